@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := -m pip --disable-pip-version-check install --quiet
+COMPAT_TRITON := 3.6.0 3.9.0
+
+.PHONY: demo test lint format test-compat clean
+demo: $(VENV)/.installed
+	$(BIN)/python -m sundog demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The tests that touch Triton's internals, against the oldest and newest Triton that we support.
+test-compat: $(COMPAT_TRITON:%=.venv-triton-%/.installed)
+	set -e; for v in $(COMPAT_TRITON); do \
+	  echo "== triton $$v"; .venv-triton-$$v/bin/python -m pytest tests -m compat; done
+
+# helion asks for no torch of its own; it is in the test set because the dataset supports it.
+$(VENV)/.installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -c constraints.txt torch==2.13.0 triton==3.7.1
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[test,lint,helion]'
+	touch $@
+
+# --no-deps: a torch that ships its own triton must not pull that one back in.
+.venv-triton-%/.installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-triton-$*
+	grep -v '^triton' constraints.txt > .venv-triton-$*/constraints.txt
+	.venv-triton-$*/bin/python $(PIP) -c .venv-triton-$*/constraints.txt torch==2.13.0 numpy greenlet typer rich networkx pandas pyarrow matplotlib pytest pytest-timeout hypothesis
+	.venv-triton-$*/bin/python $(PIP) --no-deps triton==$* -e .
+	touch $@
+
+clean:
+	rm -rf .venv .venv-triton-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""sundog: multi-GPU Triton kernels that you can prove on a laptop."""
