@@ -1,0 +1,42 @@
+"""Where ranks and memory come from. One file per backend, all with the surface of `Backend`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from ..heap import Allocation
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """One rank's view of its backend: all that `World` needs to know."""
+
+    name: str
+    rank: int
+    size: int
+    device: torch.device
+    num_sms: int
+    guard: int  # bytes left unused behind every allocation, so that overruns are seen
+    polls: int  # how often a wait in a kernel may poll
+    bases: list[int]  # address of every rank's heap, as this rank's kernels see it
+
+    def segment(self, rank: int) -> torch.Tensor:
+        """A rank's heap as bytes, if the host can reach it (ValueError if not)."""
+
+    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+        """Every member's value, in the order of `ranks`. A collective with a timeout."""
+
+    def synchronize(self) -> None:
+        """Wait until all that this rank launched has ended."""
+
+    def allocated(self, base: int, allocation: Allocation) -> None:
+        """An allocation became live; `base` is where the heap it came from starts."""
+
+    def freed(self, base: int, allocation: Allocation) -> None:
+        """An allocation was freed."""
+
+    def close(self) -> None:
+        """Give everything back. Called once."""

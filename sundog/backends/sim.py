@@ -1,0 +1,180 @@
+"""Backend `sim`: every rank a coroutine of this process, memory on the CPU, our own scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import knobs
+from ..device import context
+from ..heap import ALIGNMENT, Allocation, Heap
+from ..sim.launcher import HostMode, Installed, current_machine
+from ..sim.machine import Machine
+from ..sim.memory import Region
+from ..sim.schedule import from_token
+from ..sim.tasks import Host
+from ..world import World
+
+__all__ = ["Sim", "run"]
+
+UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or time is made to run out (`expire`)
+GUARD = ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Sim:
+    """How to simulate. `schedule` is a token such as a finding prints: random:7, pct:7:3."""
+
+    schedule: str = ""
+    num_sms: int = 0
+    expire: bool = False
+
+
+class Meeting:
+    """Where the members of a group exchange values: the last to come wakes the others."""
+
+    def __init__(self, machine: Machine, ranks: tuple[int, ...]) -> None:
+        self._machine = machine
+        self._ranks = ranks
+        self._values: dict[int, Any] = {}
+        self._waiting: list[Host] = []
+
+    def exchange(self, value: Any, what: str) -> list[Any]:
+        machine = self._machine
+        self._values[machine.host.rank] = value
+        if len(self._values) < len(self._ranks):
+            self._waiting.append(machine.host)
+            return machine.block(f"ranks {self._missing()} at a {what}")
+        everyone = [self._values[rank] for rank in self._ranks]
+        waiting, self._waiting, self._values = self._waiting, [], {}
+        for host in waiting:
+            machine.wake(host, everyone)
+        return everyone
+
+    def _missing(self) -> str:
+        return ", ".join(str(r) for r in self._ranks if r not in self._values)
+
+
+class SimBackend:
+    """One rank of a simulated world."""
+
+    name = "sim"
+    device = torch.device("cpu")
+    guard = GUARD
+    polls = UNBOUNDED
+
+    def __init__(self, shared: Shared, rank: int) -> None:
+        self.rank = rank
+        self.size = len(shared.segments)
+        self.num_sms = shared.machine.num_sms
+        self.bases = [segment.data_ptr() for segment in shared.segments]
+        self._shared = shared
+
+    def segment(self, rank: int) -> torch.Tensor:
+        return self._shared.segments[rank]
+
+    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+        machine = self._shared.machine
+        meeting = self._shared.meetings.setdefault(channel, Meeting(machine, ranks))
+        return meeting.exchange(value, what)
+
+    def synchronize(self) -> None:
+        self._shared.machine.drain(self._shared.machine.host.stream)
+
+    def allocated(self, base: int, allocation: Allocation) -> None:
+        self._shared.machine.memory.add(region_of(base, allocation, self.rank))
+
+    def freed(self, base: int, allocation: Allocation) -> None:
+        self._shared.machine.memory.remove(base + allocation.offset)
+
+    def close(self) -> None:
+        self.synchronize()
+
+
+@dataclass
+class Shared:
+    """What all ranks of one simulated world have in common."""
+
+    machine: Machine
+    segments: list[torch.Tensor]
+    meetings: dict[str, Meeting]
+
+
+def region_of(base: int, allocation: Allocation, rank: int) -> Region:
+    start = base + allocation.offset
+    name = allocation.name
+    return Region(start, start + allocation.nbytes, name, rank, allocation.itemsize, is_heap=True)
+
+
+def make_segment(nbytes: int) -> torch.Tensor:
+    """A heap that starts at an aligned address."""
+    whole = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+    skip = -whole.data_ptr() % ALIGNMENT
+    return whole[skip : skip + nbytes]
+
+
+def run(fn: Callable[[World], Any], world_size: int, heap_size: int, options: Sim) -> list[Any]:
+    """Run `fn` on every rank, interleaved, until all have returned."""
+    if current_machine() is not None:
+        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
+    token = options.schedule or f"random:{knobs.seed.get()}"
+    machine = Machine(from_token(token), options.num_sms or knobs.num_sms.get(), options.expire)
+    segments = [make_segment(heap_size) for _ in range(world_size)]
+    shared = Shared(machine, segments, {})
+    hosts = [
+        machine.add_host(rank, _host(fn, shared, rank), [HostMode(machine)])
+        for rank in range(world_size)
+    ]
+    machine.on_expire = _expire(shared)
+    with Installed(machine):
+        machine.run()
+    if machine.failure is not None:
+        raise _with_rank(machine.failure, hosts)
+    return [host.result for host in hosts]
+
+
+def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
+    def host() -> Any:
+        backend = SimBackend(shared, rank)
+        heap = Heap(shared.segments[rank].numel(), GUARD)
+        world = World(backend, tuple(range(backend.size)), "world", heap)
+        try:
+            world.barrier()
+            result = fn(world)
+            world.synchronize()
+            return result
+        finally:
+            world._closed = "the world was closed"
+
+    return host
+
+
+def _expire(shared: Shared) -> Callable[[set[int]], None]:
+    """Time runs out for these ranks: 0 in the word that bounds their waits, in every context."""
+
+    def expire(ranks: set[int]) -> None:
+        with torch._C.DisableTorchFunction():
+            for rank in ranks:
+                segment = shared.segments[rank]
+                for region in shared.machine.memory.named("ctx", rank):
+                    start = region.start - segment.data_ptr()
+                    words = segment[start : start + region.end - region.start].view(torch.int64)
+                    words[context.POLLS.value] = 0
+
+    return expire
+
+
+def _with_rank(error: BaseException, hosts: list[Host]) -> BaseException:
+    """Say which rank raised, on the exception itself: its type stays what the rank raised."""
+    rank = next((host.rank for host in hosts if host.error is error), None)
+    if rank is not None:
+        note = f"sundog: raised on rank {rank} of {len(hosts)}"
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        elif error.args and isinstance(error.args[0], str):  # Python 3.10
+            error.args = (f"{error.args[0]} [{note}]", *error.args[1:])
+    return error
+

@@ -1,0 +1,4 @@
+"""Device primitives, to be called inside `@triton.jit` kernels. Plain `tl`, nothing else.
+
+    from sundog.device import memory, signal
+"""

@@ -1,0 +1,107 @@
+"""A peer's memory, with the arguments always in one order: where, what, which peer, context.
+
+`ptr` is a pointer into this rank's own heap, a scalar or a tile; `peer` names the rank whose copy
+is meant. The context holds the distance from this heap to each peer's, so an access needs one
+(cached) word and the local base is never read. Distances are multiples of 256 bytes, which the
+compiler is told: a 16-byte access stays one. In a loop, translate the scalar base once and index
+from it; that is the fastest form.
+
+None of these orders anything. See `signal` for what does.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .context import DELTAS
+
+__all__ = [
+    "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
+    "atomic_xchg", "atomic_xor", "copy", "get", "load", "put", "store", "translate",
+]  # fmt: skip
+
+
+@triton.jit
+def translate(ptr, peer, ctx):
+    """The pointer, or tile of pointers, to the same place in the peer's heap."""
+    delta = tl.multiple_of(tl.load(ctx + DELTAS + peer), 256)
+    return (ptr.to(tl.pointer_type(tl.int8), bitcast=True) + delta).to(ptr.dtype, bitcast=True)
+
+
+@triton.jit
+def load(ptr, peer, ctx, mask=None, other=None):
+    """The peer's values at `ptr`."""
+    return tl.load(translate(ptr, peer, ctx), mask=mask, other=other)
+
+
+@triton.jit
+def store(ptr, value, peer, ctx, mask=None):
+    """Write `value` at the peer's `ptr`."""
+    tl.store(translate(ptr, peer, ctx), value, mask=mask)
+
+
+@triton.jit
+def get(dst, src, peer, ctx, mask=None):
+    """Copy the peer's `src` to the own `dst`."""
+    tl.store(dst, load(src, peer, ctx, mask=mask), mask=mask)
+
+
+@triton.jit
+def put(dst, src, peer, ctx, mask=None):
+    """Copy the own `src` to the peer's `dst`."""
+    store(dst, tl.load(src, mask=mask), peer, ctx, mask=mask)
+
+
+@triton.jit
+def copy(dst, src, dst_peer, src_peer, ctx, mask=None):
+    """Copy one peer's `src` to another peer's `dst`, through this program."""
+    store(dst, load(src, src_peer, ctx, mask=mask), dst_peer, ctx, mask=mask)
+
+
+@triton.jit
+def atomic_add(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+    """Add at the peer, system scope; the old value."""
+    return tl.atomic_add(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
+
+
+@triton.jit
+def atomic_and(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+    """Bitwise and at the peer, system scope; the old value."""
+    return tl.atomic_and(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
+
+
+@triton.jit
+def atomic_or(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+    """Bitwise or at the peer, system scope; the old value."""
+    return tl.atomic_or(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
+
+
+@triton.jit
+def atomic_xor(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+    """Bitwise exclusive or at the peer, system scope; the old value."""
+    return tl.atomic_xor(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
+
+
+@triton.jit
+def atomic_min(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+    """Minimum at the peer, system scope; the old value."""
+    return tl.atomic_min(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
+
+
+@triton.jit
+def atomic_max(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+    """Maximum at the peer, system scope; the old value."""
+    return tl.atomic_max(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
+
+
+@triton.jit
+def atomic_xchg(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+    """Exchange at the peer, system scope; the old value."""
+    return tl.atomic_xchg(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
+
+
+@triton.jit
+def atomic_cas(ptr, expected, value, peer, ctx, sem: tl.constexpr = "acq_rel"):
+    """Compare with `expected` and exchange at the peer, system scope; the old value."""
+    return tl.atomic_cas(translate(ptr, peer, ctx), expected, value, sem=sem, scope="sys")

@@ -1,0 +1,76 @@
+"""Every exception that sundog raises on purpose. Each message has the numbers and the next step.
+
+Wrong arguments are `ValueError`s; what goes wrong at run time is a `SundogError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class SundogError(RuntimeError):
+    """Something went wrong while a world was running."""
+
+
+class NotSymmetric(ValueError):
+    """A tensor that is not a live allocation of this world's heap."""
+
+
+class RankMismatch(SundogError):
+    """Ranks that must agree passed different things."""
+
+
+class HeapDivergence(RankMismatch):
+    """Ranks made different sequences of heap calls, so equal offsets mean different tensors."""
+
+
+class OutOfHeap(SundogError, MemoryError):
+    """The heap has no free block of the size that was asked for."""
+
+
+class WorldClosed(SundogError):
+    """The world was closed, or lost a rank, and can't be used any more."""
+
+
+class PeerLost(SundogError):
+    """Another rank died, or did not arrive within the timeout."""
+
+
+class Deadlock(SundogError):
+    """Nothing can run and not everything has finished. `waits` has one entry per waiting program."""
+
+    def __init__(self, message: str, waits: list[object]) -> None:
+        super().__init__(message)
+        self.waits = waits
+
+
+class BadAccess(SundogError):
+    """A kernel touched memory that is not in a live allocation."""
+
+
+class KernelError(SundogError):
+    """A kernel raised while it was simulated."""
+
+
+class CannotInterpret(KernelError):
+    """A kernel uses something that only a GPU can run (inline assembly, an extern function)."""
+
+
+@dataclass(frozen=True)
+class WaitRecord:
+    """What a kernel leaves behind when a bounded wait runs out."""
+
+    rank: int
+    program: int
+    flag: str  # allocation name and index
+    expected: int
+    seen: int
+    peer: int  # the rank that owes the signal
+
+
+class WaitTimeout(SundogError):
+    """A wait inside a kernel ran out; `record` says which one and who owes the signal."""
+
+    def __init__(self, message: str, record: WaitRecord) -> None:
+        super().__init__(message)
+        self.record = record

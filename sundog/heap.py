@@ -1,0 +1,179 @@
+"""The symmetric allocator: a pure function of the sequence of calls.
+
+Ranks that make the same calls get the same offsets, so allocating needs no communication. Two-level
+segregated fit (TLSF, as in real-time allocators): free blocks are kept in classes of nearly equal
+size, a bitmap finds the first class that fits, neighbours are merged at once. Every step is O(1);
+only a request that fits no whole class looks through the one class that it belongs to.
+
+A block is found again by its offset, never by a garbage collector, whose order differs between
+ranks. The log of calls since the last agreement lets a barrier name the first one that differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass, field
+
+from .errors import OutOfHeap
+
+__all__ = ["ALIGNMENT", "Allocation", "Call", "Heap", "caller"]
+
+ALIGNMENT = 256
+_SUBCLASSES = 16  # size classes per power of two: at most 1/16 of a block is wasted by the search
+
+
+@dataclass(frozen=True)
+class Call:
+    """One heap call, as the ranks compare them."""
+
+    verb: str  # "alloc" or "free"
+    nbytes: int
+    name: str
+    site: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} of {self.nbytes} bytes ({self.name}) at {self.site}"
+
+
+@dataclass
+class Allocation:
+    offset: int
+    nbytes: int  # as asked for
+    size: int  # as taken, with alignment and guard
+    name: str
+    site: str
+    itemsize: int = 1
+
+
+@dataclass
+class Heap:
+    """Offsets in [0, capacity). `guard` bytes stay unused behind every allocation."""
+
+    capacity: int
+    guard: int = 0
+    live: dict[int, Allocation] = field(default_factory=dict)
+    log: list[Call] = field(default_factory=list)
+    num_calls: int = 0
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        self.capacity -= self.capacity % ALIGNMENT
+        self._by_start: dict[int, int] = {}  # free blocks: start -> size
+        self._by_end: dict[int, int] = {}  # and end -> start
+        self._classes: dict[int, dict[int, None]] = {}  # class -> starts, the latest last
+        self._bitmap = 0  # bit c is set where class c has a block
+        self._give(0, self.capacity)
+
+    def alloc(self, nbytes: int, name: str = "", itemsize: int = 1) -> Allocation:
+        site = caller()
+        self._record(Call("alloc", nbytes, name, site))
+        size = _round_up(max(nbytes, 1) + self.guard)
+        start = self._find(size)
+        if start is None:
+            raise OutOfHeap(self._out_of_heap(nbytes, name, site))
+        whole = self._take(start)
+        if whole > size:
+            self._give(start + size, whole - size)
+        block = Allocation(start, nbytes, size, name or f"unnamed@{site}", site, itemsize)
+        self.live[start] = block
+        return block
+
+    def free(self, offset: int) -> Allocation:
+        block = self.live.pop(offset)
+        self._record(Call("free", block.nbytes, block.name, caller()))
+        self._give(block.offset, block.size)
+        return block
+
+    def agree(self) -> None:
+        """All ranks made the calls of the log: nothing before this point needs comparing again."""
+        self.log.clear()
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(self._by_start.values())
+
+    @property
+    def largest_free(self) -> int:
+        return max(self._by_start.values(), default=0)
+
+    def _record(self, call: Call) -> None:
+        self.num_calls += 1
+        self.log.append(call)
+        text = f"{self.digest}|{call.verb}|{call.nbytes}|{call.name}"
+        self.digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def _find(self, size: int) -> int | None:
+        # A class above the request's own holds only blocks that fit.
+        fitting = self._bitmap >> (_class_of(size) + 1)
+        if fitting:
+            lowest = (fitting & -fitting).bit_length() - 1
+            return next(reversed(self._classes[_class_of(size) + 1 + lowest]))
+        own = self._classes.get(_class_of(size), {})
+        return next((start for start in own if self._by_start[start] >= size), None)
+
+    def _take(self, start: int) -> int:
+        size = self._by_start.pop(start)
+        del self._by_end[start + size]
+        starts = self._classes[_class_of(size)]
+        del starts[start]
+        if not starts:
+            self._bitmap &= ~(1 << _class_of(size))
+        return size
+
+    def _give(self, start: int, size: int) -> None:
+        if size == 0:
+            return
+        if start + size in self._by_start:
+            size += self._take(start + size)
+        if start in self._by_end:
+            before = self._by_end[start]
+            size += self._take(before)
+            start = before
+        self._by_start[start] = size
+        self._by_end[start + size] = start
+        self._classes.setdefault(_class_of(size), {})[start] = None
+        self._bitmap |= 1 << _class_of(size)
+
+    def _out_of_heap(self, nbytes: int, name: str, site: str) -> str:
+        biggest = sorted(self.live.values(), key=lambda a: (-a.nbytes, a.offset))[:5]
+        lines = [f"  {a.nbytes:>14,} bytes  {a.name}  allocated at {a.site}" for a in biggest]
+        return (
+            f"heap is out of memory: {nbytes:,} bytes asked for ({name or 'unnamed'}, {site}), "
+            f"{self.free_bytes:,} of {self.capacity:,} free, largest free block "
+            f"{self.largest_free:,}.\nlargest live allocations:\n"
+            + "\n".join(lines or ["  none"])
+            + "\nFree what is no longer used (world.free, world.scope), or open the world with a "
+            "larger heap_size (or SUNDOG_HEAP_SIZE)."
+        )
+
+
+def _round_up(nbytes: int) -> int:
+    return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def _class_of(size: int) -> int:
+    """The class of a block: power of two, then which 1/16 of it. Grows with the size."""
+    units = size // ALIGNMENT
+    power = units.bit_length() - 1
+    if power < 4:
+        return units
+    return power * _SUBCLASSES + ((units >> (power - 4)) & (_SUBCLASSES - 1))
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def caller() -> str:
+    """file:line of the nearest frame outside sundog, the file relative to the working directory."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{relative(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def relative(path: str) -> str:
+    """A path as a person in the working directory would write it; only a name if it is far away."""
+    near = os.path.relpath(path)
+    return os.path.basename(path) if near.startswith("..") else near

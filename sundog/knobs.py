@@ -1,0 +1,59 @@
+"""Every environment variable that sundog reads, typed, with its default. README lists this table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+__all__ = ["KNOBS", "Knob", "backend", "heap_size", "num_sms", "seed", "timeout"]
+
+
+@dataclass(frozen=True)
+class Knob(Generic[T]):
+    """One variable. Read when it is used, so a test may set it with monkeypatch."""
+
+    name: str
+    default: T
+    parse: Callable[[str], T]
+    meaning: str
+
+    def get(self) -> T:
+        text = os.environ.get(self.name)
+        if text is None or text == "":
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r}: {error}. {self.meaning}.") from None
+
+
+def parse_bytes(text: str) -> int:
+    """'512', '64K', '1G': a size in bytes."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit():
+        raise ValueError("expected a whole number of bytes, or one with K, M, G or T behind it")
+    return int(digits) * unit
+
+
+def _parse_backend(text: str) -> str:
+    names = ("sim", "shm", "virtual", "symm")
+    if text not in names:
+        raise ValueError(f"expected one of {', '.join(names)}")
+    return text
+
+
+backend = Knob("SUNDOG_BACKEND", "", _parse_backend, "Backend of `run` and `init` if none is named")
+heap_size = Knob(
+    "SUNDOG_HEAP_SIZE", 0, parse_bytes, "Symmetric heap per rank; 0 means 64M on a CPU, 4G on a GPU"
+)
+timeout = Knob("SUNDOG_TIMEOUT", 60.0, float, "Seconds until a wait, in a kernel or not, gives up")
+seed = Knob("SUNDOG_SEED", 0, int, "Seed of the simulator's schedule")
+num_sms = Knob("SUNDOG_SIM_SMS", 16, int, "SMs of the simulated GPU: programs resident per rank")
+
+KNOBS: tuple[Knob, ...] = (backend, heap_size, timeout, seed, num_sms)

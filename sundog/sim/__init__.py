@@ -1,0 +1,1 @@
+"""The CPU machine: runs unmodified `@triton.jit` kernels, all programs of all ranks interleaved."""

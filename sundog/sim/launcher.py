@@ -1,0 +1,156 @@
+"""`kernel[grid](...)` on the simulator: the launch path, and what hosts do between launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from triton.backends.amd.compiler import HIPOptions
+from triton.backends.nvidia.compiler import CUDAOptions
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..heap import caller
+from .interpreter import convert_argument, twin
+from .machine import Machine
+from .tasks import Host, Launch
+
+__all__ = ["HostMode", "Installed", "current_machine"]
+
+_OPTIONS = {field.name for kind in (CUDAOptions, HIPOptions) for field in dataclasses.fields(kind)}
+
+# Of what a host does with tensors, these only look at shapes and addresses, not at memory.
+_METADATA = {
+    "__get__", "data_ptr", "untyped_storage", "storage_offset", "size", "stride", "dim", "numel",
+    "element_size", "is_contiguous", "is_floating_point", "is_complex", "nelement", "ndimension",
+    "__len__", "view", "view_as", "as_strided", "detach", "expand", "narrow", "permute",
+    "transpose", "t", "select", "unsqueeze", "squeeze", "is_pinned", "storage_type", "__hash__",
+}  # fmt: skip
+
+
+class HostMode(TorchFunctionMode):
+    """Torch operations of a rank's host happen in stream order: behind what it launched."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _METADATA:
+            return func(*args, **(kwargs or {}))
+        machine = self.machine
+        if isinstance(machine.current, Host):
+            machine.drain(machine.current.stream)
+        result = func(*args, **(kwargs or {}))
+        machine.host_wrote()
+        return result
+
+
+class Installed:
+    """While it is entered, launches from the machine's hosts are simulated. Re-entrant by stack."""
+
+    _stack: list[Machine] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def __enter__(self) -> None:
+        if not Installed._stack:
+            Installed._original = JITFunction.run
+            JITFunction.run = _run
+        Installed._stack.append(self.machine)
+
+    def __exit__(self, *exc: object) -> None:
+        Installed._stack.remove(self.machine)
+        if not Installed._stack:
+            JITFunction.run = Installed._original
+
+
+def current_machine() -> Machine | None:
+    """The machine whose host is running, if any."""
+    return Installed._stack[-1] if Installed._stack else None
+
+
+def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    machine = current_machine()
+    assert machine is not None
+    if warmup:
+        return  # nothing to compile here
+    machine.launch(_prepare(machine, kernel, args, kwargs, grid), machine.host.stream)
+
+
+def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid: Any) -> Launch:
+    bound = _bind(kernel, args, kwargs)
+    for hook in kernel.pre_run_hooks:
+        hook(*args, **kwargs)
+    shape = grid({**kwargs, **bound}) if callable(grid) else grid
+    shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    if not 1 <= len(shape) <= 3 or min(shape) < 0:
+        raise ValueError(f"grid {shape} of {kernel.__name__}: expected one to three sizes, >= 0")
+    constants = {p.name for p in kernel.params if p.is_constexpr}
+    rank = machine.host.rank
+    held = [machine.memory.hold(t, name, rank) for name, t in _tensors(kernel.__name__, bound)]
+
+    def convert(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: _plain(v) if name in constants else convert_argument(v)
+            for name, v in arguments.items()
+        }
+
+    return Launch(
+        kernel.__name__,
+        twin(kernel),
+        bound,
+        convert,
+        (shape + (1, 1))[:3],
+        rank,
+        [start for start in held if start is not None],
+        caller(),
+    )
+
+
+def _bind(kernel: JITFunction, args: Any, kwargs: Any) -> dict[str, Any]:
+    names = kernel.arg_names
+    unknown = [k for k in kwargs if k not in names and k not in _OPTIONS]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], [*names, *_OPTIONS], n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"kernel {kernel.__name__} has no argument {unknown[0]!r}.{hint}")
+    own = {k: v for k, v in kwargs.items() if k in names}
+    try:
+        return inspect.getcallargs(kernel.fn, *args, **own)
+    except TypeError as error:
+        raise ValueError(f"launch of {kernel.__name__}: {error}") from None
+
+
+def _tensors(kernel: str, bound: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    found = []
+    for name, value in bound.items():
+        values = value if isinstance(value, tuple) else (value,)
+        for each in values:
+            each = each.base if isinstance(each, TensorDescriptor) else each
+            each = getattr(each, "base", each)  # triton's TensorWrapper
+            if isinstance(each, torch.Tensor):
+                _check_device(kernel, name, each)
+                found.append((name, each))
+    return found
+
+
+def _check_device(kernel: str, name: str, tensor: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"argument {name} of {kernel} is on {tensor.device}, but the simulator runs on "
+                "the CPU: launch it on a world of a GPU backend, or make the tensor on the CPU"
+            )
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value) if type(value).__name__ == "constexpr" else value

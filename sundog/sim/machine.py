@@ -1,0 +1,390 @@
+"""The machine: hosts and programs of many ranks as coroutines, one of them running at a time.
+
+A third coroutine, the hub, decides who goes on. A program gives way before every atomic and
+volatile load, since only there can it learn of other programs; a host where it launches, waits, or
+touches a tensor while its stream has work (the operation belongs behind that work).
+
+A program that polls memory which does not change is parked until somebody writes it. When nothing
+can run, parked programs get some more turns; then it is a deadlock or, with `expire`, the bounded
+waits run out.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import greenlet
+import numpy as np
+
+from ..errors import CannotInterpret, Deadlock, KernelError, SundogError
+from ..heap import relative
+from . import report
+from .interpreter import language
+from .memory import Memory
+from .schedule import Schedule
+from .tasks import Host, Launch, Poll, Program, Stream, Task
+from .torch_state import TorchState
+from .watch import Watch, differs, kernel_frames, read, site_of, stack_of
+
+__all__ = ["Machine"]
+
+_POLLS_BEFORE_PARKING = 2
+_LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
+_POLLS_KEPT = 32
+_LAST_TURNS = 48
+_EXPIRY_POLLS = 300  # a bounded wait looks at its bound only now and then
+
+
+class Machine:
+    """One process's share of a world: all ranks on `sim`, one rank on `shm`."""
+
+    def __init__(self, schedule: Schedule, num_sms: int, expire: bool) -> None:
+        self.schedule = schedule
+        self.num_sms = num_sms
+        self.expire = expire
+        self.memory = Memory()
+        self.watch = Watch()
+        self.hosts: list[Host] = []
+        self.streams: list[Stream] = []
+        self.resident: dict[int, int] = {}
+        self.ready: list[Task] = []
+        self.current: Task | None = None
+        self.failure: BaseException | None = None
+        self.on_idle: Callable[[], bool] | None = None  # shm: look outside this process
+        self.on_expire: Callable[[set[int]], None] = lambda ranks: None
+        self._hub = greenlet.greenlet(self._loop)
+        self._chosen: Task | None = None
+        self._active: Host | None = None  # whose torch state is in force
+        self._turns = 0
+        self._expiries = 0
+
+    # hosts
+
+    def add_host(self, rank: int, function: Callable[[], Any], modes: list[Any]) -> Host:
+        stream, state = Stream(rank), TorchState(modes)
+        host = Host(rank, greenlet.greenlet(None, self._hub), stream, state)
+        host.coroutine.run = lambda: self._run_host(host, function)
+        self.ready.append(host)
+        return self._add(host)
+
+    def attach_host(self, rank: int) -> Host:
+        """The code that is running now becomes the rank's host, until the world is closed."""
+        host = Host(rank, greenlet.getcurrent(), Stream(rank), TorchState([]), attached=True)
+        self.current = self._active = host
+        return self._add(host)
+
+    def _add(self, host: Host) -> Host:
+        self.hosts.append(host)
+        self.streams.append(host.stream)
+        self.resident[host.rank] = 0
+        return host
+
+    def _run_host(self, host: Host, function: Callable[[], Any]) -> None:
+        try:
+            host.result = function()
+        except greenlet.GreenletExit:
+            pass
+        except BaseException as error:
+            host.error = error
+            self.failure = self.failure or error
+        host.done = True
+        self._turns = 0
+
+    def run(self) -> None:
+        """Until every host and every program has ended, or one of them failed (`failure`)."""
+        outside = TorchState([])
+        outside.leave()
+        try:
+            self._hub.switch()
+        finally:
+            outside.enter()
+
+    @property
+    def host(self) -> Host:
+        assert isinstance(self.current, Host), "only a host can do this"
+        return self.current
+
+    @property
+    def program(self) -> Program:
+        assert isinstance(self.current, Program)
+        return self.current
+
+    def pause(self) -> None:
+        """The host lets others run and stays runnable."""
+        self.ready.append(self.host)
+        self._to_hub()
+
+    def block(self, waits_for: str) -> Any:
+        """The host stops until `wake`, whose mail it gets; the text is for a deadlock report."""
+        host = self.host
+        host.waits_for = waits_for
+        self._to_hub()
+        host.waits_for = ""
+        return host.mail
+
+    def wake(self, host: Host, mail: Any = None) -> None:
+        host.mail = mail
+        self.ready.append(host)
+        self._turns = self._expiries = 0
+
+    def _to_hub(self) -> None:
+        host = self.host
+        if self.failure is not None and not host.attached:
+            raise greenlet.GreenletExit  # the run is ending; do not start anything new
+        self._hub.switch()
+        if host.attached and self.failure is not None:
+            raise self.failure
+
+    # launches
+
+    def launch(self, launch: Launch, stream: Stream) -> None:
+        stream.queue.append(launch)
+        self._dispatch(launch.rank)
+        self.pause()
+
+    def drain(self, stream: Stream) -> None:
+        """The host goes on when all that was launched on the stream has ended."""
+        while stream.queue:
+            stream.waiters.append(self.host)
+            names = ", ".join(launch.name for launch in stream.queue)
+            self.block(f"its kernels to end ({names})")
+
+    def _dispatch(self, rank: int) -> None:
+        for stream in self.streams:
+            if stream.rank != rank:
+                continue
+            while stream.queue and self._start_programs(stream.queue[0]):
+                stream.queue.popleft()
+            if not stream.queue:
+                waiters, stream.waiters = stream.waiters, []
+                for host in waiters:
+                    self.wake(host)
+
+    def _start_programs(self, launch: Launch) -> bool:
+        """Fill the free SMs; True once the whole launch has ended."""
+        while launch.next < launch.total and self.resident[launch.rank] < self.num_sms:
+            program = Program(launch, launch.next, launch.index(launch.next))
+            program.coroutine = greenlet.greenlet(self._run_program, self._hub)
+            launch.next += 1
+            launch.running += 1
+            self.resident[launch.rank] += 1
+            self.ready.append(program)
+        ended = launch.next == launch.total and launch.running == 0
+        if ended:
+            self.memory.drop(launch.held)
+        return ended
+
+    def _run_program(self, program: Program) -> None:
+        launch = program.launch
+        try:
+            if launch.converted is None:
+                launch.converted = launch.convert(launch.arguments)
+            launch.function(**launch.converted)
+        except greenlet.GreenletExit:
+            pass
+        except BaseException as error:
+            self.failure = self.failure or _as_kernel_error(program, error)
+
+    def _program_ended(self, program: Program) -> None:
+        program.launch.running -= 1
+        self.resident[program.rank] -= 1
+        self._turns = self._expiries = 0
+        self._dispatch(program.rank)
+
+    # the hub
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                language().builder.machine = self
+                while self.failure is None and (self.ready or self._idle()):
+                    if self.ready:
+                        self._go_on(self._next())
+                language().restore()
+                self._end()
+                attached = next((h for h in self.hosts if h.attached), None)
+                if attached is None:
+                    return
+                attached.coroutine.switch()
+        finally:
+            language().restore()
+
+    def _next(self) -> Task:
+        if self._chosen is not None:
+            task, self._chosen = self._chosen, None
+            return task
+        return self._take(self.schedule.choose(self.ready))
+
+    def _take(self, place: int) -> Task:
+        task = self.ready[place]
+        self.ready[place] = self.ready[-1]
+        self.ready.pop()
+        return task
+
+    def _go_on(self, task: Task) -> None:
+        self.current = task
+        if isinstance(task, Program):
+            language().patch()
+            task.coroutine.switch(*(() if task.coroutine else (task,)))
+            if task.coroutine.dead:
+                self._program_ended(task)
+            return
+        language().restore()
+        self._make_active(task)
+        task.coroutine.switch()
+
+    def _make_active(self, host: Host) -> None:
+        if host is not self._active:
+            if self._active is not None:
+                self._active.state.leave()
+            host.state.enter()
+            self._active = host
+
+    def _idle(self) -> bool:
+        """Nothing is runnable. False if that is how it stays."""
+        if self.on_idle is not None and self.on_idle():
+            return True
+        if all(host.done for host in self.hosts) and not any(s.queue for s in self.streams):
+            return False
+        parked = self.watch.parked()
+        if parked and self._turns < _LAST_TURNS:
+            self._turns += 1
+            self._resume(parked, _POLLS_BEFORE_PARKING)
+        elif parked and self.expire and self._expiries == 0:
+            self.run_out(parked)
+        elif self.on_idle is None:
+            self.failure = Deadlock(*report.deadlock(self))
+        return self.failure is None
+
+    def run_out(self, programs: list[Program]) -> None:
+        """Time has passed: bounded waits of these programs end without what they waited for."""
+        self._turns, self._expiries = 0, 1
+        self.on_expire({program.rank for program in programs})
+        for program in programs:
+            program.expired = True
+        self._resume(programs, _EXPIRY_POLLS)
+
+    def _resume(self, programs: Iterable[Program], patience: int) -> None:
+        for program in programs:
+            self.watch.remove(program)
+            program.patience = patience
+            self.ready.append(program)
+
+    def _end(self) -> None:
+        """End what still runs, so that `finally` blocks and context managers are honoured."""
+        for program in [*self.watch.parked(), *self.ready]:
+            if isinstance(program, Program) and program.coroutine:
+                program.coroutine.throw(greenlet.GreenletExit)
+        for host in self.hosts:
+            if not host.attached and host.coroutine:
+                self._make_active(host)
+                self.current = host
+                host.coroutine.throw(greenlet.GreenletExit)
+        if self._active is not None and not self._active.attached:
+            self._active.state.leave()
+            self._active = None
+
+    # what the builder calls, in the coroutine of the running program
+
+    def before_load(self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool) -> None:
+        if volatile:
+            self._give_way()
+        self.memory.check(addresses, size, "load")
+        if volatile or addresses.size == 1:
+            limit = _POLLS_BEFORE_PARKING if volatile else _LOADS_BEFORE_PARKING
+            key = self._poll_key(addresses, ("LOAD", b""))
+            self._park_if_stuck(key, limit)
+            self._found(key, addresses, size, read(addresses, size))
+
+    def before_store(self, addresses: np.ndarray, size: int, proxy: bool) -> None:
+        self.memory.check(addresses, size, "store")
+
+    def after_store(self, addresses: np.ndarray, size: int) -> None:
+        self._wrote(addresses, size)
+
+    def atomic(
+        self,
+        execute: Callable[[], np.ndarray],
+        addresses: np.ndarray,
+        size: int,
+        operands: tuple[str, bytes],
+        sem: str,
+        scope: str,
+    ) -> np.ndarray:
+        self._give_way()
+        self.memory.check(addresses, size, "atomic")
+        key = self._poll_key(addresses, operands)
+        self._park_if_stuck(key, _POLLS_BEFORE_PARKING)
+        before = read(addresses, size)
+        old = execute()
+        if read(addresses, size) == before:
+            self._found(key, addresses, size, before)
+        else:
+            self._wrote(addresses, size)
+        return old
+
+    def cta_barrier(self) -> None:
+        """A program runs as one here: only a checker has something to learn from its barriers."""
+
+    def _give_way(self) -> None:
+        if self.ready:
+            program = self.program
+            self.ready.append(program)
+            task = self._take(self.schedule.choose(self.ready))
+            if task is not program:
+                self._chosen = task
+                self._hub.switch()
+
+    def _poll_key(self, addresses: np.ndarray, operands: tuple[str, bytes]) -> tuple:
+        return (site_of(kernel_frames()), addresses.tobytes(), operands)
+
+    def _park_if_stuck(self, key: tuple, limit: int) -> None:
+        program = self.program
+        poll = program.polls.get(key)
+        if poll is None or poll.count < limit:
+            return
+        if program.patience > 0:
+            program.patience -= 1
+        elif any(differs(each) for each in program.polls.values()):
+            program.polls.clear()
+        else:
+            self.watch.park(program)
+            self._hub.switch()
+
+    def _found(self, key: tuple, addresses: np.ndarray, size: int, seen: bytes) -> None:
+        program = self.program
+        program.awaits_comparison = True
+        poll = program.polls.get(key)
+        if poll is not None and poll.seen == seen:
+            poll.count += 1
+            return
+        if len(program.polls) == _POLLS_KEPT:
+            program.polls.clear()
+        program.polls[key] = Poll(addresses, size, seen, stack_of(kernel_frames()))
+
+    def _wrote(self, addresses: np.ndarray, size: int) -> None:
+        self.program.polls.clear()
+        self._turns = 0
+        if len(self.watch):
+            self.ready.extend(self.watch.changed(addresses, size))
+
+    def host_wrote(self) -> None:
+        """A host, or another process, may have written anything that is being waited for."""
+        if len(self.watch):
+            self.ready.extend(self.watch.changed_anywhere())
+
+
+def _as_kernel_error(program: Program, error: BaseException) -> BaseException:
+    if not isinstance(error, Exception):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.name == program.launch.function.__name__] or frames[-1:]
+    at = f"{relative(own[-1].filename)}:{own[-1].lineno}"
+    text = str(error) if isinstance(error, SundogError) else f"{type(error).__name__}: {error}"
+    kind = type(error) if isinstance(error, SundogError) else KernelError
+    assert kind is not CannotInterpret or text
+    named = kind(f"{program} at {at}: {text}")
+    named.__cause__ = error
+    return named

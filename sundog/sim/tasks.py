@@ -1,0 +1,105 @@
+"""What runs on the machine: hosts (a rank's Python function) and programs (a kernel's CTAs)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import greenlet
+import numpy as np
+
+from .torch_state import TorchState
+
+__all__ = ["Host", "Launch", "Poll", "Program", "Stream", "Task"]
+
+
+@dataclass(eq=False)
+class Launch:
+    """A kernel on a stream. Its programs become resident in order, as many as the GPU holds."""
+
+    name: str
+    function: Callable
+    arguments: dict[str, Any]
+    convert: Callable[[dict[str, Any]], dict[str, Any]]  # done once, when the first program runs
+    grid: tuple[int, int, int]
+    rank: int
+    held: list[int]  # ordinary tensors that it may touch
+    site: str
+    next: int = 0
+    running: int = 0
+    converted: dict[str, Any] | None = None
+
+    @property
+    def total(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    def index(self, number: int) -> tuple[int, int, int]:
+        x, rest = number % self.grid[0], number // self.grid[0]
+        return x, rest % self.grid[1], rest // self.grid[1]
+
+    def __str__(self) -> str:
+        return f"{self.name}{list(self.grid)} launched at {self.site}"
+
+
+@dataclass(eq=False)
+class Stream:
+    """Launches of one rank, one after the other."""
+
+    rank: int
+    queue: deque[Launch] = field(default_factory=deque)
+    waiters: list[Host] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Host:
+    rank: int
+    coroutine: greenlet.greenlet
+    stream: Stream
+    state: TorchState
+    attached: bool = False  # the code that called `init`, not a coroutine of ours
+    waits_for: str = ""
+    mail: Any = None  # what woke it
+    done: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(eq=False)
+class Poll:
+    """A read that found the same thing `count` times in a row."""
+
+    addresses: np.ndarray
+    size: int
+    seen: bytes
+    stack: list[tuple[str, int, str]]  # file, line, function; innermost first
+    count: int = 1
+
+
+@dataclass(eq=False)
+class Program:
+    launch: Launch
+    number: int
+    index: tuple[int, int, int]
+    coroutine: Any = None
+    polls: dict[tuple, Poll] = field(default_factory=dict)  # since it last changed anything
+    comparison: tuple[str, np.ndarray] | None = None  # what the latest poll was compared with
+    awaits_comparison: bool = False
+    patience: int = 0  # polls that it may make before it is parked again
+    expired: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.launch.rank
+
+    def compared_with(self, sign: str, other: np.ndarray) -> None:
+        if self.awaits_comparison:
+            self.comparison = (sign, other)
+            self.awaits_comparison = False
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} program {self.index} of {self.launch.name}"
+
+
+Task = Host | Program

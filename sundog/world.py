@@ -1,0 +1,321 @@
+"""World: the ranks, seen from one of them. Memory, barrier, groups; the same on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .backends import Backend
+from .device import context
+from .errors import HeapDivergence, NotSymmetric, RankMismatch, WaitRecord, WaitTimeout, WorldClosed
+from .heap import Allocation, Heap
+from .sim.memory import poison_tensor
+
+__all__ = ["World"]
+
+Shape = int | Sequence[int]
+
+
+class World:
+    """What a rank's function gets. Allocation is local, a barrier is where ranks agree."""
+
+    def __init__(
+        self, backend: Backend, ranks: tuple[int, ...], channel: str, heap: Heap, origin: int = 0
+    ) -> None:
+        self.rank = ranks.index(backend.rank)
+        self.size = len(ranks)
+        self.device = backend.device
+        self.num_sms = backend.num_sms
+        self.backend = backend.name
+        self._backend = backend
+        self._ranks = ranks
+        self._channel = channel
+        self._heap = heap
+        self._origin = origin
+        self._closed = ""
+        self._num_groups = 0
+        self._scopes: list[list[int]] = []
+        self._signals: dict[int, torch.Tensor] = {}
+        self._expired = False
+        self.ctx = self._make_context()
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, backend={self.backend!r})"
+
+    # tensors on the heap
+
+    def empty(
+        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
+        """A symmetric tensor: the same offset on every rank that makes the same calls. No waiting.
+
+        Peers may touch it after a barrier. What it holds is poison on the simulator.
+        """
+        self._check_open()
+        sizes = _sizes(shape)
+        count = torch.Size(sizes).numel()
+        block = self._heap.alloc(count * dtype.itemsize, name, dtype.itemsize)
+        if self._scopes:
+            self._scopes[-1].append(block.offset)
+        self._backend.allocated(self._base(self._backend.rank), block)
+        tensor = self._view(self._backend.rank, block.offset, sizes, dtype)
+        if self._heap.guard:
+            poison_tensor(tensor)
+        return tensor
+
+    def zeros(self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = "") -> torch.Tensor:
+        return self.empty(shape, dtype, name).zero_()
+
+    def full(
+        self, shape: Shape, value: float, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
+        return self.empty(shape, dtype, name).fill_(value)
+
+    def randn(self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = "") -> torch.Tensor:
+        return self.empty(shape, dtype, name).normal_()
+
+    def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
+        return self.empty(other.shape, other.dtype, name)
+
+    def zeros_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
+        return self.zeros(other.shape, other.dtype, name)
+
+    def signals(self, shape: Shape, name: str) -> torch.Tensor:
+        """Flags and epochs: zeroed int64, and set back to zero if the world must recover."""
+        tensor = self.zeros(shape, torch.int64, name)
+        self._signals[tensor.data_ptr()] = tensor
+        return tensor
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
+        self._check_open()
+        block = self._block_of(tensor)
+        if tensor.data_ptr() != self._base(self._backend.rank) + block.offset:
+            raise NotSymmetric(
+                f"free: this tensor is a part of {block.name}, {tensor.data_ptr() - self._base(self._backend.rank) - block.offset} "
+                "bytes into it. Free the tensor that the world returned."
+            )
+        self._free(block.offset)
+
+    def _free(self, offset: int) -> None:
+        base = self._base(self._backend.rank)
+        self._signals.pop(base + offset, None)
+        self._backend.freed(base, self._heap.free(offset))
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is allocated inside is freed at the end, the latest first."""
+        self._scopes.append([])
+        try:
+            yield
+        finally:
+            for offset in reversed(self._scopes.pop()):
+                if offset in self._heap.live:
+                    self._free(offset)
+
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        return self._find(tensor) is not None
+
+    def as_symmetric(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        """The tensor itself if it is on the heap, else a copy of it that is."""
+        if self.is_symmetric(tensor):
+            return tensor
+        return self.empty(tensor.shape, tensor.dtype, name).copy_(tensor)
+
+    def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """A view of the peer's copy, where the host can reach its memory. Orders nothing."""
+        block = self._block_of(tensor)
+        self._check_rank(rank)
+        other = self._ranks[rank]
+        offset = tensor.data_ptr() - self._base(self._backend.rank)
+        assert block.offset <= offset
+        nbytes = self._backend.segment(other)[self._origin + offset :]
+        typed = nbytes[: nbytes.numel() // tensor.dtype.itemsize * tensor.dtype.itemsize]
+        return typed.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+
+    # ranks together
+
+    def barrier(self) -> None:
+        """All ranks: wait for what this rank launched, then for the others. On the host.
+
+        Also where ranks find out that their heaps differ, and where a world whose waits ran out
+        sets its flags back and goes on.
+        """
+        self.synchronize()
+        mine = (self._heap.num_calls, self._heap.digest, self._expired)
+        everyone = self.exchange(mine, "barrier")
+        if len({state[:2] for state in everyone}) > 1:
+            self._raise_divergence()
+        self._heap.agree()
+        if any(expired for _, _, expired in everyone):
+            self._recover()
+
+    def synchronize(self) -> None:
+        """Wait for what this rank launched; raises WaitTimeout if a wait inside it ran out."""
+        self._check_open()
+        self._backend.synchronize()
+        self._raise_if_expired()
+
+    def exchange(self, value: Any, what: str = "exchange") -> list[Any]:
+        """Every rank's value, by rank. A collective on the host, with a timeout."""
+        self._check_open()
+        return self._backend.exchange(value, what, self._ranks, self._channel)
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """Rank `src`'s value, on every rank."""
+        self._check_rank(src)
+        return self.exchange(value if self.rank == src else None, "broadcast_object")[src]
+
+    def group(self, ranks: Sequence[int], heap_size: int = 0) -> World | None:
+        """A world of some of the ranks. Every rank calls this; those outside get None.
+
+        The group has a heap of its own, `heap_size` bytes of this one (default: an eighth), so
+        that its members may allocate without the others.
+        """
+        members = self._check_members(ranks)
+        self._num_groups += 1
+        nbytes = heap_size or self._heap.capacity // 8
+        arena = self._heap.alloc(nbytes, f"group{self._num_groups}")
+        if self.rank not in members:
+            return None
+        heap = Heap(nbytes, self._heap.guard)
+        chosen = tuple(self._ranks[r] for r in members)
+        channel = f"{self._channel}/{self._num_groups}"
+        group = World(self._backend, chosen, channel, heap, self._origin + arena.offset)
+        group.barrier()  # nobody talks to a member whose context is not there yet
+        return group
+
+    def close(self) -> None:
+        """Wait for what this rank launched and give everything back. Closing twice is fine."""
+        if not self._closed:
+            self._closed = "the world was closed"
+            self._backend.close()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # inside
+
+    def _base(self, rank: int) -> int:
+        """Where a rank's heap (of this world or group) starts, for this rank's kernels."""
+        return self._backend.bases[rank] + self._origin
+
+    def _view(self, rank: int, offset: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+        start = self._origin + offset
+        nbytes = torch.Size(sizes).numel() * dtype.itemsize
+        return self._backend.segment(rank)[start : start + nbytes].view(dtype).view(sizes)
+
+    def _make_context(self) -> torch.Tensor:
+        words = [0] * (context.DELTAS.value + self.size)
+        words[context.RANK.value] = self.rank
+        words[context.SIZE.value] = self.size
+        words[context.POLLS.value] = self._backend.polls
+        for place, rank in enumerate(self._ranks):
+            delta = self._base(rank) - self._base(self._backend.rank)
+            words[context.DELTAS.value + place] = delta
+        ctx = self.empty((len(words),), torch.int64, "ctx")
+        return ctx.copy_(torch.tensor(words, dtype=torch.int64))
+
+    def _find(self, tensor: torch.Tensor) -> Allocation | None:
+        if tensor.device.type != self.device.type:
+            return None
+        offset = tensor.data_ptr() - self._base(self._backend.rank)
+        if not 0 <= offset < self._heap.capacity:
+            return None
+        # Live blocks are few and this is not a launch path: a scan is fine.
+        return next(
+            (b for b in self._heap.live.values() if b.offset <= offset < b.offset + b.size), None
+        )
+
+    def _block_of(self, tensor: torch.Tensor) -> Allocation:
+        self._check_open()
+        block = self._find(tensor)
+        if block is None:
+            raise NotSymmetric(
+                f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} is not a live "
+                f"allocation of this world's heap (rank {self.rank} of {self.size}): it is an "
+                "ordinary tensor, or freed, or from another world. Use world.empty or "
+                "world.as_symmetric."
+            )
+        return block
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorldClosed(f"{self._closed}; open a new one with sundog.run or sundog.init")
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} is outside this world of {self.size} ranks (0 to {self.size - 1})")
+
+    def _check_members(self, ranks: Sequence[int]) -> list[int]:
+        members = list(ranks)
+        for rank in members:
+            self._check_rank(rank)
+        if not members or len(set(members)) != len(members):
+            raise ValueError(f"group of ranks {members}: name each member once, and at least one")
+        everyone = self.exchange(tuple(members), "group")
+        if len(set(everyone)) > 1:
+            raise RankMismatch(f"group: ranks named different members: {_by_rank(everyone)}")
+        return members
+
+    def _raise_divergence(self) -> None:
+        logs = self.exchange(list(self._heap.log), "heap logs")
+        for place in range(max(len(log) for log in logs)):
+            calls = [log[place] if place < len(log) else None for log in logs]
+            if len({(c.verb, c.nbytes, c.name) if c else None for c in calls}) > 1:
+                raise HeapDivergence(
+                    "ranks made different heap calls, so their offsets no longer match. The first "
+                    f"that differs is number {place + 1} since the last barrier:\n"
+                    + _by_rank([c or "no further call" for c in calls])
+                    + "\nMake the same calls, in the same order, on every rank."
+                )
+        raise AssertionError("digests differ but logs are equal")
+
+    def _raise_if_expired(self) -> None:
+        start = context.RECORD.value
+        words = self.ctx[start : start + context.RECORD_WORDS.value].tolist()
+        if words[0] == 0 or self._expired:
+            return
+        self._expired = True
+        _, program, address, expected, seen, peer = words
+        record = WaitRecord(self.rank, program, self._name_of(address), expected, seen, peer)
+        raise WaitTimeout(
+            f"rank {self.rank}, program {program}: waited for {record.flag} to reach {expected}, "
+            f"saw {seen}; rank {peer} owes the signal. Its waits end at once until every rank has "
+            "called world.barrier(), which sets the flags back.",
+            record,
+        )
+
+    def _name_of(self, address: int) -> str:
+        offset = address - self._base(self._backend.rank)
+        for block in self._heap.live.values():
+            if block.offset <= offset < block.offset + block.size:
+                return f"{block.name}[{(offset - block.offset) // block.itemsize}]"
+        return f"address {address:#x}"
+
+    def _recover(self) -> None:
+        for tensor in self._signals.values():
+            tensor.zero_()
+        self.ctx[context.POLLS.value] = self._backend.polls
+        self.ctx[context.RECORD.value : context.RECORD.value + context.RECORD_WORDS.value] = 0
+        self._expired = False
+        self.exchange(None, "recovery")  # nobody signals before everybody's flags are back
+
+
+def _sizes(shape: Shape) -> list[int]:
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"shape {sizes}: sizes must not be negative")
+    return sizes
+
+
+def _by_rank(values: Sequence[object]) -> str:
+    lines = [f"  rank {rank}: {value}" for rank, value in enumerate(values)]
+    return "\n".join(lines)
+
