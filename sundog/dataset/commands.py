@@ -1,0 +1,221 @@
+"""`sundog data info|validate|join|export|show BASE`: argument parsing and printing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from sundog.dataset.reader import Dataset, read
+from sundog.dataset.schema import file_names
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Look at, check, join and export the data that tuning runs leave.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+Base = Annotated[str, typer.Argument(help="the name before .csv, .meta.jsonl and .ir.jsonl")]
+Out = Annotated[str | None, typer.Option(help="where to write; by default beside the base")]
+
+
+@app.command()
+def info(base: Base) -> None:
+    """Counts and best of every run.
+
+    Example: sundog data info runs/matmul
+    """
+    data = _read(base)
+    table = Table(title=escape(f"{base}: {len(data.rows)} rows, {len(data.graphs)} graphs"))
+    for column in ("kernel", "run", "session", "configs", "ok", "failed", "best ms", "best", "s"):
+        table.add_column(column, overflow="fold")
+    for session, rows in data.rows.groupby("session", observed=True, sort=False):
+        table.add_row(*[escape(cell) for cell in _summary(data, str(session), rows)])
+    Console().print(table)
+    if data.damage:
+        typer.echo(f"{len(data.damage)} damaged lines: sundog data validate {base}", err=True)
+
+
+def _summary(data: Dataset, session: str, rows: object) -> list[str]:
+    import pandas as pd
+
+    assert isinstance(rows, pd.DataFrame)
+    runs = data.runs[data.runs.session == session]
+    name = runs.kernel_name.iloc[0] if len(runs) else "(no metadata)"
+    seconds = f"{runs.seconds.iloc[0]:.1f}" if len(runs) and runs.ended.iloc[0] else "not ended"
+    ok, started = rows[rows.status == "ok"], (rows.status == "started").sum()
+    best = ok.loc[ok.perf_ms.idxmin()] if ok.perf_ms.notna().any() else None
+    failed = len(rows) - len(ok) - started
+    shown = ("", "") if best is None else (f"{best.perf_ms:.4f}", best.decorator or best.config)
+    run_id = str(rows.run_id.iloc[0])[:12]
+    return [name, run_id, session, str(started), str(len(ok)), str(failed), *shown, seconds]
+
+
+@app.command()
+def validate(base: Base) -> None:
+    """Check schema, joins and ids; exit status 1 and file:line for each damage.
+
+    Example: sundog data validate runs/matmul
+    """
+    from sundog.dataset import validate as checks
+
+    data = _read(base, damaged=1)
+    with _progress("checking") as progress:
+        report = checks.validate(data, progress)
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    for damage in report.damage:
+        typer.echo(str(damage))
+    rows, runs, graphs = len(data.rows), len(data.runs), len(data.graphs)
+    verdict = f"{len(report.damage)} damaged" if report.damage else "all is well"
+    typer.echo(f"{base}: {rows} rows, {runs} runs, {graphs} graphs: {verdict}")
+    raise typer.Exit(1 if report.damage else 0)
+
+
+@app.command()
+def join(base: Base, out: Out = None) -> None:
+    """Rows with their runs as one CSV table, to the screen or a file.
+
+    Example: sundog data join runs/matmul --out joined.csv
+    """
+    joined = _read(base).join()
+    if out is None:
+        joined.to_csv(sys.stdout, index=False)
+    else:
+        _write(out, lambda: joined.to_csv(out, index=False))
+
+
+@app.command()
+def export(base: Base, out: Out = None) -> None:
+    """The joined table and the graphs as Parquet: OUT.parquet and OUT.graphs.parquet.
+
+    Example: sundog data export runs/matmul --out matmul
+    """
+    import pandas as pd
+
+    from sundog.dataset.graph import canonical_json
+
+    data = _read(base)
+    out = out or base
+    _write(f"{out}.parquet", lambda: data.join().to_parquet(f"{out}.parquet", index=False))
+    if not len(data.graphs):
+        return
+    with _progress("graphs") as progress:
+        texts = []
+        for ir_id in data.graphs.ir_id:
+            texts.append(canonical_json(data.record(ir_id)))
+            progress(len(texts), len(data.graphs))
+    graphs = pd.DataFrame({**data.graphs.drop(columns="line"), "record": texts})
+    path = f"{out}.graphs.parquet"
+    _write(path, lambda: graphs.to_parquet(path, index=False, compression="zstd"))
+
+
+@app.command()
+def show(
+    base: Base,
+    run: Annotated[
+        str | None, typer.Option(help="run_id or session, or its start; default: the last run")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Draw a run's convergence and its IR graph to PNG.
+
+    Example: sundog data show runs/matmul --run 3f2a --out matmul
+    """
+    data = _read(base)
+    if not len(data.rows):
+        _refuse(f"{base}.csv has no rows")
+    try:
+        session = data.session_of(run or str(data.rows.session.iloc[-1]))
+    except ValueError as error:
+        _refuse(str(error))
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        typer.echo("matplotlib is not installed (pip install 'sundog[plot]'): text instead")
+        _show_text(data, session)
+        return
+    _show_pictures(data, session, out or base)
+
+
+def _show_pictures(data: Dataset, session: str, out: str) -> None:
+    from sundog.dataset import plot
+
+    rows = data.select(session)
+    name = _kernel_name(data, session)
+    path = f"{out}.{session}.convergence.png"
+    title = f"{name}, session {session}"
+    _write(path, lambda: plot.draw_convergence(rows, title, path))
+    ir_ids = _graphs_of(data, session)
+    if not ir_ids:
+        typer.echo("this run recorded no IR graph")
+    for ir_id in ir_ids:
+        path = f"{out}.{ir_id[:12]}.graph.png"
+        picture = data.graph(ir_id)
+        _write(path, lambda path=path, g=picture: plot.draw_graph(g, name, path))  # type: ignore[misc]
+
+
+def _show_text(data: Dataset, session: str) -> None:
+    from sundog.dataset import plot
+
+    best = plot.best_so_far(data.select(session))
+    for row in best[best.best_ms.diff().fillna(-1) < 0].itertuples():
+        typer.echo(f"{row.timestamp_s:10.2f} s  {row.best_ms:10.4f} ms  {row.decorator}")
+    for ir_id in _graphs_of(data, session):
+        for node in data.record(ir_id)["nodes"]:
+            typer.echo(f"{node['id']}: {plot.node_label(node['id'], node)}")
+
+
+def _graphs_of(data: Dataset, session: str) -> list[str]:
+    """The graphs of the run, or of its best configuration where they depend on the config."""
+    run = data.runs[data.runs.session == session]
+    if len(run) and isinstance(run.ir_id.iloc[0], str):
+        return [i for i in [run.ir_id.iloc[0]] if i in data.ir_lines]
+    rows = data.select(session)
+    rows = rows[rows.ir_id != ""].sort_values("perf_ms")
+    ids = str(rows.ir_id.iloc[0]).split() if len(rows) else []
+    return [i for i in ids if i in data.ir_lines]
+
+
+def _kernel_name(data: Dataset, session: str) -> str:
+    run = data.runs[data.runs.session == session]
+    return str(run.kernel_name.iloc[0]) if len(run) else "kernel"
+
+
+def _read(base: str, damaged: int = 2) -> Dataset:
+    with _progress("reading") as progress:
+        try:
+            return read(base, progress)
+        except (ImportError, OSError, ValueError) as error:
+            # Other columns are damage, found at a line; no such base is bad usage.
+            _refuse(str(error), damaged if f"{file_names(base)[0]}:1:" in str(error) else 2)
+
+
+def _refuse(text: str, status: int = 2) -> NoReturn:
+    typer.echo(text, err=True)
+    raise typer.Exit(status)
+
+
+def _write(path: str, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        _refuse(f"{path} cannot be written: {error.strerror or error}")
+    typer.echo(f"wrote {path}")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on the terminal, gone when done; nothing where the output is no terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

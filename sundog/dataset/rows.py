@@ -1,0 +1,159 @@
+"""`<base>.csv` as a pandas frame, damaged lines named and left out.
+
+A row is always one line, so a file whose rows, as pyarrow's parser counts them, are as many as its
+lines is whole. Only where they differ is every line looked at on its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sundog.dataset.lines import Damage, torn_text, whole_size
+from sundog.dataset.rowtext import header
+from sundog.dataset.schema import CSV_COLUMNS, CSV_FIELDS
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["empty_rows", "load_rows"]
+
+# Few values, many rows: kept as pandas categories.
+_REPEATED = frozenset({"run_id", "kernel_id", "status", "session", "timer", "ir_id"})
+# What pyarrow takes too; 18 digits fit into 64 bits.
+_INT = re.compile(r"-?[0-9]{1,18}")
+_FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_NUMBERS = {field.name: field.type for field in CSV_FIELDS if field.type in ("int", "float")}
+
+
+def load_rows(path: str, damage: list[Damage]) -> pandas.DataFrame:
+    """All whole rows; the index is the line number. Raises ValueError for other columns."""
+    size, torn = _check_header(path)
+    import pyarrow as pa
+
+    with pa.memory_map(path) as file:
+        data = file.read_buffer(size)
+        num_lines = max(_count_lines(path, size) - 1, 0)
+        table = _parse(data) if size else None
+        numbers: Any = range(2, num_lines + 2)
+        if table is None or table.num_rows != num_lines:
+            kept, numbers = _whole_lines(path, size, damage)
+            table = _parse(pa.py_buffer(kept))
+            assert table is not None
+            assert table.num_rows == len(numbers)
+    if torn:
+        damage.append(Damage(path, num_lines + (2 if size else 1), torn_text(torn)))
+    return _to_frame(table, numbers)
+
+
+def empty_rows() -> pandas.DataFrame:
+    import pyarrow as pa
+
+    return _to_frame(_parse(pa.py_buffer(header().encode())), [])
+
+
+def _check_header(path: str) -> tuple[int, bytes]:
+    with open(path, "rb") as file:
+        first = file.readline(1 << 16)
+    if not first.endswith(b"\n") and header().encode().startswith(first):
+        return 0, first  # new, or its writer died in the header
+    if first != header().encode():
+        raise ValueError(
+            f"{path}:1: other columns than this version of sundog reads "
+            f"({first[:120].decode('utf-8', 'replace').strip()!r})"
+        )
+    return whole_size(path)
+
+
+def _count_lines(path: str, size: int) -> int:
+    with open(path, "rb") as file:
+        count = 0
+        while size > 0 and (data := file.read(min(size, 1 << 24))):
+            size -= len(data)
+            count += data.count(b"\n")
+    return count
+
+
+def _parse(data: Any) -> Any:
+    """The rows as a table, or None if any line does not fit."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
+    kinds = {name: pa.int64() if kind == "int" else pa.float64() for name, kind in _NUMBERS.items()}
+    for name in CSV_COLUMNS:
+        if name not in kinds:
+            text = pa.string()
+            kinds[name] = pa.dictionary(pa.int32(), text) if name in _REPEATED else text
+    convert = pacsv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=False)
+    try:
+        return pacsv.read_csv(
+            pa.BufferReader(data),
+            read_options=pacsv.ReadOptions(block_size=1 << 24),
+            convert_options=convert,
+        )
+    except pa.ArrowInvalid:
+        return None
+
+
+def _whole_lines(path: str, size: int, damage: list[Damage]) -> tuple[bytes, list[int]]:
+    """The header and the lines that are rows, and their numbers."""
+    kept, numbers = io.BytesIO(), []
+    kept.write(header().encode())
+    for number, data in _lines_after_header(path, size):
+        wrong = _wrong(data)
+        if wrong is None:
+            kept.write(data)
+            numbers.append(number)
+        else:
+            damage.append(Damage(path, number, wrong))
+    return kept.getvalue(), numbers
+
+
+def _lines_after_header(path: str, size: int) -> Iterator[tuple[int, bytes]]:
+    with open(path, "rb") as file:
+        offset = len(file.readline())
+        for number in itertools.count(2):
+            if offset >= size:
+                return
+            data = file.readline()
+            offset += len(data)
+            yield number, data
+
+
+def _wrong(data: bytes) -> str | None:
+    """None for a row, or why it is none."""
+    try:
+        text = data.decode()[:-1]
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    if "\r" in text or "\0" in text:
+        return "has control characters, which sundog never writes"
+    try:
+        cells = next(csv.reader([text], strict=True), [])
+    except csv.Error as error:
+        return f"not a CSV row ({error}): torn by a crash?"
+    if len(cells) != len(CSV_COLUMNS):
+        return f"{len(cells)} cells instead of {len(CSV_COLUMNS)}: torn by a crash?"
+    return next(filter(None, map(_wrong_number, CSV_COLUMNS, cells)), None)
+
+
+def _wrong_number(column: str, cell: str) -> str | None:
+    kind = _NUMBERS.get(column)
+    if kind is None or not cell:
+        return None
+    pattern = _INT if kind == "int" else _FLOAT
+    return None if pattern.fullmatch(cell) else f"{column} is not a number: {cell[:40]!r}"
+
+
+def _to_frame(table: Any, numbers: Any) -> pandas.DataFrame:
+    import pandas as pd
+    import pyarrow as pa
+
+    kinds = {pa.int64(): pd.Int64Dtype(), pa.string(): pd.StringDtype("pyarrow")}
+    frame = table.to_pandas(types_mapper=kinds.get, split_blocks=True)
+    frame.index = pd.Index(numbers, name="line")
+    return frame

@@ -1,0 +1,302 @@
+"""Writes a tuning run: `<base>.csv`, `<base>.meta.jsonl`, `<base>.ir.jsonl`.
+
+    with Recorder(base, describe_run(kernel, args), graph=ir_record) as recorder:
+        trial = recorder.start({"BLOCK": 64}, decorator="BLOCK=64")
+        trial.end("ok", samples=[0.71, 0.70, 0.72], compile_time_s=0.4)
+
+Nothing here raises: what cannot be written is logged once, kept in `pending`, and tried again with
+the next row. `check_base` says beforehand whether a base can be written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from statistics import median
+from typing import Any
+
+from sundog.dataset.append import AppendFile
+from sundog.dataset.graph import IrGraphRecord, canonical_json
+from sundog.dataset.identity import RunInfo, config_json, sample_id_of
+from sundog.dataset.irfile import IrFile
+from sundog.dataset.plain import plain, relative_text
+from sundog.dataset.rowtext import format_row, header, percentiles
+from sundog.dataset.schema import META_SCHEMA_VERSION, STATUSES, file_names
+
+__all__ = ["Recorder", "Trial", "check_base"]
+
+log = logging.getLogger("sundog.dataset")
+
+
+def check_base(base: str) -> str | None:
+    """None, or the sentence that says why rows cannot be appended to `<base>.csv`."""
+    for path, first in zip(file_names(base), (header(), "", ""), strict=True):
+        existed = os.path.exists(path)
+        file = AppendFile(path, first)
+        try:
+            with file.locked() as fd:
+                file.check_locked(fd)
+                # Another writer may have made it meanwhile: only an empty file is ours.
+                if not existed and os.fstat(fd).st_size == 0:
+                    os.unlink(path)
+        except (OSError, ValueError) as error:
+            return _why(path, error)
+        finally:
+            file.close()
+    return None
+
+
+def _why(path: str, error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{path} cannot be written: {error.strerror or error}"
+    return str(error)
+
+
+@dataclass
+class Trial:
+    """One configuration being tried. `end` it once, and again for each re-measurement."""
+
+    recorder: Recorder
+    config_index: int
+    sample_id: str
+    config: str
+    decorator: str
+    generation: int | None
+    times: list[float] = field(default_factory=list)
+    repeats: int = 0
+
+    def end(
+        self,
+        status: str,
+        *,
+        perf_ms: float | None = None,
+        samples: Sequence[float] = (),
+        compile_time_s: float | None = None,
+        error: str | None = None,
+        ir_id: str | Sequence[str] | None = None,
+        timer: str | None = None,
+        metrics: Mapping[str, object] | None = None,
+    ) -> None:
+        """The row that ends this measurement. `perf_ms` is the median of `samples` unless given."""
+        cells = {
+            "perf_ms": perf_ms,
+            "samples": samples,
+            "compile_time_s": compile_time_s,
+            "error": error,
+            "ir_id": ir_id,
+            "timer": timer,
+            "metrics": metrics,
+        }
+        self.recorder._guard(lambda: self.recorder._end(self, status, cells))
+
+
+class Recorder:
+    """One tuning run on a base. Without `info` only the CSV is written, without `graph` no IR."""
+
+    def __init__(
+        self,
+        base: str | os.PathLike[str],
+        info: RunInfo | None = None,
+        *,
+        graph: IrGraphRecord | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.base = os.fspath(base)
+        self.session = uuid.uuid4().hex[:16]
+        self.pending: list[tuple[str, str]] = []  # (path, line) that could not be written
+        csv, meta, ir = file_names(self.base)
+        self._csv, self._meta, self._ir = AppendFile(csv, header()), AppendFile(meta), IrFile(ir)
+        self._lock = threading.RLock()
+        self._clock, self._start = clock, clock()
+        self._counts: Counter[str] = Counter()
+        self._trials: list[Trial] = []
+        self._warned: set[str] = set()
+        self._closed = False
+        self._info = info
+        self.run_id = self.kernel_id = ""
+        self._guard(lambda: self._begin(graph))
+
+    def start(self, config: object, *, decorator: str = "", generation: int | None = None) -> Trial:
+        """Says which configuration is tried next, so that a crash shows where it was."""
+        trial = Trial(self, 0, "", "", decorator, generation)
+        self._guard(lambda: self._begin_trial(trial, config))
+        return trial
+
+    def add_graph(self, record: IrGraphRecord) -> str | None:
+        """Keeps an IR graph, once per base; its ir_id for the rows, or None if it failed."""
+        if self._closed or self._info is None:
+            return None
+        path = self._ir.file.path
+        try:
+            return self._ir.add(record)
+        except Exception as error:
+            self._warn(path, f"{_why(path, error)}; rows go on without the IR graph")
+            return None
+
+    def close(self, error: str | None = None) -> None:
+        """Writes the end record; afterwards recording does nothing."""
+        if self._closed:
+            return
+        self._guard(lambda: self._finish(error))
+        self._closed = True
+        for file in (self._csv, self._meta, self._ir.file):
+            file.close()
+        if self.pending:
+            # Not lost even now: whoever keeps the log has the rows.
+            lines = "".join(line for _, line in self.pending)
+            log.warning("%s: %d lines were not written:\n%s", self.base, len(self.pending), lines)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self.close(None if kind is None else f"{kind.__name__}: {error}".rstrip(": "))
+
+    # What follows may raise; _guard turns that into one warning.
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        if self._closed:
+            return
+        try:
+            with self._lock:
+                work()
+        except Exception as error:
+            self._warn("record", f"could not record: {type(error).__name__}: {error}")
+
+    def _begin(self, graph: IrGraphRecord | None) -> None:
+        if self._info is None:
+            return
+        self.run_id, self.kernel_id = self._info.run_id, self._info.kernel_id
+        # The graph first: a run that names a graph must have it, wherever the process dies.
+        ir_id = self.add_graph(graph) if graph is not None else None
+        self._put_meta(
+            "start", kernel_id=self.kernel_id, started_at=_now(), ir_id=ir_id, **asdict(self._info)
+        )
+
+    def _begin_trial(self, trial: Trial, config: object) -> None:
+        trial.config_index = len(self._trials)
+        trial.config = config_json(config)
+        trial.sample_id = sample_id_of(self.run_id, trial.config)
+        self._trials.append(trial)
+        self._put_row(trial, "started", repeat=0)
+
+    def _end(self, trial: Trial, status: str, cells: dict[str, Any]) -> None:
+        if status not in STATUSES or status == "started":
+            self._warn(f"status {status}", f"unknown status {status!r} is recorded as an error")
+            cells["error"] = f"status {status}: {cells['error'] or 'unknown'}"
+            status = "error"
+        samples = [self._number("samples", s) for s in cells.pop("samples")]
+        timed = [s for s in samples if s is not None]
+        for name in ("perf_ms", "compile_time_s"):
+            cells[name] = self._number(name, cells[name])
+        if cells["perf_ms"] is None and timed:
+            cells["perf_ms"] = median(timed)
+        if status == "ok" and cells["perf_ms"] is not None:
+            trial.times.append(cells["perf_ms"])
+        if cells["error"] is not None:
+            cells["error"] = relative_text(str(cells["error"]))
+        if cells["metrics"] is not None:
+            cells["metrics"] = canonical_json(plain(cells["metrics"]))
+        if cells["ir_id"] is not None and not isinstance(cells["ir_id"], str):
+            cells["ir_id"] = " ".join(cells["ir_id"])
+        self._put_row(trial, status, repeat=trial.repeats, **cells, **percentiles(timed))
+        trial.repeats += 1
+
+    def _number(self, what: str, value: Any) -> float | None:
+        """A finite float, or None: with a warning if it is no number at all."""
+        try:
+            number = None if value is None else float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            self._warn(what, f"{what} is left empty: {error}")
+            return None
+        return number if number is not None and math.isfinite(number) else None
+
+    def _put_row(self, trial: Trial, status: str, **cells: object) -> None:
+        self._counts[status] += 1
+        row = {
+            "run_id": self.run_id,
+            "kernel_id": self.kernel_id,
+            "sample_id": trial.sample_id,
+            "timestamp_s": self._clock() - self._start,
+            "config_index": trial.config_index,
+            "generation": trial.generation,
+            "status": status,
+            "decorator": trial.decorator,
+            "config": trial.config,
+            "session": self.session,
+            "world": None if self._info is None else self._info.world,
+        }
+        self._put(self._csv, format_row({**row, **cells}))
+
+    def _put_meta(self, event: str, **fields: object) -> None:
+        record = {"schema_version": META_SCHEMA_VERSION, "event": event, "run_id": self.run_id}
+        record |= {"session": self.session, **fields}
+        self._put(self._meta, canonical_json(record) + "\n")
+
+    def _put(self, file: AppendFile, line: str) -> None:
+        self.pending.append((file.path, line))
+        self._flush(file)
+
+    def _flush(self, file: AppendFile) -> None:
+        """Writes what is pending for the file, in order, as far as it goes."""
+        waiting = [text for path, text in self.pending if path == file.path]
+        others = [item for item in self.pending if item[0] != file.path]
+        before = file.num_appended
+        try:
+            for text in waiting:
+                file.append(text)
+        except (OSError, ValueError) as error:
+            self._warn("write", f"{_why(file.path, error)}; rows are kept in memory meanwhile")
+        finally:
+            # Counted by the file: an interrupt (Ctrl-C) may come after a line was written.
+            waiting = waiting[file.num_appended - before :]
+            self.pending = others + [(file.path, text) for text in waiting]
+
+    def _finish(self, error: str | None) -> None:
+        self._flush(self._csv)
+        if self._info is None:
+            return
+        seconds = self._clock() - self._start
+        unwritten = sum(path == self._csv.path for path, _ in self.pending)
+        self._put_meta(
+            "end",
+            ended_at=_now(),
+            seconds=round(seconds, 6),
+            num_configs=len(self._trials),
+            counts=dict(self._counts),
+            best=self._best(),
+            error=None if error is None else relative_text(error),
+            unwritten=unwritten,
+        )
+
+    def _best(self) -> dict[str, Any] | None:
+        """The configuration with the lowest median over its measurements."""
+        timed = [trial for trial in self._trials if trial.times]
+        if not timed:
+            return None
+        best = min(timed, key=lambda trial: median(trial.times))
+        return {
+            "config_index": best.config_index,
+            "sample_id": best.sample_id,
+            "perf_ms": median(best.times),
+            "decorator": best.decorator,
+            "config": json.loads(best.config),
+        }
+
+    def _warn(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("%s", text)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
