@@ -13,6 +13,7 @@ Importing this imports none of torch, triton, helion, pandas and networkx: each 
 
 from __future__ import annotations
 
+from sundog.dataset.base import check_base
 from sundog.dataset.graph import (
     IR_SCHEMA_VERSION,
     IrGraphRecord,
@@ -23,7 +24,7 @@ from sundog.dataset.graph import (
 from sundog.dataset.identity import RunInfo, describe_run
 from sundog.dataset.reader import Damage, Dataset, read
 from sundog.dataset.schema import CSV_COLUMNS, META_SCHEMA_VERSION, STATUSES
-from sundog.dataset.writer import Recorder, Trial, check_base
+from sundog.dataset.writer import Recorder, Trial
 
 __all__ = [
     "CSV_COLUMNS",

@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 from sundog.dataset.append import AppendFile
+from sundog.dataset.base import why
 from sundog.dataset.graph import IrGraphRecord, canonical_json
 from sundog.dataset.identity import RunInfo, config_json, sample_id_of
 from sundog.dataset.irfile import IrFile
@@ -32,33 +33,9 @@ from sundog.dataset.plain import plain, relative_text
 from sundog.dataset.rowtext import format_row, header, percentiles
 from sundog.dataset.schema import META_SCHEMA_VERSION, STATUSES, file_names
 
-__all__ = ["Recorder", "Trial", "check_base"]
+__all__ = ["Recorder", "Trial"]
 
 log = logging.getLogger("sundog.dataset")
-
-
-def check_base(base: str) -> str | None:
-    """None, or the sentence that says why rows cannot be appended to `<base>.csv`."""
-    for path, first in zip(file_names(base), (header(), "", ""), strict=True):
-        existed = os.path.exists(path)
-        file = AppendFile(path, first)
-        try:
-            with file.locked() as fd:
-                file.check_locked(fd)
-                # Another writer may have made it meanwhile: only an empty file is ours.
-                if not existed and os.fstat(fd).st_size == 0:
-                    os.unlink(path)
-        except (OSError, ValueError) as error:
-            return _why(path, error)
-        finally:
-            file.close()
-    return None
-
-
-def _why(path: str, error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{path} cannot be written: {error.strerror or error}"
-    return str(error)
 
 
 @dataclass
@@ -139,7 +116,7 @@ class Recorder:
         try:
             return self._ir.add(record)
         except Exception as error:
-            self._warn(path, f"{_why(path, error)}; rows go on without the IR graph")
+            self._warn(path, f"{why(path, error)}; rows go on without the IR graph")
             return None
 
     def close(self, error: str | None = None) -> None:
@@ -255,7 +232,7 @@ class Recorder:
             for text in waiting:
                 file.append(text)
         except (OSError, ValueError) as error:
-            self._warn("write", f"{_why(file.path, error)}; rows are kept in memory meanwhile")
+            self._warn("write", f"{why(file.path, error)}; rows are kept in memory meanwhile")
         finally:
             # Counted by the file: an interrupt (Ctrl-C) may come after a line was written.
             waiting = waiting[file.num_appended - before :]
