@@ -1,7 +1,13 @@
-"""sundog: multi-GPU Triton kernels that you can prove on a laptop."""
+"""sundog: multi-GPU Triton kernels that you can prove on a laptop.
+
+def main(world): ...                 # runs once per rank, on any backend
+sundog.run(main, world_size=8)       # results by rank
+world = sundog.init()                # or: this process is a rank, under torchrun
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +15,7 @@ from . import knobs
 from .backends.sim import Sim
 from .world import World
 
-__all__ = ["Sim", "World", "run"]
+__all__ = ["Sim", "World", "init", "run"]
 __version__ = "0.1.0"
 
 _CPU_HEAP = 64 << 20
@@ -21,12 +27,56 @@ def run(
     backend: str | None = None,
     *,
     heap_size: int = 0,
-    timeout: float | None = None,
+    timeout: float = 0,
     sim: Sim | None = None,
 ) -> list[Any]:
-    """Run `fn(world)` once per rank and return the results by rank."""
+    """Run `fn(world)` once per rank and return the results by rank.
+
+    `sim` says how to simulate (schedule, SMs, whether waits run out) and is for that backend alone.
+    """
     if world_size < 1:
         raise ValueError(f"world_size {world_size}: a world has at least one rank")
-    from .backends import sim as sim_backend
+    name = _backend(backend, "sim")
+    nbytes = _heap_size(heap_size, world_size)
+    if name == "sim":
+        from .backends import sim as simulated
 
-    return sim_backend.run(fn, world_size, heap_size or knobs.heap_size.get() or _CPU_HEAP, sim or Sim())
+        return simulated.run(fn, world_size, nbytes, sim or Sim())
+    if sim is not None:
+        raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
+    from .backends import processes, shm
+
+    seconds = timeout or knobs.timeout.get()
+    return processes.run(
+        fn, world_size, lambda r, n, store: shm.open_world(r, n, store, nbytes, seconds)
+    )
+
+
+def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) -> World:
+    """The world of this process, which torchrun started as one of several ranks."""
+    _backend(backend, "shm", allowed=("shm",))
+    from .backends import shm
+
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return shm.init(_heap_size(heap_size, local), timeout or knobs.timeout.get())
+
+
+def _backend(name: str | None, default: str, allowed: tuple[str, ...] = ("sim", "shm")) -> str:
+    chosen = name or knobs.backend.get() or default
+    if chosen not in allowed:
+        raise ValueError(f"backend {chosen!r}: expected one of {', '.join(allowed)}")
+    return chosen
+
+
+def _heap_size(asked: int, local_ranks: int) -> int:
+    """Bytes per rank; refused if the ranks of this machine together can't have them."""
+    nbytes = asked or knobs.heap_size.get() or _CPU_HEAP
+    if nbytes < 1 << 16:
+        raise ValueError(f"heap_size {nbytes}: a heap has at least {1 << 16} bytes")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes * local_ranks > memory:
+        raise ValueError(
+            f"heap_size {nbytes:,} for {local_ranks} ranks is {nbytes * local_ranks:,} bytes, and "
+            f"this machine has {memory:,}. Ask for at most {memory // local_ranks:,} each."
+        )
+    return nbytes

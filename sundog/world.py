@@ -66,7 +66,9 @@ class World:
             poison_tensor(tensor)
         return tensor
 
-    def zeros(self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = "") -> torch.Tensor:
+    def zeros(
+        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
         return self.empty(shape, dtype, name).zero_()
 
     def full(
@@ -74,7 +76,9 @@ class World:
     ) -> torch.Tensor:
         return self.empty(shape, dtype, name).fill_(value)
 
-    def randn(self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = "") -> torch.Tensor:
+    def randn(
+        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
         return self.empty(shape, dtype, name).normal_()
 
     def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
@@ -93,10 +97,11 @@ class World:
         """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
         self._check_open()
         block = self._block_of(tensor)
-        if tensor.data_ptr() != self._base(self._backend.rank) + block.offset:
+        inside = tensor.data_ptr() - self._base(self._backend.rank) - block.offset
+        if inside != 0:
             raise NotSymmetric(
-                f"free: this tensor is a part of {block.name}, {tensor.data_ptr() - self._base(self._backend.rank) - block.offset} "
-                "bytes into it. Free the tensor that the world returned."
+                f"free: this tensor is a part of {block.name}, {inside} bytes into it. Free the "
+                "tensor that the world returned."
             )
         self._free(block.offset)
 
@@ -251,7 +256,9 @@ class World:
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
-            raise ValueError(f"rank {rank} is outside this world of {self.size} ranks (0 to {self.size - 1})")
+            raise ValueError(
+                f"rank {rank} is outside this world of {self.size} ranks (0 to {self.size - 1})"
+            )
 
     def _check_members(self, ranks: Sequence[int]) -> list[int]:
         members = list(ranks)
@@ -318,4 +325,3 @@ def _sizes(shape: Shape) -> list[int]:
 def _by_rank(values: Sequence[object]) -> str:
     lines = [f"  rank {rank}: {value}" for rank, value in enumerate(values)]
     return "\n".join(lines)
-

@@ -177,4 +177,3 @@ def _with_rank(error: BaseException, hosts: list[Host]) -> BaseException:
         elif error.args and isinstance(error.args[0], str):  # Python 3.10
             error.args = (f"{error.args[0]} [{note}]", *error.args[1:])
     return error
-

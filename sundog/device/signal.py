@@ -20,7 +20,15 @@ import triton.language as tl
 from .context import POLLS, RANK, RECORD, SIZE
 from .memory import translate
 
-__all__ = ["barrier_programs", "barrier_ranks", "put_signal", "signal", "signal_all", "wait", "wait_all"]
+__all__ = [
+    "barrier_programs",
+    "barrier_ranks",
+    "put_signal",
+    "signal",
+    "signal_all",
+    "wait",
+    "wait_all",
+]
 
 _LOOK_EVERY = tl.constexpr(64)  # polls between two looks at POLLS: the look is a second atomic
 

@@ -53,37 +53,47 @@ class HostMode(TorchFunctionMode):
         return result
 
 
+Launcher = Callable[[JITFunction, Any, tuple, dict], Any]  # kernel, grid, args, kwargs
+
+
 class Installed:
-    """While it is entered, launches from the machine's hosts are simulated. Re-entrant by stack."""
+    """While it is entered, `kernel[grid](...)` from the machine's hosts goes to `launcher`.
 
-    _stack: list[Machine] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
+    Default: the simulator. Worlds may be nested as a stack; the innermost has the launches.
+    """
 
-    def __init__(self, machine: Machine) -> None:
+    _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
+    original: Callable = JITFunction.run
+
+    def __init__(self, machine: Machine, launcher: Launcher | None = None) -> None:
         self.machine = machine
+        self.launcher = launcher or self._simulate
 
     def __enter__(self) -> None:
         if not Installed._stack:
-            Installed._original = JITFunction.run
+            Installed.original = JITFunction.run
             JITFunction.run = _run
-        Installed._stack.append(self.machine)
+        Installed._stack.append(self)
 
     def __exit__(self, *exc: object) -> None:
-        Installed._stack.remove(self.machine)
+        Installed._stack.remove(self)
         if not Installed._stack:
-            JITFunction.run = Installed._original
+            JITFunction.run = Installed.original
+
+    def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
+        launch = _prepare(self.machine, kernel, args, kwargs, grid)
+        self.machine.launch(launch, self.machine.host.stream)
 
 
 def current_machine() -> Machine | None:
-    """The machine whose host is running, if any."""
-    return Installed._stack[-1] if Installed._stack else None
+    """The machine whose hosts are running, if any."""
+    return Installed._stack[-1].machine if Installed._stack else None
 
 
-def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    machine = current_machine()
-    assert machine is not None
+def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if warmup:
-        return  # nothing to compile here
-    machine.launch(_prepare(machine, kernel, args, kwargs, grid), machine.host.stream)
+        return Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
+    return Installed._stack[-1].launcher(kernel, grid, args, kwargs)
 
 
 def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid: Any) -> Launch:

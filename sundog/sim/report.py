@@ -109,8 +109,12 @@ def _describe(wait: Wait) -> list[str]:
 def _hosts(machine: Machine) -> list[str]:
     lines = ["who could write it:"]
     for host in machine.hosts:
-        kernels = [str(launch) for stream in machine.streams if stream.rank == host.rank
-                   for launch in stream.queue]
+        kernels = [
+            str(launch)
+            for stream in machine.streams
+            if stream.rank == host.rank
+            for launch in stream.queue
+        ]
         if host.done:
             state = "has returned"
         else:
