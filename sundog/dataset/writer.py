@@ -114,7 +114,8 @@ class Recorder:
             return None
         path = self._ir.file.path
         try:
-            return self._ir.add(record)
+            # A front end may not know the run; the graph must name it, or a crash orphans it.
+            return self._ir.add({**record, "run_id": record.get("run_id") or self.run_id})
         except Exception as error:
             self._warn(path, f"{why(path, error)}; rows go on without the IR graph")
             return None
