@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def draw_graph(graph: networkx.MultiDiGraph, title: str, path: str) -> None:
     height = 1 + max((-y for _, y in positions.values()), default=0)
     width = 1 + 2 * max((abs(x) for x, _ in positions.values()), default=0)
     figure, axes = _figure(min(40, 4 + 1.4 * width), min(60, 3 + 0.6 * height))
-    groups = sorted({str(data.get("graph_id")) for _, data in graph.nodes(data=True)})
-    colours = [groups.index(str(data.get("graph_id"))) % 10 for _, data in graph.nodes(data=True)]
+    colours = _colours(graph)
     style = {"node_size": 60, "cmap": "tab10", "vmin": 0, "vmax": 9}
     nx.draw_networkx_nodes(graph, positions, ax=axes, node_color=colours, **style)
     for kind, (colour, line) in _edge_styles(graph).items():
@@ -59,10 +58,19 @@ def draw_graph(graph: networkx.MultiDiGraph, title: str, path: str) -> None:
         axes.plot([], [], color=colour, linestyle=line, label=str(kind))
     if len(graph) <= _MAX_LABELS:
         names = {node: node_label(node, data) for node, data in graph.nodes(data=True)}
-        nx.draw_networkx_labels(graph, positions, names, font_size=6, ax=axes)
+        above = {node: (x, y + 0.2) for node, (x, y) in positions.items()}
+        nx.draw_networkx_labels(graph, above, names, font_size=6, ax=axes)
+    axes.set_axis_off()
     axes.set_title(f"{title}: {len(graph)} nodes, {graph.number_of_edges()} edges")
     axes.legend(loc="upper right", fontsize=7)
     _save(figure, path)
+
+
+def _colours(graph: networkx.MultiDiGraph) -> list[int]:
+    """A number per node: Helion's are coloured by graph, Triton's by kind of node."""
+    groups = [str(d.get("graph_id", d.get("node_kind"))) for _, d in graph.nodes(data=True)]
+    order = sorted(set(groups))
+    return [order.index(group) % 10 for group in groups]
 
 
 def _edge_styles(graph: networkx.MultiDiGraph) -> dict[Any, tuple[str, str]]:
@@ -85,20 +93,27 @@ def layers(graph: networkx.MultiDiGraph) -> dict[Hashable, int]:
 
 
 def _positions(graph: networkx.MultiDiGraph) -> dict[Hashable, tuple[float, float]]:
+    """Layers from top to bottom; in a layer, nodes in the order of where their operands stand."""
     rows: dict[int, list[Hashable]] = {}
     for node, depth in layers(graph).items():
         rows.setdefault(depth, []).append(node)
-    return {
-        node: (i - (len(nodes) - 1) / 2, -depth)
-        for depth, nodes in rows.items()
-        for i, node in enumerate(nodes)
-    }
+    found: dict[Hashable, tuple[float, float]] = {}
+    for depth, nodes in sorted(rows.items()):
+        nodes.sort(key=lambda node: _middle(found[p][0] for p in graph.pred[node] if p in found))
+        for i, node in enumerate(nodes):
+            found[node] = (i - (len(nodes) - 1) / 2, -depth)
+    return found
+
+
+def _middle(positions: Iterable[float]) -> float:
+    known = list(positions)
+    return sum(known) / len(known) if known else 0.0
 
 
 def node_label(node: Hashable, data: dict[str, Any]) -> str:
     """The operation's name, whichever front end wrote it, without its module."""
     name = str(next((data[k] for k in ("target", "op", "name") if data.get(k)), node))
-    return name.rsplit("::", 1)[-1][-24:]
+    return name.rsplit(":", 1)[-1][-24:]
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
