@@ -96,7 +96,8 @@ class Dataset:
         runs = self.runs.drop(columns=["kernel_id", "world", "line"])
         runs = runs.rename(columns={"ir_id": "run_ir_id", "error": "run_error"})
         for column in _NESTED:
-            runs[column] = runs[column].map(_json_text).astype("string")
+            # A category: a kernel's source is kept once, not with each of its million rows.
+            runs[column] = runs[column].map(_json_text).astype("category")
         rows = self.rows.loc[lines].reset_index()
         rows = rows.astype({"run_id": "string", "session": "string"})
         return rows.merge(runs, on=["run_id", "session"], how="left")

@@ -25,6 +25,8 @@ def base(tmp_path: Path) -> str:
                 trial = recorder.start({"B": block}, decorator=f"[bold]B={block}")
                 trial.end("ok", samples=[block, block + 0.5])
             recorder.start({"B": 4}).end("error", error="no")
+            if name == "b":
+                trial.end("ok", perf_ms=0.05, timer="synthetic")  # B=2: median 1.15
     return path
 
 
@@ -47,11 +49,11 @@ def test_help_has_an_example_and_bad_usage_is_2(command: str, tmp_path: Path) ->
 def test_info(base: str) -> None:
     shown = run("info", base)
     assert shown.exit_code == 0
-    assert "16 rows, 1 graphs" in shown.output
+    assert "17 rows, 1 graphs" in shown.output
     line = next(line for line in shown.output.splitlines() if info("b").run_id[:12] in line)
     cells = [cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]]
     assert cells[0] == "b"
-    assert cells[3:8] == ["4", "3", "1", "1.2500", "[bold]B=1"]
+    assert cells[3:8] == ["4", "4", "1", "1.1500", "[bold]B=2"]
 
 
 def test_validate(base: str) -> None:
@@ -61,8 +63,8 @@ def test_validate(base: str) -> None:
         file.write("torn")
     shown = run("validate", base)
     assert shown.exit_code == 1
-    assert f"{base}.csv:18: the last line is torn" in shown.output
-    assert "16 rows, 2 runs, 1 graphs: 1 damaged" in shown.output
+    assert f"{base}.csv:19: the last line is torn" in shown.output
+    assert "17 rows, 2 runs, 1 graphs: 1 damaged" in shown.output
 
 
 def test_validate_calls_other_columns_damage(base: str) -> None:
@@ -75,8 +77,8 @@ def test_validate_calls_other_columns_damage(base: str) -> None:
 def test_join(base: str, tmp_path: Path) -> None:
     shown = run("join", base)
     table = pd.read_csv(io.StringIO(shown.output))
-    assert (shown.exit_code, len(table)) == (0, 8)
-    assert table.kernel_name.tolist() == ["a"] * 4 + ["b"] * 4
+    assert (shown.exit_code, len(table)) == (0, 9)
+    assert table.kernel_name.tolist() == ["a"] * 4 + ["b"] * 5
     out = tmp_path / "joined.csv"
     assert run("join", base, "--out", str(out)).exit_code == 0
     assert pd.read_csv(out).equals(table)
@@ -86,8 +88,8 @@ def test_join(base: str, tmp_path: Path) -> None:
 def test_export(base: str, tmp_path: Path) -> None:
     assert run("export", base, "--out", str(tmp_path / "x.y")).exit_code == 0
     rows = pd.read_parquet(tmp_path / "x.y.parquet")
-    assert rows.perf_ms.dropna().tolist() == [3.25, 1.25, 2.25] * 2
-    assert rows.kernel_name.tolist() == ["a"] * 4 + ["b"] * 4
+    assert rows.perf_ms.dropna().tolist() == [3.25, 1.25, 2.25] * 2 + [0.05]
+    assert rows.kernel_name.tolist() == ["a"] * 4 + ["b"] * 5
     graphs = pd.read_parquet(tmp_path / "x.y.graphs.parquet")
     assert graphs.ir_id.tolist() == [graph(5)["ir_id"]]
     assert run("export", base).exit_code == 0
@@ -128,7 +130,7 @@ def test_show_without_matplotlib(base: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert shown.exit_code == 0
     assert "matplotlib is not installed" in shown.output
     times = [line.split()[2] for line in shown.output.splitlines() if " ms " in line]
-    assert times == ["3.2500", "1.2500"]  # only what was better
+    assert times == ["3.2500", "1.2500", "0.0500"]  # only what was better
     assert "4: op4" in shown.output
     assert not list(Path(base).parent.glob("*.png"))
 
