@@ -225,6 +225,10 @@ class World:
             delta = self._base(rank) - self._base(self._backend.rank)
             words[context.DELTAS.value + place] = delta
         ctx = self.empty((len(words),), torch.int64, "ctx")
+        here = context.RECORD_HERE.value
+        own = self._backend.record(context.RECORD_WORDS.value)
+        self._record = ctx[here : here + context.RECORD_WORDS.value] if own is None else own
+        words[context.RECORD.value] = (self._record.data_ptr() - ctx.data_ptr()) // 8
         return ctx.copy_(torch.tensor(words, dtype=torch.int64))
 
     def _find(self, tensor: torch.Tensor) -> Allocation | None:
@@ -285,8 +289,8 @@ class World:
         raise AssertionError("digests differ but logs are equal")
 
     def _raise_if_expired(self) -> None:
-        start = context.RECORD.value
-        words = self.ctx[start : start + context.RECORD_WORDS.value].tolist()
+        with torch._C.DisableTorchFunction():  # host memory: there is nothing to wait for
+            words = self._record.tolist()
         if words[0] == 0 or self._expired:
             return
         self._expired = True
@@ -310,8 +314,10 @@ class World:
         for tensor in self._signals.values():
             tensor.zero_()
         self.ctx[context.POLLS.value] = self._backend.polls
-        self.ctx[context.RECORD.value : context.RECORD.value + context.RECORD_WORDS.value] = 0
+        self.ctx[context.TAKEN.value] = 0
+        self._record.zero_()
         self._expired = False
+        self._backend.synchronize()
         self.exchange(None, "recovery")  # nobody signals before everybody's flags are back
 
 

@@ -26,6 +26,9 @@ class Backend(Protocol):
     def segment(self, rank: int) -> torch.Tensor:
         """A rank's heap as bytes, if the host can reach it (ValueError if not)."""
 
+    def record(self, num_words: int) -> torch.Tensor | None:
+        """Zeroed int64 words in host memory that kernels can write; None if the heap is that."""
+
     def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
         """Every member's value, in the order of `ranks`. A collective with a timeout."""
 

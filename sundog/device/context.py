@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import triton.language as tl
 
-__all__ = ["DELTAS", "POLLS", "RANK", "RECORD", "RECORD_WORDS", "SIZE"]
+__all__ = ["DELTAS", "POLLS", "RANK", "RECORD", "RECORD_HERE", "RECORD_WORDS", "SIZE", "TAKEN"]
 
 RANK = tl.constexpr(0)  # this rank in the world (or group)
 SIZE = tl.constexpr(1)  # ranks in the world
 POLLS = tl.constexpr(2)  # how often a wait may poll; 0 ends every wait at once (the sticky word)
-RECORD = tl.constexpr(3)  # the first of RECORD_WORDS words that a wait leaves when it runs out
-RECORD_WORDS = tl.constexpr(6)  # taken, program, address of the flag, expected, seen, peer
+# A wait that runs out leaves RECORD_WORDS words where the host can read them without touching the
+# device: written, program, address of the flag, expected, seen, peer.
+RECORD = tl.constexpr(3)  # how far from this table the record lies, in words
+RECORD_WORDS = tl.constexpr(6)
+TAKEN = tl.constexpr(4)  # 1 once a wait has claimed the record: the first one leaves it
+RECORD_HERE = tl.constexpr(8)  # the record's place where this table is in host memory itself
 DELTAS = tl.constexpr(16)  # base of peer's heap minus base of mine, in bytes, one word per peer

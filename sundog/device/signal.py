@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .context import POLLS, RANK, RECORD, SIZE
+from .context import POLLS, RANK, RECORD, SIZE, TAKEN
 from .memory import translate
 
 __all__ = [
@@ -144,16 +144,17 @@ def barrier_programs(counter, ctx):
 @triton.jit
 def _run_out(flag, peer, epoch, seen, ctx):
     """Leave a record for the host, once per rank, and end all other waits of this rank."""
-    record = ctx + RECORD
     one = tl.full((), 1, tl.int64)
-    if tl.atomic_xchg(record, one, sem="relaxed", scope="gpu") == 0:
+    if tl.atomic_xchg(ctx + TAKEN, one, sem="relaxed", scope="gpu") == 0:
         program = tl.program_id(0) + tl.num_programs(0) * (
             tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
         )
-        # Atomics, since the host may look while the kernel still runs.
+        record = ctx + tl.load(ctx + RECORD)
+        # Atomics, since the host may look while the kernel still runs; the first word comes last.
         tl.atomic_xchg(record + 1, program.to(tl.int64), sem="relaxed", scope="sys")
         tl.atomic_xchg(record + 2, flag.to(tl.int64), sem="relaxed", scope="sys")
         tl.atomic_xchg(record + 3, one * epoch, sem="relaxed", scope="sys")
         tl.atomic_xchg(record + 4, one * seen, sem="relaxed", scope="sys")
         tl.atomic_xchg(record + 5, one * peer, sem="relaxed", scope="sys")
+        tl.atomic_xchg(record, one, sem="release", scope="sys")
     tl.atomic_xchg(ctx + POLLS, one * 0, sem="release", scope="sys")
