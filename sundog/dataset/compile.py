@@ -1,0 +1,118 @@
+"""A kernel's TTIR and TTGIR, on any machine: Triton's own first two stages, without a driver.
+
+    module = lower(kernel, (x, y, 1024), {"BLOCK": 128, "num_warps": 8}, arch="sm_90")
+
+The arguments are bound and specialised by the code that a real launch uses (dtype, alignment by
+16, equal to 1), so the IR is the one that a launch would compile. Nothing is written to a cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
+
+__all__ = ["gpu_target", "lower", "lower_source"]
+
+STAGES = ("ttir", "ttgir")
+
+
+def gpu_target(arch: str) -> GPUTarget:
+    """`sm_90` or `gfx942`, as Triton names it."""
+    from triton.backends.compiler import GPUTarget
+
+    if match := re.fullmatch(r"sm_?(\d+)a?", arch):
+        return GPUTarget("cuda", int(match[1]), 32)
+    if re.fullmatch(r"gfx[0-9a-f]+", arch):
+        # CDNA (gfx9..) has wavefronts of 64 lanes, RDNA (gfx10 and later) of 32.
+        return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+    raise ValueError(f"unknown architecture {arch!r}: give an NVIDIA sm_NN or an AMD gfxNNN name")
+
+
+def lower(
+    kernel: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    arch: str = "sm_90",
+    stage: str = "ttgir",
+) -> Any:
+    """The module that a launch `kernel[grid](*args, **kwargs)` on `arch` would compile.
+
+    `kwargs` are what a launch takes: arguments by name, constexprs, num_warps and other options.
+    Tensors may be on any device, `meta` included.
+    """
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    kernel = _jit_function(kernel)
+    backend = make_backend(gpu_target(arch))
+    launch = dict(kwargs or {})
+    launch.setdefault("debug", bool(kernel.debug))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(*args, **launch)
+    options, signature, constexprs, attrs = kernel._pack_args(
+        backend, launch, bound, specialization, options
+    )
+    source = _source_class(kernel)(kernel, signature, constexprs, attrs)
+    return lower_source(source, options.__dict__, arch=arch, stage=stage)
+
+
+def lower_source(
+    source: Any, options: Mapping[str, Any], *, arch: str = "sm_90", stage: str = "ttgir"
+) -> Any:
+    """The same from an explicit `triton.compiler.ASTSource`: signature, constexprs, attrs."""
+    from triton.compiler.compiler import make_backend
+
+    if stage not in STAGES:
+        raise ValueError(f"stage is {stage!r}: give one of {', '.join(STAGES)}")
+    target = gpu_target(arch)
+    backend = make_backend(target)
+    parsed = backend.parse_options({**options, **source.parse_options()})
+    context = _context(backend)
+    implementation = backend.get_codegen_implementation(parsed)
+    module = source.make_ir(target, parsed, implementation, backend.get_module_map(), context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, parsed, source.language)
+    names = list(stages)
+    metadata = {"target": target, **parsed.__dict__}
+    if stage not in names[names.index(source.ext) :]:
+        raise ValueError(f"a Gluon kernel has no {stage}: ask for ttgir")
+    for name in names[names.index(source.ext) : names.index(stage) + 1]:
+        module = stages[name](module, metadata)
+    module.context = context
+    return module
+
+
+def _context(backend: Any) -> Any:
+    from triton._C.libtriton import ir
+
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    return context
+
+
+def _jit_function(kernel: Any) -> Any:
+    """Below `@triton.autotune` and `@triton.heuristics`, whose choices the caller gives."""
+    from triton.runtime.jit import JITFunction
+
+    inner = kernel
+    while not isinstance(inner, JITFunction):
+        if not hasattr(inner, "fn"):
+            raise ValueError(f"{kernel!r} is not a @triton.jit kernel")
+        inner = inner.fn
+    return inner
+
+
+def _source_class(kernel: Any) -> Any:
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
