@@ -37,11 +37,14 @@ class PeerLost(SundogError):
 
 
 class Deadlock(SundogError):
-    """Nothing can run and not everything has finished. `waits` has one entry per waiting program."""
+    """Nothing can run, not everything has finished. `waits` has an entry per waiting program."""
 
     def __init__(self, message: str, waits: list[object]) -> None:
         super().__init__(message)
         self.waits = waits
+
+    def __reduce__(self) -> tuple:  # a rank in a process of its own hands it over by pickle
+        return Deadlock, (str(self), self.waits)
 
 
 class BadAccess(SundogError):
@@ -74,3 +77,10 @@ class WaitTimeout(SundogError):
     def __init__(self, message: str, record: WaitRecord) -> None:
         super().__init__(message)
         self.record = record
+
+    def __reduce__(self) -> tuple:
+        return WaitTimeout, (str(self), self.record)
+
+
+class NotResident(SundogError):
+    """Programs that wait for each other can't all be on the GPU at once: they would hang."""

@@ -2,8 +2,8 @@
 
 Ranks that make the same calls get the same offsets, so allocating needs no communication. Two-level
 segregated fit (TLSF, as in real-time allocators): free blocks are kept in classes of nearly equal
-size, a bitmap finds the first class that fits, neighbours are merged at once. Every step is O(1);
-only a request that fits no whole class looks through the one class that it belongs to.
+size, a bitmap finds the first class that fits, neighbours are merged at once. A class is sorted, so
+the smallest block that fits is found by bisection: O(log n) steps, best fit, lowest offset first.
 
 A block is found again by its offset, never by a garbage collector, whose order differs between
 ranks. The log of calls since the last agreement lets a barrier name the first one that differs.
@@ -11,6 +11,7 @@ ranks. The log of calls since the last agreement lets a barrier name the first o
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import os
 import sys
@@ -62,7 +63,7 @@ class Heap:
         self.capacity -= self.capacity % ALIGNMENT
         self._by_start: dict[int, int] = {}  # free blocks: start -> size
         self._by_end: dict[int, int] = {}  # and end -> start
-        self._classes: dict[int, dict[int, None]] = {}  # class -> starts, the latest last
+        self._classes: dict[int, list[tuple[int, int]]] = {}  # class -> sorted (size, start)
         self._bitmap = 0  # bit c is set where class c has a block
         self._give(0, self.capacity)
 
@@ -105,20 +106,23 @@ class Heap:
         self.digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def _find(self, size: int) -> int | None:
-        # A class above the request's own holds only blocks that fit.
-        fitting = self._bitmap >> (_class_of(size) + 1)
-        if fitting:
-            lowest = (fitting & -fitting).bit_length() - 1
-            return next(reversed(self._classes[_class_of(size) + 1 + lowest]))
-        own = self._classes.get(_class_of(size), {})
-        return next((start for start in own if self._by_start[start] >= size), None)
+        """The start of the smallest free block of at least `size` bytes."""
+        own = self._classes.get(_class_of(size), [])
+        at = bisect.bisect_left(own, (size, 0))
+        if at < len(own):
+            return own[at][1]
+        larger = self._bitmap >> (_class_of(size) + 1)  # classes that hold only blocks that fit
+        if not larger:
+            return None
+        lowest = (larger & -larger).bit_length()
+        return self._classes[_class_of(size) + lowest][0][1]
 
     def _take(self, start: int) -> int:
         size = self._by_start.pop(start)
         del self._by_end[start + size]
-        starts = self._classes[_class_of(size)]
-        del starts[start]
-        if not starts:
+        blocks = self._classes[_class_of(size)]
+        del blocks[bisect.bisect_left(blocks, (size, start))]
+        if not blocks:
             self._bitmap &= ~(1 << _class_of(size))
         return size
 
@@ -133,7 +137,7 @@ class Heap:
             start = before
         self._by_start[start] = size
         self._by_end[start + size] = start
-        self._classes.setdefault(_class_of(size), {})[start] = None
+        bisect.insort(self._classes.setdefault(_class_of(size), []), (size, start))
         self._bitmap |= 1 << _class_of(size)
 
     def _out_of_heap(self, nbytes: int, name: str, site: str) -> str:
