@@ -31,7 +31,7 @@ import torch
 from helion_kernels import CASES
 
 from sundog.dataset.graph import IR_SCHEMA_VERSION, canonical_json, ir_id_of, to_networkx
-from sundog.dataset.helion_ir import IrEdge, IrNode, extract_ir_graph
+from sundog.dataset.helion_ir import IrEdge, IrGraphMeta, IrNode, extract_ir_graph
 from sundog.dataset.helion_rebuild import differences, graph_differences, rebuild
 from sundog.dataset.helion_regions import KNOWN_REGION_KINDS, is_graph_id
 from sundog.dataset.helion_values import MAX_DISPLAY, encode, resolve_target, warn_once
@@ -637,3 +637,19 @@ def test_attention_takes_at_most_50_ms() -> None:
 def test_encode_refuses_a_node_outside_of_arguments() -> None:
     with pytest.raises(AssertionError):
         encode(torch.fx.Graph().placeholder("x"))
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "helion.md").read_text()
+    parts = {
+        part.partition("\n")[0].strip(): part for part in re.split(r"^### ", text, flags=re.M)[1:]
+    }
+    for title, fields in (
+        ("Graph fields", IrGraphMeta.__annotations__),
+        ("Node fields", IrNode.__annotations__),
+        ("Edge fields", IrEdge.__annotations__),
+    ):
+        cells = re.findall(r"^\| (`.*?) \|", parts[title], re.M)
+        documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+        kinds = {"data", "region", "call", "result", "carried"} if title == "Edge fields" else set()
+        assert documented - kinds - {"edge_kind"} == set(fields) - kinds - {"edge_kind"}

@@ -1,0 +1,150 @@
+"""An ordinary Helion tuning run of add, softmax and matmul on one GPU, recorded, then checked.
+
+    python scripts/helion_h200.py --wheels WHEELS --out OUT     tune, check, print a table
+    python scripts/helion_h200.py --check OUT                   check only: needs no GPU
+
+WHEELS is a folder of wheels, or of what was unpacked from them, that this machine lacks: helion,
+filecheck, and greenlet, packaging, psutil where they are missing. Quick effort, --budget seconds
+for each kernel; under three minutes in all. Reading the files needs pandas and pyarrow: where
+these are missing, take OUT to a machine that has them and --check it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ("add", "softmax", "matmul")
+
+
+def main() -> int:
+    options = _parse()
+    sys.path[:0] = [os.fspath(ROOT), os.fspath(ROOT / "tests" / "dataset")]
+    if options.check is not None:
+        return report(options.check / "helion")
+    _add_wheels(options.wheels, options.out)
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR"):
+        os.environ.setdefault(name, os.fspath(options.out / "cache" / name.lower()))
+    start = time.perf_counter()
+    for name in KERNELS:
+        tune(name, options.out / "helion", options.budget)
+    print(f"tuned {len(KERNELS)} kernels in {time.perf_counter() - start:.0f} s")
+    return report(options.out / "helion")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--wheels", type=Path, help="wheels, or a folder of unpacked ones")
+    parser.add_argument("--out", type=Path, default=Path("helion_run"), help="where to write")
+    parser.add_argument("--budget", type=int, default=40, help="seconds of search per kernel")
+    parser.add_argument("--check", type=Path, metavar="OUT", help="only check what is there")
+    return parser.parse_args()
+
+
+def _add_wheels(wheels: Path | None, out: Path) -> None:
+    """On the path of this process and of the workers that Helion starts."""
+    out.mkdir(parents=True, exist_ok=True)
+    if wheels is None:
+        return
+    folder = wheels
+    if list(wheels.glob("*.whl")):
+        folder = out / "cache" / "site"
+        for wheel in sorted(wheels.glob("*.whl")):
+            zipfile.ZipFile(wheel).extractall(folder)
+    # Last: what the machine has itself wins over what was carried.
+    sys.path.append(os.fspath(folder.resolve()))
+
+
+def tune(name: str, base: Path, budget: int) -> None:
+    """A user's tuning run: the only line of ours is the hook."""
+    import helion
+    import helion_kernels
+    import torch
+
+    from sundog.dataset.helion import record_autotuning
+
+    kernel = helion.kernel(
+        getattr(helion_kernels, name).fn,
+        static_shapes=True,
+        autotune_effort="quick",
+        autotune_budget_seconds=budget,
+        autotune_progress_bar=False,
+        autotuner_fn=record_autotuning(base),
+    )
+    args = _arguments(name, torch)
+    config = kernel.autotune(args)
+    torch.testing.assert_close(kernel(*args), _reference(name, args, torch), atol=1e-1, rtol=1e-2)
+    _check_ir(kernel, args)
+    print(f"{name}: {config}")
+
+
+def _arguments(name: str, torch: Any) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    shapes = {
+        "add": [(8192, 8192)] * 2,
+        "softmax": [(8192, 4096)],
+        "matmul": [(4096, 4096)] * 2,
+    }[name]
+    return tuple(torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
+
+
+def _reference(name: str, args: tuple[Any, ...], torch: Any) -> Any:
+    functions = {"add": torch.add, "matmul": torch.matmul}
+    return torch.softmax(args[0], dim=1) if name == "softmax" else functions[name](*args)
+
+
+def _check_ir(kernel: Any, args: tuple[Any, ...]) -> None:
+    """The record of the kernel on this machine gives its device IR back."""
+    from sundog.dataset.helion import describe
+    from sundog.dataset.helion_rebuild import differences
+
+    bound = kernel.bind(args)
+    found = describe(bound, args)
+    record = None if found is None else found[1]
+    assert record is not None, "no IR record"
+    wrong = differences(bound.host_function.device_ir, record, env=bound.env)
+    assert wrong == [], wrong[:3]
+
+
+def report(base: Path) -> int:
+    """Reads and validates the three files; 1 if anything is wrong. The table comes last."""
+    try:
+        from sundog.dataset.reader import read
+        from sundog.dataset.validate import validate
+
+        data = read(base)
+    except ImportError as error:
+        print(f"not checked here ({error}); on another machine: --check {base.parent}")
+        return 0
+    damage = validate(data).damage
+    for item in damage:
+        print(item)
+    print(f"{base}: {len(data.rows)} rows, {len(data.graphs)} graphs, {len(damage)} damaged")
+    print(
+        f"{'kernel':10} {'configs':>8} {'ok':>5} {'failed':>7} {'again':>6} {'samples':>8} "
+        f"{'best ms':>9} {'seconds':>8}  hardware"
+    )
+    for run in data.runs.itertuples():
+        print(_line(run, data.rows[data.rows.session == run.session]))
+    return 1 if damage or len(data.runs) < len(KERNELS) else 0
+
+
+def _line(run: Any, rows: Any) -> str:
+    ended = rows[rows.status != "started"]
+    ok = ended[ended.status == "ok"]
+    counts = (rows.config_index.nunique(), (ok.repeat == 0).sum(), (ended.status != "ok").sum())
+    again, samples = (ended.repeat > 0).sum(), ok.num_samples.fillna(0).sum()
+    return (
+        f"{run.kernel_name:10} {counts[0]:8} {counts[1]:5} {counts[2]:7} {again:6} {samples:8.0f} "
+        f"{run.best_perf_ms:9.4f} {run.seconds:8.1f}  {run.hardware_name}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
