@@ -37,6 +37,7 @@ class World:
         self._origin = origin
         self._closed = ""
         self._num_groups = 0
+        self._groups: dict[int, World | None] = {}  # by the offset of their heaps in this one
         self._scopes: list[list[int]] = []
         self._signals: dict[int, torch.Tensor] = {}
         self._expired = False
@@ -63,7 +64,8 @@ class World:
         self._backend.allocated(self._base(self._backend.rank), block)
         tensor = self._view(self._backend.rank, block.offset, sizes, dtype)
         if self._heap.guard:
-            poison_tensor(tensor)
+            with torch._C.DisableTorchFunction():  # nobody's write: it stays unwritten
+                poison_tensor(tensor)
         return tensor
 
     def zeros(
@@ -90,14 +92,14 @@ class World:
     def signals(self, shape: Shape, name: str) -> torch.Tensor:
         """Flags and epochs: zeroed int64, and set back to zero if the world must recover."""
         tensor = self.zeros(shape, torch.int64, name)
-        self._signals[tensor.data_ptr()] = tensor
+        self._signals[_address(tensor)] = tensor
         return tensor
 
     def free(self, tensor: torch.Tensor) -> None:
         """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
         self._check_open()
         block = self._block_of(tensor)
-        inside = tensor.data_ptr() - self._base(self._backend.rank) - block.offset
+        inside = _address(tensor) - self._base(self._backend.rank) - block.offset
         if inside != 0:
             raise NotSymmetric(
                 f"free: this tensor is a part of {block.name}, {inside} bytes into it. Free the "
@@ -107,8 +109,16 @@ class World:
 
     def _free(self, offset: int) -> None:
         base = self._base(self._backend.rank)
-        self._signals.pop(base + offset, None)
-        self._backend.freed(base, self._heap.free(offset))
+        block = self._heap.free(offset)
+        if offset not in self._groups:
+            self._signals.pop(base + offset, None)
+            self._backend.freed(base, block)
+            return
+        group = self._groups.pop(offset)
+        if group is not None:
+            for inner in list(group._heap.live):
+                group._free(inner)
+            group._end("the group ended with the scope that it was made in")
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -135,11 +145,10 @@ class World:
         block = self._block_of(tensor)
         self._check_rank(rank)
         other = self._ranks[rank]
-        offset = tensor.data_ptr() - self._base(self._backend.rank)
-        assert block.offset <= offset
-        nbytes = self._backend.segment(other)[self._origin + offset :]
-        typed = nbytes[: nbytes.numel() // tensor.dtype.itemsize * tensor.dtype.itemsize]
-        return typed.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+        whole = self._view(other, block.offset, [block.size // tensor.itemsize], tensor.dtype)
+        inside = _address(tensor) - self._base(self._backend.rank) - block.offset
+        start = whole.storage_offset() + inside // tensor.itemsize
+        return whole.as_strided(tensor.shape, tensor.stride(), start)
 
     # ranks together
 
@@ -167,7 +176,14 @@ class World:
     def exchange(self, value: Any, what: str = "exchange") -> list[Any]:
         """Every rank's value, by rank. A collective on the host, with a timeout."""
         self._check_open()
-        return self._backend.exchange(value, what, self._ranks, self._channel)
+        everyone = self._backend.exchange((what, value), what, self._ranks, self._channel)
+        calls = [call for call, _ in everyone]
+        if len(set(calls)) > 1:
+            raise RankMismatch(
+                f"ranks met in different calls:\n{_by_rank(calls)}\nMake the same calls, in the "
+                "same order, on every rank."
+            )
+        return [value for _, value in everyone]
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Rank `src`'s value, on every rank."""
@@ -178,26 +194,44 @@ class World:
         """A world of some of the ranks. Every rank calls this; those outside get None.
 
         The group has a heap of its own, `heap_size` bytes of this one (default: an eighth), so
-        that its members may allocate without the others.
+        that its members may allocate without the others. It ends with the scope that it was made
+        in, or with this world.
         """
         members = self._check_members(ranks)
         self._num_groups += 1
         nbytes = heap_size or self._heap.capacity // 8
         arena = self._heap.alloc(nbytes, f"group{self._num_groups}")
+        self._groups[arena.offset] = None
+        if self._scopes:
+            self._scopes[-1].append(arena.offset)
         if self.rank not in members:
             return None
         heap = Heap(nbytes, self._heap.guard)
         chosen = tuple(self._ranks[r] for r in members)
         channel = f"{self._channel}/{self._num_groups}"
         group = World(self._backend, chosen, channel, heap, self._origin + arena.offset)
+        self._groups[arena.offset] = group
         group.barrier()  # nobody talks to a member whose context is not there yet
         return group
 
     def close(self) -> None:
-        """Wait for what this rank launched and give everything back. Closing twice is fine."""
-        if not self._closed:
-            self._closed = "the world was closed"
+        """Wait for what this rank launched and give everything back. Closing twice is fine.
+
+        A group only ends: its memory goes back with the scope that it was made in.
+        """
+        if self._closed:
+            return
+        self._end("the world was closed")
+        if self._channel == "world":
             self._backend.close()
+        else:
+            self._backend.synchronize()
+
+    def _end(self, why: str) -> None:
+        self._closed = self._closed or why
+        for group in self._groups.values():
+            if group is not None:
+                group._end(why)
 
     def __enter__(self) -> World:
         return self
@@ -218,6 +252,7 @@ class World:
 
     def _make_context(self) -> torch.Tensor:
         words = [0] * (context.DELTAS.value + self.size)
+        words[context.DELTAS.value - 1] = context.NOBODY
         words[context.RANK.value] = self.rank
         words[context.SIZE.value] = self.size
         words[context.POLLS.value] = self._backend.polls
@@ -234,13 +269,14 @@ class World:
     def _find(self, tensor: torch.Tensor) -> Allocation | None:
         if tensor.device.type != self.device.type:
             return None
-        offset = tensor.data_ptr() - self._base(self._backend.rank)
+        offset = _address(tensor) - self._base(self._backend.rank)
         if not 0 <= offset < self._heap.capacity:
             return None
         # Live blocks are few and this is not a launch path: a scan is fine.
-        return next(
-            (b for b in self._heap.live.values() if b.offset <= offset < b.offset + b.size), None
-        )
+        for block in self._heap.live.values():
+            if block.offset <= offset < block.offset + block.size:
+                return None if block.offset in self._groups else block
+        return None
 
     def _block_of(self, tensor: torch.Tensor) -> Allocation:
         self._check_open()
@@ -272,7 +308,10 @@ class World:
             raise ValueError(f"group of ranks {members}: name each member once, and at least one")
         everyone = self.exchange(tuple(members), "group")
         if len(set(everyone)) > 1:
-            raise RankMismatch(f"group: ranks named different members: {_by_rank(everyone)}")
+            raise RankMismatch(
+                f"group: ranks named different members:\n{_by_rank(everyone)}\nName the same ones, "
+                "in the same order, on every rank."
+            )
         return members
 
     def _raise_divergence(self) -> None:
@@ -319,6 +358,12 @@ class World:
         self._expired = False
         self._backend.synchronize()
         self.exchange(None, "recovery")  # nobody signals before everybody's flags are back
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where it starts, also if it is empty: data_ptr() would be 0 then."""
+    storage = tensor.untyped_storage().data_ptr()
+    return storage + tensor.storage_offset() * tensor.itemsize
 
 
 def _sizes(shape: Shape) -> list[int]:

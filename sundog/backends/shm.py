@@ -24,7 +24,8 @@ from .. import knobs
 from ..device import context
 from ..errors import PeerLost, RankMismatch
 from ..heap import ALIGNMENT, Allocation, Heap
-from ..sim.launcher import HostMode, Installed
+from ..sim.host_ops import HostMode
+from ..sim.launcher import Installed
 from ..sim.machine import Machine
 from ..sim.schedule import RandomSchedule
 from ..sim.tasks import Program

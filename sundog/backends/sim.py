@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from .. import knobs
 from ..device import context
 from ..heap import ALIGNMENT, Allocation, Heap
-from ..sim.launcher import HostMode, Installed, current_machine
+from ..sim.host_ops import HostMode
+from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
 from ..sim.memory import Region
 from ..sim.schedule import from_token
@@ -22,6 +24,7 @@ __all__ = ["Sim", "run"]
 
 UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or time is made to run out (`expire`)
 GUARD = ALIGNMENT
+ORDERING = ("barrier", "recovery")  # the exchanges behind which all streams were drained
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,28 @@ class Meeting:
     def __init__(self, machine: Machine, ranks: tuple[int, ...]) -> None:
         self._machine = machine
         self._ranks = ranks
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, bytes] = {}
         self._waiting: list[Host] = []
 
     def exchange(self, value: Any, what: str) -> list[Any]:
         machine = self._machine
-        self._values[machine.host.rank] = value
-        if len(self._values) < len(self._ranks):
+        # Each rank gets a copy of its own, as it would from another process.
+        self._values[machine.host.rank] = pickle.dumps(value)
+        missing = [rank for rank in self._ranks if rank not in self._values]
+        waits_for = f"ranks {', '.join(map(str, missing))} at a {what}"
+        if missing:
+            for host in self._waiting:
+                host.waits_for = waits_for
             self._waiting.append(machine.host)
-            return machine.block(f"ranks {self._missing()} at a {what}")
-        everyone = [self._values[rank] for rank in self._ranks]
-        waiting, self._waiting, self._values = self._waiting, [], {}
-        for host in waiting:
-            machine.wake(host, everyone)
-        return everyone
-
-    def _missing(self) -> str:
-        return ", ".join(str(r) for r in self._ranks if r not in self._values)
+            everyone = machine.block(waits_for)
+        else:
+            everyone = [self._values[rank] for rank in self._ranks]
+            waiting, self._waiting, self._values = self._waiting, [], {}
+            if machine.checker is not None and what in ORDERING:
+                machine.checker.world_barrier([h.stream for h in [*waiting, machine.host]])
+            for host in waiting:
+                machine.wake(host, everyone)
+        return [pickle.loads(each) for each in everyone]
 
 
 class SimBackend:
@@ -88,10 +96,16 @@ class SimBackend:
         self._shared.machine.drain(self._shared.machine.host.stream)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
-        self._shared.machine.memory.add(region_of(base, allocation, self.rank))
+        region = region_of(base, allocation, self.rank)
+        self._shared.machine.memory.add(region)
+        if self._shared.machine.checker is not None:
+            self._shared.machine.checker.allocated(region)
 
     def freed(self, base: int, allocation: Allocation) -> None:
+        self.synchronize()  # freeing is in stream order: this rank's kernels have ended
         self._shared.machine.memory.remove(base + allocation.offset)
+        if self._shared.machine.checker is not None:
+            self._shared.machine.checker.freed(base + allocation.offset)
 
     def close(self) -> None:
         self.synchronize()
@@ -121,22 +135,27 @@ def make_segment(nbytes: int) -> torch.Tensor:
 
 def run(fn: Callable[[World], Any], world_size: int, heap_size: int, options: Sim) -> list[Any]:
     """Run `fn` on every rank, interleaved, until all have returned."""
-    if current_machine() is not None:
-        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
     token = options.schedule or f"random:{knobs.seed.get()}"
     machine = Machine(from_token(token), options.num_sms or knobs.num_sms.get(), options.expire)
+    simulate(machine, fn, world_size, heap_size)
+    if machine.failure is not None:
+        raise _with_rank(machine.failure, machine.hosts)
+    return [host.result for host in machine.hosts]
+
+
+def simulate(
+    machine: Machine, fn: Callable[[World], Any], world_size: int, heap_size: int
+) -> None:
+    """The same on a given machine, whose hosts have the results and `failure` the first error."""
+    if current_machine() is not None:
+        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
     segments = [make_segment(heap_size) for _ in range(world_size)]
     shared = Shared(machine, segments, {})
-    hosts = [
+    for rank in range(world_size):
         machine.add_host(rank, _host(fn, shared, rank), [HostMode(machine)])
-        for rank in range(world_size)
-    ]
     machine.on_expire = _expire(shared)
     with Installed(machine):
         machine.run()
-    if machine.failure is not None:
-        raise _with_rank(machine.failure, hosts)
-    return [host.result for host in hosts]
 
 
 def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
@@ -147,10 +166,11 @@ def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[],
         try:
             world.barrier()
             result = fn(world)
-            world.synchronize()
+            if not world._closed:
+                world.synchronize()
             return result
         finally:
-            world._closed = "the world was closed"
+            world._end("the world was closed")
 
     return host
 

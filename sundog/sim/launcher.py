@@ -1,4 +1,4 @@
-"""`kernel[grid](...)` on the simulator: the launch path, and what hosts do between launches."""
+"""`kernel[grid](...)` on the simulator: the launch path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from triton.backends.amd.compiler import HIPOptions
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.jit import JITFunction
@@ -18,40 +17,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..heap import caller
 from .interpreter import convert_argument, twin
 from .machine import Machine
-from .tasks import Host, Launch
+from .tasks import Launch
 
-__all__ = ["HostMode", "Installed", "current_machine"]
+__all__ = ["Installed", "current_machine"]
 
 _OPTIONS = {field.name for kind in (CUDAOptions, HIPOptions) for field in dataclasses.fields(kind)}
-
-# Of what a host does with tensors, these only look at shapes and addresses, not at memory.
-_METADATA = {
-    "__get__", "data_ptr", "untyped_storage", "storage_offset", "size", "stride", "dim", "numel",
-    "element_size", "is_contiguous", "is_floating_point", "is_complex", "nelement", "ndimension",
-    "__len__", "view", "view_as", "as_strided", "detach", "expand", "narrow", "permute",
-    "transpose", "t", "select", "unsqueeze", "squeeze", "is_pinned", "storage_type", "__hash__",
-}  # fmt: skip
-
-
-class HostMode(TorchFunctionMode):
-    """Torch operations of a rank's host happen in stream order: behind what it launched."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__()
-        self.machine = machine
-
-    def __torch_function__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") in _METADATA:
-            return func(*args, **(kwargs or {}))
-        machine = self.machine
-        if isinstance(machine.current, Host):
-            machine.drain(machine.current.stream)
-        result = func(*args, **(kwargs or {}))
-        machine.host_wrote()
-        return result
-
 
 Launcher = Callable[[JITFunction, Any, tuple, dict], Any]  # kernel, grid, args, kwargs
 

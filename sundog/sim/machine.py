@@ -23,6 +23,7 @@ from ..heap import relative
 from . import report
 from .interpreter import language
 from .memory import Memory
+from .races import Checker
 from .schedule import Schedule
 from .tasks import Host, Launch, Poll, Program, Stream, Task
 from .torch_state import TorchState
@@ -52,6 +53,7 @@ class Machine:
         self.ready: list[Task] = []
         self.current: Task | None = None
         self.failure: BaseException | None = None
+        self.checker: Checker | None = None
         self.on_idle: Callable[[], bool] | None = None  # shm: look outside this process
         self.on_expire: Callable[[set[int]], None] = lambda ranks: None
         self._hub = greenlet.greenlet(self._loop)
@@ -155,14 +157,14 @@ class Machine:
         for stream in self.streams:
             if stream.rank != rank:
                 continue
-            while stream.queue and self._start_programs(stream.queue[0]):
+            while stream.queue and self._start_programs(stream.queue[0], stream):
                 stream.queue.popleft()
             if not stream.queue:
                 waiters, stream.waiters = stream.waiters, []
                 for host in waiters:
                     self.wake(host)
 
-    def _start_programs(self, launch: Launch) -> bool:
+    def _start_programs(self, launch: Launch, stream: Stream) -> bool:
         """Fill the free SMs; True once the whole launch has ended."""
         while launch.next < launch.total and self.resident[launch.rank] < self.num_sms:
             program = Program(launch, launch.next, launch.index(launch.next))
@@ -171,9 +173,13 @@ class Machine:
             launch.running += 1
             self.resident[launch.rank] += 1
             self.ready.append(program)
+            if self.checker is not None:
+                self.checker.start(program, stream)
         ended = launch.next == launch.total and launch.running == 0
         if ended:
             self.memory.drop(launch.held)
+            if self.checker is not None:
+                self.checker.end(launch, stream)
         return ended
 
     def _run_program(self, program: Program) -> None:
@@ -288,7 +294,9 @@ class Machine:
 
     # what the builder calls, in the coroutine of the running program
 
-    def before_load(self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool) -> None:
+    def before_load(
+        self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool
+    ) -> None:
         if volatile:
             self._give_way()
         self.memory.check(addresses, size, "load")
@@ -297,9 +305,13 @@ class Machine:
             key = self._poll_key(addresses, ("LOAD", b""))
             self._park_if_stuck(key, limit)
             self._found(key, addresses, size, read(addresses, size))
+        if self.checker is not None:
+            self.checker.load(self.program, addresses, size, tensor, proxy)
 
-    def before_store(self, addresses: np.ndarray, size: int, proxy: bool) -> None:
+    def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
         self.memory.check(addresses, size, "store")
+        if self.checker is not None:
+            self.checker.store(self.program, addresses, size, tensor, proxy)
 
     def after_store(self, addresses: np.ndarray, size: int) -> None:
         self._wrote(addresses, size)
@@ -312,6 +324,7 @@ class Machine:
         operands: tuple[str, bytes],
         sem: str,
         scope: str,
+        tensor: bool,
     ) -> np.ndarray:
         self._give_way()
         self.memory.check(addresses, size, "atomic")
@@ -319,6 +332,9 @@ class Machine:
         self._park_if_stuck(key, _POLLS_BEFORE_PARKING)
         before = read(addresses, size)
         old = execute()
+        if self.checker is not None:
+            op = operands[0]
+            self.checker.atomic(self.program, addresses, size, op, sem, scope, tensor)
         if read(addresses, size) == before:
             self._found(key, addresses, size, before)
         else:
@@ -327,6 +343,12 @@ class Machine:
 
     def cta_barrier(self) -> None:
         """A program runs as one here: only a checker has something to learn from its barriers."""
+        if self.checker is not None:
+            self.checker.cta_barrier(self.program)
+
+    def proxy_fence(self) -> None:
+        if self.checker is not None:
+            self.checker.proxy_fence(self.program)
 
     def _give_way(self) -> None:
         if self.ready:

@@ -1,0 +1,128 @@
+"""`check`: run a rank's function under many schedules with the race checker on.
+
+    report = check(fn, world_size=4, schedules=50)
+    assert not report.findings, report
+
+Half of the schedules are random, half PCT (see sim/schedule.py). Every finding carries the token of
+the schedule that showed it first; `check_once(fn, world_size, schedule=token)` replays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import knobs
+from .backends.sim import simulate
+from .errors import BadAccess, Deadlock, SundogError
+from .heap import relative
+from .sim.findings import Finding
+from .sim.machine import Machine
+from .sim.races import Checker
+from .sim.schedule import from_token
+from .world import World
+
+__all__ = ["Report", "check", "check_once", "tokens"]
+
+_HEAP = 16 << 20
+
+
+@dataclass
+class Report:
+    """What a check found, each kind and pair of source lines once."""
+
+    findings: list[Finding] = field(default_factory=list)
+    schedules: int = 0
+    first_schedule: int | None = None  # how many it took to find something
+    trace: list[tuple] | None = None
+    results: list[Any] = field(default_factory=list)  # of the last schedule, by rank
+
+    def merge(self, other: Report) -> None:
+        self.schedules += other.schedules
+        known = {finding.key(): finding for finding in self.findings}
+        for finding in other.findings:
+            if finding.key() in known:
+                known[finding.key()].count += finding.count
+            else:
+                self.findings.append(finding)
+        if self.findings and self.first_schedule is None:
+            self.first_schedule = self.schedules
+        self.results = other.results
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return f"no findings in {self.schedules} schedules"
+        head = f"{len(self.findings)} findings in {self.schedules} schedules"
+        return "\n\n".join([head, *(str(finding) for finding in self.findings)])
+
+
+def check(
+    fn: Callable[[World], Any],
+    world_size: int,
+    schedules: int = 50,
+    seed: int = 0,
+    num_sms: int = 0,
+    heap_size: int = 0,
+    stop_early: bool = False,
+) -> Report:
+    """Run `fn` once per schedule and collect what is wrong. `stop_early`: the first is enough."""
+    report = Report()
+    for token in tokens(schedules, seed):
+        report.merge(check_once(fn, world_size, token, num_sms, heap_size))
+        if stop_early and report.findings:
+            break
+    return report
+
+
+def tokens(schedules: int, seed: int) -> Iterator[str]:
+    """Random and PCT in turn, PCT of depth 2 to 4."""
+    for place in range(schedules):
+        number = seed + place // 2
+        yield f"random:{number}" if place % 2 == 0 else f"pct:{number}:{2 + place // 2 % 3}"
+
+
+def check_once(
+    fn: Callable[[World], Any],
+    world_size: int,
+    schedule: str = "random:0",
+    num_sms: int = 0,
+    heap_size: int = 0,
+    trace: bool = False,
+) -> Report:
+    """One schedule. Errors that a rank or a kernel raises are findings; Ctrl-C is not."""
+    machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
+    machine.checker = Checker(machine.memory)
+    machine.checker.trace = [] if trace else None
+    simulate(machine, fn, world_size, heap_size or _HEAP)
+    findings = list(machine.checker.findings.values())
+    if machine.failure is not None:
+        findings.append(_failure(machine))
+    for finding in findings:
+        finding.token = finding.token or schedule
+    return Report(findings, 1, None, machine.checker.trace, [h.result for h in machine.hosts])
+
+
+def _failure(machine: Machine) -> Finding:
+    error = machine.failure
+    assert error is not None
+    if not isinstance(error, Exception):
+        raise error
+    rank = next((host.rank for host in machine.hosts if host.error is error), None)
+    who = f"rank {rank}: " if rank is not None else ""
+    if isinstance(error, Deadlock):
+        return Finding("deadlock", "", str(error), suggestion="Follow the waits above.")
+    if isinstance(error, BadAccess):
+        return Finding("bad access", "", str(error))
+    if isinstance(error, AssertionError):
+        return Finding("wrong result", "", f"{who}{_where(error)}: {error}")
+    kind = type(error).__name__
+    text = str(error) if isinstance(error, SundogError) else f"{kind}: {error}"
+    return Finding("error", "", f"{who}{_where(error)}: {text}")
+
+
+def _where(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{relative(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"

@@ -1,0 +1,141 @@
+"""Vector clocks: what an actor knows to have happened, and what a release hands on.
+
+A program has two components, since its threads differ in what they publish: `warps` counts its CTA
+barriers, and stamps what many threads do; `zero` counts the steps of thread 0, which makes scalar
+atomics and stores. A stream (its host's work) has one. When a kernel ends, its programs' components
+are replaced by the stream's: whoever knows that point of the stream knows all of the kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+__all__ = ["Actor", "Clock", "Clocks", "Stamp", "StreamActor", "join"]
+
+Clock = dict[int, int]  # component -> time
+Stamp = tuple[int, int]  # component, time
+
+_NOBODY: Stamp = (-1, 0)
+
+
+def join(into: Clock, other: Clock) -> None:
+    """Learn what the other knows."""
+    for component, time in other.items():
+        if into.get(component, 0) < time:
+            into[component] = time
+
+
+@dataclass(eq=False)
+class Actor:
+    """A program."""
+
+    rank: int
+    index: tuple[int, int, int]
+    kernel: str
+    launch: int
+    number: int
+    warps: int
+    zero: int
+    clock: Clock  # learnt from others
+    proxy: Clock  # what a descriptor may read
+    barriers: int = 1
+    steps: int = 1
+    steps_at_barrier: int = 0
+    pending: dict[int, Clock] = field(default_factory=dict)  # learnt by single threads, by identity
+    pending_from: dict[Actor, None] = field(default_factory=dict)
+    heard: dict[object, object] = field(default_factory=dict)  # signals seen: races.Heard
+    joined: dict[int, Clock] = field(default_factory=dict)  # clocks already learnt, by identity
+
+    def stamp(self, tensor: bool) -> Stamp:
+        return (self.warps, self.barriers) if tensor else (self.zero, self.steps)
+
+    def barrier(self) -> None:
+        for clock in self.pending.values():
+            self.learn(clock)
+        self.pending, self.pending_from = {}, {}
+        self.barriers += 1
+        self.steps_at_barrier = self.steps
+        self.steps += 1
+
+    def learn(self, clock: Clock) -> None:
+        """Published clocks never change, so one that was learnt is not looked at again."""
+        if self.joined.get(id(clock)) is not clock:
+            join(self.clock, clock)
+            self.joined[id(clock)] = clock
+
+    def published(self, tensor: bool) -> Clock:
+        """What a release hands on: all from before the last CTA barrier, and thread 0's own."""
+        clock = dict(self.clock)
+        clock[self.warps] = self.barriers - 1
+        clock[self.zero] = self.steps_at_barrier if tensor else self.steps
+        return clock
+
+    def owns(self, component: int) -> bool:
+        return component in (self.warps, self.zero)
+
+
+@dataclass(eq=False)
+class StreamActor:
+    """A stream of a rank: its host's torch operations, and the order of its kernels."""
+
+    rank: int
+    component: int
+    index: None = None
+    kernel: str = "host"
+    launch: int = -1
+    number: int = -1
+    time: int = 1
+    clock: Clock = field(default_factory=dict)
+    heard: dict[object, object] = field(default_factory=dict)
+
+    def stamp(self, tensor: bool) -> Stamp:
+        return (self.component, self.time)
+
+    def owns(self, component: int) -> bool:
+        return component == self.component
+
+    def advance(self) -> None:
+        """What follows is not known to those who learnt of the stream before."""
+        self.clock[self.component] = self.time
+        self.time += 1
+
+
+class Clocks:
+    """Components, and which of them a finished kernel has folded into its stream."""
+
+    def __init__(self) -> None:
+        self._components = itertools.count()
+        self._ended: dict[int, Stamp] = {}
+
+    def component(self) -> int:
+        return next(self._components)
+
+    def knows(self, actor: Actor | StreamActor, stamp: Stamp) -> bool:
+        """Whether the stamped access happened before what the actor does now."""
+        return actor.owns(stamp[0]) or self.covers(actor.clock, stamp)
+
+    def covers(self, clock: Clock, stamp: Stamp) -> bool:
+        component, time = stamp
+        if clock.get(component, 0) >= time:
+            return True
+        stream, end = self._ended.get(component, _NOBODY)
+        return stream >= 0 and clock.get(stream, 0) >= end
+
+    def end(self, actors: list[Actor], stream: StreamActor) -> None:
+        """A kernel ended: the stream knows all that its programs knew and did."""
+        for actor in actors:
+            join(stream.clock, actor.clock)
+            for clock in actor.pending.values():
+                join(stream.clock, clock)
+        stream.advance()
+        end = (stream.component, stream.clock[stream.component])
+        for actor in actors:
+            self._ended[actor.warps] = self._ended[actor.zero] = end
+        for component in [c for c in stream.clock if self.covers_ended(c, stream)]:
+            del stream.clock[component]
+
+    def covers_ended(self, component: int, stream: StreamActor) -> bool:
+        """Whether knowing the stream's clock implies this component, so that it can be dropped."""
+        other, end = self._ended.get(component, _NOBODY)
+        return other >= 0 and stream.clock.get(other, 0) >= end

@@ -1,0 +1,136 @@
+"""What a rank's host does between launches: torch operations, in stream order and in sight."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .machine import Machine
+from .tasks import Host
+
+__all__ = ["HostMode"]
+
+# Of what a host does with tensors, these only look at shapes and addresses, not at memory.
+_METADATA = {
+    "__get__", "data_ptr", "untyped_storage", "storage_offset", "size", "stride", "dim", "numel",
+    "element_size", "is_contiguous", "is_floating_point", "is_complex", "nelement", "ndimension",
+    "__len__", "view", "view_as", "as_strided", "detach", "expand", "narrow", "permute",
+    "transpose", "t", "select", "unsqueeze", "squeeze", "is_pinned", "storage_type", "__hash__",
+}  # fmt: skip
+_NOT_USER = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__ + "/..")
+)
+
+
+class HostMode(TorchFunctionMode):
+    """Torch operations of a rank's host happen in stream order: behind what it launched."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _METADATA:
+            return func(*args, **(kwargs or {}))
+        machine = self.machine
+        if isinstance(machine.current, Host):
+            machine.drain(machine.current.stream)
+        if machine.checker is None:
+            result = func(*args, **(kwargs or {}))
+        else:
+            with Recorder() as seen:
+                result = func(*args, **(kwargs or {}))
+            self._tell(seen, func, args)
+        machine.host_wrote()
+        return result
+
+    def _tell(self, seen: Recorder, func: Callable, args: tuple) -> None:
+        checker, stream = self.machine.checker, self.machine.host.stream
+        assert checker is not None
+        for tensor, written in seen.fresh:
+            checker.fresh(_storage(tensor), written)
+        stack = _stack()
+        reads = [*seen.reads]
+        if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__"):  # not dispatched
+            reads += [a for a in args if isinstance(a, torch.Tensor)]
+        for tensors, writes in ((reads, False), (seen.writes, True)):
+            ranges = [(_storage(t), _addresses(t), t.element_size()) for t in tensors if t.numel()]
+            checker.host_access(stream, ranges, writes, stack)
+
+
+@dataclass
+class Recorder(TorchDispatchMode):
+    """Which tensors an operation read, wrote and made, by the operators' own schemas."""
+
+    reads: list[torch.Tensor] = field(default_factory=list)
+    writes: list[torch.Tensor] = field(default_factory=list)
+    fresh: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        schema = func._schema
+        if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
+            return result  # a view: nothing was touched
+        overwrites = func._opname in ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_")
+        given = [*zip(schema.arguments, args, strict=False)]
+        given += [(a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs]
+        for argument, value in given:
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in (t for t in tree_leaves(value) if isinstance(t, torch.Tensor)):
+                if written:
+                    self.writes.append(tensor)
+                if not (written and overwrites) and "empty" not in func._opname:
+                    self.reads.append(tensor)
+        known = {_start(t) for _, v in given for t in tree_leaves(v) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and _start(tensor) not in known:
+                self.fresh.append((tensor, "empty" not in func._opname))
+        return result
+
+
+def _start(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """start, end and element size of the memory behind a tensor."""
+    with torch._C.DisableTorchFunction():
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), tensor.element_size()
+
+
+def _addresses(tensor: torch.Tensor) -> np.ndarray:
+    """The address of every element, also of a view with gaps."""
+    with torch._C.DisableTorchFunction():
+        offsets = np.zeros((1,) * max(tensor.dim(), 1), np.int64)
+        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            shape = [1] * tensor.dim()
+            shape[axis] = size
+            offsets = offsets + (np.arange(size) * stride).reshape(shape)
+        flat = np.unique(offsets.ravel()) if 0 in tensor.stride() else offsets.ravel()
+        return (flat * tensor.element_size() + tensor.data_ptr()).astype(np.uint64)
+
+
+def _stack() -> tuple[tuple[str, int, str], ...]:
+    """Where in the rank's function the operation stands."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USER):
+        frame = frame.f_back
+    return ((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name),)
