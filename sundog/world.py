@@ -363,7 +363,7 @@ class World:
 def _address(tensor: torch.Tensor) -> int:
     """Where it starts, also if it is empty: data_ptr() would be 0 then."""
     storage = tensor.untyped_storage().data_ptr()
-    return storage + tensor.storage_offset() * tensor.itemsize
+    return storage + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _sizes(shape: Shape) -> list[int]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import triton.language as tl
 
-__all__ = ["DELTAS", "POLLS", "RANK", "RECORD", "RECORD_HERE", "RECORD_WORDS", "SIZE", "TAKEN"]
+__all__ = [
+    "DELTAS", "NOBODY", "POLLS", "RANK", "RECORD", "RECORD_HERE", "RECORD_WORDS", "SIZE", "TAKEN",
+]  # fmt: skip
 
 RANK = tl.constexpr(0)  # this rank in the world (or group)
 SIZE = tl.constexpr(1)  # ranks in the world
@@ -19,3 +21,4 @@ RECORD_WORDS = tl.constexpr(6)
 TAKEN = tl.constexpr(4)  # 1 once a wait has claimed the record: the first one leaves it
 RECORD_HERE = tl.constexpr(8)  # the record's place where this table is in host memory itself
 DELTAS = tl.constexpr(16)  # base of peer's heap minus base of mine, in bytes, one word per peer
+NOBODY = 1 << 62  # the word before them: a peer of -1 must not turn out to be this rank

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import triton.language as tl
 
 from ..errors import BadAccess
 from .numerics import is_raw
 
 __all__ = ["Memory", "Region", "poison_like", "poison_tensor"]
 
-_NEVER = (1, 0)
 POISON_BYTE = 0xA5
+_NAN_BYTE = 0xFF  # all ones is a NaN in every float format
+_FNUZ_NAN_BYTE = 0x80  # but in those without negative zero
+_FREED_KEPT = 1024
 
 
 @dataclass(eq=False)
@@ -46,22 +49,27 @@ class Memory:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._regions: list[Region] = []
-        self._freed: dict[int, Region] = {}  # the latest at each start: to name a use after free
-        self._recent: tuple[int, int] | Region = _NEVER
+        self._freed: dict[int, Region] = {}  # the latest last: to name a use after free
+        self._recent: Region | None = None
+        self._table: tuple[np.ndarray, np.ndarray] | None = None  # starts, sizes
 
     def add(self, region: Region) -> None:
         at = bisect.bisect_left(self._starts, region.start)
         self._starts.insert(at, region.start)
         self._regions.insert(at, region)
         self._freed.pop(region.start, None)
+        self._table = None
 
     def remove(self, start: int) -> None:
         at = bisect.bisect_left(self._starts, start)
         region = self._regions.pop(at)
         assert region.start == start
         del self._starts[at]
+        self._recent = self._table = None
+        self._freed.pop(start, None)
         self._freed[start] = region
-        self._recent = _NEVER
+        if len(self._freed) > _FREED_KEPT:
+            del self._freed[next(iter(self._freed))]
 
     def hold(self, tensor: torch.Tensor, name: str, rank: int) -> int | None:
         """Make an ordinary tensor's storage known; `drop` what this returns when the kernel ends."""
@@ -69,16 +77,19 @@ class Memory:
             storage = tensor.untyped_storage()
             start, nbytes = storage.data_ptr(), storage.nbytes()
             itemsize = tensor.element_size()
-        if nbytes == 0:
+        if nbytes == 0 or self._is_heap(start, start + nbytes):
             return None
         known = self.find(start, start + 1)
         if known is None:
             self.add(Region(start, start + nbytes, name, rank, itemsize, is_heap=False))
-        elif known.is_heap:
-            return None
         else:
             known.users += 1
         return start
+
+    def _is_heap(self, start: int, end: int) -> bool:
+        """Whether a storage is a heap: it holds allocations. What is free in it stays unknown."""
+        at = bisect.bisect_left(self._starts, start)
+        return at < len(self._starts) and self._starts[at] < end and self._regions[at].is_heap
 
     def drop(self, starts: Iterable[int]) -> None:
         for start in starts:
@@ -98,23 +109,32 @@ class Memory:
 
     def check(self, addresses: np.ndarray, size: int, verb: str) -> None:
         """Every address starts an element of `size` bytes in a live region, or BadAccess."""
+        if addresses.size == 0:
+            return
         if addresses.size == 1:
-            lo = int(addresses.flat[0])
-            hi = lo + size
-        elif addresses.size == 0:
-            return
+            lo = hi = addresses.item()
         else:
-            lo, hi = int(addresses.min()), int(addresses.max()) + size
+            lo, hi = int(addresses.min()), int(addresses.max())
         recent = self._recent
-        if isinstance(recent, Region) and recent.start <= lo and hi <= recent.end:
+        if recent is not None and recent.start <= lo and hi + size <= recent.end:
             return
-        region = self.find(lo, hi)
-        if region is not None:
-            self._recent = region
-            return
-        for address in addresses.flat:  # several allocations in one access, or a wrong one
-            if self.find(int(address), int(address) + size) is None:
-                raise BadAccess(self._explain(int(address), size, verb))
+        self._recent = self.find(lo, hi + size)
+        if self._recent is None:  # several allocations in one access, or a wrong one
+            outside = self._outside(addresses.ravel(), size)
+            if outside.size:
+                raise BadAccess(self._explain(int(outside[0]), size, verb))
+
+    def _outside(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        if self._table is None:
+            sizes = [region.end - region.start for region in self._regions]
+            self._table = np.array(self._starts, np.uint64), np.array(sizes, np.int64)
+        starts, sizes = self._table
+        at = np.searchsorted(starts, addresses, side="right") - 1
+        if not len(starts):
+            return addresses
+        room = np.maximum(sizes - size + 1, 0).astype(np.uint64)  # places where an element starts
+        inside = (at >= 0) & (addresses - starts[at] < room[at])
+        return addresses[~inside]
 
     def named(self, name: str, rank: int) -> list[Region]:
         """A rank's regions of one name."""
@@ -125,7 +145,8 @@ class Memory:
         return region.index(address) if region is not None else f"address {address:#x}"
 
     def _explain(self, address: int, size: int, verb: str) -> str:
-        freed = next((r for r in self._freed.values() if r.start <= address < r.end), None)
+        latest = reversed(self._freed.values())
+        freed = next((r for r in latest if r.start <= address < r.end), None)
         if freed is not None:
             return (
                 f"{verb} of {size} bytes in freed memory: {freed.index(address)} of rank "
@@ -150,17 +171,21 @@ def poison_tensor(tensor: torch.Tensor) -> None:
     if tensor.numel() == 0:
         return
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.view(torch.uint8).fill_(0xFF)  # all ones is a NaN in every float format
+        fnuz = tensor.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+        tensor.view(torch.uint8).fill_(_FNUZ_NAN_BYTE if fnuz else _NAN_BYTE)
     elif tensor.dtype == torch.bool:
         tensor.fill_(True)
     else:
         tensor.view(torch.uint8).fill_(POISON_BYTE)
 
 
-def poison_like(shape: tuple[int, ...], np_dtype: np.dtype, dtype: object) -> np.ndarray:
+def poison_like(shape: tuple[int, ...], np_dtype: np.dtype, dtype: tl.dtype) -> np.ndarray:
     """The same for a value inside a kernel: what a masked-off lane reads."""
-    floating = np_dtype.kind == "f" or is_raw(dtype)  # type: ignore[arg-type]
     if np_dtype == np.bool_:
         return np.ones(shape, np_dtype)
-    byte = 0xFF if floating else POISON_BYTE
-    return np.full(shape, byte, np.uint8).repeat(np_dtype.itemsize).view(np_dtype).reshape(shape)
+    if dtype.name in ("fp8e4b8", "fp8e5b16"):
+        byte = _FNUZ_NAN_BYTE
+    else:
+        byte = _NAN_BYTE if np_dtype.kind == "f" or is_raw(dtype) else POISON_BYTE
+    word = np.full(np_dtype.itemsize, byte, np.uint8).view(np_dtype)
+    return np.full(shape, word[0], np_dtype)
