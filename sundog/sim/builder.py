@@ -145,7 +145,9 @@ class Builder(Arithmetic):
     def create_atomic_rmw(
         self, op: Any, ptr: Handle, value: Handle, mask: Handle, sem: Any, scope: Any
     ) -> Handle:
-        chosen = _full(_array(mask), ptr.data)
+        # The native atomics, unlike its loads and stores, take every array to be contiguous.
+        chosen = np.ascontiguousarray(_full(_array(mask), ptr.data))
+        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
         dtype = value.dtype.scalar
         data = np.ascontiguousarray(np.broadcast_to(value.data, ptr.data.shape))
         if dtype.is_floating() and dtype.primitive_bitwidth == 16 and op == ir.ATOMIC_OP.FADD:
@@ -163,6 +165,7 @@ class Builder(Arithmetic):
         self, ptr: Handle, expected: Handle, value: Handle, sem: Any, scope: Any
     ) -> Handle:
         native_sem = self.ir_sem_to_interpreter_sem[sem]
+        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
         compare, new = (
             np.ascontiguousarray(np.broadcast_to(v.data, ptr.data.shape)) for v in (expected, value)
         )

@@ -1,30 +1,31 @@
 """Triton's interpreter, on demand: a `JITFunction` stays one, and its twin runs on numpy.
 
-`twin(kernel)` is the kernel's Python function, rewritten by Triton's own rewriter. While programs
-run (`with_language`), `triton.language` computes with numpy and calling a JITFunction calls its
-twin; afterwards every attribute is put back, so the same object compiles for a GPU before, after
-and in between. No environment variable is involved.
+`twin(kernel)` is the kernel's Python function, rewritten (see `rewrite`). While programs run,
+`triton.language` computes with numpy and calling a JITFunction calls its twin; afterwards every
+attribute is put back, so the same object compiles for a GPU before, after and in between. No
+environment variable is involved.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import textwrap
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as stock
-from triton.language.semantic import TritonSemantic
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, mangle_type
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..errors import CannotInterpret
 from .builder import Builder
-from .numerics import is_raw
+from .handle import Handle, Tile, scalar
+from .reductions import reduce, scan
+from .rewrite import Helpers, function_tree, rewrite
+from .semantic import Semantic
 
 __all__ = ["Language", "convert_argument", "language", "twin"]
 
@@ -37,10 +38,12 @@ class Language:
 
     def __init__(self) -> None:
         self.builder = Builder()
-        self.semantic = TritonSemantic(self.builder)
+        self.semantic = Semantic(self.builder)
+        self.helpers = Helpers(self.semantic)
         self.patched = False
         self._changes: list[tuple[Any, str, Any, Any]] = []  # owner, name, theirs, ours
         ours = {**self._stock_changes(), **self._own_changes()}
+        del ours[tl.tensor, "__bool__"]  # conditions are rewritten; see Helpers.truth
         for (owner, name), value in ours.items():
             self._changes.append((owner, name, vars(owner).get(name, _MISSING), value))
 
@@ -70,42 +73,25 @@ class Language:
             stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         finally:
             stock.interpreter_builder, stock.interpreter_semantic = builders
-        changes = {}
+        changes: dict[tuple[Any, str], Any] = {}
         for owner, theirs in zip(owners, before, strict=True):
             for name, value in dict(vars(owner)).items():
                 if value is not theirs.get(name, _MISSING):
-                    changes[owner, name] = self._bind(value, name)
+                    changes[owner, name] = self._bind(value)
                     _put_back(owner, name, theirs.get(name, _MISSING))
         return changes
 
-    def _bind(self, patched: Any, name: str) -> Any:
+    def _bind(self, patched: Any) -> Any:
         """Triton's wrapper filters its keywords on every call; passing ours once is enough."""
-        if name in ("reduce", "associative_scan"):
-            return self._on_numbers(patched)
         member = (getattr(patched, "__kwdefaults__", None) or {}).get("member")
         if member is None:
             return patched
+        inner = getattr(member, "__wrapped__", member)  # without the check that we pass it
         semantic = self.semantic
 
         def call(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = semantic
-            return member(*args, **kwargs)
-
-        return call
-
-    def _on_numbers(self, reduction: Callable) -> Callable:
-        """Reductions and scans run in numpy, so bfloat16 is widened before and narrowed after."""
-
-        def call(values: Any, *args: Any, **kwargs: Any) -> Any:
-            many = values if isinstance(values, tuple) else (values,)
-            raw = [v.dtype if is_raw(v.dtype) else None for v in many]
-            if not any(raw):
-                return reduction(values, *args, **kwargs)
-            wide = tuple(self.semantic.cast(v, tl.float32) if d else v for v, d in zip(many, raw, strict=True))
-            out = reduction(wide if isinstance(values, tuple) else wide[0], *args, **kwargs)
-            outs = out if isinstance(out, tuple) else (out,)
-            narrowed = tuple(self.semantic.cast(v, d) if d else v for v, d in zip(outs, raw, strict=True))
-            return narrowed if isinstance(out, tuple) else narrowed[0]
+            return inner(*args, **kwargs)
 
         return call
 
@@ -115,6 +101,12 @@ class Language:
             # numpy 2.4 refuses int() of an array with one axis
             (tl.tensor, "__index__"): lambda tensor: int(tensor.handle.data.item()),
         }
+        for lang in (tl, tl.core):
+            changes[lang, "range"] = self.helpers.range
+            changes[lang, "reduce"] = reduce
+            changes[lang, "associative_scan"] = scan
+        for kind in (tl.dtype, tl.pointer_type, tl.block_type):
+            changes[kind, "to_ir"] = lambda dtype, builder: dtype  # our builder takes it as it is
         for name, member in vars(tl.tensor).items():
             if isinstance(member, JITFunction):  # x.sum(): a method only once it is a function
                 changes[tl.tensor, name] = _as_method(member)
@@ -146,72 +138,46 @@ def _call_twin(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
 def twin(kernel: JITFunction) -> Callable:
     """The Python function that the interpreter runs for a kernel, made once."""
     if kernel.fn not in _twins:
-        _twins[kernel.fn] = rewrite(kernel.fn, function_tree(kernel.fn))
+        _twins[kernel.fn] = rewrite(kernel.fn, function_tree(kernel), language().helpers)
     return _twins[kernel.fn]
 
 
-def function_tree(fn: Callable) -> ast.FunctionDef:
-    """The function's syntax tree, with the line numbers that it has in its file."""
-    try:
-        lines, first = inspect.getsourcelines(fn)
-    except (OSError, TypeError):
-        raise CannotInterpret(
-            f"kernel {fn.__name__}: its source can't be found, so it can't be simulated. Define it "
-            "in a file, not with exec or at a prompt."
-        ) from None
-    tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    assert isinstance(tree, ast.FunctionDef)
-    ast.increment_lineno(tree, first - 1)
-    return tree
-
-
-def rewrite(fn: Callable, tree: ast.FunctionDef) -> Callable:
-    """Triton's rewriting of a kernel, in the kernel's own globals, which stay as they are.
-
-    The names that the rewriter needs become free variables of the result instead of globals.
-    """
-    helpers = {
-        "interpreter_semantic": language().semantic,
-        "_InterpreterComparison": getattr(stock, "_InterpreterComparison", None),
-    }
-    inner = stock.FunctionRewriter.ast_transformer.visit(_without_signature(tree))
-    names = [*helpers, *fn.__code__.co_freevars]
-    outer = ast.parse(f"def outer({', '.join(names)}):\n    return None").body[0]
-    assert isinstance(outer, ast.FunctionDef)
-    ast.increment_lineno(outer, tree.lineno - 1)
-    outer.body.insert(0, inner)
-    module = ast.fix_missing_locations(ast.Module([outer], []))
-    code = compile(module, inspect.getsourcefile(fn) or "<kernel>", "exec")
-    body = _code_named(_code_named(code, "outer"), fn.__name__)
-    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
-    cells.update({name: types.CellType(value) for name, value in helpers.items()})
-    closure = tuple(cells[name] for name in body.co_freevars)
-    twin = types.FunctionType(body, fn.__globals__, fn.__name__, fn.__defaults__, closure)
-    twin.__kwdefaults__ = fn.__kwdefaults__
-    return twin
-
-
-def _without_signature(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """Decorators, annotations and defaults belong to the original; only the body is rewritten."""
-    tree.decorator_list = []
-    tree.returns = None
-    arguments = tree.args
-    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        argument.annotation = None
-    arguments.defaults = []
-    arguments.kw_defaults = [None for _ in arguments.kwonlyargs]
-    return tree
-
-
-def _code_named(code: types.CodeType, name: str) -> types.CodeType:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType) and constant.co_name == name:
-            return constant
-    raise AssertionError(f"no code object named {name}")
-
-
 def convert_argument(value: Any) -> Any:
-    """A launch argument as the kernel sees it: scalars and pointers become `tl.tensor`s."""
+    """A launch argument as the kernel sees it: numbers, pointers and descriptors as on a GPU."""
     if isinstance(value, tl.constexpr):
         return value.value
-    return stock._implicit_cvt(value)
+    if isinstance(value, bool):
+        return scalar(value, tl.int1)
+    if isinstance(value, int):
+        return scalar(value, _integer_type(value))
+    if isinstance(value, float):
+        return scalar(value, tl.float32)
+    if isinstance(value, tuple):
+        items = map(convert_argument, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, TensorDescriptor):
+        return _convert_descriptor(value)
+    if hasattr(value, "data_ptr"):
+        pointer = tl.str_to_ty(mangle_type(value), None)
+        return Tile(Handle(np.array([value.data_ptr()], np.uint64), pointer), pointer)
+    return value
+
+
+def _integer_type(value: int) -> tl.dtype:
+    if -(2**31) <= value < 2**31:
+        return tl.int32
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"argument {value} has more than 64 bits")
+    return tl.int64 if value < 2**63 else tl.uint64
+
+
+def _convert_descriptor(value: TensorDescriptor) -> Any:
+    descriptor = language().semantic.make_tensor_descriptor(
+        base=convert_argument(value.base),
+        shape=[convert_argument(int(n)) for n in value.shape],
+        strides=[*map(convert_argument, map(int, value.strides[:-1])), tl.constexpr(1)],
+        block_shape=[tl.constexpr(n) for n in value.block_shape],
+        padding_option=value.padding,
+    )
+    descriptor.handle.round_f32_to_tf32 = getattr(value, "round_f32_to_tf32", False)
+    return descriptor

@@ -72,7 +72,7 @@ class Memory:
             del self._freed[next(iter(self._freed))]
 
     def hold(self, tensor: torch.Tensor, name: str, rank: int) -> int | None:
-        """Make an ordinary tensor's storage known; `drop` what this returns when the kernel ends."""
+        """Make an ordinary tensor's storage known; `drop` what this returns at the kernel's end."""
         with torch._C.DisableTorchFunction():
             storage = tensor.untyped_storage()
             start, nbytes = storage.data_ptr(), storage.nbytes()
@@ -126,8 +126,8 @@ class Memory:
 
     def _outside(self, addresses: np.ndarray, size: int) -> np.ndarray:
         if self._table is None:
-            sizes = [region.end - region.start for region in self._regions]
-            self._table = np.array(self._starts, np.uint64), np.array(sizes, np.int64)
+            nbytes = [region.end - region.start for region in self._regions]
+            self._table = np.array(self._starts, np.uint64), np.array(nbytes, np.int64)
         starts, sizes = self._table
         at = np.searchsorted(starts, addresses, side="right") - 1
         if not len(starts):

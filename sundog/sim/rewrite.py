@@ -1,0 +1,209 @@
+"""A kernel's source as the interpreter runs it: Python's syntax with Triton's meaning.
+
+Some of Python's syntax can't be overloaded, so it is rewritten: assigned numbers become tensors, a
+`range` yields tensors, `and`, `or` and `not` work on tiles, and a call of a GPU's math library says
+that it can't be simulated. The result runs in the kernel's own globals, which stay as they are:
+what the new code needs is one free variable.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import triton.language as tl
+import triton.runtime.interpreter as stock
+from triton.language.semantic import TritonSemantic
+from triton.runtime.jit import JITFunction
+
+from ..errors import CannotInterpret
+from ..heap import relative
+from .handle import scalar
+
+__all__ = ["Helpers", "function_tree", "rewrite"]
+
+_HELPERS = "_sundog"
+_CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparisons
+
+
+class Helpers:
+    """What rewritten kernels call."""
+
+    def __init__(self, semantic: TritonSemantic) -> None:
+        self.semantic = semantic
+
+    def assigned(self, value: Any) -> Any:
+        return self.semantic.to_tensor(value, False)
+
+    def range(self, first: Any, last: Any = None, step: Any = 1, **hints: Any) -> Iterator[Any]:
+        """Also `tl.range`, whose hints are for compilers."""
+        bounds = (0, first, step) if last is None else (first, last, step)
+        dtype = tl.int32
+        for bound in bounds:
+            dtype = self.semantic.integer_promote_impl(dtype, self.semantic.to_tensor(bound).dtype)
+        for number in range(*(int(tl.core._unwrap_if_constexpr(bound)) for bound in bounds)):
+            yield scalar(number, dtype)
+
+    def both(self, first: Any, *rest: Callable[[], Any]) -> Any:
+        return self._logical(first, rest, "logical_and", False)
+
+    def either(self, first: Any, *rest: Callable[[], Any]) -> Any:
+        return self._logical(first, rest, "logical_or", True)
+
+    def _logical(self, value: Any, rest: Any, method: str, decides: bool) -> Any:
+        """As the compiler: what is known at compile time short-circuits, tensors do not."""
+        result = None
+        for place in range(1 + len(rest)):
+            value = tl.core._unwrap_if_constexpr(rest[place - 1]() if place else value)
+            if isinstance(value, tl.tensor):
+                result = value if result is None else getattr(result, method)(value)
+            elif bool(value) is decides:
+                return value
+        return value if result is None else result
+
+    def inverted(self, value: Any) -> Any:
+        return self.semantic.not_(value) if isinstance(value, tl.tensor) else not value
+
+    def truth(self, value: Any) -> bool:
+        """Of a condition. Elsewhere, as in Triton's own code, a tensor is an object, so true."""
+        value = tl.core._unwrap_if_constexpr(value)
+        if not isinstance(value, tl.tensor):
+            return bool(value)
+        data = value.handle.data
+        if data.size != 1:
+            raise ValueError(f"a condition of {data.size} elements; reduce it, or use tl.where")
+        return bool(data.item())
+
+    def only_on_gpu(self, name: str) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            raise CannotInterpret(f"library function {name} runs only on a GPU; use tl operations")
+
+        return call
+
+
+def function_tree(kernel: JITFunction) -> ast.FunctionDef:
+    """The kernel's syntax tree, with the line numbers that it has in its file."""
+    tree = ast.parse(textwrap.dedent("".join(kernel.raw_src))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    ast.increment_lineno(tree, kernel.starting_line_number - 1)
+    return tree
+
+
+def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
+    """A function like `fn` with the body of `tree`, rewritten."""
+    given = {_HELPERS: helpers, _CHAIN: getattr(stock, _CHAIN, None)}
+    names = [*given, *fn.__code__.co_freevars]
+    outer = ast.parse(f"def outer({', '.join(names)}):\n    return None").body[0]
+    assert isinstance(outer, ast.FunctionDef)
+    ast.increment_lineno(outer, tree.lineno - 1)
+    outer.body.insert(0, _Rewriter(fn).visit(_without_signature(tree)))
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    code = compile(module, fn.__code__.co_filename, "exec")
+    body = _code_named(_code_named(code, "outer"), fn.__name__)
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    cells.update({name: types.CellType(value) for name, value in given.items()})
+    closure = tuple(cells[name] for name in body.co_freevars)
+    twin = types.FunctionType(body, fn.__globals__, fn.__name__, fn.__defaults__, closure)
+    twin.__kwdefaults__ = fn.__kwdefaults__
+    return twin
+
+
+class _Rewriter(stock.ASTTransformer):
+    """Triton's own rewriter handles chains of comparisons, from 3.9 on; before, nobody does."""
+
+    def __init__(self, fn: Callable) -> None:
+        self.name = fn.__name__
+        self.path = fn.__code__.co_filename
+        self.known = inspect.getclosurevars(fn)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if len(node.targets) > 1:
+            raise self._refused(node, "a = b = c is not in Triton's language")
+        return ast.copy_location(
+            ast.Assign(node.targets, _call("assigned", self.visit(node.value))), node
+        )
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if len(node.ops) == 1:
+            return self.generic_visit(node)
+        if not hasattr(stock, _CHAIN):
+            raise self._refused(node, "a < b < c is not in the language of this Triton; use &")
+        return super().visit_Compare(node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        call = node.iter
+        if isinstance(call, ast.Call) and self._named(call.func) is builtins.range:
+            node.iter = _call("range", *call.args)
+        return self.generic_visit(node)
+
+    def _condition(self, node: Any) -> ast.AST:
+        self.generic_visit(node)
+        node.test = ast.copy_location(_call("truth", node.test), node.test)
+        return node
+
+    visit_If = visit_IfExp = visit_While = visit_Assert = _condition
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        first, *rest = (self.visit(value) for value in node.values)
+        nothing = ast.arguments([], [], None, [], [], None, [])
+        name = "both" if isinstance(node.op, ast.And) else "either"
+        later = (ast.Lambda(nothing, value) for value in rest)
+        return ast.copy_location(_call(name, first, *later), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        return ast.copy_location(_call("inverted", node.operand), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        module = getattr(self._named(node.func), "__module__", None) or ""
+        if module.startswith("triton.language.extra.") and module.endswith(".libdevice"):
+            name = ast.copy_location(ast.Constant(ast.unparse(node.func)), node)
+            node.func = ast.copy_location(_call("only_on_gpu", name), node.func)
+        return self.generic_visit(node)
+
+    def _named(self, node: ast.AST) -> Any:
+        """What a name, or a name in a module, stands for outside of the function."""
+        if isinstance(node, ast.Attribute):
+            owner = self._named(node.value)
+            return getattr(owner, node.attr, None) if inspect.ismodule(owner) else None
+        if not isinstance(node, ast.Name):
+            return None
+        for names in (self.known.nonlocals, self.known.globals, self.known.builtins):
+            if node.id in names:
+                return names[node.id]
+        return None
+
+    def _refused(self, node: ast.AST, reason: str) -> CannotInterpret:
+        at = f"{relative(self.path)}:{getattr(node, 'lineno', 0)}"
+        return CannotInterpret(f"kernel {self.name} at {at}: {reason}")
+
+
+def _call(name: str, *args: ast.AST) -> ast.Call:
+    helper = ast.Attribute(ast.Name(_HELPERS, ast.Load()), name, ast.Load())
+    return ast.Call(helper, list(args), [])  # type: ignore[arg-type]
+
+
+def _without_signature(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """Decorators, annotations and defaults belong to the original; only the body is rewritten."""
+    tree.decorator_list = []
+    tree.returns = None
+    arguments = tree.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        argument.annotation = None
+    arguments.defaults = []
+    arguments.kw_defaults = [None for _ in arguments.kwonlyargs]
+    return tree
+
+
+def _code_named(code: types.CodeType, name: str) -> types.CodeType:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and constant.co_name == name:
+            return constant
+    raise AssertionError(f"no code object named {name}")
