@@ -172,11 +172,11 @@ def poison_tensor(tensor: torch.Tensor) -> None:
         return
     if tensor.is_floating_point() or tensor.is_complex():
         fnuz = tensor.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-        tensor.view(torch.uint8).fill_(_FNUZ_NAN_BYTE if fnuz else _NAN_BYTE)
+        tensor.view(-1).view(torch.uint8).fill_(_FNUZ_NAN_BYTE if fnuz else _NAN_BYTE)
     elif tensor.dtype == torch.bool:
         tensor.fill_(True)
     else:
-        tensor.view(torch.uint8).fill_(POISON_BYTE)
+        tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
 
 
 def poison_like(shape: tuple[int, ...], np_dtype: np.dtype, dtype: tl.dtype) -> np.ndarray:
