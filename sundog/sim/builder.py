@@ -7,6 +7,7 @@ program goes on and what it may touch. Arithmetic is in the base class.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from triton._C.libtriton import interpreter as native
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 
+from ..device import proxy
 from ..errors import CannotInterpret
 from .arithmetic import Arithmetic
 from .handle import Handle
@@ -250,7 +252,11 @@ class Builder(Arithmetic):
 
     # what only a GPU can do
 
-    def create_inline_asm(self, *args: Any) -> Any:
+    def create_inline_asm(self, assembly: str, *args: Any) -> Any:
+        if assembly == proxy.FENCE.value:
+            self.machine.proxy_fence()
+            nothing = Handle(np.zeros(1, np.int32), tl.int32)
+            return SimpleNamespace(get_result=lambda place: nothing)
         raise CannotInterpret("inline assembly runs only on a GPU; use tl operations")
 
     def create_extern_elementwise(self, lib: str, path: str, symbol: str, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A finding: two accesses, why no order holds between them, and what to do. For people and tools."""
+"""A finding: two accesses, why no order holds between them, and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..heap import relative
 
-__all__ = ["Access", "Finding", "SUGGESTIONS"]
+__all__ = ["SUGGESTIONS", "Access", "Event", "Finding"]
 
 _DEVICE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "device")
 
@@ -23,7 +23,7 @@ SUGGESTIONS = {
     "scope does not reach": 'Use scope="sys" between ranks and scope="gpu" between programs.',
     "relaxed acquire": 'Poll with sem="acquire", or use sundog.device.signal.wait.',
     "relaxed release": 'Signal with sem="release" behind tl.debug_barrier(), or use signal.signal.',
-    "plain access to a flag": "Read and write flags with atomics only, or use sundog.device.signal.",
+    "plain access to a flag": "Touch flags with atomics only, or use sundog.device.signal.",
     "no proxy fence": "Call sundog.device.proxy.fence() behind the wait, or load by pointers.",
     "no order": (
         "Order them: signal and wait between programs, a done flag before a buffer is used again, "
@@ -78,8 +78,8 @@ class Finding:
     count: int = 1
 
     def key(self) -> tuple:
-        sides = [(a.file, a.line) for a in (self.first, self.second) if a is not None]
-        return (self.kind, *(sorted(sides) or [self.why.split("\n")[0]]))
+        sides = sorted((a.file, a.line) for a in (self.first, self.second) if a is not None)
+        return (self.kind, *sides) if sides else (self.kind, self.why.split("\n")[0])
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

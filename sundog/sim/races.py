@@ -1,13 +1,12 @@
 """The race checker: docs/memory_model.md as code. Follows every access of kernels and hosts.
 
 For each access: was everything that conflicts with it, in the shadow of those bytes, ordered before
-it by what its actor knows? For each atomic: what is published, and who learns. Signals that were
-heard but made no edge are kept, so that a report can name the cause.
+it by what its actor knows (`clocks`)? What an actor knows comes from launches, barriers and signals
+(`signals`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,39 +15,11 @@ from .clocks import Actor, Clock, Clocks, StreamActor, join
 from .findings import SUGGESTIONS, Event, Finding
 from .memory import Memory, Region
 from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States
+from .signals import Signals, both_reach, explain
 from .tasks import Launch, Program, Stream
 from .watch import kernel_frames, stack_of
 
 __all__ = ["Checker"]
-
-Side = Actor | StreamActor
-_ACQUIRES, _RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
-
-
-@dataclass
-class Heard:
-    """The latest signal of one actor that another has read, and what was wrong with it."""
-
-    signal: Signal
-    event: Event
-    fault: str = ""
-
-
-@dataclass(frozen=True)
-class Signal:
-    """An atomic that may have been meant to publish."""
-
-    actor: Actor
-    event: Event
-    barriers: int
-
-
-@dataclass
-class Word:
-    """What the atomics on one address have published, and who signalled there."""
-
-    published: dict[tuple, Clock] = field(default_factory=dict)
-    signals: dict[Actor, Signal] = field(default_factory=dict)
 
 
 class Checker:
@@ -62,8 +33,8 @@ class Checker:
         self._streams: dict[Stream, StreamActor] = {}
         self._actors: dict[Program, Actor] = {}
         self._of_launch: dict[Launch, list[Actor]] = {}
-        self._words: dict[int, Word] = {}
-        self._events: dict[Event, Event] = {}
+        self._signals = Signals()
+        self._events: dict[tuple, Event] = {}
         self._num_launches = 0
 
     # order
@@ -118,21 +89,25 @@ class Checker:
 
     # accesses
 
-    def load(self, program: Program, addresses: np.ndarray, size: int, tensor: bool, proxy: bool) -> None:
+    def load(
+        self, program: Program, addresses: np.ndarray, size: int, tensor: bool, proxy: bool
+    ) -> None:
         # a scalar load is made by all threads
         verb = "descriptor load" if proxy else "load"
         event = self._event(program, verb, writes=False, tensor=True, proxy=proxy)
         self._note("load", event.actor.rank, event.actor.launch, event, addresses, size, tensor)
-        if not tensor and addresses.size and int(addresses.flat[0]) in self._words:
-            self._hear_plainly(event, self._words[int(addresses.flat[0])])
+        if not tensor and addresses.size:
+            self._signals.hear_plainly(event, int(addresses.flat[0]))
         self._access(event, addresses, size)
 
-    def store(self, program: Program, addresses: np.ndarray, size: int, tensor: bool, proxy: bool) -> None:
+    def store(
+        self, program: Program, addresses: np.ndarray, size: int, tensor: bool, proxy: bool
+    ) -> None:
         verb = "descriptor store" if proxy else "store"
         event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy)
         self._note("store", event.actor.rank, event.actor.launch, event, addresses, size, tensor)
         self._access(event, addresses, size)
-        self._break_chains(addresses, size)
+        self._signals.break_chains(addresses, size)
 
     def atomic(
         self,
@@ -145,16 +120,17 @@ class Checker:
         tensor: bool,
     ) -> None:
         writes = op != "LOAD"
-        event = self._event(program, f"atomic {op}", writes, tensor, sem=sem, scope=scope, atomic=True)
+        event = self._event(
+            program, f"atomic {op}", writes, tensor, sem=sem, scope=scope, atomic=True
+        )
         actor = event.actor
         self._note("atomic", actor.rank, actor.launch, event, addresses, size, tensor)
         self._access(event, addresses, size)
         if op == "STORE":
-            self._break_chains(addresses, size)
-        for address in addresses.flat:
-            self._hear(event, self._words.setdefault(int(address), Word()))
+            self._signals.break_chains(addresses, size)
+        self._signals.hear(event, addresses)
         if writes:
-            self._publish(event, addresses)
+            self._signals.publish(event, addresses)
         if not tensor:
             actor.steps += 1
 
@@ -177,7 +153,7 @@ class Checker:
                 region = Region(start, end, "tensor", actor.rank, itemsize, is_heap=False)
             self._access(event, addresses, size, region)
             if writes:
-                self._break_chains(addresses, size)
+                self._signals.break_chains(addresses, size)
 
     # allocations
 
@@ -195,8 +171,7 @@ class Checker:
     def freed(self, start: int) -> None:
         shadow = self._shadows.pop(start, None)
         if shadow is not None:
-            for address in [a for a in self._words if shadow.start <= a < shadow.end]:
-                del self._words[address]
+            self._signals.forget(shadow.start, shadow.end)
 
     # inside
 
@@ -251,7 +226,7 @@ class Checker:
         """Compare one access with the state of the bytes that it touches, and what that becomes."""
         actor = event.actor
         mark = Mark(actor.stamp(event.tensor), event)
-        if not state.written and not event.writes or (event.atomic and not state.written):
+        if not state.written and (event.atomic or not event.writes):
             self._found_unwritten(event, span)
         if state.write is not None:
             self._compare(state.write, event, span)
@@ -284,10 +259,11 @@ class Checker:
     def _compare(self, old: Mark, event: Event, span: tuple) -> None:
         if not (old.event.writes or event.writes):
             return
-        if old.event.atomic and event.atomic and _both_reach(old.event, event):
+        if old.event.atomic and event.atomic and both_reach(old.event, event):
             return
         if not self._clocks.knows(event.actor, old.stamp):
-            self._found_race(old, event, span)
+            rule, why = explain(old, event)
+            self._report("race", rule, old.event, event, span, why)
 
     def _compare_proxy(self, old: Mark, event: Event, span: tuple) -> None:
         if not event.proxy or event.writes or not self._clocks.knows(event.actor, old.stamp):
@@ -299,92 +275,7 @@ class Checker:
                 "through another proxy, for which no fence stands between"
             ))  # fmt: skip
 
-    # signals
-
-    def _publish(self, event: Event, addresses: np.ndarray) -> None:
-        actor = event.actor
-        clock = actor.published(event.tensor) if event.sem in _RELEASES else None
-        signal = Signal(actor, event, actor.barriers)
-        key = (event.scope, actor if event.scope == "cta" else actor.rank)
-        for address in addresses.flat:
-            word = self._words[int(address)]
-            last = word.signals.get(actor)
-            word.signals[actor] = signal
-            if clock is None:
-                continue
-            known = word.published.get(key)
-            if known is None or (last is not None and len(word.signals) == 1):
-                word.published[key] = clock  # alone on this word: the newer clock has the older
-            else:
-                merged = dict(known)
-                join(merged, clock)
-                word.published[key] = merged
-
-    def _hear(self, event: Event, word: Word) -> None:
-        """An atomic reads the word: learn what reaches, and note what does not."""
-        actor = event.actor
-        acquires = event.sem in _ACQUIRES
-        for signal in word.signals.values():
-            if signal.actor is not actor:
-                actor.heard[signal.actor] = Heard(signal, event, _fault(signal.event, event))
-                if event.tensor and acquires:
-                    actor.pending_from[signal.actor] = None
-        if not acquires:
-            return
-        for (scope, who), clock in word.published.items():
-            if _reaches(scope, who, actor) and _scope_reaches(event.scope, actor, who):
-                if event.tensor:
-                    actor.pending[id(clock)] = clock
-                else:
-                    actor.learn(clock)
-
-    def _hear_plainly(self, event: Event, word: Word) -> None:
-        for signal in word.signals.values():
-            if signal.actor is not event.actor:
-                event.actor.heard[signal.actor] = Heard(signal, event, "plain access to a flag")
-
-    def _break_chains(self, addresses: np.ndarray, size: int) -> None:
-        if not self._words or not addresses.size:
-            return
-        if addresses.size == 1:
-            self._words.pop(int(addresses.flat[0]), None)
-            return
-        lo, hi = int(addresses.min()), int(addresses.max()) + size
-        near = [a for a in self._words if lo <= a < hi]
-        if near:
-            for address in np.intersect1d(addresses, np.array(near, np.uint64)):
-                del self._words[int(address)]
-
     # findings
-
-    def _found_race(self, old: Mark, event: Event, span: tuple) -> None:
-        rule, why = self._explain(old, event)
-        self._report("race", rule, old.event, event, span, why)
-
-    def _explain(self, old: Mark, event: Event) -> tuple[str, str]:
-        actor, other = event.actor, old.event.actor
-        if old.event.atomic and event.atomic:
-            return "scope does not reach", (
-                f"both are atomic, but scope {old.event.scope} and scope {event.scope} do not "
-                "both reach both programs, so they are not atomic to each other"
-            )
-        heard = actor.heard.get(other) or self._heard_through(actor, other)
-        if isinstance(heard, Heard):
-            return _why(heard, old, actor)
-        if old.event.atomic != event.atomic:
-            return "plain access to a flag", (
-                "one side is atomic, the other is a plain access: a plain one makes no order and "
-                "is not atomic to anything"
-            )
-        return "no order", "no signal, barrier or launch stands between them in either direction"
-
-    def _heard_through(self, actor: Side, other: Side) -> object:
-        """A chain of three: the fault may lie between the first and the middle one."""
-        for middle in actor.heard:
-            heard = getattr(middle, "heard", {}).get(other)
-            if isinstance(heard, Heard) and heard.fault:
-                return heard
-        return None
 
     def _found_unwritten(self, event: Event, span: tuple) -> None:
         if isinstance(event.actor, Actor):
@@ -426,71 +317,6 @@ class Checker:
             tuple(int(a) for a in np.ravel(addresses)) if addresses is not None else None, size,
             getattr(event, "sem", None), getattr(event, "scope", None), tensor,
         ))  # fmt: skip
-
-
-def _scope_reaches(scope: str, own: Actor, who: Any) -> bool:
-    """Whether an actor's scope reaches `who`: a rank, or (cta) a program."""
-    if scope == "sys":
-        return True
-    rank = who.rank if isinstance(who, Actor) else who
-    return own.rank == rank if scope == "gpu" else who is own
-
-
-def _reaches(scope: str, who: Any, to: Actor) -> bool:
-    if scope == "sys":
-        return True
-    return who == to.rank if scope == "gpu" else who is to
-
-
-def _both_reach(a: Event, b: Event) -> bool:
-    for scope in (a.scope, b.scope):
-        if scope == "gpu" and a.actor.rank != b.actor.rank:
-            return False
-        if scope == "cta" and a.actor is not b.actor:
-            return False
-    return True
-
-
-def _fault(signal: Event, event: Event) -> str:
-    if signal.sem not in _RELEASES:
-        return "relaxed release"
-    if event.sem not in _ACQUIRES:
-        return "relaxed acquire"
-    return "" if _both_reach(signal, event) else "scope does not reach"
-
-
-def _why(heard: Heard, old: Mark, actor: Side) -> tuple[str, str]:
-    signal, event = heard.signal.event, heard.event
-    flag = f"the signal at {_at(signal)} was read at {_at(event)}"
-    if heard.fault == "scope does not reach":
-        scopes = f"signalled with scope {signal.scope}, read with scope {event.scope}"
-        return heard.fault, f"{flag}, but {scopes}: that does not reach the other side"
-    if heard.fault == "relaxed release":
-        return heard.fault, f"{flag}, but it is {signal.sem}: it publishes nothing"
-    if heard.fault == "relaxed acquire":
-        return heard.fault, f"{flag}, but that is {event.sem}: nothing behind it is ordered"
-    if heard.fault:
-        return heard.fault, f"{flag} by a plain load: nothing behind it is ordered"
-    if heard.signal.actor in getattr(actor, "pending_from", {}):
-        return "no CTA barrier after the acquire", (
-            f"{flag} by a tensor atomic: each lane learnt for its own thread only, and no CTA "
-            "barrier stands between it and this access by all threads"
-        )
-    if old.event.tensor and old.event.actor is heard.signal.actor and (
-        old.stamp[1] >= heard.signal.barriers
-    ):  # fmt: skip
-        return "no CTA barrier before the release", (
-            f"{flag}, but no CTA barrier stands between the tile and the signal: the release, made "
-            "by one thread, does not publish what the other warps did"
-        )
-    return "no order", f"{flag}, but this access is not behind what that signal published"
-
-
-def _at(event: Event) -> str:
-    access = event.access("", "")
-    outer = access.stack[-1].split(" ")[0] if access.stack else ""
-    here = f"{access.file}:{access.line}"
-    return here if outer == here else f"{here} (called at {outer})"
 
 
 def _range(region: Region, shadow: Shadow, places: np.ndarray) -> str:

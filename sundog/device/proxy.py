@@ -1,0 +1,28 @@
+"""The proxy fence: the one piece of assembly that descriptors (TMA) need, and nothing else here.
+
+A descriptor reads global memory through the async proxy, which does not see what ordinary stores
+wrote in the same kernel, or what a peer wrote while it runs, until a fence says so. Between an
+acquire and the bulk copy Triton emits only a fence for shared memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["FENCE", "fence"]
+
+# The simulator knows this text (sim/builder.py); one dummy register is the form Triton asks for.
+FENCE = tl.constexpr("fence.proxy.async.global; mov.u32 $0, 0;")
+
+
+@triton.jit
+def fence():
+    """Order what this program has learnt (by a wait) before its descriptor loads that follow.
+
+    Orders: generic writes that happened before this point, also by peers, before later descriptor
+    loads of this program. Does not order: anything between programs; signal and wait do that. For
+    kernels that load by descriptors, hence for NVIDIA: elsewhere there is no second proxy.
+    """
+    tl.inline_asm_elementwise(FENCE, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()  # every thread has fenced before one of them issues the copy
