@@ -7,8 +7,6 @@ lines is whole. Only where they differ is every line looked at on its own.
 from __future__ import annotations
 
 import csv
-import io
-import itertools
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ __all__ = ["empty_rows", "load_rows"]
 
 # Few values, many rows: kept as pandas categories.
 _REPEATED = frozenset({"run_id", "kernel_id", "status", "session", "timer", "ir_id"})
+_BLOCK = 1 << 24
 # What pyarrow takes too; 18 digits fit into 64 bits.
 _INT = re.compile(r"-?[0-9]{1,18}")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
@@ -32,28 +31,30 @@ _NUMBERS = {field.name: field.type for field in CSV_FIELDS if field.type in ("in
 
 def load_rows(path: str, damage: list[Damage]) -> pandas.DataFrame:
     """All whole rows; the index is the line number. Raises ValueError for other columns."""
-    size, torn = _check_header(path)
     import pyarrow as pa
 
-    with pa.memory_map(path) as file:
-        data = file.read_buffer(size)
-        num_lines = max(_count_lines(path, size) - 1, 0)
-        table = _parse(data) if size else None
-        numbers: Any = range(2, num_lines + 2)
+    size, torn = _check_header(path)
+    num_lines = max(_count_lines(path, size) - 1, 0)
+    numbers: Any = range(2, num_lines + 2)
+    table = _empty_table()
+    if num_lines:
+        with pa.memory_map(path) as file:
+            table = _parse(file.read_buffer(size))
         if table is None or table.num_rows != num_lines:
-            kept, numbers = _whole_lines(path, size, damage)
-            table = _parse(pa.py_buffer(kept))
-            assert table is not None
-            assert table.num_rows == len(numbers)
+            table, numbers = _parse_blocks(path, size, damage)
     if torn:
         damage.append(Damage(path, num_lines + (2 if size else 1), torn_text(torn)))
     return _to_frame(table, numbers)
 
 
 def empty_rows() -> pandas.DataFrame:
+    return _to_frame(_empty_table(), [])
+
+
+def _empty_table() -> Any:
     import pyarrow as pa
 
-    return _to_frame(_parse(pa.py_buffer(header().encode())), [])
+    return _parse(pa.py_buffer(header().encode()))
 
 
 def _check_header(path: str) -> tuple[int, bytes]:
@@ -78,7 +79,7 @@ def _count_lines(path: str, size: int) -> int:
     return count
 
 
-def _parse(data: Any) -> Any:
+def _parse(data: Any, block_size: int = 1 << 24) -> Any:
     """The rows as a table, or None if any line does not fit."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
@@ -92,42 +93,64 @@ def _parse(data: Any) -> Any:
     try:
         return pacsv.read_csv(
             pa.BufferReader(data),
-            read_options=pacsv.ReadOptions(block_size=1 << 24),
+            read_options=pacsv.ReadOptions(block_size=block_size),
             convert_options=convert,
         )
     except pa.ArrowInvalid:
         return None
 
 
-def _whole_lines(path: str, size: int, damage: list[Damage]) -> tuple[bytes, list[int]]:
-    """The header and the lines that are rows, and their numbers."""
-    kept, numbers = io.BytesIO(), []
-    kept.write(header().encode())
-    for number, data in _lines_after_header(path, size):
-        wrong = _wrong(data)
-        if wrong is None:
-            kept.write(data)
-            numbers.append(number)
-        else:
-            damage.append(Damage(path, number, wrong))
-    return kept.getvalue(), numbers
+def _parse_blocks(path: str, size: int, damage: list[Damage]) -> tuple[Any, list[int]]:
+    """The rows of a file with damage, and their lines: only blocks that have some are slow."""
+    import pyarrow as pa
+
+    tables, numbers = [_empty_table()], []
+    for first, data in _blocks(path, size):
+        num_lines = data.count(b"\n")
+        kept: Any = range(first, first + num_lines)
+        # In one piece: a row may be longer than any block.
+        table = _parse(pa.py_buffer(header().encode() + data), len(data) + len(header()) + 1)
+        if table is None or table.num_rows != num_lines:
+            kept = _whole_lines(path, first, data, damage)
+            whole = b"".join([header().encode(), *kept.values()])
+            table = _parse(pa.py_buffer(whole), len(whole) + 1)
+            assert table is not None
+        assert table.num_rows == len(kept)
+        tables.append(table)
+        numbers.extend(kept)
+    return pa.concat_tables(tables).unify_dictionaries(), numbers
 
 
-def _lines_after_header(path: str, size: int) -> Iterator[tuple[int, bytes]]:
+def _blocks(path: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """(number of its first line, whole lines) of each few megabytes after the header."""
     with open(path, "rb") as file:
         offset = len(file.readline())
-        for number in itertools.count(2):
-            if offset >= size:
-                return
-            data = file.readline()
-            offset += len(data)
+        number = 2
+        while offset < size:
+            data = file.read(min(_BLOCK, size - offset))
+            if not data.endswith(b"\n"):
+                data += file.readline()
             yield number, data
+            offset += len(data)
+            number += data.count(b"\n")
+
+
+def _whole_lines(path: str, first: int, data: bytes, damage: list[Damage]) -> dict[int, bytes]:
+    """The lines that are rows, by number."""
+    kept = {}
+    for number, line in enumerate(data[:-1].split(b"\n"), first):
+        wrong = _wrong(line)
+        if wrong is None:
+            kept[number] = line + b"\n"
+        else:
+            damage.append(Damage(path, number, wrong))
+    return kept
 
 
 def _wrong(data: bytes) -> str | None:
     """None for a row, or why it is none."""
     try:
-        text = data.decode()[:-1]
+        text = data.decode()
     except UnicodeDecodeError:
         return "not UTF-8"
     if "\r" in text or "\0" in text:

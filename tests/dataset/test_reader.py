@@ -180,10 +180,23 @@ def test_any_junk_between_rows_costs_no_row(
     for piece in junk:
         lines.insert(data.draw(st.integers(1, len(lines))), piece + b"\n")
     Path(f"{copy}.csv").write_bytes(b"".join(lines))
-    found = read(copy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sundog.dataset.rows._BLOCK", data.draw(st.integers(1, 2000)))
+        found = read(copy)
     whole = read(base).rows.reset_index(drop=True)
     assert found.rows.reset_index(drop=True).equals(whole)
     assert len(found.damage) == sum(piece.count(b"\n") + 1 for piece in junk)
+
+
+def test_a_row_longer_than_any_block(tmp_path: Path) -> None:
+    base = str(tmp_path / "b")
+    with Recorder(base) as recorder:
+        trial = recorder.start({"B": 1})
+        trial.end("error", error="x" * (17 << 20))
+        trial.end("ok", perf_ms=1.0)
+    data = read(base)
+    assert data.damage == []
+    assert data.rows.error.str.len().tolist() == [0, 17 << 20, 0]
 
 
 def test_versions_are_gated(base: str) -> None:
