@@ -21,7 +21,6 @@ import torch.distributed as dist
 import triton
 
 from .. import knobs
-from ..device import context
 from ..errors import PeerLost, RankMismatch
 from ..heap import ALIGNMENT, Allocation, Heap
 from ..sim.host_ops import HostMode
@@ -30,7 +29,7 @@ from ..sim.machine import Machine
 from ..sim.schedule import RandomSchedule
 from ..sim.tasks import Program
 from ..world import World
-from .sim import UNBOUNDED, region_of
+from .sim import UNBOUNDED, end_waits, region_of
 
 __all__ = ["init", "open_world"]
 
@@ -93,7 +92,7 @@ class ShmBackend:
     def attach(self) -> None:
         self.machine.attach_host(self.rank)
         self.machine.on_idle = self._look_outside
-        self.machine.on_expire = lambda ranks: self._end_waits()
+        self.machine.on_expire = lambda programs: end_waits(self.machine.memory, programs)
         self._installed.__enter__()
         heap_size = os.fstat(self._own_fd).st_size
         mine = (os.getpid(), self._own_fd, heap_size, (torch.__version__, triton.__version__))
@@ -218,10 +217,3 @@ class ShmBackend:
                 f"{self.rank} waits for {self.machine.hosts[0].waits_for}. Do all ranks make the "
                 "same calls? A longer timeout is SUNDOG_TIMEOUT or timeout=."
             )
-
-    def _end_waits(self) -> None:
-        with torch._C.DisableTorchFunction():
-            for region in self.machine.memory.named("ctx", self.rank):
-                start = region.start - self.bases[self.rank]
-                words = self._segments[self.rank][start : start + region.end - region.start]
-                words.view(torch.int64)[context.POLLS.value] = 0

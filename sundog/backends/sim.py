@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from ..heap import ALIGNMENT, Allocation, Heap
 from ..sim.host_ops import HostMode
 from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
-from ..sim.memory import Region
+from ..sim.memory import Memory, Region
 from ..sim.schedule import from_token
-from ..sim.tasks import Host
+from ..sim.tasks import Host, Program
 from ..world import World
 
 __all__ = ["Sim", "run"]
@@ -143,9 +144,7 @@ def run(fn: Callable[[World], Any], world_size: int, heap_size: int, options: Si
     return [host.result for host in machine.hosts]
 
 
-def simulate(
-    machine: Machine, fn: Callable[[World], Any], world_size: int, heap_size: int
-) -> None:
+def simulate(machine: Machine, fn: Callable[[World], Any], world_size: int, heap_size: int) -> None:
     """The same on a given machine, whose hosts have the results and `failure` the first error."""
     if current_machine() is not None:
         raise ValueError("sundog.run inside a rank: open the second world after the first is done")
@@ -153,7 +152,7 @@ def simulate(
     shared = Shared(machine, segments, {})
     for rank in range(world_size):
         machine.add_host(rank, _host(fn, shared, rank), [HostMode(machine)])
-    machine.on_expire = _expire(shared)
+    machine.on_expire = lambda programs: end_waits(machine.memory, programs)
     with Installed(machine):
         machine.run()
 
@@ -175,19 +174,18 @@ def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[],
     return host
 
 
-def _expire(shared: Shared) -> Callable[[set[int]], None]:
-    """Time runs out for these ranks: 0 in the word that bounds their waits, in every context."""
-
-    def expire(ranks: set[int]) -> None:
-        with torch._C.DisableTorchFunction():
-            for rank in ranks:
-                segment = shared.segments[rank]
-                for region in shared.machine.memory.named("ctx", rank):
-                    start = region.start - segment.data_ptr()
-                    words = segment[start : start + region.end - region.start].view(torch.int64)
-                    words[context.POLLS.value] = 0
-
-    return expire
+def end_waits(memory: Memory, programs: list[Program]) -> None:
+    """Time runs out: 0 in the word that bounds waits, in the contexts that these programs have."""
+    for program in programs:
+        for value in program.launch.arguments.values():
+            if not isinstance(value, torch.Tensor):
+                continue
+            with torch._C.DisableTorchFunction():
+                address = value.data_ptr()
+            region = memory.find(address, address + 1)
+            if region is not None and region.name == "ctx":
+                word = region.start + 8 * context.POLLS.value
+                ctypes.c_int64.from_address(word).value = 0
 
 
 def _with_rank(error: BaseException, hosts: list[Host]) -> BaseException:

@@ -27,15 +27,25 @@ from .races import Checker
 from .schedule import Schedule
 from .tasks import Host, Launch, Poll, Program, Stream, Task
 from .torch_state import TorchState
-from .watch import Watch, differs, kernel_frames, read, site_of, stack_of
+from .watch import (
+    Watch,
+    differs,
+    forget_changed,
+    kernel_frames,
+    may_poll,
+    read,
+    site_of,
+    stack_of,
+)
 
 __all__ = ["Machine"]
 
 _POLLS_BEFORE_PARKING = 2
 _LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
-_POLLS_KEPT = 32
-_LAST_TURNS = 48
-_EXPIRY_POLLS = 300  # a bounded wait looks at its bound only now and then
+_MET_KEPT = 4096
+_LAST_POLLS = 1024  # before nothing more is expected of the parked programs, all together
+_MOST_LAST_POLLS, _FEWEST_LAST_POLLS = 64, 8  # and of each
+_EXPIRY_POLLS = 200  # a bounded wait looks at its bound only now and then
 
 
 class Machine:
@@ -55,12 +65,12 @@ class Machine:
         self.failure: BaseException | None = None
         self.checker: Checker | None = None
         self.on_idle: Callable[[], bool] | None = None  # shm: look outside this process
-        self.on_expire: Callable[[set[int]], None] = lambda ranks: None
+        self.on_expire: Callable[[list[Program]], None] = lambda programs: None
         self._hub = greenlet.greenlet(self._loop)
         self._chosen: Task | None = None
         self._active: Host | None = None  # whose torch state is in force
-        self._turns = 0
-        self._expiries = 0
+        self._had_last_turn = False  # the parked programs, since anything happened
+        self._ran_out = False  # and their time
 
     # hosts
 
@@ -92,7 +102,7 @@ class Machine:
             host.error = error
             self.failure = self.failure or error
         host.done = True
-        self._turns = 0
+        self._progress()
 
     def run(self) -> None:
         """Until every host and every program has ended, or one of them failed (`failure`)."""
@@ -101,6 +111,8 @@ class Machine:
         try:
             self._hub.switch()
         finally:
+            for host in self.hosts:
+                host.state.forget()
             outside.enter()
 
     @property
@@ -129,7 +141,10 @@ class Machine:
     def wake(self, host: Host, mail: Any = None) -> None:
         host.mail = mail
         self.ready.append(host)
-        self._turns = self._expiries = 0
+        self._progress()
+
+    def _progress(self) -> None:
+        self._had_last_turn = self._ran_out = False
 
     def _to_hub(self) -> None:
         host = self.host
@@ -187,7 +202,8 @@ class Machine:
         try:
             if launch.converted is None:
                 launch.converted = launch.convert(launch.arguments)
-            launch.function(**launch.converted)
+            with np.errstate(all="ignore"):  # a GPU is silent; per coroutine, so it is ours alone
+                launch.function(**launch.converted)
         except greenlet.GreenletExit:
             pass
         except BaseException as error:
@@ -196,7 +212,7 @@ class Machine:
     def _program_ended(self, program: Program) -> None:
         program.launch.running -= 1
         self.resident[program.rank] -= 1
-        self._turns = self._expiries = 0
+        self._progress()
         self._dispatch(program.rank)
 
     # the hub
@@ -255,19 +271,26 @@ class Machine:
         if all(host.done for host in self.hosts) and not any(s.queue for s in self.streams):
             return False
         parked = self.watch.parked()
-        if parked and self._turns < _LAST_TURNS:
-            self._turns += 1
-            self._resume(parked, _POLLS_BEFORE_PARKING)
-        elif parked and self.expire and self._expiries == 0:
+        if parked and not self._had_last_turn:
+            self._had_last_turn = True
+            share = max(_LAST_POLLS // len(parked), _FEWEST_LAST_POLLS)
+            self._resume(parked, min(share, _MOST_LAST_POLLS))
+        elif self.on_idle is None and parked and self.expire and not self._ran_out:
             self.run_out(parked)
-        elif self.on_idle is None:
+        elif self.on_idle is None:  # else it knows how long to wait
             self.failure = Deadlock(*report.deadlock(self))
         return self.failure is None
 
     def run_out(self, programs: list[Program]) -> None:
-        """Time has passed: bounded waits of these programs end without what they waited for."""
-        self._turns, self._expiries = 0, 1
-        self.on_expire({program.rank for program in programs})
+        """Time has passed: bounded waits of these programs end without what they waited for.
+
+        A second time without anything in between: what they poll has no bound.
+        """
+        if self._ran_out:
+            self.failure = Deadlock(*report.deadlock(self))
+            return
+        self._had_last_turn, self._ran_out = False, True
+        self.on_expire(programs)
         for program in programs:
             program.expired = True
         self._resume(programs, _EXPIRY_POLLS)
@@ -302,9 +325,11 @@ class Machine:
         self.memory.check(addresses, size, "load")
         if volatile or addresses.size == 1:
             limit = _POLLS_BEFORE_PARKING if volatile else _LOADS_BEFORE_PARKING
-            key = self._poll_key(addresses, ("LOAD", b""))
-            self._park_if_stuck(key, limit)
-            self._found(key, addresses, size, read(addresses, size))
+            key = self._park_if_stuck(addresses, ("LOAD", b""), limit)
+            if key is not None:
+                self._found(key, addresses, size, read(addresses, size))
+        elif self.program.polls and addresses.size:
+            self._met((addresses.size, addresses.flat[0], addresses.flat[-1]))
         if self.checker is not None:
             self.checker.load(self.program, addresses, size, tensor, proxy)
 
@@ -328,17 +353,16 @@ class Machine:
     ) -> np.ndarray:
         self._give_way()
         self.memory.check(addresses, size, "atomic")
-        key = self._poll_key(addresses, operands)
-        self._park_if_stuck(key, _POLLS_BEFORE_PARKING)
+        key = self._park_if_stuck(addresses, operands, _POLLS_BEFORE_PARKING)
         before = read(addresses, size)
         old = execute()
         if self.checker is not None:
             op = operands[0]
             self.checker.atomic(self.program, addresses, size, op, sem, scope, tensor)
-        if read(addresses, size) == before:
-            self._found(key, addresses, size, before)
-        else:
+        if read(addresses, size) != before:
             self._wrote(addresses, size)
+        elif key is not None:
+            self._found(key, addresses, size, before)
         return old
 
     def cta_barrier(self) -> None:
@@ -359,21 +383,30 @@ class Machine:
                 self._chosen = task
                 self._hub.switch()
 
-    def _poll_key(self, addresses: np.ndarray, operands: tuple[str, bytes]) -> tuple:
-        return (site_of(kernel_frames()), addresses.tobytes(), operands)
+    def _park_if_stuck(
+        self, addresses: np.ndarray, operands: tuple[str, bytes], limit: int
+    ) -> tuple | None:
+        """Sleep if the running program made this access often enough and nothing has changed.
 
-    def _park_if_stuck(self, key: tuple, limit: int) -> None:
+        Returns what tells the access from others; None if it can't be a poll.
+        """
         program = self.program
-        poll = program.polls.get(key)
-        if poll is None or poll.count < limit:
-            return
-        if program.patience > 0:
-            program.patience -= 1
-        elif any(differs(each) for each in program.polls.values()):
+        frames = kernel_frames()
+        if not may_poll(frames):
             program.polls.clear()
-        else:
-            self.watch.park(program)
-            self._hub.switch()
+            return None
+        key = (site_of(frames), addresses.tobytes(), operands)
+        poll = program.polls.get(key)
+        if poll is not None and poll.count >= limit:
+            if program.patience > 0:
+                program.patience -= 1
+            elif any(differs(each) for each in program.polls.values()):
+                forget_changed(program)
+            else:
+                program.stuck = poll
+                self.watch.park(program)
+                self._hub.switch()
+        return key
 
     def _found(self, key: tuple, addresses: np.ndarray, size: int, seen: bytes) -> None:
         program = self.program
@@ -382,13 +415,24 @@ class Machine:
         if poll is not None and poll.seen == seen:
             poll.count += 1
             return
-        if len(program.polls) == _POLLS_KEPT:
-            program.polls.clear()
+        self._met(key)
         program.polls[key] = Poll(addresses, size, seen, stack_of(kernel_frames()))
 
+    def _met(self, access: tuple) -> None:
+        """A program that reads what it has not read since it last wrote is not stuck."""
+        program = self.program
+        if access in program.met:
+            return
+        if len(program.met) == _MET_KEPT:
+            program.met.clear()
+        program.met.add(access)
+        program.polls.clear()
+
     def _wrote(self, addresses: np.ndarray, size: int) -> None:
-        self.program.polls.clear()
-        self._turns = 0
+        program = self.program
+        program.polls.clear()
+        program.met.clear()
+        self._had_last_turn = False
         if len(self.watch):
             self.ready.extend(self.watch.changed(addresses, size))
 

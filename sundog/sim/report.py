@@ -51,7 +51,8 @@ def deadlock(machine: Machine) -> tuple[str, list[object]]:
 
 def _wait(machine: Machine, program: Program) -> Wait:
     flags, seen, owners = [], [], []
-    poll = list(program.polls.values())[-1]
+    poll = program.stuck
+    assert poll is not None
     numbers = np.frombuffer(poll.seen, f"i{poll.size}")
     wanted = _unmet(program, numbers)
     for place in np.flatnonzero(wanted):

@@ -83,7 +83,10 @@ class Program:
     number: int
     index: tuple[int, int, int]
     coroutine: Any = None
-    polls: dict[tuple, Poll] = field(default_factory=dict)  # since it last changed anything
+    polls: dict[tuple, Poll] = field(default_factory=dict)  # since it last got on
+    met: set[tuple] = field(default_factory=set)  # reads since it last changed anything
+    stuck: Poll | None = None  # at which it was parked
+    ticket: int = 0  # in the order of parking
     comparison: tuple[str, np.ndarray] | None = None  # what the latest poll was compared with
     awaits_comparison: bool = False
     patience: int = 0  # polls that it may make before it is parked again

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import bisect
+import ctypes
+import functools
+import inspect
+import itertools
 import os
 import sys
+import textwrap
 from types import CodeType, FrameType
 
 import numpy as np
@@ -13,9 +19,14 @@ from triton._C.libtriton import interpreter as native
 
 from .tasks import Poll, Program
 
-__all__ = ["Watch", "kernel_frames", "read", "site_of", "stack_of"]
+__all__ = [
+    "Watch", "differs", "forget_changed", "kernel_frames", "may_poll", "read", "site_of",
+    "stack_of",
+]  # fmt: skip
 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+_FEW = 8  # up to so many addresses, reading one by one is faster
+_LOOKS_IN_BETWEEN = 128  # polls until a program has looked at everything that it watches
 _SKIP = (
     os.path.dirname(os.path.abspath(triton.__file__)) + os.sep,
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
@@ -24,6 +35,10 @@ _SKIP = (
 
 def read(addresses: np.ndarray, size: int) -> bytes:
     """What memory holds at these (checked) addresses."""
+    if addresses.size == 1:
+        return ctypes.string_at(addresses.item(), size)
+    if addresses.size <= _FEW:
+        return b"".join([ctypes.string_at(a, size) for a in addresses.ravel().tolist()])
     dtype = _UNSIGNED[size]
     everywhere = np.ones(addresses.shape, bool)
     return native.load(addresses, everywhere, np.empty(addresses.shape, dtype), dtype).tobytes()
@@ -34,15 +49,41 @@ def kernel_frames() -> list[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     frames = []
     while frame is not None and frame.f_code.co_name != "_run_program":
-        if not frame.f_code.co_filename.startswith(_SKIP):
+        if _is_kernel(frame.f_code):
             frames.append(frame)
         frame = frame.f_back
     return frames
 
 
+@functools.cache
+def _is_kernel(code: CodeType) -> bool:
+    return not code.co_filename.startswith(_SKIP)
+
+
+def may_poll(frames: list[FrameType]) -> bool:
+    """Whether the access may be repeated without end: only inside a `while`."""
+    for frame in frames:
+        for first, last in _while_lines(frame.f_code):
+            if first <= frame.f_lineno <= last:
+                return True
+    return False
+
+
+@functools.cache
+def _while_lines(code: CodeType) -> list[tuple[int, int]]:
+    """First and last line of every `while` in a function. (Triton's `for` always ends.)"""
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except OSError:  # no source: anything may be in a loop
+        return [(0, sys.maxsize)]
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
+    return [(n.lineno + first - 1, (n.end_lineno or n.lineno) + first - 1) for n in loops]
+
+
 def site_of(frames: list[FrameType]) -> tuple[tuple[CodeType, int], ...]:
     """Tells two accesses apart, also on one line, and the same line reached in two ways."""
-    return tuple((frame.f_code, frame.f_lasti) for frame in frames)
+    return tuple([(frame.f_code, frame.f_lasti) for frame in frames])
 
 
 def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:
@@ -52,8 +93,9 @@ def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:
 class Watch:
     def __init__(self) -> None:
         self._programs: dict[Program, list[Poll]] = {}
-        self._addresses: list[int] = []  # sorted, one per watched address and program
-        self._watchers: dict[int, list[Program]] = {}
+        self._addresses: list[int] = []  # sorted, one per watched address
+        self._watchers: dict[int, dict[Program, None]] = {}
+        self._tickets = itertools.count()
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -63,17 +105,18 @@ class Watch:
 
     def park(self, program: Program) -> None:
         polls = list(program.polls.values())
+        program.ticket = next(self._tickets)
         self._programs[program] = polls
         for address in _addresses(polls):
             if address not in self._watchers:
                 bisect.insort(self._addresses, address)
-                self._watchers[address] = []
-            self._watchers[address].append(program)
+                self._watchers[address] = {}
+            self._watchers[address][program] = None
 
     def remove(self, program: Program) -> None:
         for address in _addresses(self._programs.pop(program)):
             watchers = self._watchers[address]
-            watchers.remove(program)
+            del watchers[program]
             if not watchers:
                 del self._watchers[address]
                 del self._addresses[bisect.bisect_left(self._addresses, address)]
@@ -82,20 +125,41 @@ class Watch:
         """Programs to wake after a write: what they wait for now holds something else."""
         if not self._programs or not addresses.size:
             return []
-        first = bisect.bisect_left(self._addresses, int(addresses.min()) - 7)
-        last = bisect.bisect_left(self._addresses, int(addresses.max()) + size)
-        near = {p: None for a in self._addresses[first:last] for p in self._watchers[a]}
-        return self._wake(list(near))
+        near: dict[Program, None] = {}
+        if addresses.size <= len(self._addresses):
+            for address in addresses.ravel().tolist():
+                self._overlapping(address, address + size, near)
+        else:
+            self._overlapping(int(addresses.min()), int(addresses.max()) + size, near)
+        return self._wake(near)
+
+    def _overlapping(self, start: int, end: int, found: dict[Program, None]) -> None:
+        first = bisect.bisect_left(self._addresses, start - 7)  # what is watched has up to 8 bytes
+        for place in range(first, len(self._addresses)):
+            address = self._addresses[place]
+            if address >= end:
+                return
+            found.update(self._watchers[address])
 
     def changed_anywhere(self) -> list[Program]:
-        return self._wake(list(self._programs))
+        return self._wake(self._programs)
 
-    def _wake(self, programs: list[Program]) -> list[Program]:
+    def _wake(self, programs: dict[Program, None] | dict[Program, list[Poll]]) -> list[Program]:
         woken = [p for p in programs if any(differs(poll) for poll in self._programs[p])]
+        # By ticket: addresses, and so the order in which programs were found, differ between runs.
+        woken.sort(key=lambda program: program.ticket)
         for program in woken:
             self.remove(program)
-            program.polls.clear()
+            stuck = program.stuck is not None and not differs(program.stuck)
+            # Something changed that it looks at only now and then, such as the bound of its wait.
+            program.patience = _LOOKS_IN_BETWEEN if stuck else 0
+            forget_changed(program)
         return woken
+
+
+def forget_changed(program: Program) -> None:
+    """What it saw is no longer so: it may look again."""
+    program.polls = {key: poll for key, poll in program.polls.items() if not differs(poll)}
 
 
 def differs(poll: Poll) -> bool:
@@ -103,4 +167,4 @@ def differs(poll: Poll) -> bool:
 
 
 def _addresses(polls: list[Poll]) -> dict[int, None]:
-    return {int(address): None for poll in polls for address in poll.addresses.flat}
+    return {address: None for poll in polls for address in poll.addresses.ravel().tolist()}
