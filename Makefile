@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install --quiet
 COMPAT_TRITON := 3.6.0 3.9.0
 
-.PHONY: demo test lint format test-compat clean
+.PHONY: demo test lint format test-compat gpu-wheels clean
 demo: $(VENV)/.installed
 	$(BIN)/python -m sundog demo
 
@@ -40,6 +40,13 @@ $(VENV)/.installed: constraints.txt pyproject.toml
 	.venv-triton-$*/bin/python $(PIP) -c .venv-triton-$*/constraints.txt torch==2.13.0 numpy greenlet typer rich networkx pandas pyarrow matplotlib pytest pytest-timeout hypothesis
 	.venv-triton-$*/bin/python $(PIP) --no-deps triton==$* -e .
 	touch $@
+
+# What a GPU machine that can install nothing lacks (scripts/gpu-check unpacks it). Python there: 3.12.
+GPU_WHEELS := greenlet pytest-timeout hypothesis sortedcontainers
+gpu-wheels:
+	$(PYTHON) -m pip --disable-pip-version-check download --quiet --no-deps --only-binary=:all: \
+	  --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 \
+	  --platform manylinux2014_x86_64 -c constraints.txt -d wheels $(GPU_WHEELS)
 
 clean:
 	rm -rf .venv .venv-triton-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,26 +1,96 @@
-"""The same tests on every backend: `pytest --backend sim|shm|virtual|symm`."""
+"""One set of tests for every backend: `pytest --backend sim|shm|virtual|symm`.
+
+A test asks for the fixture `run` instead of calling `sundog.run`; what calls `sundog.run` without
+naming a backend gets the chosen one too. Without a GPU, GPU tests are skipped with a reason.
+"""
 
 from __future__ import annotations
 
-import functools
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import sundog
 
+BACKENDS = ("sim", "shm", "virtual", "symm")
+ON_GPU = ("virtual", "symm")
+_NO_GPU = "needs a GPU, and torch finds none"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--backend", default="sim", choices=["sim", "shm", "virtual", "symm"])
+    parser.addoption("--backend", choices=BACKENDS, default="sim", help="where worlds run")
+    parser.addoption("--outcomes", default="", help="file that gets a JSON line per test event")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a GPU, whatever the backend")
+    config.addinivalue_line("markers", "sim_only: about the simulator; skipped on other backends")
+    name = config.getoption("--backend")
+    if name != "sim" or torch.cuda.is_available():
+        os.environ["SUNDOG_BACKEND"] = name
+    if name in ON_GPU:
+        os.environ.setdefault("SUNDOG_HEAP_SIZE", "64M")  # hundreds of small worlds
+        os.environ.setdefault("SUNDOG_TIMEOUT", "20")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    name = config.getoption("--backend")
+    has_gpu = torch.cuda.is_available()
+    for item in items:
+        if item.get_closest_marker("gpu") and not has_gpu:
+            item.add_marker(pytest.mark.skip(reason=_NO_GPU))
+        if item.get_closest_marker("sim_only") and name != "sim":
+            item.add_marker(pytest.mark.skip(reason=f"about the simulator, not {name}"))
 
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> str:
-    return request.config.getoption("--backend")
+    """The name of the chosen backend."""
+    name = request.config.getoption("--backend")
+    if name in ON_GPU and not torch.cuda.is_available():
+        pytest.skip(f"--backend {name}: {_NO_GPU}")
+    return name
 
 
 @pytest.fixture
 def run(backend: str) -> Callable[..., list[Any]]:
-    """`sundog.run` on the backend that was asked for."""
-    return functools.partial(sundog.run, backend=backend)
+    """`sundog.run` on the chosen backend; takes what `sundog.run` takes."""
+
+    def call(fn: Callable[[sundog.World], Any], world_size: int, **options: Any) -> list[Any]:
+        return sundog.run(fn, world_size, **{"backend": backend, **options})
+
+    return call
+
+
+# What a run that may hang leaves behind: scripts/gpu-check goes on with the next test from it.
+
+
+def pytest_runtest_logstart(nodeid: str, location: object) -> None:
+    _note(nodeid, "started", 0.0, "")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        _note(report.nodeid, report.outcome, report.duration, text)
+
+
+def _note(test: str, outcome: str, seconds: float, text: str) -> None:
+    if _outcomes:
+        with _outcomes[0].open("a") as file:
+            record = {"test": test, "outcome": outcome, "seconds": seconds, "text": text}
+            file.write(json.dumps(record) + "\n")
+
+
+_outcomes: list[Path] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    path = session.config.getoption("--outcomes")
+    _outcomes[:] = [Path(path)] if path else []

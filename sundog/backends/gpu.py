@@ -1,0 +1,181 @@
+"""What `virtual` and `symm` share: a real launch in two steps, the wait record, the poll rate."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+from triton.runtime.jit import JITFunction
+
+from .. import target
+from ..device import context, signal
+from ..heap import Allocation
+from ..sim.launcher import Installed
+from ..target import Footprint
+
+__all__ = ["Contexts", "Gpu", "Launch", "SynchronizeFirst", "pinned_words", "polls_per_second"]
+
+# Torch functions whose result, or the size of it, the host must know: they wait for the GPU.
+_WAITING = {
+    "item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__",
+    "equal", "allclose", "nonzero", "unique", "masked_select", "__repr__", "__format__", "__iter__",
+    "__contains__", "is_nonzero", "argwhere", "bincount", "repeat_interleave", "multinomial",
+}  # fmt: skip
+_POLLS_TO_TIME = 20_000
+
+
+class SynchronizeFirst(TorchFunctionMode):
+    """Before torch makes the host wait for the GPU, let the other ranks' hosts do their part."""
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        super().__init__()
+        self._synchronize = synchronize
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if _waits(getattr(func, "__name__", ""), args, kwargs or {}):
+            self._synchronize()
+        return func(*args, **(kwargs or {}))
+
+
+def _waits(name: str, args: tuple, kwargs: dict) -> bool:
+    """Does this torch function make the host wait, or copy between its memory and the GPU's?"""
+    if name in _WAITING:
+        return True
+    if name in ("to", "cuda", "tensor", "as_tensor"):
+        places = [*args[1:], kwargs.get("device")]
+        return name == "cuda" or any(isinstance(p, str | torch.device) for p in places)
+    if name in ("copy_", "__setitem__"):
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        return len({t.device for t in tensors}) > 1 or (name == "__setitem__" and _by_mask(args))
+    return name == "__getitem__" and _by_mask(args)
+
+
+def _by_mask(args: tuple) -> bool:
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(i, torch.Tensor) for i in index)
+
+
+class Gpu:
+    """One GPU, as `Gang` sees it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.target = target.of(device)
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def current_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream()
+
+    def event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Launch:
+        return Launch(kernel, grid, args, kwargs)
+
+
+class Launch:
+    """A call of a kernel, compiled at once, loaded and started when told to."""
+
+    def __init__(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
+        self._call = functools.partial(Installed.original, kernel, *args, **kwargs)
+        self._compiled = self._call(grid=grid, warmup=True)
+        self._grid = _resolve(kernel, grid, args, kwargs)
+        self.name = kernel.__name__
+        self.programs = math.prod(self._grid) * getattr(self._compiled.metadata, "num_ctas", 1)
+
+    @property
+    def loaded(self) -> bool:
+        return self._compiled.module is not None
+
+    def load(self) -> None:
+        self._compiled._init_handles()
+
+    def footprint(self) -> Footprint | None:
+        if not may_wait(self._compiled.asm["ttir"]):
+            return None
+        compiled = self._compiled
+        return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
+
+    def start(self, stream: torch.cuda.Stream) -> Any:
+        if self.programs == 0:
+            return self._compiled
+        with torch.cuda.stream(stream):
+            return self._call(grid=self._grid, warmup=False)
+
+
+def may_wait(ttir: str) -> bool:
+    """Could a program of this kernel wait for another one? Not without a loop around an atomic."""
+    return "tt.atomic_poll" in ttir or ("scf.while" in ttir and "tt.atomic" in ttir)
+
+
+def _resolve(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    if not callable(grid):
+        return tuple(grid)
+    own = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+    bound = inspect.getcallargs(kernel.fn, *args, **own)
+    return tuple(grid({**kwargs, **bound}))
+
+
+def pinned_words(count: int) -> torch.Tensor:
+    """Zeroed int64 words in host memory, at an address that kernels can use too."""
+    return torch.zeros(count, dtype=torch.int64).pin_memory()
+
+
+class Contexts:
+    """Where the contexts of a heap lie, so that the host can end the waits of a running kernel."""
+
+    def __init__(self, segment: torch.Tensor) -> None:
+        self._segment = segment
+        self._starts: dict[int, None] = {}
+        self._zero = pinned_words(1)
+
+    def allocated(self, base: int, allocation: Allocation) -> None:
+        if allocation.name == "ctx":
+            self._starts[base + allocation.offset - self._segment.data_ptr()] = None
+
+    def freed(self, base: int, allocation: Allocation) -> None:
+        self._starts.pop(base + allocation.offset - self._segment.data_ptr(), None)
+
+    def end_waits(self, stream: torch.cuda.Stream) -> None:
+        """By the copy engine, which needs no SM: the kernels may hold them all."""
+        with torch._C.DisableTorchFunction(), torch.cuda.stream(stream):
+            for start in self._starts:
+                at = start + 8 * context.POLLS.value
+                word = self._segment[at : at + 8].view(torch.int64)
+                word.copy_(self._zero, non_blocking=True)
+
+
+@functools.cache
+def polls_per_second(index: int) -> float:
+    """How often one program that is alone polls a flag: what turns a timeout into a bound.
+
+    With others polling too it is slower, so a wait lasts at least as long as was asked for.
+    """
+    device = torch.device("cuda", index)
+    ctx = torch.zeros(context.DELTAS.value + 1, dtype=torch.int64, device=device)
+    ctx[context.RECORD.value] = context.RECORD_HERE.value
+    flag = torch.zeros(1, dtype=torch.int64, device=device)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for polls in (1, _POLLS_TO_TIME):  # the first one compiles and loads
+        ctx[context.POLLS.value] = polls
+        begin.record()
+        Installed.original(_poll, flag, ctx, grid=(1,), warmup=False)
+        end.record()
+        end.synchronize()
+    return _POLLS_TO_TIME / (begin.elapsed_time(end) * 1e-3)
+
+
+@triton.jit
+def _poll(flag, ctx):  # type: ignore[no-untyped-def]
+    signal.wait(flag, 0, 1, ctx)

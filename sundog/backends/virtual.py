@@ -1,0 +1,186 @@
+"""Backend `virtual`: every rank on one GPU, in one process. One heap and one stream per rank.
+
+The hosts are coroutines, as on `sim`; the kernels run on the GPU, all ranks' at the same time, each
+rank on its share of the SMs. `Gang` starts them together.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import knobs
+from ..errors import SundogError
+from ..heap import Allocation, Heap
+from ..sim.launcher import Installed, current_machine
+from ..sim.machine import Machine
+from ..sim.schedule import from_token
+from ..world import World
+from .gang import Gang
+from .gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
+from .sim import Meeting, _with_rank
+
+__all__ = ["run"]
+
+# Streams beyond the number of hardware queues share one, and a kernel that spins in it would hold
+# back the one that it waits for. 32 is the most that CUDA has.
+_QUEUES = 32
+
+
+@dataclass
+class Shared:
+    """What all ranks of one world have in common."""
+
+    machine: Machine
+    gang: Gang
+    segments: list[torch.Tensor]
+    contexts: list[Contexts]
+    streams: list[torch.cuda.Stream]
+    meetings: dict[str, Meeting]
+    polls: int
+    num_sms: int
+
+
+class VirtualBackend:
+    """One rank of a world on one GPU."""
+
+    name = "virtual"
+    guard = 0
+
+    def __init__(self, shared: Shared, rank: int) -> None:
+        self.rank = rank
+        self.size = len(shared.segments)
+        self.device = shared.segments[rank].device
+        self.num_sms = shared.num_sms
+        self.polls = shared.polls
+        self.bases = [segment.data_ptr() for segment in shared.segments]
+        self._shared = shared
+
+    def segment(self, rank: int) -> torch.Tensor:
+        return self._shared.segments[rank]
+
+    def record(self, num_words: int) -> torch.Tensor:
+        return pinned_words(num_words)
+
+    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+        shared = self._shared
+        meeting = shared.meetings.setdefault(channel, Meeting(shared.machine, ranks))
+        return meeting.exchange(value, what)
+
+    def synchronize(self) -> None:
+        self._shared.gang.synchronize()
+
+    def allocated(self, base: int, allocation: Allocation) -> None:
+        self._shared.contexts[self.rank].allocated(base, allocation)
+
+    def freed(self, base: int, allocation: Allocation) -> None:
+        self._shared.contexts[self.rank].freed(base, allocation)
+
+    def close(self) -> None:
+        self.synchronize()
+
+
+def run(fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: float) -> list[Any]:
+    """Run `fn` on every rank, interleaved, until all have returned."""
+    if current_machine() is not None:
+        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
+    shared = _open(world_size, heap_size, timeout)
+    machine = shared.machine
+    hosts = [
+        machine.add_host(rank, _host(fn, shared, rank), [SynchronizeFirst(shared.gang.synchronize)])
+        for rank in range(world_size)
+    ]
+    with Installed(machine, shared.gang.launch):
+        machine.run()
+    if machine.failure is not None:
+        _end_kernels(shared)
+        raise _with_rank(machine.failure, hosts)
+    return [host.result for host in hosts]
+
+
+def _open(world_size: int, heap_size: int, timeout: float) -> Shared:
+    device = _device()
+    gpu = Gpu(device)
+    num_sms = gpu.target.num_sms // world_size
+    if num_sms == 0 or world_size > _QUEUES:
+        raise ValueError(
+            f"{world_size} ranks on one {gpu.target.name}: it has {gpu.target.num_sms} SMs and "
+            f"{_QUEUES} queues, and every rank needs one of each"
+        )
+    machine = Machine(from_token(f"random:{knobs.seed.get()}"), num_sms, expire=False)
+    segments = _heaps(world_size, heap_size, device)
+    return Shared(
+        machine,
+        Gang(machine, gpu),
+        segments,
+        [Contexts(segment) for segment in segments],
+        [_stream(device.index, rank) for rank in range(world_size)],
+        {},
+        max(int(timeout * polls_per_second(device.index)), 1),
+        num_sms,
+    )
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        raise SundogError(
+            "backend 'virtual' needs a GPU, and torch finds none. The same program runs on the "
+            "CPU with backend='sim'."
+        )
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(_QUEUES))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.Tensor]:
+    try:
+        return [torch.empty(heap_size, dtype=torch.uint8, device=device) for _ in range(world_size)]
+    except torch.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ValueError(
+            f"heap_size {heap_size:,} for {world_size} ranks is {heap_size * world_size:,} bytes; "
+            f"of the {total:,} of {device} {free:,} are free. Ask for less with heap_size= or "
+            "SUNDOG_HEAP_SIZE."
+        ) from None
+
+
+@functools.cache
+def _stream(index: int, rank: int) -> torch.cuda.Stream:
+    """A rank's stream, the same for every world: torch hands out those of its pool in turn."""
+    return torch.cuda.Stream(index)
+
+
+def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
+    def host() -> Any:
+        torch.cuda.set_stream(shared.streams[rank])
+        backend = VirtualBackend(shared, rank)
+        heap = Heap(shared.segments[rank].numel(), backend.guard)
+        world = World(backend, tuple(range(backend.size)), "world", heap)
+        try:
+            world.barrier()
+            result = fn(world)
+            if not world._closed:
+                world.synchronize()
+            return result
+        finally:
+            world._end("the world was closed")
+
+    return host
+
+
+def _end_kernels(shared: Shared) -> None:
+    """After a failure: end the waits of what still runs, before its memory is given back."""
+    side = torch.cuda.Stream(shared.segments[0].device)
+    try:
+        for contexts in shared.contexts:
+            contexts.end_waits(side)
+        torch.cuda.synchronize()
+    except RuntimeError as error:  # a GPU that has failed fails here too; the first error is told
+        assert shared.machine.failure is not None
+        if hasattr(shared.machine.failure, "add_note"):
+            shared.machine.failure.add_note(f"sundog: afterwards the GPU reported {error}")

@@ -1,0 +1,268 @@
+"""The seam between the coroutines of the hosts and a GPU, with a device that only pretends.
+
+A pretended kernel ends when those that it waits for have started, and to load one while another
+has not ended fails the test: on a GPU that is the hang which `Gang` is there to prevent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from sundog.backends.gang import Gang
+from sundog.backends.gpu import _waits, may_wait
+from sundog.backends.sim import Meeting
+from sundog.errors import Deadlock, NotResident
+from sundog.sim.machine import Machine
+from sundog.sim.schedule import RandomSchedule
+from sundog.target import Footprint, Target
+
+H200 = Target("NVIDIA H200", "sm_90", 132, 32, 65536, 233472, 64, 32, 60 << 20, 141 << 30)
+
+
+@dataclass
+class Kernel:
+    name: str
+    needs: tuple[str, ...] = ()  # kernels that must have started before this one can end
+    programs: int = 1
+    footprint: Footprint | None = field(default_factory=lambda: Footprint(32, 0, 4))
+    loaded: bool = False
+
+
+class Flying:
+    def __init__(self, device: Pretended, kernel: Kernel) -> None:
+        self.device, self.kernel = device, kernel
+
+    def query(self) -> bool:
+        if self.device.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return all(name in self.device.started for name in self.kernel.needs)
+
+
+class Prepared:
+    def __init__(self, device: Pretended, kernel: Kernel) -> None:
+        self.device, self.kernel = device, kernel
+        self.name, self.programs = kernel.name, kernel.programs
+
+    @property
+    def loaded(self) -> bool:
+        return self.kernel.loaded
+
+    def load(self) -> None:
+        spinning = [f.kernel.name for f in self.device.flying if not f.query()]
+        assert not spinning, f"{self.name} is loaded while {spinning} spin"
+        self.device.log.append(f"load {self.name}")
+        self.kernel.loaded = True
+
+    def footprint(self) -> Footprint | None:
+        return self.kernel.footprint
+
+    def start(self, stream: Any) -> str:
+        self.device.log.append(f"start {self.name}")
+        self.device.started.append(self.name)
+        self.device.flying.append(Flying(self.device, self.kernel))
+        return self.name
+
+
+class Pretended:
+    target = H200
+    broken = False
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.started: list[str] = []
+        self.flying: list[Flying] = []
+        self.machine: Machine
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def current_stream(self) -> int:
+        return self.machine.host.rank
+
+    def event(self, stream: int) -> Flying:
+        """Of the latest kernel of that rank (their names end in the rank), or of nothing."""
+        latest = [f for f in self.flying if f.kernel.name.endswith(str(stream))]
+        return latest[-1] if latest else Flying(self, Kernel("nothing"))
+
+    def prepare(self, kernel: Kernel, grid: Any, args: tuple, kwargs: dict) -> Prepared:
+        return Prepared(self, kernel)
+
+
+class Bench:
+    """Hosts on a pretended GPU."""
+
+    def __init__(self, *hosts: Callable[[Bench], Any], seed: int = 0) -> None:
+        self.machine = Machine(RandomSchedule(seed), 1, expire=False)
+        self.device = Pretended()
+        self.device.machine = self.machine
+        self.gang = Gang(self.machine, self.device)
+        self.meeting = Meeting(self.machine, tuple(range(len(hosts))))
+        for rank, host in enumerate(hosts):
+            self.machine.add_host(rank, lambda host=host: host(self), [])
+        self.machine.run()
+
+    def launch(self, kernel: Kernel) -> Any:
+        return self.gang.launch(kernel, (1,), (), {})
+
+    def check(self) -> Bench:
+        if self.machine.failure is not None:
+            raise self.machine.failure
+        return self
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_everything_is_loaded_before_anything_starts(seed):
+    names = ("a0", "b1", "c2")
+
+    def host(rank: int) -> Callable[[Bench], None]:
+        def main(bench: Bench) -> None:
+            for _ in range(rank):
+                bench.machine.pause()  # others come earlier or later
+            assert bench.launch(Kernel(names[rank], needs=names)) == names[rank]
+            bench.gang.synchronize()
+
+        return main
+
+    log = Bench(*(host(rank) for rank in range(3)), seed=seed).check().device.log
+    assert sorted(log[:3]) == ["load a0", "load b1", "load c2"]
+    assert sorted(log[3:]) == ["start a0", "start b1", "start c2"]
+
+
+def test_a_rank_that_has_ended_or_waits_holds_nobody_back():
+    def first(bench: Bench) -> None:
+        bench.launch(Kernel("k0"))
+        bench.gang.synchronize()
+        bench.meeting.exchange(None, "barrier")
+
+    def meets(bench: Bench) -> None:
+        bench.meeting.exchange(None, "barrier")
+
+    def ends(bench: Bench) -> None:
+        bench.meeting.exchange(None, "barrier")
+
+    assert Bench(first, meets, ends).check().device.started == ["k0"]
+
+
+def test_nothing_is_loaded_while_a_kernel_spins():
+    """k0 waits for m1, which rank 1 launches behind k1 and which is not loaded yet."""
+
+    def first(bench: Bench) -> None:
+        bench.launch(Kernel("k0", needs=("k1",)))
+        bench.launch(Kernel("m0", needs=("m1",)))
+        bench.gang.synchronize()
+
+    def second(bench: Bench) -> None:
+        bench.launch(Kernel("k1", needs=("k0",)))
+        bench.gang.synchronize()
+        bench.launch(Kernel("m1", needs=("m0",)))
+        bench.gang.synchronize()
+
+    log = Bench(first, second).check().device.log
+    assert log.index("load m1") < log.index("start m0")
+
+
+def test_who_synchronizes_lets_the_others_launch():
+    """A loaded kernel of rank 0 spins until rank 1, which did something else first, comes."""
+    send, receive = Kernel("send1", loaded=True), Kernel("receive0", ("send1",), loaded=True)
+
+    def first(bench: Bench) -> None:
+        bench.launch(receive)
+        bench.gang.synchronize()
+
+    def second(bench: Bench) -> None:
+        bench.launch(Kernel("other1"))
+        bench.launch(send)
+
+    assert Bench(first, second).check().device.started[-1] == "send1"
+
+
+def test_what_cannot_be_resident_is_refused_with_the_numbers():
+    heavy = Footprint(registers=255, shared=100_000, warps=8)
+
+    def host(rank: int, programs: int) -> Callable[[Bench], None]:
+        return lambda bench: bench.launch(Kernel(f"k{rank}", programs=programs, footprint=heavy))
+
+    bench = Bench(host(0, 66), host(1, 67))
+    assert bench.device.started == []
+    with pytest.raises(NotResident) as caught:
+        bench.check()
+    for text in ("133 programs of 2 ranks", "holds 132", "1 on each of 132 SMs", "255 registers",
+                 "100,000 bytes", "rank 1: k1, 67 programs", "at most 66 programs"):  # fmt: skip
+        assert text in str(caught.value)
+    assert len(Bench(host(0, 66), host(1, 66)).check().device.started) == 2
+
+
+def test_small_programs_count_as_the_largest_beside_them():
+    """60 light and 73 heavy: the light ones may land one on each SM and leave no room."""
+    light, heavy = Footprint(16, 0, 1), Footprint(255, 200_000, 8)
+
+    def host(name: str, programs: int, footprint: Footprint | None) -> Callable[[Bench], None]:
+        return lambda bench: bench.launch(Kernel(name, (), programs, footprint))
+
+    with pytest.raises(NotResident):
+        Bench(host("k0", 60, light), host("k1", 73, heavy)).check()
+    Bench(host("k0", 60, light), host("k1", 72, heavy)).check()
+    Bench(host("k0", 60_000, None), host("k1", 132, heavy)).check()  # waits for nobody
+
+
+def test_launches_on_one_stream_do_not_add_up():
+    def host(bench: Bench) -> None:
+        for number in range(4):
+            bench.launch(Kernel(f"k{number}0", programs=132, footprint=Footprint(255, 200_000, 8)))
+
+    assert len(Bench(host).check().device.started) == 4
+
+
+def test_hosts_that_wait_for_each_other_in_vain_are_told():
+    def first(bench: Bench) -> None:
+        bench.meeting.exchange(None, "barrier")
+
+    with pytest.raises(Deadlock, match="rank 0: its host waits for ranks 1 at a barrier"):
+        Bench(first, lambda bench: None).check()
+
+
+def test_an_error_of_the_gpu_reaches_the_caller():
+    def host(bench: Bench) -> None:
+        bench.launch(Kernel("k0", needs=("never",)))
+        bench.device.broken = True
+        bench.gang.synchronize()
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        Bench(host).check()
+
+
+def test_programs_per_sm():
+    """By CUDA's occupancy calculator for sm_90."""
+    assert H200.programs_per_sm(Footprint(32, 0, 1)) == 32
+    assert H200.programs_per_sm(Footprint(32, 0, 4)) == 16
+    assert H200.programs_per_sm(Footprint(168, 0, 4)) == 3
+    assert H200.programs_per_sm(Footprint(192, 0, 1)) == 8  # not 10: two warps to a quarter
+    assert H200.programs_per_sm(Footprint(32, 232448, 4)) == 1
+    assert H200.programs_per_sm(Footprint(32, 115712, 4)) == 2
+    assert H200.programs_per_sm(Footprint(32, 115713, 4)) == 1
+
+
+def test_which_torch_functions_make_the_host_wait():
+    x = torch.zeros(3)
+    assert _waits("item", (x,), {})
+    assert _waits("to", (x, "cpu"), {})
+    assert _waits("to", (x,), {"device": torch.device("cpu")})
+    assert not _waits("to", (x, torch.float16), {})
+    assert not _waits("copy_", (x, x), {})
+    assert _waits("copy_", (x, torch.zeros(3, device="meta")), {})
+    assert not _waits("__getitem__", (x, (slice(1), 0, None)), {})
+    assert _waits("__getitem__", (x, x > 0), {})
+    assert not _waits("__setitem__", (x, 0, 5), {})
+    assert not _waits("fill_", (x, 0), {})
+
+
+def test_a_kernel_without_a_loop_around_an_atomic_waits_for_nobody():
+    assert may_wait("scf.while (%1) { tt.atomic_rmw add, acquire }")
+    assert not may_wait("scf.for %1 { tt.atomic_rmw add, relaxed }")
+    assert not may_wait("scf.while (%1) { tt.load }")
+    assert may_wait("tt.atomic_poll %1")
