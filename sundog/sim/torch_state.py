@@ -47,6 +47,13 @@ class TorchState:
         for mode in self._modes:
             torch._C._push_on_torch_function_stack(mode)
 
+    def forget(self) -> None:
+        """For one that is never entered again: its guard, left to the garbage collector, would put
+        its state in force at some later moment, in the middle of whatever then runs."""
+        if self._guard is not None:
+            self._guard.__exit__(None, None, None)
+            self._guard = None
+
     def _save(self) -> None:
         self._seeds = torch.get_rng_state(), random.getstate(), np.random.get_state()
         self._types = [torch.get_autocast_dtype(kind) for kind in _AUTOCAST]
