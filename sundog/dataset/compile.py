@@ -50,8 +50,7 @@ def lower(
 
     kernel = _jit_function(kernel)
     backend = make_backend(gpu_target(arch))
-    launch = dict(kwargs or {})
-    launch.setdefault("debug", bool(kernel.debug))
+    launch = dict(kwargs or {}) | _launch_knobs(kernel, kwargs or {})
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(*args, **launch)
     options, signature, constexprs, attrs = kernel._pack_args(
@@ -85,6 +84,18 @@ def lower_source(
         module = stages[name](module, metadata)
     module.context = context
     return module
+
+
+def _launch_knobs(kernel: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What `JITFunction.run` adds to the options of a launch from Triton's settings."""
+    from triton import knobs
+
+    added: dict[str, Any] = {}
+    added["debug"] = bool(kwargs.get("debug", kernel.debug) or knobs.runtime.debug)
+    for name in ("instrumentation_mode", "fpsan_homomorphic_casts"):  # the latter since 3.9
+        if hasattr(knobs.compilation, name):
+            added[name] = getattr(knobs.compilation, name)
+    return added
 
 
 def _context(backend: Any) -> Any:

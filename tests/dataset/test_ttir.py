@@ -25,9 +25,9 @@ from triton_roundtrip import (
 
 from sundog.dataset.compile import gpu_target, lower, lower_source
 from sundog.dataset.graph import canonical_json, ir_id_of, to_networkx
-from sundog.dataset.mlir import Operation, parse_module
+from sundog.dataset.mlir import Operation, parse_module, print_module
 from sundog.dataset.mlir_spell import LOCATION_KINDS, VALUE_KINDS
-from sundog.dataset.triton_module import generic_text
+from sundog.dataset.triton_module import generic_text, read_module
 from sundog.dataset.ttir import EDGE_KINDS, NODE_KINDS, Alias, Edge, ModuleNode, TtirGraph
 from sundog.dataset.ttir import extract_ttir_graph as extract
 from sundog.dataset.ttir import rebuild_module_text as rebuild
@@ -49,11 +49,34 @@ def test_module_is_rebuilt_from_its_record(name: str, arch: str, stage: str) -> 
     assert record["graph"]["stage"] == stage
 
 
-def _subtree(op: Operation) -> Counter[tuple[str, int, int, int]]:
-    counts = Counter([(op.name, len(op.operands), len(op.result_types), len(op.regions))])
-    for inner in (o for region in op.regions for block in region for o in block.operations):
-        counts += _subtree(inner)
-    return counts
+def _op_lines(text: str) -> list[str]:
+    """The lines of operations without names of values and blocks and without locations."""
+    lines = [line.strip() for line in text.split("\n")]
+    lines = [line for line in lines if line.startswith(('"', "%", "}"))]
+    lines = [re.sub(r"^%.*? = ", "", re.sub(r" loc\(.*", "", line)) for line in lines]
+    return [re.sub(r"%\w+(#\d+)?|\^bb\d+", "%", line) for line in lines]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_an_operation_is_left_out(name: str, arch: str, stage: str) -> None:
+    """Also what Triton's parser would put back, such as a property with its default."""
+    module = lower_case(name, arch, stage)
+    text = generic_text(module)
+    assert _op_lines(print_module(parse_module(text))) == _op_lines(text)
+    nodes = [node for node in extract(module)["nodes"] if node["node_kind"] == "op"]
+    for node, op in zip(nodes, _preorder(read_module(module).operation), strict=True):
+        assert node["op"] == op.name
+        assert node["properties"] == op.properties
+        assert node["attributes"] == op.attributes
+        assert node["result_types"] == op.result_types
+        assert node["location"] == op.location
+
+
+def _preorder(op: Operation) -> list[Operation]:
+    inner = [o for region in op.regions for block in region for o in block.operations]
+    return [op, *(found for o in inner for found in _preorder(o))]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -67,7 +90,11 @@ def test_reader_agrees_with_libtriton_walk(name: str, stage: str) -> None:
         walked[(op.get_name(), *counts)] += 1
 
     module.walk(visit)
-    assert _subtree(parse_module(generic_text(module)).operation) == walked
+    read = Counter(
+        (op.name, len(op.operands), len(op.result_types), len(op.regions))
+        for op in _preorder(parse_module(generic_text(module)).operation)
+    )
+    assert read == walked
 
 
 def test_extraction_is_silent_and_needs_a_context(capfd: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +177,19 @@ def test_launch_specialises_as_a_real_one() -> None:
     assert attrs(4001)[0][3]["entries"] == {}
     assert len(attrs(1)[0]) == 3  # equal to one: a constant, no argument
     assert attrs(4096, num_warps=8)[1] == 8
+
+
+def test_launch_takes_tritons_debug_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tl.device_assert` is code only in debug mode, as at a launch."""
+    case = load_kernels().CASES["literals"]
+
+    def has_assert() -> bool:
+        record = extract(lower(case.kernel, case.args, {"BLOCK": 128}, stage="ttir"))
+        return any(node.get("op") == "tt.assert" for node in record["nodes"])
+
+    assert not has_assert()
+    monkeypatch.setattr(triton.knobs.runtime, "debug", True)
+    assert has_assert()
 
 
 def test_bad_requests_are_refused_in_words() -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton_roundtrip import ARCHS, STAGES, lower_case, prints, prints_of_text
 
 from sundog.dataset.compile import lower
@@ -156,6 +159,25 @@ def _two_of_one_node(links: list[dict[str, Any]], kind: str, field: str) -> tupl
     raise AssertionError(f"control_flow has no two {kind} edges at one node")
 
 
+@gluon.jit
+def gluon_kernel(x_ptr, out_ptr, BLOCK: gl.constexpr):  # type: ignore[no-untyped-def]
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    other: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    offsets = gl.arange(0, BLOCK, layout=layout)
+    x = gl.convert_layout(gl.load(x_ptr + offsets), other)
+    gl.store(out_ptr + gl.arange(0, BLOCK, layout=other), x * 2.0)
+
+
+def test_gluon_kernel_is_rebuilt() -> None:
+    x = torch.empty(1024, device="meta")
+    module = lower(gluon_kernel, (x, x, 256))
+    record = extract(module)
+    assert [alias["name"] for alias in record["nodes"][0]["aliases"]] == ["#blocked", "#blocked1"]
+    assert prints_of_text(rebuild(record)) == prints(module)
+    with pytest.raises(ValueError, match="ask for ttgir"):
+        lower(gluon_kernel, (x, x, 256), stage="ttir")
+
+
 HELION = ["add", "softmax", "matmul"]
 
 
@@ -167,7 +189,6 @@ def test_helion_output_is_rebuilt(
         monkeypatch.setenv(variable, str(tmp_path))
     pytest.importorskip("helion")
     import helion_kernels
-    import torch
 
     x = torch.ones(128, 128)
     args = (x,) if name == "softmax" else (x, x)
