@@ -132,7 +132,8 @@ class Arithmetic(InterpreterBuilder):
         return _result(bounded, dtype)
 
     def create_select(self, condition: Handle, lhs: Handle, rhs: Handle) -> Handle:
-        return Handle(np.where(condition.data, lhs.data, rhs.data), lhs.dtype.scalar)
+        other = rhs.data.view(lhs.data.dtype)  # Triton mistypes the result of a float's atomic_min
+        return Handle(np.where(condition.data, lhs.data, other), lhs.dtype.scalar)
 
     def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
         dtype = z.dtype.scalar

@@ -6,6 +6,7 @@ program goes on and what it may touch. Arithmetic is in the base class.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -157,9 +158,12 @@ class Builder(Arithmetic):
         else:
             rmw = self.ir_rmw_op_to_interpreter_rmw_op[op]
             native_sem = self.ir_sem_to_interpreter_sem[sem]
+            # The native exchange knows only integers, and only bits matter to it.
+            bits = data.view(f"i{data.itemsize}") if op == ir.ATOMIC_OP.XCHG else data
 
             def execute() -> np.ndarray:
-                return native.atomic_rmw(rmw, ptr.data, data, chosen, native_sem)
+                old = native.atomic_rmw(rmw, ptr.data, bits, chosen, native_sem)
+                return old.view(data.dtype)
 
         return self._atomic(execute, ptr, dtype, chosen, (op.name, data.tobytes()), sem, scope)
 
@@ -308,7 +312,7 @@ def _add_16_bits(
         old = np.zeros(ptr.data.shape, np.uint16)
         for at in zip(*np.nonzero(chosen), strict=True):
             address = ptr.data[at].reshape(1)
-            seen = native.load(address, np.ones(1, bool), np.zeros(1, np.uint16), np.uint16)
+            seen = np.frombuffer(ctypes.string_at(address.item(), 2), np.uint16)
             while True:
                 new = _sum_bits(seen, data[at].reshape(1), dtype)
                 found = native.atomic_cas(address, seen, new, native.MEM_SEMANTIC.ACQUIRE_RELEASE)

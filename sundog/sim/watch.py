@@ -63,8 +63,9 @@ def _is_kernel(code: CodeType) -> bool:
 def may_poll(frames: list[FrameType]) -> bool:
     """Whether the access may be repeated without end: only inside a `while`."""
     for frame in frames:
+        line = frame.f_lineno  # None where the rewriter put in code of its own
         for first, last in _while_lines(frame.f_code):
-            if first <= frame.f_lineno <= last:
+            if line is None or first <= line <= last:
                 return True
     return False
 
