@@ -8,11 +8,13 @@ environment variable is involved.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,10 +29,12 @@ from .reductions import reduce, scan
 from .rewrite import Helpers, function_tree, rewrite
 from .semantic import Semantic
 
-__all__ = ["Language", "convert_argument", "language", "twin"]
+__all__ = ["Language", "convert_argument", "language", "recorded", "replaced", "twin"]
 
 _MISSING = object()
 _twins: weakref.WeakKeyDictionary[Callable, Callable] = weakref.WeakKeyDictionary()
+_replacements: dict[Callable, Callable] = {}
+_recorders: list[dict[Callable, JITFunction]] = []
 
 
 class Language:
@@ -135,8 +139,35 @@ def _call_twin(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
     return twin(self)(*args, **kwargs)
 
 
+@contextmanager
+def replaced(kernel: JITFunction, tree: ast.FunctionDef) -> Iterator[None]:
+    """Run another body for this kernel: how mutants are made."""
+    _replacements[kernel.fn] = rewrite(kernel.fn, tree, language().helpers)
+    try:
+        yield
+    finally:
+        del _replacements[kernel.fn]
+
+
+@contextmanager
+def recorded() -> Iterator[list[JITFunction]]:
+    """The kernels, and the functions that they call, in the order in which they are first run."""
+    used: dict[Callable, JITFunction] = {}
+    _recorders.append(used)
+    found: list[JITFunction] = []
+    try:
+        yield found
+    finally:
+        _recorders.remove(used)
+        found.extend(used.values())
+
+
 def twin(kernel: JITFunction) -> Callable:
     """The Python function that the interpreter runs for a kernel, made once."""
+    for used in _recorders:
+        used.setdefault(kernel.fn, kernel)
+    if kernel.fn in _replacements:
+        return _replacements[kernel.fn]
     if kernel.fn not in _twins:
         _twins[kernel.fn] = rewrite(kernel.fn, function_tree(kernel), language().helpers)
     return _twins[kernel.fn]
