@@ -31,6 +31,7 @@ class Kernel:
     programs: int = 1
     footprint: Footprint | None = field(default_factory=lambda: Footprint(32, 0, 4))
     loaded: bool = False
+    looks: int = 0  # how often one must look before it has ended
 
 
 class Flying:
@@ -40,7 +41,10 @@ class Flying:
     def query(self) -> bool:
         if self.device.broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return all(name in self.device.started for name in self.kernel.needs)
+        self.kernel.looks -= 1
+        return self.kernel.looks < 0 and all(
+            name in self.device.started for name in self.kernel.needs
+        )
 
 
 class Prepared:
@@ -148,19 +152,36 @@ def test_a_rank_that_has_ended_or_waits_holds_nobody_back():
     assert Bench(first, meets, ends).check().device.started == ["k0"]
 
 
-def test_nothing_is_loaded_while_a_kernel_spins():
-    """k0 waits for m1, which rank 1 launches behind k1 and which is not loaded yet."""
+@pytest.mark.timeout(10)
+def test_a_rank_that_waits_for_its_kernels_is_waited_for():
+    """m0 waits for m1, which rank 1 loads and launches when k1 has ended."""
 
     def first(bench: Bench) -> None:
         bench.launch(Kernel("k0", needs=("k1",)))
-        bench.launch(Kernel("m0", needs=("m1",)))
+        bench.launch(Kernel("m0", needs=("m1",), loaded=True))
         bench.gang.synchronize()
 
     def second(bench: Bench) -> None:
-        bench.launch(Kernel("k1", needs=("k0",)))
+        bench.launch(Kernel("k1", needs=("k0",), looks=50))
         bench.gang.synchronize()
         bench.launch(Kernel("m1", needs=("m0",)))
         bench.gang.synchronize()
+
+    log = Bench(first, second).check().device.log
+    assert log.index("load m1") < log.index("start m0")
+
+
+@pytest.mark.timeout(10)
+def test_nothing_starts_while_a_rank_waits_to_load():
+    """k0 runs for longer than the grace; m0 must not start before m1 is loaded."""
+
+    def first(bench: Bench) -> None:
+        bench.launch(Kernel("k0", looks=500))
+        bench.launch(Kernel("m0", needs=("m1",), loaded=True))
+
+    def second(bench: Bench) -> None:
+        bench.launch(Kernel("k1"))
+        bench.launch(Kernel("m1", needs=("m0",)))
 
     log = Bench(first, second).check().device.log
     assert log.index("load m1") < log.index("start m0")

@@ -166,7 +166,7 @@ class Gang:
 
     def _start(self) -> None:
         held, self._held = self._held, []
-        self._flying = [flight for flight in self._flying if not flight.ended]
+        self._flying = _still_flying(self._flying)
         refusal = check_resident(self._device.target, self._flying + held)
         for flight in held:
             answer: Any = refusal
@@ -185,6 +185,17 @@ class Gang:
         self._looks += 1
         if self._looks > _BUSY_LOOKS:
             time.sleep(min(1e-6 * self._looks, _LONGEST_NAP))
+
+
+def _still_flying(flights: list[Flight]) -> list[Flight]:
+    """Those that have not ended. On a stream they end in turn, so one look at each is enough."""
+    busy: set[Any] = set()
+    still = []
+    for flight in flights:
+        if flight.stream in busy or not flight.ended:
+            busy.add(flight.stream)
+            still.append(flight)
+    return still
 
 
 def check_resident(target: Target, flights: list[Flight]) -> NotResident | None:

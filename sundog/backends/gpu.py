@@ -88,8 +88,9 @@ class Launch:
     """A call of a kernel, compiled at once, loaded and started when told to."""
 
     def __init__(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
-        self._call = functools.partial(Installed.original, kernel, *args, **kwargs)
-        self._compiled = self._call(grid=grid, warmup=True)
+        call = functools.partial(Installed.original, kernel, *args, **kwargs)
+        self._call: functools.partial | None = call
+        self._compiled = call(grid=grid, warmup=True)
         self._grid = _resolve(kernel, grid, args, kwargs)
         self.name = kernel.__name__
         self.programs = math.prod(self._grid) * getattr(self._compiled.metadata, "num_ctas", 1)
@@ -108,10 +109,12 @@ class Launch:
         return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
 
     def start(self, stream: torch.cuda.Stream) -> Any:
-        if self.programs == 0:
-            return self._compiled
-        with torch.cuda.stream(stream):
-            return self._call(grid=self._grid, warmup=False)
+        call, self._call = self._call, None  # the arguments are not kept alive any longer
+        assert call is not None
+        if self.programs > 0:
+            with torch.cuda.stream(stream):
+                call(grid=self._grid, warmup=False)
+        return self._compiled
 
 
 def may_wait(ttir: str) -> bool:

@@ -95,12 +95,19 @@ def run(fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: fl
         machine.add_host(rank, _host(fn, shared, rank), [SynchronizeFirst(shared.gang.synchronize)])
         for rank in range(world_size)
     ]
-    with Installed(machine, shared.gang.launch):
-        machine.run()
-    if machine.failure is not None:
-        _end_kernels(shared)
-        raise _with_rank(machine.failure, hosts)
-    return [host.result for host in hosts]
+    try:
+        with Installed(machine, shared.gang.launch):
+            machine.run()
+        if machine.failure is not None:
+            _end_kernels(shared)
+            raise _with_rank(machine.failure, hosts)
+        return [host.result for host in hosts]
+    finally:
+        # Coroutines and what they hold are cycles: without this, heaps wait for the collector.
+        shared.segments.clear()
+        shared.contexts.clear()
+        for host in hosts:
+            host.result = None
 
 
 def _open(world_size: int, heap_size: int, timeout: float) -> Shared:
