@@ -54,7 +54,7 @@ def _op_lines(text: str) -> list[str]:
     lines = [line.strip() for line in text.split("\n")]
     lines = [line for line in lines if line.startswith(('"', "%", "}"))]
     lines = [re.sub(r"^%.*? = ", "", re.sub(r" loc\(.*", "", line)) for line in lines]
-    return [re.sub(r"%\w+(#\d+)?|\^bb\d+", "%", line) for line in lines]
+    return [re.sub(r"%[\w$.-]+(#\d+)?|\^bb\d+", "%", line) for line in lines]
 
 
 @pytest.mark.parametrize("stage", STAGES)
