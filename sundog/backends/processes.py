@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_map_only
 
 from ..errors import PeerLost, SundogError
 from ..world import World
+from .wire import pack, unpack
 
 __all__ = ["run"]
 
@@ -58,12 +58,11 @@ def _child(
         world = open_world(rank, size, store)
         result = fn(world)
         world.close()
-        # A view of the heap would be sent with the whole heap behind it.
-        answer = (tree_map_only(torch.Tensor, torch.clone, result), None, "")
+        answer = (result, None, "")
     except BaseException as error:
         answer = (None, _picklable(error), traceback.format_exc())
     # By plain pickle: torch's own reducer hands over shared memory that ends with this process.
-    pipe.send_bytes(pickle.dumps(answer))
+    pipe.send_bytes(pack(answer))
     pipe.close()
 
 
@@ -83,7 +82,7 @@ def _collect(pipes: dict[Connection, int]) -> dict[int, Any]:
             assert isinstance(pipe, Connection)
             rank = waiting.pop(pipe)
             try:
-                answers[rank] = pickle.loads(pipe.recv_bytes())
+                answers[rank] = unpack(pipe.recv_bytes())
             except EOFError:
                 answers[rank] = None  # it died without a word
     return answers

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import pickle
 import select
 import time
 from datetime import timedelta
@@ -30,11 +29,13 @@ from ..sim.schedule import RandomSchedule
 from ..sim.tasks import Program
 from ..world import World
 from .sim import UNBOUNDED, end_waits, region_of
+from .wire import pack, unpack
 
 __all__ = ["init", "open_world"]
 
 _opened = itertools.count()  # worlds of this process: equal on all ranks, so it names their keys
 _LONGEST_NAP = 1e-3
+_LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
 
 
 def init(heap_size: int, timeout: float) -> World:
@@ -125,7 +126,7 @@ class ShmBackend:
 
     def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
         count = self._count[channel] = self._count.get(channel, -1) + 1
-        self._store.set(f"{channel}/{count}/{self.rank}", pickle.dumps(value))
+        self._store.set(f"{channel}/{count}/{self.rank}", self._packed(value, what))
         keys = [f"{channel}/{count}/{rank}" for rank in ranks]
         self._awaited, self._awaited_ranks = keys, list(ranks)
         if not self._store.check(keys):
@@ -133,7 +134,16 @@ class ShmBackend:
         self._awaited = []
         if count > 0:  # all have read the previous values: they came to this exchange
             self._store.delete_key(f"{channel}/{count - 1}/{self.rank}")
-        return [pickle.loads(self._store.get(key)) for key in keys]
+        return [unpack(self._store.get(key)) for key in keys]
+
+    def _packed(self, value: Any, what: str) -> bytes:
+        data = pack(value)
+        if len(data) > _LARGEST:
+            raise ValueError(
+                f"{what}: {len(data):,} bytes to exchange, and the store takes {_LARGEST:,}. "
+                "Exchange small objects; put data on the heap and use world.peer or a kernel."
+            )
+        return data
 
     def synchronize(self) -> None:
         self.machine.drain(self.machine.host.stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from ..sim.memory import Memory, Region
 from ..sim.schedule import from_token
 from ..sim.tasks import Host, Program
 from ..world import World
+from .wire import pack, unpack
 
 __all__ = ["Sim", "run"]
 
@@ -49,7 +49,7 @@ class Meeting:
     def exchange(self, value: Any, what: str) -> list[Any]:
         machine = self._machine
         # Each rank gets a copy of its own, as it would from another process.
-        self._values[machine.host.rank] = pickle.dumps(value)
+        self._values[machine.host.rank] = pack(value)
         missing = [rank for rank in self._ranks if rank not in self._values]
         waits_for = f"ranks {', '.join(map(str, missing))} at a {what}"
         if missing:
@@ -64,7 +64,7 @@ class Meeting:
                 machine.checker.world_barrier([h.stream for h in [*waiting, machine.host]])
             for host in waiting:
                 machine.wake(host, everyone)
-        return [pickle.loads(each) for each in everyone]
+        return [unpack(each) for each in everyone]
 
 
 class SimBackend:

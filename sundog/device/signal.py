@@ -53,7 +53,12 @@ def wait(flag, peer, epoch, ctx):
     Orders: what the signaller did before its signal, before all that this program does after the
     wait. Does not order: other programs of this rank.
     """
-    seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    _wait_word(flag, peer, epoch, ctx, scope="sys")
+
+
+@triton.jit
+def _wait_word(flag, peer, epoch, ctx, scope: tl.constexpr):
+    seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
     if seen < epoch:
         limit = tl.full((), 1, tl.int64)
         polls = limit * 0
@@ -61,7 +66,7 @@ def wait(flag, peer, epoch, ctx):
             if polls % _LOOK_EVERY == 0:  # also later: another wait of this rank may have run out
                 limit = tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
             polls += 1
-            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
         if seen < epoch:
             _run_out(flag, peer, epoch, seen, ctx)
 
@@ -135,10 +140,10 @@ def barrier_programs(counter, ctx):
     programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
     tl.debug_barrier()  # this program's stores, of all warps, before its arrival
     one = tl.full((), 1, tl.int64)
-    before = tl.atomic_add(counter, one, sem="acq_rel", scope="gpu")
+    before = tl.atomic_add(counter, one, sem="release", scope="gpu")
     target = (before // programs + 1) * programs
-    # Who is late is unknown here, so the record names this rank.
-    wait(counter, tl.load(ctx + RANK), target, ctx)
+    # Acquires the others' arrivals. Who is late is unknown here: the record names this rank.
+    _wait_word(counter, tl.load(ctx + RANK), target, ctx, scope="gpu")
 
 
 @triton.jit
