@@ -55,7 +55,10 @@ def math_kernel(x_ptr, out_ptr, OP: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, y)
 
 
-NAMES = "exp exp2 log log2 sqrt rsqrt sin cos erf floor ceil abs neg sigmoid".split()
+NAMES = [
+    "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "abs",
+    "neg", "sigmoid",
+]  # fmt: skip
 MATH: dict[str, Any] = {
     **{name: getattr(torch, name) for name in NAMES},
     "softmax": lambda x: x.softmax(0),
