@@ -152,7 +152,7 @@ class Builder(Arithmetic):
         chosen = np.ascontiguousarray(_full(_array(mask), ptr.data))
         ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
         dtype = value.dtype.scalar
-        data = np.ascontiguousarray(np.broadcast_to(value.data, ptr.data.shape))
+        data = _spread(value, ptr)
         if dtype.is_floating() and dtype.primitive_bitwidth == 16 and op == ir.ATOMIC_OP.FADD:
             execute = _add_16_bits(ptr, data, dtype, chosen)
         else:
@@ -172,9 +172,7 @@ class Builder(Arithmetic):
     ) -> Handle:
         native_sem = self.ir_sem_to_interpreter_sem[sem]
         ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
-        compare, new = (
-            np.ascontiguousarray(np.broadcast_to(v.data, ptr.data.shape)) for v in (expected, value)
-        )
+        compare, new = _spread(expected, ptr), _spread(value, ptr)
 
         def execute() -> np.ndarray:
             return native.atomic_cas(ptr.data, compare, new, native_sem)
@@ -281,6 +279,14 @@ def _full(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
     if mask is None:
         return np.ones(addresses.shape, bool)
     return mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
+
+
+def _spread(value: Handle, ptr: Handle) -> np.ndarray:
+    return np.ascontiguousarray(
+        value.data
+        if value.data.shape == ptr.data.shape
+        else np.broadcast_to(value.data, ptr.data.shape)
+    )
 
 
 def _chosen(addresses: np.ndarray, mask: np.ndarray | None) -> np.ndarray:

@@ -60,9 +60,9 @@ class Tile(tl.tensor):
     """A `tl.tensor` that does not work out what its type already knows."""
 
     def __init__(self, handle: Any, type: tl.dtype) -> None:
-        if type.is_block() and not isinstance(type, Block):
-            type = block(type.element_ty, tuple(int(n) for n in type.shape))
         self.handle = handle
+        if not isinstance(type, Block) and type.is_block():
+            type = block(type.element_ty, tuple(int(n) for n in type.shape))
         self.type = type
         if isinstance(type, Block):
             self.dtype = type.element_ty

@@ -12,13 +12,38 @@ import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
-from .handle import Block, Handle, Tile
+from .handle import Block, Handle, Tile, scalar
+from .numerics import is_raw
 
 __all__ = ["Semantic"]
 
 
+_WHOLE = {
+    f"{sign}int{bits}": (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for sign in ("", "u")
+    for bits in (8, 16, 32, 64)
+}
+_SAME = frozenset([*_WHOLE, "fp32", "fp64"])  # with itself, and with numbers that fit, it stays
+
+
 class Semantic(TritonSemantic):
     tensor = Tile
+
+    def binary_op_type_checking_impl(self, lhs: Any, rhs: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(lhs, tl.tensor) and (name := lhs.dtype.name) in _SAME:
+            if isinstance(rhs, tl.tensor):
+                if rhs.dtype is lhs.dtype:
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif type(rhs) is int:
+                low, high = _WHOLE.get(name, (-(2**24), 2**24))
+                if low <= rhs <= high:
+                    return self.broadcast_impl_value(lhs, scalar(rhs, lhs.dtype))
+        return super().binary_op_type_checking_impl(lhs, rhs, *args, **options)
+
+    def scalar_constant(self, value: Any, dtype: tl.dtype) -> Any:
+        if dtype is None or is_raw(dtype) or dtype.is_ptr():
+            return super().scalar_constant(value, dtype)
+        return scalar(value or 0, dtype)  # -0.0 becomes 0.0, as in the base class
 
     def to_tensor(self, x: Any, check_type: bool = True) -> Any:
         return x if isinstance(x, tl.tensor) else super().to_tensor(x, check_type)
