@@ -4,7 +4,7 @@
     python scripts/helion_h200.py --check OUT                   check only: needs no GPU
 
 WHEELS is a folder of wheels, or of what was unpacked from them, that this machine lacks: helion,
-filecheck, and greenlet, packaging, psutil where they are missing. Quick effort, --budget seconds
+filecheck, greenlet, and packaging and psutil where they are missing. Quick effort, --budget seconds
 for each kernel; under three minutes in all. Reading the files needs pandas and pyarrow: where
 these are missing, take OUT to a machine that has them and --check it there.
 """
@@ -12,6 +12,7 @@ these are missing, take OUT to a machine that has them and --check it there.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -29,6 +30,7 @@ def main() -> int:
     if options.check is not None:
         return report(options.check / "helion")
     _add_wheels(options.wheels, options.out)
+    _let_helion_import()
     for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR"):
         os.environ.setdefault(name, os.fspath(options.out / "cache" / name.lower()))
     start = time.perf_counter()
@@ -59,6 +61,13 @@ def _add_wheels(wheels: Path | None, out: Path) -> None:
             zipfile.ZipFile(wheel).extractall(folder)
     # Last: what the machine has itself wins over what was carried.
     sys.path.append(os.fspath(folder.resolve()))
+
+
+def _let_helion_import() -> None:
+    """helion 1.5.1 imports a class of errors that torch 2.11 does not have yet."""
+    compat: Any = importlib.import_module("torch._inductor.runtime.triton_compat")
+    if not hasattr(compat, "IntelGPUError"):
+        compat.IntelGPUError = type("IntelGPUError", (Exception,), {})
 
 
 def tune(name: str, base: Path, budget: int) -> None:
@@ -146,5 +155,7 @@ def _line(run: Any, rows: Any) -> str:
     )
 
 
+if __name__ == "__mp_main__":  # Helion's worker processes start here, before they import helion
+    _let_helion_import()
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,13 +27,7 @@ from sundog.dataset.helion_features import (
     source_features,
     val_features,
 )
-from sundog.dataset.helion_regions import (
-    KNOWN_REGION_KINDS,
-    Link,
-    links_of,
-    live_graphs,
-    placeholders,
-)
+from sundog.dataset.helion_regions import KNOWN_REGION_KINDS, Link, links_of, live_graphs
 from sundog.dataset.helion_values import Uses, display, encode, encode_target, warn_once
 
 __all__ = ["IrEdge", "IrGraphMeta", "IrNode", "extract_ir_graph"]
@@ -148,24 +142,17 @@ class _Ids:
         self.values = {n: val_features(n.meta.get("val")) for n in self.node}
 
     def _originals(self) -> dict[Node, Node]:
-        """Node of an alternative -> the live node it was copied from: they share meta objects."""
-        live = [n for i in self.infos if i.graph_id in self.calls for n in i.graph.nodes]
-        found = {id(n.meta[k]): n for k in ("val", "lowering") for n in live if k in n.meta}
-        result: dict[Node, Node] = {}
+        """Node of an alternative -> the live node it was copied from: they share the lowering."""
+        found: dict[int, Node] = {}
+        copies: list[Node] = []
         for info in self.infos:
+            nodes = [n for n in info.graph.nodes if n.meta.get("lowering") is not None]
             if info.graph_id in self.calls:
-                continue
-            outer = dict(zip(placeholders(info.graph), _node_args(info), strict=False))
-            for node in info.graph.nodes:
-                meta = outer.get(node, node).meta
-                copied = found.get(id(meta.get("lowering"))) or found.get(id(meta.get("val")))
-                if copied is not None:
-                    result[node] = copied
-        return result
-
-
-def _node_args(info: Any) -> list[Node]:
-    return list(getattr(info, "node_args", None) or [])
+                found.update((id(n.meta["lowering"]), n) for n in nodes)
+            else:
+                copies += nodes
+        originals = {n: found.get(id(n.meta["lowering"])) for n in copies}
+        return {n: original for n, original in originals.items() if original is not None}
 
 
 def _rolled(info: Any) -> dict[str, Any]:
