@@ -16,11 +16,11 @@ from typing import Any
 from . import knobs
 from .backends.sim import simulate
 from .errors import BadAccess, Deadlock, SundogError
-from .heap import relative
 from .sim.findings import Finding
 from .sim.machine import Machine
 from .sim.races import Checker
 from .sim.schedule import from_token
+from .source import relative
 from .world import World
 
 __all__ = ["Report", "check", "check_once", "tokens"]

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import os
-import sys
 from dataclasses import dataclass, field
 
 from .errors import OutOfHeap
+from .source import caller
 
-__all__ = ["ALIGNMENT", "Allocation", "Call", "Heap", "caller"]
+__all__ = ["ALIGNMENT", "Allocation", "Call", "Heap"]
 
 ALIGNMENT = 256
 _SUBCLASSES = 16  # size classes per power of two: at most 1/16 of a block is wasted by the search
@@ -164,20 +163,3 @@ def _class_of(size: int) -> int:
     if power < 4:
         return units
     return power * _SUBCLASSES + ((units >> (power - 4)) & (_SUBCLASSES - 1))
-
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-def caller() -> str:
-    """file:line of the nearest frame outside sundog, the file relative to the working directory."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{relative(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def relative(path: str) -> str:
-    """A path as a person in the working directory would write it; only a name if it is far away."""
-    near = os.path.relpath(path)
-    return os.path.basename(path) if near.startswith("..") else near

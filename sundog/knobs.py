@@ -1,4 +1,4 @@
-"""Every environment variable that sundog reads, typed, with its default. README lists this table."""
+"""Every environment variable that sundog reads, typed, with its default. README lists them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ class World:
         self._scopes: list[list[int]] = []
         self._signals: dict[int, torch.Tensor] = {}
         self._expired = False
+        self._plans: dict[Hashable, Any] = {}
         self.ctx = self._make_context()
 
     def __repr__(self) -> str:
@@ -149,6 +150,24 @@ class World:
         inside = _address(tensor) - self._base(self._backend.rank) - block.offset
         start = whole.storage_offset() + inside // tensor.itemsize
         return whole.as_strided(tensor.shape, tensor.stride(), start)
+
+    # ops
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The ranks' tensors along the first dimension: see collectives.all_gather."""
+        from .collectives.all_gather import all_gather
+
+        return all_gather(self, x, out)
+
+    def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The plan made for this key before, or a new one (a collective on the host)."""
+        if key not in self._plans:
+            scopes, self._scopes = self._scopes, []  # a plan outlives the scope that asked for it
+            try:
+                self._plans[key] = make()
+            finally:
+                self._scopes = scopes
+        return self._plans[key]
 
     # ranks together
 

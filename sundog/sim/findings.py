@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..heap import relative
+from ..source import relative
 
 __all__ = ["SUGGESTIONS", "Access", "Event", "Finding"]
 

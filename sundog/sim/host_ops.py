@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..source import caller_frame
 from .machine import Machine
 from .tasks import Host
 
@@ -26,9 +25,6 @@ _METADATA = {
     "__len__", "view", "view_as", "as_strided", "detach", "expand", "narrow", "permute",
     "transpose", "t", "select", "unsqueeze", "squeeze", "is_pinned", "storage_type", "__hash__",
 }  # fmt: skip
-_NOT_USER = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__ + "/..")
-)
 
 
 class HostMode(TorchFunctionMode):
@@ -60,7 +56,7 @@ class HostMode(TorchFunctionMode):
         assert checker is not None
         for tensor, written in seen.fresh:
             checker.fresh(_storage(tensor), written)
-        stack = _stack()
+        stack = (caller_frame(),)
         reads = [*seen.reads]
         if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__"):  # not dispatched
             reads += [a for a in args if isinstance(a, torch.Tensor)]
@@ -126,11 +122,3 @@ def _addresses(tensor: torch.Tensor) -> np.ndarray:
             offsets = offsets + (np.arange(size) * stride).reshape(shape)
         flat = np.unique(offsets.ravel()) if 0 in tensor.stride() else offsets.ravel()
         return (flat * tensor.element_size() + tensor.data_ptr()).astype(np.uint64)
-
-
-def _stack() -> tuple[tuple[str, int, str], ...]:
-    """Where in the rank's function the operation stands."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USER):
-        frame = frame.f_back
-    return ((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name),)

@@ -14,7 +14,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..heap import caller
+from ..source import caller
 from .interpreter import convert_argument, twin
 from .machine import Machine
 from .tasks import Launch

@@ -19,7 +19,7 @@ import greenlet
 import numpy as np
 
 from ..errors import CannotInterpret, Deadlock, KernelError, SundogError
-from ..heap import relative
+from ..source import relative
 from . import report
 from .interpreter import language
 from .memory import Memory
@@ -416,7 +416,8 @@ class Machine:
             poll.count += 1
             return
         self._met(key)
-        program.polls[key] = Poll(addresses, size, seen, stack_of(kernel_frames()))
+        frames = kernel_frames()
+        program.polls[key] = Poll(addresses, size, seen, stack_of(frames), owed_by(frames))
 
     def _met(self, access: tuple) -> None:
         """A program that reads what it has not read since it last wrote is not stuck."""

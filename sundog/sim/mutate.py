@@ -18,10 +18,11 @@ import copy
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from triton.runtime.jit import JITFunction
 
-from ..heap import relative
+from ..source import relative
 from .rewrite import function_tree
 
 __all__ = ["Mutant", "mutants"]
@@ -31,7 +32,8 @@ _NARROWED = {"sys": ["gpu", "cta"], "gpu": ["cta"]}
 _SIGNALS = {"signal", "signal_all", "put_signal"}
 _WAITS = {"wait", "wait_all"}
 _BARRIERS = {"barrier_ranks", "barrier_programs", "debug_barrier", "fence"}
-_ATOMICS = {f"atomic_{op}" for op in "add and cas max min or xchg xor store".split()}
+_ATOMICS = {"atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or"}
+_ATOMICS |= {"atomic_store", "atomic_xchg", "atomic_xor"}
 _STORES = {"store", "put"}
 
 
@@ -98,28 +100,29 @@ def _weaker(call: ast.Call) -> Iterator[Edit]:
     for keyword in call.keywords:
         table = {"sem": _RELAXED, "scope": _NARROWED}.get(keyword.arg or "", {})
         constant = keyword.value
-        if isinstance(constant, ast.Constant):
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
             for value in table.get(constant.value, []):
                 what = f'{_name(call)}: {keyword.arg}="{constant.value}" becomes "{value}"'
-                yield what, call.lineno, lambda c=constant, v=value: setattr(c, "value", v)
+                yield what, call.lineno, partial(setattr, constant, "value", value)
 
 
 def _earlier(call: ast.Call) -> Iterator[Edit]:
     """The epoch of a signal or wait, which stands before the context (and LANES, and mask)."""
     name = _name(call)
-    if name not in _SIGNALS | _WAITS | {"barrier_ranks"}:
-        return
+    if name not in _SIGNALS | _WAITS:
+        return  # one less for a whole barrier shifts both of its sides: the same barrier
     place = next((i for i, a in enumerate(call.args) if ast.unparse(a) == "ctx"), 0) - 1
     if place >= 0:
-        yield f"{name}: the epoch is one less", call.lineno, lambda: _less(call.args, place)
+        yield f"{name}: the epoch is one less", call.lineno, partial(_less, call.args, place)
 
 
 def _earlier_poll(loop: ast.While) -> Iterator[Edit]:
     for node in ast.walk(loop.test):
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.Eq | ast.NotEq):
-            if "limit" not in ast.unparse(node):  # the bound of the wait, not what it waits for
-                what = f"while {ast.unparse(node)}: waits for one less"
-                yield what, node.lineno, lambda n=node: _less(n.comparators, 0)
+        if not isinstance(node, ast.Compare) or "limit" in ast.unparse(node):
+            continue  # the bound of a wait is not what it waits for
+        if isinstance(node.ops[0], ast.Lt | ast.Eq | ast.NotEq):
+            what = f"while {ast.unparse(node)}: waits for one less"
+            yield what, node.lineno, partial(_less, node.comparators, 0)
 
 
 def _less(expressions: list[ast.expr], place: int) -> None:
@@ -133,7 +136,7 @@ def _dropped(body: list[ast.stmt]) -> Iterator[Edit]:
         name = _name(statement) if isinstance(statement, ast.Expr) else ""
         if name in _BARRIERS | _SIGNALS | _WAITS | _ATOMICS:
             what = f"{ast.unparse(statement).splitlines()[0]}: dropped"
-            yield what, statement.lineno, lambda p=place: _put(body, p, ast.Pass())
+            yield what, statement.lineno, partial(_put, body, place, ast.Pass())
 
 
 def _swapped(body: list[ast.stmt]) -> Iterator[Edit]:
@@ -145,7 +148,7 @@ def _swapped(body: list[ast.stmt]) -> Iterator[Edit]:
             before -= 1
         if before >= 0 and _name(body[before]) in _STORES:
             what = f"{_name(statement)}: before the {_name(body[before])} above it"
-            yield what, statement.lineno, lambda a=before, b=place: _swap(body, a, b)
+            yield what, statement.lineno, partial(_swap, body, before, place)
 
 
 def _put(body: list[ast.stmt], place: int, statement: ast.stmt) -> None:

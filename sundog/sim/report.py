@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..heap import relative
+from ..source import relative
 from .tasks import Program
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Wait:
     expected: str  # the comparison that failed, "" if there was none
     stack: tuple[str, ...]  # file:line function, innermost first
     owners: tuple[int, ...]  # ranks in whose memory the flags lie
+    owes: int | None  # the rank that must signal, where sundog's own wait is told
 
 
 def deadlock(machine: Machine) -> tuple[str, list[object]]:
@@ -71,6 +72,7 @@ def _wait(machine: Machine, program: Program) -> Wait:
         _expected(program),
         stack,
         tuple(owners),
+        poll.owes,
     )
 
 
@@ -99,7 +101,8 @@ def _describe(wait: Wait) -> list[str]:
     more = f" and {len(wait.flags) - 4} more" if len(wait.flags) > 4 else ""
     where = "of its own" if set(wait.owners) == {wait.rank} else f"of rank {wait.owners}"
     lines = [f"  rank {wait.rank} program {wait.program} of {wait.kernel} waits for {flags}{more}"]
-    lines.append(f"    ({where}); it goes on waiting while the value is {wait.expected}")
+    owed = f"; rank {wait.owes} owes the signal" if wait.owes is not None else ""
+    lines.append(f"    ({where}); it goes on waiting while the value is {wait.expected}{owed}")
     for at in wait.stack:
         path, _, rest = at.partition(":")
         line = int(rest.split(" ")[0])

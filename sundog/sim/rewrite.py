@@ -22,7 +22,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITFunction
 
 from ..errors import CannotInterpret
-from ..heap import relative
+from ..source import relative
 from .handle import scalar
 
 __all__ = ["Helpers", "function_tree", "rewrite"]

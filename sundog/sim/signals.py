@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..heap import relative
+from ..source import relative
 from .clocks import Actor, Clock, StreamActor, join
 from .findings import Event
 from .shadow import Mark

@@ -74,6 +74,7 @@ class Poll:
     size: int
     seen: bytes
     stack: list[tuple[str, int, str]]  # file, line, function; innermost first
+    owes: int | None = None  # the rank that sundog's own wait names
     count: int = 1
 
 

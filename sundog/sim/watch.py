@@ -91,6 +91,12 @@ def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:
     return [(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
 
 
+def owed_by(frames: list[FrameType]) -> int | None:
+    """Who owes the signal, where one of sundog's own waits is polling for one rank."""
+    peer = frames[0].f_locals.get("peer") if frames[0].f_code.co_name == "_wait_word" else None
+    return int(peer.handle.data.item()) if hasattr(peer, "handle") else peer
+
+
 class Watch:
     def __init__(self) -> None:
         self._programs: dict[Program, list[Poll]] = {}

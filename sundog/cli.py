@@ -1,0 +1,76 @@
+"""The command line: argument parsing and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .dataset import commands as data
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Multi-GPU Triton kernels that you can prove on a laptop.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+bench = typer.Typer(help="Measure.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+app.add_typer(data.app, name="data")
+
+Target = Annotated[str, typer.Argument(help="an op, a module, module:function or file.py:function")]
+Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
+
+
+@app.command()
+def demo() -> None:
+    """Eight ranks run a Triton kernel that signals between them; then a broken one is caught.
+
+    Example: sundog demo
+    """
+    from . import demo as demonstration
+
+    demonstration.main()
+
+
+@app.command()
+def check(
+    target: Target = "",
+    world: Annotated[int, typer.Option(help="ranks")] = 4,
+    schedules: Annotated[int, typer.Option(help="interleavings to try")] = 50,
+    seed: Annotated[int, typer.Option(help="of the first schedule")] = 0,
+    schedule: Annotated[str, typer.Option(help="replay just this one, from a finding")] = "",
+    sms: Annotated[int, typer.Option(help="programs resident per rank (default 16)")] = 0,
+    mutate: Annotated[bool, typer.Option(help="weaken every synchronisation in turn")] = False,
+    corpus: Annotated[str, typer.Option(help="check this folder of known wrong kernels")] = "",
+    json: Json = "",
+) -> None:
+    """Look for races, wrong scopes, deadlocks and stale data on the simulator.
+
+    Exit status: 0 nothing found, 1 findings, 2 it could not be checked.
+
+    Example: sundog check examples/ring.py --world 3 --schedules 20 --mutate
+    """
+    from . import check_command
+
+    if corpus:
+        raise typer.Exit(check_command.run_corpus(corpus, schedules, seed, json))
+    options = check_command.Options(target, world, schedules, seed, schedule, sms, mutate, json)
+    raise typer.Exit(check_command.run(options))
+
+
+@bench.command("sim")
+def bench_sim(json: Json = "") -> None:
+    """What the simulator costs, next to Triton's own interpreter. No GPU needed.
+
+    Example: sundog bench sim --json sim.json
+    """
+    from .bench import sim
+
+    sim.main(json or None)
+
+
+def main() -> None:
+    app()

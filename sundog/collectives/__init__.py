@@ -1,0 +1,1 @@
+"""Collectives with torch's meaning. One algorithm, one file."""

@@ -1,0 +1,91 @@
+"""What a tool runs: a rank's function from a name on the command line.
+
+all_gather                 an op: planned, then called again and again with fresh data
+package.module             the same for any module with the names of an op
+package.module:function    any fn(world)
+path/file.py:function      the same from a file (default: main)
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import op as ops
+from .world import World
+
+__all__ = ["exercise", "function_of"]
+
+
+def function_of(target: str, size: int) -> Callable[[World], Any]:
+    """The rank's function that a target names; ValueError with one sentence if there is none."""
+    path, _, name = target.partition(":")
+    if path.endswith(".py"):
+        return _attribute(_from_file(path), name or "main", target)
+    if name:
+        try:
+            return _attribute(importlib.import_module(path), name, target)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{target}: no module named {error.name}") from None
+    return exercise(ops.find(path), size)
+
+
+def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
+    """Two calls back to back, another plan of the op in between, and a third: what replay does.
+
+    The same plan and tensors each time, with data that the one before did not have; nothing waits
+    in between, so a buffer that is reused too early is seen.
+    """
+
+    def run(world: World) -> None:
+        for problem in op.cases(size):
+            plan = op.plan(world, problem, op.default(problem, world.num_sms))
+            other = op.plan(world, problem, op.default(problem, world.num_sms))
+            sets = [op.inputs(world, problem, seed) for seed in range(4)]
+            order = (plan, plan, other, plan)
+            results = [each(*given) for each, given in zip(order, sets, strict=True)]
+            for given, result in zip(sets, results, strict=True):
+                _compare(world, op, given, result)
+            for made in (other, plan):
+                made.free()
+
+    return run
+
+
+def _compare(world: World, op: ModuleType, given: tuple, result: torch.Tensor) -> None:
+    parts = world.exchange([tensor.cpu() for tensor in given])
+    want = op.reference(*(list(each) for each in zip(*parts, strict=True)))
+    got = result.cpu().view(want.shape)
+    if not torch.equal(got, want):
+        wrong = (got != want).flatten().nonzero().flatten()
+        raise AssertionError(
+            f"rank {world.rank}: {wrong.numel()} of {want.numel()} elements are wrong, the first "
+            f"at {wrong[0].item()}: {got.flatten()[wrong[0]]} instead of {want.flatten()[wrong[0]]}"
+        )
+
+
+def _from_file(path: str) -> ModuleType:
+    if not os.path.exists(path):
+        raise ValueError(f"{path}: no such file")
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: ModuleType, name: str, target: str) -> Callable[[World], Any]:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{target}: {module.__name__} has no function {name}")
+    return function

@@ -1,0 +1,79 @@
+"""What every op has: a Problem, a Config, a Plan, and a place in the table of ops.
+
+An op is a module with the names of `SHAPE`; tools (check, bench, tune, ...) need nothing else, so
+they work on a user's own op as on ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .errors import RankMismatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from .world import World
+
+__all__ = ["OPS", "SHAPE", "Cost", "Plan", "agree", "find"]
+
+OPS = {"all_gather": "sundog.collectives.all_gather"}
+SHAPE = (
+    "Problem", "Config", "valid", "space", "default", "cost", "cases", "inputs", "reference",
+    "plan",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an op must do at least, per rank: for roofline, bench and cost models."""
+
+    flops: int
+    hbm_bytes: int
+    link_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An op bound to a problem and a config, its workspaces allocated. Calling it only launches."""
+
+    world: World
+    problem: Any
+    config: Any
+    workspaces: tuple[torch.Tensor, ...]
+    launch: Callable[..., Any]
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        return self.launch(*tensors)
+
+    def free(self) -> None:
+        """Give the workspaces back, on every rank at the same place in its program."""
+        for tensor in self.workspaces:
+            self.world.free(tensor)
+
+
+def agree(world: World, op: str, problem: Any, config: Any) -> None:
+    """A collective on the host: every rank plans the same, or all are told the difference."""
+    everyone = world.exchange((repr(problem), repr(config)), f"plan of {op}")
+    if len(set(everyone)) > 1:
+        text = "\n".join(f"  rank {rank}: {p}, {c}" for rank, (p, c) in enumerate(everyone))
+        raise RankMismatch(f"{op}: ranks ask for different things:\n{text}")
+
+
+def find(name: str) -> ModuleType:
+    """An op by its name, or any module with the names of SHAPE by its path."""
+    try:
+        module = importlib.import_module(OPS.get(name, name))
+    except ModuleNotFoundError as error:
+        if error.name is not None and not name.startswith(error.name) and name not in OPS:
+            raise
+        known = ", ".join(OPS)
+        raise ValueError(f"op {name!r} is not known (there are: {known}) and no module") from None
+    missing = [each for each in SHAPE if not hasattr(module, each)]
+    if missing:
+        raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}")
+    return module

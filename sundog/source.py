@@ -1,0 +1,39 @@
+"""Where in the user's source something happened."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import triton
+
+__all__ = ["caller", "caller_frame", "relative"]
+
+_OURS = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (__file__, torch.__file__, triton.__file__)
+)
+_EXAMPLES = (os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo.py"),)
+
+
+def caller_frame() -> tuple[str, int, str]:
+    """File, line and function of the nearest frame outside sundog, torch and triton."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        if frame.f_code.co_filename in _EXAMPLES:
+            break
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def caller() -> str:
+    """The same as file:line."""
+    path, line, _ = caller_frame()
+    return f"{relative(path)}:{line}"
+
+
+def relative(path: str) -> str:
+    """A path as a person in the working directory would write it; only a name if it is far away."""
+    near = os.path.relpath(path)
+    return os.path.basename(path) if near.startswith("..") else near
