@@ -21,12 +21,16 @@ __all__ = [
     "atomic_xchg", "atomic_xor", "copy", "get", "load", "put", "store", "translate",
 ]  # fmt: skip
 
+ACQ_REL = tl.constexpr("acq_rel")  # Triton 3.6 takes no bare string as a default
+
 
 @triton.jit
 def translate(ptr, peer, ctx):
     """The pointer, or tile of pointers, to the same place in the peer's heap."""
-    delta = tl.multiple_of(tl.load(ctx + DELTAS + peer), 256)
-    return (ptr.to(tl.pointer_type(tl.int8), bitcast=True) + delta).to(ptr.dtype, bitcast=True)
+    # In elements: through a pointer to bytes, Triton 3.9 forgets that a tile is contiguous.
+    nbytes: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
+    delta = tl.load(ctx + DELTAS + peer) // nbytes
+    return ptr + tl.multiple_of(delta, 256 // nbytes)
 
 
 @triton.jit
@@ -60,48 +64,48 @@ def copy(dst, src, dst_peer, src_peer, ctx, mask=None):
 
 
 @triton.jit
-def atomic_add(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+def atomic_add(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
     """Add at the peer, system scope; the old value."""
     return tl.atomic_add(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
-def atomic_and(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+def atomic_and(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
     """Bitwise and at the peer, system scope; the old value."""
     return tl.atomic_and(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
-def atomic_or(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+def atomic_or(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
     """Bitwise or at the peer, system scope; the old value."""
     return tl.atomic_or(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
-def atomic_xor(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+def atomic_xor(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
     """Bitwise exclusive or at the peer, system scope; the old value."""
     return tl.atomic_xor(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
-def atomic_min(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+def atomic_min(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
     """Minimum at the peer, system scope; the old value."""
     return tl.atomic_min(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
-def atomic_max(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+def atomic_max(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
     """Maximum at the peer, system scope; the old value."""
     return tl.atomic_max(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
-def atomic_xchg(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = "acq_rel"):
+def atomic_xchg(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
     """Exchange at the peer, system scope; the old value."""
     return tl.atomic_xchg(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
-def atomic_cas(ptr, expected, value, peer, ctx, sem: tl.constexpr = "acq_rel"):
+def atomic_cas(ptr, expected, value, peer, ctx, sem: tl.constexpr = ACQ_REL):
     """Compare with `expected` and exchange at the peer, system scope; the old value."""
     return tl.atomic_cas(translate(ptr, peer, ctx), expected, value, sem=sem, scope="sys")

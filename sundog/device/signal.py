@@ -1,5 +1,8 @@
 """Signals between programs: a flag is an int64 word that holds an epoch and only grows.
 
+Epochs up to the largest, 2^63 - 1, are compared rightly, and they do not wrap: a kernel that took a
+nanosecond per epoch would come there after 292 years.
+
 A flag lies in the heap of the rank that waits for it, so that polling stays local; the signaller
 writes it across the link. Three patterns cover everything (docs/memory_model.md has them whole):
 
