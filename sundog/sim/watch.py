@@ -20,7 +20,14 @@ from triton._C.libtriton import interpreter as native
 from .tasks import Poll, Program
 
 __all__ = [
-    "Watch", "differs", "forget_changed", "kernel_frames", "may_poll", "read", "site_of",
+    "Watch",
+    "differs",
+    "forget_changed",
+    "kernel_frames",
+    "may_poll",
+    "owed_by",
+    "read",
+    "site_of",
     "stack_of",
 ]  # fmt: skip
 
