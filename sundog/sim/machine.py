@@ -33,6 +33,7 @@ from .watch import (
     forget_changed,
     kernel_frames,
     may_poll,
+    owed_by,
     read,
     site_of,
     stack_of,
