@@ -60,8 +60,8 @@ def _summary(data: Dataset, session: str, rows: object) -> list[str]:
         best = ok[ok.config_index == medians.idxmin()].iloc[0]
         mark = " (synthetic)" if best.timer == "synthetic" else ""
         shown = [f"{medians.min():.4f}{mark}", best.decorator or best.config]
-    run_id = str(rows.run_id.iloc[0])[:12]
-    return [name, run_id, session, str(started), str(len(ok)), str(failed), *shown, seconds]
+    run_id = str(rows.run_id.iloc[0])
+    return [name, run_id[:8], session[:8], str(started), str(len(ok)), str(failed), *shown, seconds]
 
 
 @app.command()

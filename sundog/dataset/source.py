@@ -73,8 +73,6 @@ def _unwrap(item: object, queue: deque[object]) -> tuple[object, dict[str, Any]]
             item = item.fn  # type: ignore[attr-defined]
         else:
             break
-    if isinstance(item, types.FunctionType) and hasattr(item, "__wrapped__"):
-        queue.append(item.__wrapped__)
     return item, options
 
 

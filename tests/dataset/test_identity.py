@@ -6,6 +6,8 @@ import functools
 import importlib.util
 import json
 import logging
+import os
+import shutil
 import subprocess
 import sys
 import types
@@ -173,6 +175,10 @@ def test_another_checkout_gives_the_same_bytes(tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert found[0].kernel_source is not None
     assert [e["path"] for e in found[0].kernel_source] == ["pkg/k.py"] * 2
+    # Nor does it matter in which file a function stands, be it the kernel or an argument.
+    shutil.copy(tmp_path / "one/pkg/k.py", tmp_path / "moved.py")
+    functions = [load(tmp_path / name).kernel for name in ("one/pkg/k.py", "moved.py")]
+    assert len({describe_run(fn, [fn]).run_id for fn in functions}) == 1
     assert str(tmp_path) not in json.dumps(found[0].kernel_source)
 
 
@@ -221,7 +227,9 @@ def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "k.py").write_text(code)
     outputs = {
         subprocess.check_output(
-            [sys.executable, tmp_path / "k.py"], env={"PYTHONHASHSEED": seed}, text=True
+            [sys.executable, tmp_path / "k.py"],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            text=True,
         )
         for seed in ("1", "2")
     }
@@ -246,6 +254,11 @@ def test_plain_is_always_json(value: object) -> None:
     once = plain(value)
     assert json.loads(json.dumps(once, allow_nan=False)) == once
     assert plain(once) == once
+
+
+def test_no_address_in_plain_values() -> None:
+    assert plain(object()) == "<object object>"
+    assert "0x" not in json.dumps(plain({"f": kernel, "o": [object()], "l": lambda: 0}))
 
 
 def test_relative_paths() -> None:

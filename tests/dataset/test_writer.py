@@ -7,10 +7,12 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from telemetry import graph, info, metas_of, rows_of
 
@@ -223,6 +225,7 @@ def test_error_text_has_no_machine_path(tmp_path: Path) -> None:
 
 
 @given(st.text(), st.text())
+@example("a\\nb", "a\nb")
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_one_line_and_comes_back(decorator: str, error: str) -> None:
     line = format_row({"decorator": decorator, "error": error, "status": "ok"})
@@ -267,6 +270,25 @@ def test_several_processes_write_one_base(tmp_path: Path) -> None:
     assert validate(data).damage == []
     assert (len(data.rows), len(data.runs), len(data.graphs)) == (800, 4, 7)
     assert data.rows.groupby("session", observed=True).size().tolist() == [200] * 4
+
+
+def test_a_forked_child_waits_for_the_lock_of_its_parent(tmp_path: Path) -> None:
+    file = AppendFile(str(tmp_path / "f"))
+    with file.locked():
+        child = os.fork()
+        if child == 0:
+            file.append("child\n")
+            os._exit(0)
+        time.sleep(0.3)
+        assert (tmp_path / "f").read_text() == ""
+    deadline = time.monotonic() + 10
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child waits for a lock that nobody holds")
+        time.sleep(0.01)
+    assert (tmp_path / "f").read_text() == "child\n"
 
 
 def test_a_forked_child_may_go_on_with_the_file(tmp_path: Path) -> None:
