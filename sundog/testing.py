@@ -1,0 +1,45 @@
+"""For users' tests: the checker as one call, and as a pytest fixture.
+
+    from sundog.testing import check
+
+    def test_my_kernel():
+        check(my_rank_function, world_size=4)        # raises AssertionError with the report
+
+or, with `pytest_plugins = ["sundog.testing"]` in conftest.py, the fixture `sundog_check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .check import Report
+from .check import check as find
+from .world import World
+
+__all__ = ["check"]
+
+
+def check(
+    fn: Callable[[World], Any],
+    world_size: int,
+    schedules: int = 50,
+    seed: int = 0,
+    num_sms: int = 0,
+) -> Report:
+    """Run `fn` under many schedules; AssertionError with the whole report if anything is wrong."""
+    report = find(fn, world_size, schedules, seed, num_sms)
+    if report.findings:
+        raise AssertionError(str(report))
+    return report
+
+
+try:
+    import pytest
+except ImportError:  # nothing else here needs it
+    pass
+else:
+
+    @pytest.fixture(name="sundog_check")
+    def _sundog_check() -> Callable[..., Report]:
+        return check
