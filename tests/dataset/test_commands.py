@@ -51,7 +51,7 @@ def test_info(base: str) -> None:
     assert shown.exit_code == 0
     assert "17 rows, 1 graphs" in shown.output
     line = next(line for line in shown.output.splitlines() if info("b").run_id[:8] in line)
-    cells = [cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]]
+    cells = [cell.strip() for cell in line.split("\u2502")[1:-1]]
     assert cells[0] == "b"
     assert cells[3:8] == ["4", "4", "1", "1.1500", "[bold]B=2"]
 
