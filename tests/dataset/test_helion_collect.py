@@ -280,9 +280,9 @@ def test_two_runs_share_a_base_and_their_graph(tmp_path: Path) -> None:
 
 def test_the_hook_does_not_change_what_helion_finds(tmp_path: Path) -> None:
     plain, args = fresh()
-    plain.settings.autotuner_fn = functools.partial(synthetic, algorithm="LFBOTreeSearch")
+    plain.settings.autotuner_fn = functools.partial(synthetic, algorithm="PatternSearch")
     expected = plain.bind(args).autotune(args)
-    found = tune(tmp_path / "b", inner=functools.partial(synthetic, algorithm="LFBOTreeSearch"))
+    found = tune(tmp_path / "b", inner=functools.partial(synthetic, algorithm="PatternSearch"))
     assert found == expected
 
 
