@@ -51,7 +51,8 @@ class Meeting:
         # Each rank gets a copy of its own, as it would from another process.
         self._values[machine.host.rank] = pack(value)
         missing = [rank for rank in self._ranks if rank not in self._values]
-        waits_for = f"ranks {', '.join(map(str, missing))} at a {what}"
+        ranks = ", ".join(map(str, missing))
+        waits_for = f"rank{'s' if len(missing) > 1 else ''} {ranks} at a {what}"
         if missing:
             for host in self._waiting:
                 host.waits_for = waits_for

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..source import caller_frame
 from .machine import Machine
+from .memory import Region
+from .shadow import Touch
 from .tasks import Host
 
 __all__ = ["HostMode"]
@@ -37,7 +39,8 @@ class HostMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _METADATA:
+        name = getattr(func, "__name__", "")
+        if name in _METADATA or (name == "__getitem__" and _is_slicing(args[1])):
             return func(*args, **(kwargs or {}))
         machine = self.machine
         if isinstance(machine.current, Host):
@@ -56,13 +59,13 @@ class HostMode(TorchFunctionMode):
         assert checker is not None
         for tensor, written in seen.fresh:
             checker.fresh(_storage(tensor), written)
-        stack = (caller_frame(),)
+        at = caller_frame()
         reads = [*seen.reads]
         if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__"):  # not dispatched
             reads += [a for a in args if isinstance(a, torch.Tensor)]
         for tensors, writes in ((reads, False), (seen.writes, True)):
-            ranges = [(_storage(t), _addresses(t), t.element_size()) for t in tensors if t.numel()]
-            checker.host_access(stream, ranges, writes, stack)
+            touches = [_touch(tensor) for tensor in tensors if tensor.numel()]
+            checker.host_access(stream, touches, writes, at)
 
 
 @dataclass
@@ -101,6 +104,12 @@ class Recorder(TorchDispatchMode):
         return result
 
 
+def _is_slicing(index: Any) -> bool:
+    """x[1:, 3]: a view, whatever the memory holds."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or type(part) in (int, slice, type(...)) for part in parts)
+
+
 def _start(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -112,9 +121,18 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int, int]:
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), tensor.element_size()
 
 
+def _touch(tensor: torch.Tensor) -> Touch:
+    start, end, itemsize = _storage(tensor)
+    region = Region(start, end, "tensor", -1, itemsize, is_heap=False)
+    return Touch(_addresses(tensor), itemsize, region)
+
+
 def _addresses(tensor: torch.Tensor) -> np.ndarray:
     """The address of every element, also of a view with gaps."""
     with torch._C.DisableTorchFunction():
+        if tensor.is_contiguous():
+            start, size = tensor.data_ptr(), tensor.element_size()
+            return np.arange(start, start + tensor.numel() * size, size, dtype=np.uint64)
         offsets = np.zeros((1,) * max(tensor.dim(), 1), np.int64)
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             shape = [1] * tensor.dim()

@@ -19,12 +19,13 @@ import greenlet
 import numpy as np
 
 from ..errors import CannotInterpret, Deadlock, KernelError, SundogError
-from ..source import relative
+from ..source import caller_frame, relative
 from . import report
 from .interpreter import language
 from .memory import Memory
 from .races import Checker
 from .schedule import Schedule
+from .shadow import Touch
 from .tasks import Host, Launch, Poll, Program, Stream, Task
 from .torch_state import TorchState
 from .watch import (
@@ -134,7 +135,7 @@ class Machine:
     def block(self, waits_for: str) -> Any:
         """The host stops until `wake`, whose mail it gets; the text is for a deadlock report."""
         host = self.host
-        host.waits_for = waits_for
+        host.waits_for, host.site = waits_for, caller_frame()
         self._to_hub()
         host.waits_for = ""
         return host.mail
@@ -323,7 +324,7 @@ class Machine:
     ) -> None:
         if volatile:
             self._give_way()
-        self.memory.check(addresses, size, "load")
+        region = self.memory.check(addresses, size, "load")
         if volatile or addresses.size == 1:
             limit = _POLLS_BEFORE_PARKING if volatile else _LOADS_BEFORE_PARKING
             key = self._park_if_stuck(addresses, ("LOAD", b""), limit)
@@ -332,12 +333,12 @@ class Machine:
         elif self.program.polls and addresses.size:
             self._met((addresses.size, addresses.flat[0], addresses.flat[-1]))
         if self.checker is not None:
-            self.checker.load(self.program, addresses, size, tensor, proxy)
+            self.checker.load(self.program, Touch(addresses, size, region), tensor, proxy)
 
     def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
-        self.memory.check(addresses, size, "store")
+        region = self.memory.check(addresses, size, "store")
         if self.checker is not None:
-            self.checker.store(self.program, addresses, size, tensor, proxy)
+            self.checker.store(self.program, Touch(addresses, size, region), tensor, proxy)
 
     def after_store(self, addresses: np.ndarray, size: int) -> None:
         self._wrote(addresses, size)
@@ -353,13 +354,13 @@ class Machine:
         tensor: bool,
     ) -> np.ndarray:
         self._give_way()
-        self.memory.check(addresses, size, "atomic")
+        region = self.memory.check(addresses, size, "atomic")
         key = self._park_if_stuck(addresses, operands, _POLLS_BEFORE_PARKING)
         before = read(addresses, size)
         old = execute()
         if self.checker is not None:
-            op = operands[0]
-            self.checker.atomic(self.program, addresses, size, op, sem, scope, tensor)
+            touch = Touch(addresses, size, region)
+            self.checker.atomic(self.program, touch, operands[0], sem, scope, tensor)
         if read(addresses, size) != before:
             self._wrote(addresses, size)
         elif key is not None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Wait", "deadlock"]
 
 _SHOWN = 32
+_COMPARE = {
+    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
+    "==": np.equal, "!=": np.not_equal,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,11 @@ def _unmet(program: Program, numbers: np.ndarray) -> np.ndarray:
     if program.comparison is None or numbers.size == 1:
         return np.ones(numbers.shape, bool)
     sign, other = program.comparison
-    compare = {"<": np.less, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal}.get(sign)
-    if compare is None or other.size not in (1, numbers.size):
+    compare = _COMPARE[sign]
+    values = np.unique(other) if other.size != numbers.size else other.ravel()
+    if values.size not in (1, numbers.size):  # lanes that are masked off were compared too
         return np.ones(numbers.shape, bool)
-    unmet = np.asarray(compare(numbers, other.ravel()))
+    unmet = np.asarray(compare(numbers, values))
     return unmet if unmet.any() else np.ones(numbers.shape, bool)
 
 
@@ -122,7 +127,8 @@ def _hosts(machine: Machine) -> list[str]:
         if host.done:
             state = "has returned"
         else:
-            state = f"waits for {host.waits_for}" if host.waits_for else "is running"
+            at = f"{relative(host.site[0])}:{host.site[1]}"
+            state = f"waits for {host.waits_for} ({at})" if host.waits_for else "is running"
         running = f"; kernels: {'; '.join(kernels)}" if kernels else "; no kernel is running"
         lines.append(f"  rank {host.rank}: its host {state}{running}")
     return lines

@@ -60,6 +60,7 @@ class Host:
     state: TorchState
     attached: bool = False  # the code that called `init`, not a coroutine of ours
     waits_for: str = ""
+    site: tuple[str, int, str] = ("", 0, "")  # where it waits: file, line, function
     mail: Any = None  # what woke it
     done: bool = False
     result: Any = None
