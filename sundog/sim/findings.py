@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..source import relative
@@ -100,7 +100,7 @@ def _indent(text: str) -> str:
     return text.replace("\n", "\n  ")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: there is one for each place
 class Event:
     """Where and how an actor makes an access; all its accesses there share one."""
 
@@ -112,7 +112,7 @@ class Event:
     sem: str = ""
     scope: str = ""
     proxy: bool = False
-    stack: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
+    stack: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def where(self) -> tuple[str, int, str]:

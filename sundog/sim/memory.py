@@ -107,22 +107,26 @@ class Memory:
             return self._regions[at]
         return None
 
-    def check(self, addresses: np.ndarray, size: int, verb: str) -> None:
-        """Every address starts an element of `size` bytes in a live region, or BadAccess."""
+    def check(self, addresses: np.ndarray, size: int, verb: str) -> Region | None:
+        """Every address starts an element of `size` bytes in a live region, or BadAccess.
+
+        Returns the region, if one holds them all.
+        """
         if addresses.size == 0:
-            return
+            return None
         if addresses.size == 1:
             lo = hi = addresses.item()
         else:
             lo, hi = int(addresses.min()), int(addresses.max())
         recent = self._recent
         if recent is not None and recent.start <= lo and hi + size <= recent.end:
-            return
+            return recent
         self._recent = self.find(lo, hi + size)
         if self._recent is None:  # several allocations in one access, or a wrong one
             outside = self._outside(addresses.ravel(), size)
             if outside.size:
                 raise BadAccess(self._explain(int(outside[0]), size, verb))
+        return self._recent
 
     def _outside(self, addresses: np.ndarray, size: int) -> np.ndarray:
         if self._table is None:

@@ -14,10 +14,10 @@ import numpy as np
 from .clocks import Actor, Clock, Clocks, StreamActor, join
 from .findings import SUGGESTIONS, Event, Finding
 from .memory import Memory, Region
-from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States
+from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch
 from .signals import Signals, both_reach, explain
 from .tasks import Launch, Program, Stream
-from .watch import kernel_frames, stack_of
+from .watch import kernel_frames, site_of, stack_of
 
 __all__ = ["Checker"]
 
@@ -76,7 +76,9 @@ class Checker:
             join(everything, self.stream(stream).clock)
         for stream in streams:
             join(self.stream(stream).clock, everything)
-        self._note("world_barrier", None, None, addresses=tuple(s.rank for s in streams))
+        if self.trace is not None:
+            ranks = tuple(stream.rank for stream in streams)
+            self.trace.append(("world_barrier", *[None] * 4, ranks, *[None] * 4))
 
     def cta_barrier(self, program: Program) -> None:
         actor = self._actors[program]
@@ -89,71 +91,54 @@ class Checker:
 
     # accesses
 
-    def load(
-        self, program: Program, addresses: np.ndarray, size: int, tensor: bool, proxy: bool
-    ) -> None:
+    def load(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
         # a scalar load is made by all threads
         verb = "descriptor load" if proxy else "load"
         event = self._event(program, verb, writes=False, tensor=True, proxy=proxy)
-        self._note("load", event.actor.rank, event.actor.launch, event, addresses, size, tensor)
-        if not tensor and addresses.size:
-            self._signals.hear_plainly(event, int(addresses.flat[0]))
-        self._access(event, addresses, size)
+        self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
+        if not tensor and touch.addresses.size:
+            self._signals.hear_plainly(event, int(touch.addresses.flat[0]))
+        self._access(event, touch)
 
-    def store(
-        self, program: Program, addresses: np.ndarray, size: int, tensor: bool, proxy: bool
-    ) -> None:
+    def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
         verb = "descriptor store" if proxy else "store"
         event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy)
-        self._note("store", event.actor.rank, event.actor.launch, event, addresses, size, tensor)
-        self._access(event, addresses, size)
-        self._signals.break_chains(addresses, size)
+        self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
+        self._access(event, touch)
+        self._signals.break_chains(touch.addresses, touch.size)
 
     def atomic(
-        self,
-        program: Program,
-        addresses: np.ndarray,
-        size: int,
-        op: str,
-        sem: str,
-        scope: str,
-        tensor: bool,
+        self, program: Program, touch: Touch, op: str, sem: str, scope: str, tensor: bool
     ) -> None:
         writes = op != "LOAD"
-        event = self._event(
-            program, f"atomic {op}", writes, tensor, sem=sem, scope=scope, atomic=True
-        )
+        event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, atomic=True)
         actor = event.actor
-        self._note("atomic", actor.rank, actor.launch, event, addresses, size, tensor)
-        self._access(event, addresses, size)
+        self._note("atomic", actor.rank, actor.launch, event, touch, tensor)
+        self._access(event, touch)
         if op == "STORE":
-            self._signals.break_chains(addresses, size)
-        self._signals.hear(event, addresses)
+            self._signals.break_chains(touch.addresses, touch.size)
+        self._signals.hear(event, touch.addresses)
         if writes:
-            self._signals.publish(event, addresses)
+            self._signals.publish(event, touch.addresses)
         if not tensor:
             actor.steps += 1
 
-    def host_access(
-        self,
-        stream: Stream,
-        touched: list[tuple[tuple[int, int, int], np.ndarray, int]],
-        writes: bool,
-        stack: tuple,
-    ) -> None:
-        """A torch operation of a host: storage, element addresses and size of each tensor."""
+    def host_access(self, stream: Stream, touches: list[Touch], writes: bool, at: tuple) -> None:
+        """A torch operation of a host: what it touched, one entry per tensor."""
         actor = self.stream(stream)
         verb = "host write" if writes else "host read"
-        event = Event(actor, verb, writes, atomic=False, tensor=True, stack=stack)
-        for (start, end, itemsize), addresses, size in touched:
-            self._note(verb.replace(" ", "_"), actor.rank, None, event, addresses, size)
-            lo, hi = int(addresses.min()), int(addresses.max()) + size
-            region = self._memory.find(lo, hi)
-            if region is None:
-                region = Region(start, end, "tensor", actor.rank, itemsize, is_heap=False)
-            self._access(event, addresses, size, region)
+        key = (actor, verb, at)
+        event = self._events.get(key)
+        if event is None:
+            event = Event(actor, verb, writes, atomic=False, tensor=True, stack=(at,))
+            self._events[key] = event
+        for touch in touches:
+            self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
+            lo, hi = int(touch.addresses.min()), int(touch.addresses.max()) + touch.size
+            known = self._memory.find(lo, hi)  # on a heap: an allocation, not the whole storage
+            self._access(event, touch if known is None else touch._replace(region=known))
             if writes:
-                self._signals.break_chains(addresses, size)
+                self._signals.break_chains(touch.addresses, touch.size)
 
     # allocations
 
@@ -186,26 +171,24 @@ class Checker:
         atomic: bool = False,
         proxy: bool = False,
     ) -> Event:
-        stack = tuple(stack_of(kernel_frames()))
+        frames = kernel_frames()
         actor = self._actors[program]
-        key = (actor, verb, tensor, sem, scope, stack)
+        key = (actor, verb, tensor, sem, scope, site_of(frames))
         found = self._events.get(key)
         if found is None:
+            stack = tuple(stack_of(frames))
             found = Event(actor, verb, writes, atomic, tensor, sem, scope, proxy, stack)
             self._events[key] = found
         return found
 
-    def _access(
-        self, event: Event, addresses: np.ndarray, size: int, region: Region | None = None
-    ) -> None:
+    def _access(self, event: Event, touch: Touch) -> None:
+        addresses, size, region = touch
         if addresses.size == 0:
             return
-        if region is None:
-            lo, hi = int(addresses.min()), int(addresses.max()) + size
-            region = self._memory.find(lo, hi)
         if region is None:  # a tile over several allocations
             for address in addresses.flat:
-                self._access(event, np.array([address], np.uint64), size)
+                one = self._memory.find(int(address), int(address) + size)
+                self._access(event, Touch(np.array([address], np.uint64), size, one))
             return
         shadow = self._shadows.get(region.start)
         if shadow is None or shadow.end != region.end:
@@ -214,12 +197,17 @@ class Checker:
         places = shadow.places(addresses, size)
         numbers = shadow.numbers[places]
         first = int(numbers[0])
-        different = [first] if (numbers == first).all() else np.unique(numbers).tolist()
+        if (numbers == first).all():
+            state = self._step(self._states[first], event, (region, shadow, places))
+            shadow.numbers[places] = self._states.number(state)
+            return
+        if isinstance(places, slice):
+            places = np.arange(places.start, places.stop)
         new = np.empty_like(numbers)
-        for number in different:
-            here = numbers == number if len(different) > 1 else slice(None)
-            span = (region, shadow, places[here])
-            new[here] = self._states.number(self._step(self._states[number], event, span))
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            state = self._step(self._states[number], event, (region, shadow, places[here]))
+            new[here] = self._states.number(state)
         shadow.numbers[places] = new
 
     def _step(self, state: State, event: Event, span: tuple) -> State:
@@ -303,8 +291,7 @@ class Checker:
         rank: int | None,
         launch: int | None,
         event: Any = None,
-        addresses: Any = None,
-        size: int | None = None,
+        touch: Touch | None = None,
         tensor: bool | None = None,
     ) -> None:
         """One entry of the trace, for the oracle of the tests."""
@@ -314,12 +301,18 @@ class Checker:
         stack = getattr(event, "stack", ())
         self.trace.append((
             what, rank, launch, getattr(actor, "number", None), stack[0][1] if stack else None,
-            tuple(int(a) for a in np.ravel(addresses)) if addresses is not None else None, size,
+            tuple(int(a) for a in touch.addresses.flat) if touch is not None else None,
+            touch.size if touch is not None else None,
             getattr(event, "sem", None), getattr(event, "scope", None), tensor,
         ))  # fmt: skip
 
 
-def _range(region: Region, shadow: Shadow, places: np.ndarray) -> str:
-    lo = int(places.min()) * shadow.granule // region.itemsize
-    hi = ((int(places.max()) + 1) * shadow.granule - 1) // region.itemsize
+def _range(region: Region, shadow: Shadow, places: np.ndarray | slice) -> str:
+    first, last = (
+        (places.start, places.stop - 1)
+        if isinstance(places, slice)
+        else (int(places.min()), int(places.max()))
+    )
+    lo = first * shadow.granule // region.itemsize
+    hi = ((last + 1) * shadow.granule - 1) // region.itemsize
     return f"[{lo}]" if lo == hi else f"[{lo}:{hi + 1}]"

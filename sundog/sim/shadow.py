@@ -14,8 +14,9 @@ import numpy as np
 
 from .clocks import Stamp
 from .findings import Event
+from .memory import Region
 
-__all__ = ["CLEAN", "UNWRITTEN", "Mark", "Shadow", "State", "States"]
+__all__ = ["CLEAN", "UNWRITTEN", "Mark", "Shadow", "State", "States", "Touch"]
 
 
 class Mark(NamedTuple):
@@ -54,24 +55,38 @@ class States:
         return self._states[number]
 
 
+class Touch(NamedTuple):
+    """The elements of one access; `region` holds them all, or is None if there are several."""
+
+    addresses: np.ndarray
+    size: int
+    region: Region | None
+
+
 class Shadow:
     def __init__(self, start: int, end: int, itemsize: int, number: int) -> None:
         self.start, self.end = start, end
         self.granule = itemsize if (end - start) % itemsize == 0 else 1
         self.numbers = np.full((end - start) // self.granule, number, np.int32)
 
-    def places(self, addresses: np.ndarray, size: int) -> np.ndarray:
-        """Which granules these accesses touch."""
+    def places(self, addresses: np.ndarray, size: int) -> np.ndarray | slice:
+        """Which granules these accesses touch; a slice where they lie side by side."""
+        first = int(addresses.flat[0]) - self.start
+        if addresses.size == 1 or (np.diff(addresses.ravel()) == size).all():
+            if first % self.granule or size % self.granule:
+                self._refine(first, size)
+            start = first // self.granule
+            return slice(start, start + addresses.size * size // self.granule)
         offsets = (addresses.ravel() - np.uint64(self.start)).astype(np.int64)
-        if size != self.granule or (offsets % self.granule).any():
-            self._refine(offsets, size)
+        if size % self.granule or (offsets % self.granule).any():
+            self._refine(int(np.gcd.reduce(offsets)), size)
         places = offsets // self.granule
         parts = size // self.granule
         if parts > 1:
             places = (places[:, None] + np.arange(parts)).ravel()
         return places
 
-    def _refine(self, offsets: np.ndarray, size: int) -> None:
-        finer = math.gcd(self.granule, size, int(np.gcd.reduce(offsets)))
+    def _refine(self, offset: int, size: int) -> None:
+        finer = math.gcd(self.granule, size, offset)
         self.numbers = np.repeat(self.numbers, self.granule // finer)
         self.granule = finer

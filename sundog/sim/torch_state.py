@@ -21,15 +21,20 @@ class TorchState:
     """The state of one rank. `leave` when its host stops running, `enter` when it goes on."""
 
     def __init__(self, modes: list[Any]) -> None:
-        self._modes = modes
+        functions, self._dispatch = _pop_modes()
+        _push_modes(functions, self._dispatch)
+        self._modes = [*functions, *modes]
         self._guard: Any = None
+        self._first: Any = None
+        self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
         self._autocast = [torch.is_autocast_enabled(kind) for kind in _AUTOCAST]
         self._save()
 
     def leave(self) -> None:
+        # First: saving calls torch, and is no act of the rank.
+        self._modes, self._dispatch = _pop_modes()
         self._save()
-        self._modes = _pop_modes()
         # This guard saves the thread's whole autograd and dispatch state and, when it is left,
         # puts exactly that back, whatever happened in between: what we need, by another name.
         self._guard = torch._C._InferenceMode(False)
@@ -40,23 +45,27 @@ class TorchState:
             self._guard.__exit__(None, None, None)
             self._guard = None
         else:  # for the first time: as it was when the world was opened
+            if self._inference:
+                self._first = torch._C._InferenceMode(True)
+                self._first.__enter__()
             torch.set_grad_enabled(self._grad)
             for kind, enabled in zip(_AUTOCAST, self._autocast, strict=True):
                 torch.set_autocast_enabled(kind, enabled)
         self._load()
-        for mode in self._modes:
-            torch._C._push_on_torch_function_stack(mode)
+        _push_modes(self._modes, self._dispatch)
 
     def forget(self) -> None:
         """For one that is never entered again: its guard, left to the garbage collector, would put
         its state in force at some later moment, in the middle of whatever then runs."""
-        if self._guard is not None:
-            self._guard.__exit__(None, None, None)
-            self._guard = None
+        for guard in (self._first, self._guard):
+            if guard is not None:
+                guard.__exit__(None, None, None)
+        self._first = self._guard = None
 
     def _save(self) -> None:
         self._seeds = torch.get_rng_state(), random.getstate(), np.random.get_state()
         self._types = [torch.get_autocast_dtype(kind) for kind in _AUTOCAST]
+        self._cached = torch.is_autocast_cache_enabled()
         self._default = torch.get_default_dtype()
         self._cuda = _cuda_state()
 
@@ -66,6 +75,7 @@ class TorchState:
         np.random.set_state(self._seeds[2])
         for kind, dtype in zip(_AUTOCAST, self._types, strict=True):
             torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self._cached)
         torch.set_default_dtype(self._default)
         if self._cuda is not None:
             torch.cuda.set_stream(self._cuda[0])  # carries the device
@@ -79,6 +89,16 @@ def _cuda_state() -> Any:
     return torch.cuda.current_stream(), torch.cuda.get_rng_state()
 
 
-def _pop_modes() -> list[Any]:
-    depth = torch._C._len_torch_function_stack()
-    return [torch._C._pop_torch_function_stack() for _ in range(depth)][::-1]
+def _pop_modes() -> tuple[list[Any], list[Any]]:
+    """Function modes and dispatch modes, outermost first; none is left in force."""
+    c = torch._C
+    functions = [c._pop_torch_function_stack() for _ in range(c._len_torch_function_stack())]
+    dispatch = [c._pop_torch_dispatch_stack(None) for _ in range(c._len_torch_dispatch_stack())]
+    return functions[::-1], dispatch[::-1]
+
+
+def _push_modes(functions: list[Any], dispatch: list[Any]) -> None:
+    for mode in functions:
+        torch._C._push_on_torch_function_stack(mode)
+    for mode in dispatch:
+        torch._C._push_on_torch_dispatch_stack(mode)

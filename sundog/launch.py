@@ -1,0 +1,120 @@
+"""`run` and `init`: from a backend's name to a world per rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import knobs
+from .backends.sim import Sim
+from .target import has_gpu
+from .world import World
+
+__all__ = ["init", "run"]
+
+_CPU_HEAP = 64 << 20
+_GPU_HEAP = 4 << 30
+
+
+def run(
+    fn: Callable[[World], Any],
+    world_size: int,
+    backend: str | None = None,
+    *,
+    heap_size: int = 0,
+    timeout: float = 0,
+    sim: Sim | None = None,
+) -> list[Any]:
+    """Run `fn(world)` once per rank and return the results by rank.
+
+    Without a backend's name: the GPU if there is one (`virtual`), else the simulator. `sim` says
+    how to simulate (schedule, SMs, whether waits run out) and is for that backend alone.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size {world_size}: a world has at least one rank")
+    asked = backend or (None if sim is None else "sim")
+    name = _backend(asked, "virtual" if has_gpu() else "sim")
+    seconds = timeout or knobs.timeout.get()
+    if name == "virtual":
+        from .backends import virtual
+
+        _no_sim(sim, name)
+        return virtual.run(fn, world_size, _gpu_heap_size(heap_size), seconds)
+    if name == "symm":
+        from .backends import processes, symm
+
+        _no_sim(sim, name)
+        symm.check_can_fork()
+        size = _gpu_heap_size(heap_size)
+        return processes.run(
+            fn, world_size, lambda r, n, store: symm.open_alone(r, n, store, size, seconds)
+        )
+    nbytes = _heap_size(heap_size, world_size)
+    if name == "sim":
+        from .backends import sim as simulated
+
+        return simulated.run(fn, world_size, nbytes, sim or Sim())
+    from .backends import processes, shm
+
+    _no_sim(sim, name)
+    return processes.run(
+        fn, world_size, lambda r, n, store: shm.open_world(r, n, store, nbytes, seconds)
+    )
+
+
+def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) -> World:
+    """The world of this process, which torchrun started as one of several ranks.
+
+    Without a backend's name: `symm` if there is a GPU, else `shm`. Uses the default group of
+    torch.distributed, or makes one with gloo.
+    """
+    name = _backend(backend, "symm" if has_gpu() else "shm", allowed=("shm", "symm"))
+    from .backends.exchange import join
+
+    seconds = timeout or knobs.timeout.get()
+    rank, size, store = join(seconds)
+    if name == "symm":
+        from .backends import symm
+
+        return symm.open_world(rank, size, store, _gpu_heap_size(heap_size), seconds)
+    from .backends import shm
+
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return shm.open_world(rank, size, store, _heap_size(heap_size, local), seconds)
+
+
+def _no_sim(sim: Sim | None, name: str) -> None:
+    if sim is not None:
+        raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
+
+
+def _backend(
+    name: str | None, default: str, allowed: tuple[str, ...] = ("sim", "shm", "virtual", "symm")
+) -> str:
+    chosen = name or knobs.backend.get() or default
+    if chosen not in allowed:
+        raise ValueError(f"backend {chosen!r}: expected one of {', '.join(allowed)}")
+    return chosen
+
+
+def _heap_size(asked: int, local_ranks: int) -> int:
+    """Bytes per rank; refused if the ranks of this machine together can't have them."""
+    nbytes = _at_least(asked or knobs.heap_size.get() or _CPU_HEAP)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes * local_ranks > memory:
+        raise ValueError(
+            f"heap_size {nbytes:,} for {local_ranks} ranks is {nbytes * local_ranks:,} bytes, and "
+            f"this machine has {memory:,}. Ask for at most {memory // local_ranks:,} each."
+        )
+    return nbytes
+
+
+def _gpu_heap_size(asked: int) -> int:
+    return _at_least(asked or knobs.heap_size.get() or _GPU_HEAP)
+
+
+def _at_least(nbytes: int) -> int:
+    if nbytes < 1 << 16:
+        raise ValueError(f"heap_size {nbytes}: a heap has at least {1 << 16} bytes")
+    return nbytes
