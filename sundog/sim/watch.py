@@ -101,7 +101,9 @@ def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:
 def owed_by(frames: list[FrameType]) -> int | None:
     """Who owes the signal, where one of sundog's own waits is polling for one rank."""
     peer = frames[0].f_locals.get("peer") if frames[0].f_code.co_name == "_wait_word" else None
-    return None if peer is None else int(getattr(peer, "handle", peer).data.item())
+    if peer is None:
+        return None
+    return int(peer.handle.data.item() if hasattr(peer, "handle") else peer)
 
 
 class Watch:
