@@ -1,0 +1,69 @@
+"""The benchmark of the simulator measures what it says, on kernels that compute the right thing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import sundog
+from sundog.bench import kernels, sim
+
+pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
+
+
+def test_its_kernels_are_right() -> None:
+    a, b, x = torch.randn(70, 50), torch.randn(50, 40), torch.randn(9, 100)
+
+    def main(world: sundog.World) -> tuple[torch.Tensor, torch.Tensor]:
+        c, out = torch.empty(70, 40), torch.empty(9, 100)
+        matmul = kernels.matmul_kernel[(3, 2)]
+        matmul(a, 50, 1, b, 40, 1, c, 40, 1, 70, 40, 50, BLOCK_M=32, BLOCK_N=32, BLOCK_K=16)
+        kernels.softmax_kernel[(9,)](x, 100, out, 100, 100, BLOCK=128)
+        return c, out
+
+    ((product, rows),) = sundog.run(main, 1, backend="sim")
+    torch.testing.assert_close(product, a @ b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rows, x.softmax(1))
+
+
+def test_nobody_leaves_the_barrier_before_everybody_came() -> None:
+    def main(world: sundog.World) -> None:
+        flags, counter = world.signals((world.size,), "flags"), world.signals((1,), "counter")
+        world.barrier()
+        if world.rank != 2:  # who is missing keeps the others
+            kernels.barrier_kernel[(3,)](flags, counter, 1, world.ctx, LANES=4)
+
+    with pytest.raises(sundog.errors.Deadlock):
+        sundog.run(main, 4, backend="sim")
+    assert sim.time_barrier(ranks=3, programs=2) > 0
+
+
+def test_the_two_take_turns_and_the_medians_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order: list[str] = []
+
+    def fake(who: str) -> dict[str, float]:
+        order.append(who)
+        factor = 1.0 if who == "ours" else 2.0
+        return dict.fromkeys(sim.CASES, factor * [0.3, 9.0, 0.2, 0.3, 0.1][(len(order) - 1) // 2])
+
+    monkeypatch.setattr(sim, "_time_in_a_process", fake)
+    monkeypatch.setattr(sim, "time_barrier", lambda ranks, programs: ranks * programs / 1000)
+    sim.main(str(tmp_path / "sim.json"))
+    assert order == ["ours", "triton"] * 5
+    figures = json.loads((tmp_path / "sim.json").read_text())
+    for figure in figures["kernels"].values():
+        assert figure == {"ours": 0.3, "triton": 0.6, "ratio": 0.5}
+    assert figures["barrier"] == {"ranks": 64, "programs": 8, "seconds": 0.512}
+    text = capsys.readouterr().out
+    assert "matmul" in text
+    assert "0.51 s" in text
+
+
+def test_the_two_run_in_processes_of_their_own() -> None:
+    for who in ("ours", "triton"):
+        assert all(seconds > 0 for seconds in sim._time_in_a_process(who).values())
