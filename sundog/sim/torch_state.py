@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import torch
+from numpy import random as numpy_random  # np.random is imported on first use: in every child
 
 __all__ = ["TorchState"]
 
@@ -63,7 +63,7 @@ class TorchState:
         self._first = self._guard = None
 
     def _save(self) -> None:
-        self._seeds = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        self._seeds = torch.get_rng_state(), random.getstate(), numpy_random.get_state()
         self._types = [torch.get_autocast_dtype(kind) for kind in _AUTOCAST]
         self._cached = torch.is_autocast_cache_enabled()
         self._default = torch.get_default_dtype()
@@ -72,7 +72,7 @@ class TorchState:
     def _load(self) -> None:
         torch.set_rng_state(self._seeds[0])
         random.setstate(self._seeds[1])
-        np.random.set_state(self._seeds[2])
+        numpy_random.set_state(self._seeds[2])
         for kind, dtype in zip(_AUTOCAST, self._types, strict=True):
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._cached)
