@@ -7,11 +7,12 @@ a program too few is slower, one too many hangs.
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Footprint", "Target", "of"]
+__all__ = ["Footprint", "Target", "has_gpu", "of"]
 
 # CUDA's table of technical specifications: resident blocks per SM. Torch does not report it.
 _BLOCKS_PER_SM = {(8, 0): 32, (8, 6): 16, (8, 7): 16, (8, 9): 24, (9, 0): 32, (10, 0): 32}
@@ -80,6 +81,20 @@ class Target:
             min(self.warps, with_registers) // footprint.warps,
             self.shared // shared,
         )
+
+
+def has_gpu() -> bool:
+    """As torch says, without starting CUDA here: a process that has started it can't be forked."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def of(device: torch.device) -> Target:

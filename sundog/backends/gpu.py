@@ -19,7 +19,9 @@ from ..heap import Allocation
 from ..sim.launcher import Installed
 from ..target import Footprint
 
-__all__ = ["Contexts", "Gpu", "Launch", "SynchronizeFirst", "pinned_words", "polls_per_second"]
+__all__ = [
+    "Contexts", "Gpu", "Launch", "SynchronizeFirst", "grid_of", "pinned_words", "polls_per_second",
+]  # fmt: skip
 
 # Torch functions whose result, or the size of it, the host must know: they wait for the GPU.
 _WAITING = {
@@ -91,7 +93,7 @@ class Launch:
         call = functools.partial(Installed.original, kernel, *args, **kwargs)
         self._call: functools.partial | None = call
         self._compiled = call(grid=grid, warmup=True)
-        self._grid = _resolve(kernel, grid, args, kwargs)
+        self._grid = grid_of(kernel, grid, args, kwargs)
         self.name = kernel.__name__
         self.programs = math.prod(self._grid) * getattr(self._compiled.metadata, "num_ctas", 1)
 
@@ -122,7 +124,8 @@ def may_wait(ttir: str) -> bool:
     return "tt.atomic_poll" in ttir or ("scf.while" in ttir and "tt.atomic" in ttir)
 
 
-def _resolve(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[int, ...]:
+def grid_of(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    """The grid of a launch, which may be a function of its arguments."""
     if not callable(grid):
         return tuple(grid)
     own = {name: value for name, value in kwargs.items() if name in kernel.arg_names}

@@ -7,20 +7,16 @@ exchanged through torch's key-value store. A rank that dies is noticed by its pi
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
-import select
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import triton
 
 from .. import knobs
-from ..errors import PeerLost, RankMismatch
+from ..errors import RankMismatch
 from ..heap import ALIGNMENT, Allocation, Heap
 from ..sim.host_ops import HostMode
 from ..sim.launcher import Installed
@@ -28,36 +24,17 @@ from ..sim.machine import Machine
 from ..sim.schedule import RandomSchedule
 from ..sim.tasks import Program
 from ..world import World
+from .exchange import Exchange, Peers, Pending, died, open_store
 from .sim import UNBOUNDED, end_waits, region_of
-from .wire import pack, unpack
 
-__all__ = ["init", "open_world"]
+__all__ = ["open_world"]
 
-_opened = itertools.count()  # worlds of this process: equal on all ranks, so it names their keys
 _LONGEST_NAP = 1e-3
-_LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
-
-
-def init(heap_size: int, timeout: float) -> World:
-    """The world of this process under torchrun. Uses the default group, or makes one with gloo."""
-    missing = [
-        v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ
-    ]
-    if missing and not dist.is_initialized():
-        raise ValueError(
-            f"sundog.init: {', '.join(missing)} not set. Start the script with torchrun "
-            "(torchrun --nproc-per-node 4 script.py), or call sundog.run(fn, world_size)."
-        )
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
-    store = dist.distributed_c10d._get_default_store()
-    return open_world(dist.get_rank(), dist.get_world_size(), store, heap_size, timeout)
 
 
 def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
     """Map everybody's heap and become this rank's host. All ranks call it together."""
-    prefix = dist.PrefixStore(f"sundog/{next(_opened)}", store)
-    backend = ShmBackend(rank, size, prefix, heap_size, timeout)
+    backend = ShmBackend(rank, size, open_store(store), heap_size, timeout)
     backend.attach()
     world = World(backend, tuple(range(size)), "world", Heap(heap_size, backend.guard))
     world.barrier()
@@ -76,15 +53,13 @@ class ShmBackend:
         self.rank, self.size = rank, size
         self.num_sms = knobs.num_sms.get()
         self.machine = Machine(RandomSchedule(knobs.seed.get() + rank), self.num_sms, expire=True)
-        self._store = store
+        self._exchange = Exchange(rank, store)
+        self._pending: Pending | None = None  # the exchange that the host waits in
+        self._peers = Peers()
         self._timeout = timeout
-        self._count: dict[str, int] = {}
-        self._awaited: list[str] = []  # keys that an exchange still waits for
-        self._awaited_ranks: list[int] = []
         self._idle_since = 0.0
         self._nap = 0.0
         self._segments = [torch.empty(0, dtype=torch.uint8)] * size
-        self._pidfds: dict[int, int] = {}
         self._own_fd = os.memfd_create("sundog-heap")
         os.ftruncate(self._own_fd, heap_size)
         self._installed = Installed(self.machine)
@@ -111,7 +86,7 @@ class ShmBackend:
     def _map(self, rank: int, pid: int, fd: int, heap_size: int) -> torch.Tensor:
         if rank == self.rank:
             return torch.frombuffer(mmap.mmap(fd, heap_size), dtype=torch.uint8)
-        self._pidfds[rank] = os.pidfd_open(pid)
+        self._peers.watch(rank, pid)
         theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
         try:
             return torch.frombuffer(mmap.mmap(theirs, heap_size), dtype=torch.uint8)
@@ -125,25 +100,12 @@ class ShmBackend:
         """The context, on the heap, has room for it."""
 
     def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
-        count = self._count[channel] = self._count.get(channel, -1) + 1
-        self._store.set(f"{channel}/{count}/{self.rank}", self._packed(value, what))
-        keys = [f"{channel}/{count}/{rank}" for rank in ranks]
-        self._awaited, self._awaited_ranks = keys, list(ranks)
-        if not self._store.check(keys):
+        self._pending = self._exchange.come(value, what, ranks, channel)
+        if not self._pending.arrived():
             self.machine.block(f"the other ranks at a {what}")
-        self._awaited = []
-        if count > 0:  # all have read the previous values: they came to this exchange
-            self._store.delete_key(f"{channel}/{count - 1}/{self.rank}")
-        return [unpack(self._store.get(key)) for key in keys]
-
-    def _packed(self, value: Any, what: str) -> bytes:
-        data = pack(value)
-        if len(data) > _LARGEST:
-            raise ValueError(
-                f"{what}: {len(data):,} bytes to exchange, and the store takes {_LARGEST:,}. "
-                "Exchange small objects; put data on the heap and use world.peer or a kernel."
-            )
-        return data
+        values = self._pending.values()
+        self._pending = None
+        return values
 
     def synchronize(self) -> None:
         self.machine.drain(self.machine.host.stream)
@@ -173,17 +135,14 @@ class ShmBackend:
                 if mode is not self._mode:
                     torch._C._push_on_torch_function_stack(mode)
             self._installed.__exit__(None, None, None)
-            for fd in self._pidfds.values():
-                os.close(fd)
-            self._pidfds.clear()
+            self._peers.close()
 
     # while nothing can run in this process
 
     def _look_outside(self) -> bool:
         """Have other processes written what we wait for, arrived, or died? True if we can go on."""
         self.machine.host_wrote()
-        if self._awaited and self._store.check(self._awaited):
-            self._awaited = []
+        if self._pending is not None and self._pending.arrived():
             self.machine.wake(self.machine.hosts[0])
         if self.machine.ready:
             self._idle_since = 0.0
@@ -197,33 +156,15 @@ class ShmBackend:
         return self.machine.failure is not None
 
     def _check_peers(self) -> None:
-        poll = select.poll()
-        ranks = {}
-        for rank, fd in self._pidfds.items():
-            poll.register(fd, select.POLLIN)
-            ranks[fd] = rank
-        dead = sorted(ranks[fd] for fd, _ in poll.poll(0))
-        late = [r for r in dead if not self._awaited or self._store_lacks(r)]
+        dead = self._peers.dead()
+        late = [r for r in dead if self._pending is None or r in self._pending.late()]
         if late:
-            self.machine.failure = PeerLost(
-                f"rank {', '.join(map(str, late))} of {self.size} died while rank {self.rank} "
-                "waited for it. This world is over: close it, and start all ranks again."
-            )
-
-    def _store_lacks(self, rank: int) -> bool:
-        if rank not in self._awaited_ranks:
-            return False
-        return not self._store.check([self._awaited[self._awaited_ranks.index(rank)]])
+            self.machine.failure = died(late, self.rank, self.size)
 
     def _give_up(self) -> None:
         self._idle_since = 0.0
         parked: list[Program] = self.machine.watch.parked()
         if parked:
             self.machine.run_out(parked)
-        elif self._awaited:
-            late = [r for r in self._awaited_ranks if self._store_lacks(r)]
-            self.machine.failure = PeerLost(
-                f"rank {', '.join(map(str, late))} did not come within {self._timeout:g} s; rank "
-                f"{self.rank} waits for {self.machine.hosts[0].waits_for}. Do all ranks make the "
-                "same calls? A longer timeout is SUNDOG_TIMEOUT or timeout=."
-            )
+        elif self._pending is not None:
+            self.machine.failure = self._pending.timed_out(self.rank, self._timeout)

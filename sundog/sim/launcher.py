@@ -35,8 +35,8 @@ class Installed:
     _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
     original: Callable = JITFunction.run
 
-    def __init__(self, machine: Machine, launcher: Launcher | None = None) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine | None, launcher: Launcher | None = None) -> None:
+        self.machine = machine  # None where ranks are processes and run on a GPU
         self.launcher = launcher or self._simulate
 
     def __enter__(self) -> None:
@@ -51,6 +51,7 @@ class Installed:
             JITFunction.run = Installed.original
 
     def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
+        assert self.machine is not None
         launch = _prepare(self.machine, kernel, args, kwargs, grid)
         self.machine.launch(launch, self.machine.host.stream)
 

@@ -1,0 +1,230 @@
+"""Backend `symm`: one process per GPU, heaps in torch's symmetric memory.
+
+The heap is one allocation that all ranks map; our allocator hands out parts of it. Kernels start at
+once: ranks are processes, so loading one never waits for another rank's. No host blocks in CUDA
+while a peer may be dead: it looks at an event, and now and then at its peers.
+
+Several ranks may share a GPU if TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1. docs/gpu.md says how
+to start MPS for them; without it they take turns on the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+from triton.runtime.jit import JITFunction
+
+from .. import target
+from ..errors import NotResident, PeerLost, SundogError
+from ..heap import Allocation, Heap
+from ..sim.launcher import Installed
+from ..world import World
+from .exchange import Exchange, Peers, died, open_store
+from .gpu import Contexts, Launch, grid_of, pinned_words, polls_per_second
+from .preflight import check, facts
+
+__all__ = ["check_can_fork", "open_alone", "open_world"]
+
+_LOOK_AT_PEERS = 0.02  # seconds between two looks
+_LONGEST_NAP = 2e-4
+_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+def check_can_fork() -> None:
+    """`sundog.run` forks a process per rank, and CUDA does not live through a fork."""
+    if not target.has_gpu():
+        raise SundogError(
+            "backend 'symm' needs a GPU, and torch finds none. The same program runs on the CPU "
+            "with backend='shm' or 'sim'."
+        )
+    if torch.cuda.is_initialized():
+        raise SundogError(
+            "sundog.run(backend='symm') forks this process, which has used CUDA already. Call it "
+            "first, or start the ranks with torchrun and call sundog.init()."
+        )
+
+
+def open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
+    """In a process of its own that `sundog.run` started: make the default group, then the world."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
+    return open_world(rank, size, store, heap_size, timeout)
+
+
+def open_world(
+    rank: int, size: int, store: Any, heap_size: int, timeout: float, group: Any = None
+) -> World:
+    """Map everybody's heap. All ranks of the group (default: all there are) call it together."""
+    if not dist.is_initialized():
+        raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    torch.cuda.set_device(local % torch.cuda.device_count())
+    backend = SymmBackend(rank, size, open_store(store), timeout)
+    try:
+        backend.attach(heap_size, group or dist.group.WORLD)
+        world = World(backend, tuple(range(size)), "world", Heap(heap_size, backend.guard))
+        world.barrier()
+    except BaseException as error:
+        backend.fail(error)
+        backend.close()
+        raise
+    return world
+
+
+class SymmBackend:
+    """One rank: its process, its GPU or its share of one, and maps of all heaps."""
+
+    name = "symm"
+    guard = 0
+
+    def __init__(self, rank: int, size: int, store: Any, timeout: float) -> None:
+        self.rank, self.size = rank, size
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.bases: list[int] = []
+        self._target = target.of(self.device)
+        self.polls = max(int(timeout * polls_per_second(self.device.index)), 1)
+        self.num_sms = self._target.num_sms
+        self._exchange = Exchange(rank, store)
+        self._peers = Peers()
+        self._timeout = timeout
+        self._streams: dict[torch.cuda.Stream, None] = {}  # those that kernels were launched on
+        self._lost: PeerLost | None = None
+        self._contexts: Contexts | None = None
+        self._handle: Any = None
+        self._side = torch.cuda.Stream(self.device)
+        self._installed = Installed(None, self._launch)
+        self._installed.__enter__()
+
+    def attach(self, heap_size: int, group: Any) -> None:
+        mine = facts(self.device, heap_size)
+        everyone = self.exchange(mine, "opening of the world", tuple(range(self.size)), "open")
+        check(everyone)
+        for rank, each in enumerate(everyone):
+            if rank != self.rank:
+                self._peers.watch(rank, each.pid)
+        sharing = sum(each.gpu == mine.gpu for each in everyone)
+        if _SHARE not in os.environ:  # with it, CUDA tells only this process's part
+            self.num_sms = max(self._target.num_sms // sharing, 1)
+        self._own = symmetric.empty(heap_size, dtype=torch.uint8, device=self.device)
+        self._handle = symmetric.rendezvous(self._own, group.group_name)
+        self.bases = list(self._handle.buffer_ptrs)
+        self._contexts = Contexts(self._own)
+
+    def segment(self, rank: int) -> torch.Tensor:
+        if rank == self.rank:  # not a view by address: this one keeps the memory alive
+            return self._own
+        view: torch.Tensor = self._handle.get_buffer(rank, [self._own.numel()], torch.uint8)
+        return view
+
+    def record(self, num_words: int) -> torch.Tensor:
+        return pinned_words(num_words)
+
+    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+        self._raise_if_lost()
+        pending = self._exchange.come(value, what, ranks, channel)
+        begin = looked = time.monotonic()
+        nap = 0.0
+        while not pending.arrived():
+            now = time.monotonic()
+            if now - begin > self._timeout:
+                raise pending.timed_out(self.rank, self._timeout)
+            if now - looked > _LOOK_AT_PEERS:
+                looked = now
+                self._look_at_peers(pending.late())
+            nap = min(2 * nap + 1e-5, _LONGEST_NAP)
+            time.sleep(nap)
+        return pending.values()
+
+    def synchronize(self) -> None:
+        """Not in CUDA, until the end: a peer that died would keep this rank's kernels waiting."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        self._streams[torch.cuda.current_stream()] = None
+        events = [stream.record_event() for stream in self._streams]
+        self._streams.clear()
+        looked, looks = time.monotonic(), 0
+        while not all(event.query() for event in events):
+            looks += 1
+            if looks > 100:
+                time.sleep(min(1e-6 * looks, _LONGEST_NAP))
+            if time.monotonic() - looked > _LOOK_AT_PEERS:
+                looked = time.monotonic()
+                self._look_at_peers(list(range(self.size)))
+        torch.cuda.synchronize(self.device)
+
+    def _look_at_peers(self, awaited: list[int]) -> None:
+        dead = [rank for rank in self._peers.dead() if rank in awaited]
+        failure = self._exchange.failure()
+        if dead:
+            self._lost = died(dead, self.rank, self.size)
+        elif failure:
+            self._lost = PeerLost(f"{failure}. This world is over: close it.")
+        self._raise_if_lost()
+
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None:
+            if self._contexts is not None:
+                self._contexts.end_waits(self._side)
+            raise self._lost
+
+    def fail(self, error: BaseException) -> None:
+        """This rank leaves with an error: the others need not wait for it."""
+        if not isinstance(error, PeerLost):
+            self._lost = PeerLost(f"this rank failed with {type(error).__name__}: {error}")
+            self._exchange.fail(f"{type(error).__name__}: {error}")
+
+    def allocated(self, base: int, allocation: Allocation) -> None:
+        assert self._contexts is not None
+        self._contexts.allocated(base, allocation)
+
+    def freed(self, base: int, allocation: Allocation) -> None:
+        assert self._contexts is not None
+        self._contexts.freed(base, allocation)
+
+    def close(self) -> None:
+        try:
+            if self._lost is None:
+                self.synchronize()
+                # Nobody unmaps while a peer may still use the memory.
+                self.exchange(None, "closing of the world", tuple(range(self.size)), "close")
+            elif self._contexts is not None:
+                self._contexts.end_waits(self._side)
+                torch.cuda.synchronize(self.device)
+        finally:
+            self._installed.__exit__(None, None, None)
+            self._peers.close()
+            self._contexts = self._handle = self._own = None  # type: ignore[assignment]
+
+    def _launch(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
+        self._streams[torch.cuda.current_stream()] = None
+        shape = grid_of(kernel, grid, args, kwargs)
+        if math.prod(shape) * kwargs.get("num_ctas", 1) > self.num_sms:  # one an SM always fits
+            self._check_resident(Launch(kernel, shape, args, kwargs))
+        return Installed.original(kernel, *args, grid=shape, warmup=False, **kwargs)
+
+    def _check_resident(self, launch: Launch) -> None:
+        launch.load()
+        footprint = launch.footprint()
+        if footprint is None:
+            return
+        fit = self._target.programs_per_sm(footprint)
+        if launch.programs > fit * self.num_sms:
+            raise NotResident(
+                f"rank {self.rank}: {launch.name} has {launch.programs} programs of {footprint} "
+                f"that wait for others, and its {self.num_sms} SMs of {self._target.name} hold "
+                f"{fit * self.num_sms} at once ({fit} each). They would hang, so none was started. "
+                f"Launch at most {fit * self.num_sms} (world.num_sms always fit), or use smaller "
+                "tiles."
+            )
