@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import sundog
+from sundog.target import has_gpu
 
 BACKENDS = ("sim", "shm", "virtual", "symm")
 ON_GPU = ("virtual", "symm")
@@ -28,10 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a GPU, whatever the backend")
+    config.addinivalue_line("markers", "gpu(*backends): needs a GPU, and one of these backends")
     config.addinivalue_line("markers", "sim_only: about the simulator; skipped on other backends")
     name = config.getoption("--backend")
-    if name != "sim" or torch.cuda.is_available():
+    if name != "sim" or has_gpu():
         os.environ["SUNDOG_BACKEND"] = name
     if name in ON_GPU:
         os.environ.setdefault("SUNDOG_HEAP_SIZE", "64M")  # hundreds of small worlds
@@ -40,10 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     name = config.getoption("--backend")
-    has_gpu = torch.cuda.is_available()
+    with_gpu = has_gpu()
     for item in items:
-        if item.get_closest_marker("gpu") and not has_gpu:
+        gpu = item.get_closest_marker("gpu")
+        if gpu and not with_gpu:
             item.add_marker(pytest.mark.skip(reason=_NO_GPU))
+        elif gpu and gpu.args and name not in gpu.args:
+            item.add_marker(pytest.mark.skip(reason=f"about {', '.join(gpu.args)}, not {name}"))
         if item.get_closest_marker("sim_only") and name != "sim":
             item.add_marker(pytest.mark.skip(reason=f"about the simulator, not {name}"))
 
@@ -52,14 +55,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of the chosen backend."""
     name = request.config.getoption("--backend")
-    if name in ON_GPU and not torch.cuda.is_available():
+    if name in ON_GPU and not has_gpu():
         pytest.skip(f"--backend {name}: {_NO_GPU}")
     return name
 
 
+@pytest.fixture(scope="session")
+def ranks() -> Any:
+    """The processes of `--backend symm`, one of which this is."""
+    from spmd import Ranks
+
+    return Ranks()
+
+
 @pytest.fixture
-def run(backend: str) -> Callable[..., list[Any]]:
+def run(backend: str, request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """`sundog.run` on the chosen backend; takes what `sundog.run` takes."""
+    if backend == "symm":
+        together = request.getfixturevalue("ranks")
+        return lambda fn, world_size, **options: together.run(fn, world_size, **options)
 
     def call(fn: Callable[[sundog.World], Any], world_size: int, **options: Any) -> list[Any]:
         return sundog.run(fn, world_size, **{"backend": backend, **options})
