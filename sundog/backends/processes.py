@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -19,6 +20,7 @@ from .wire import pack, unpack
 
 __all__ = ["run"]
 
+_GRACE = 5.0  # seconds that ranks get to end by themselves after one of them failed
 OpenWorld = Callable[[int, int, Any], World]  # rank, size, store
 
 
@@ -37,10 +39,21 @@ def run(fn: Callable[[World], Any], world_size: int, open_world: OpenWorld) -> l
         children[-1].start()
         theirs.close()
         pipes[ours] = rank
-    answers = _collect(pipes)
+    answers: dict[int, Any] = {}
+    try:
+        _collect(pipes, answers)
+    finally:
+        for rank, child in enumerate(children):
+            if rank in answers:
+                child.join(_GRACE)
+            child.kill()  # if it still runs: the run has failed, and it won't end by itself
+            child.join()
+        for pipe in pipes:
+            pipe.close()
+    codes = [child.exitcode for child in children]
     for child in children:
-        child.join()
-    return _results(answers, [child.exitcode for child in children])
+        child.close()
+    return _results(answers, codes, world_size)
 
 
 def _child(
@@ -62,7 +75,12 @@ def _child(
     except BaseException as error:
         answer = (None, _picklable(error), traceback.format_exc())
     # By plain pickle: torch's own reducer hands over shared memory that ends with this process.
-    pipe.send_bytes(pack(answer))
+    try:
+        data = pack(answer)
+    except Exception as error:
+        told = SundogError(f"the result of rank {rank} can't be sent to the caller: {error}")
+        data = pack((None, told, ""))
+    pipe.send_bytes(data)
     pipe.close()
 
 
@@ -74,34 +92,40 @@ def _picklable(error: BaseException) -> BaseException:
     return error
 
 
-def _collect(pipes: dict[Connection, int]) -> dict[int, Any]:
-    answers: dict[int, Any] = {}
+def _collect(pipes: dict[Connection, int], answers: dict[int, Any]) -> None:
+    """What the ranks send, None from those that die; nothing from those that don't end."""
     waiting = dict(pipes)
+    deadline = None
     while waiting:
-        for pipe in wait(list(waiting)):
+        left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        heard = wait(list(waiting), left)
+        if not heard and left is not None:
+            break
+        for pipe in heard:
             assert isinstance(pipe, Connection)
             rank = waiting.pop(pipe)
             try:
                 answers[rank] = unpack(pipe.recv_bytes())
             except EOFError:
                 answers[rank] = None  # it died without a word
-    return answers
+            if deadline is None and (answers[rank] is None or answers[rank][1] is not None):
+                deadline = time.monotonic() + _GRACE
 
 
-def _results(answers: dict[int, Any], codes: list[int | None]) -> list[Any]:
+def _results(answers: dict[int, Any], codes: list[int | None], size: int) -> list[Any]:
     dead = [rank for rank, answer in sorted(answers.items()) if answer is None]
     errors = {r: a for r, a in sorted(answers.items()) if a is not None and a[1] is not None}
     causes = [r for r, answer in errors.items() if not isinstance(answer[1], PeerLost)]
     if dead:
         raise PeerLost(
-            f"rank {dead[0]} of {len(answers)} died ({_how(codes[dead[0]])}). Other ranks: "
+            f"rank {dead[0]} of {size} died ({_how(codes[dead[0]])}). Other ranks: "
             + "; ".join(f"rank {r}: {answer[1]}" for r, answer in errors.items())
         )
     if errors:
         rank = causes[0] if causes else next(iter(errors))
         _, error, trace = errors[rank]
-        raise error from SundogError(f"raised on rank {rank} of {len(answers)}:\n{trace}")
-    return [answers[rank][0] for rank in range(len(answers))]
+        raise error from SundogError(f"raised on rank {rank} of {size}:\n{trace}")
+    return [answers[rank][0] for rank in range(size)]
 
 
 def _how(code: int | None) -> str:

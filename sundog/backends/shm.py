@@ -136,6 +136,8 @@ class ShmBackend:
                     torch._C._push_on_torch_function_stack(mode)
             self._installed.__exit__(None, None, None)
             self._peers.close()
+            self._segments.clear()  # tensors that are still in use keep their heap mapped
+            self.machine.close()
 
     # while nothing can run in this process
 
@@ -145,13 +147,15 @@ class ShmBackend:
         if self._pending is not None and self._pending.arrived():
             self.machine.wake(self.machine.hosts[0])
         if self.machine.ready:
-            self._idle_since = 0.0
+            self._idle_since = self._nap = 0.0
             return True
         self._idle_since = self._idle_since or time.monotonic()
         self._check_peers()
-        if time.monotonic() - self._idle_since > self._timeout:
+        # Kernels give up first: then this rank still comes to the barrier where the world recovers.
+        limit = self._timeout / 2 if len(self.machine.watch) else self._timeout
+        if time.monotonic() - self._idle_since > limit:
             self._give_up()
-        self._nap = min(2 * self._nap + 1e-5, _LONGEST_NAP) if self._idle_since else 0.0
+        self._nap = min(2 * self._nap + 1e-5, _LONGEST_NAP)
         time.sleep(self._nap)
         return self.machine.failure is not None
 

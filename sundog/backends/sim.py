@@ -156,6 +156,7 @@ def simulate(machine: Machine, fn: Callable[[World], Any], world_size: int, heap
     machine.on_expire = lambda programs: end_waits(machine.memory, programs)
     with Installed(machine):
         machine.run()
+    machine.close()
 
 
 def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:

@@ -37,7 +37,7 @@ class Installed:
 
     def __init__(self, machine: Machine | None, launcher: Launcher | None = None) -> None:
         self.machine = machine  # None where ranks are processes and run on a GPU
-        self.launcher = launcher or self._simulate
+        self.launcher = launcher
 
     def __enter__(self) -> None:
         if not Installed._stack:
@@ -64,7 +64,8 @@ def current_machine() -> Machine | None:
 def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if warmup:
         return Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
-    return Installed._stack[-1].launcher(kernel, grid, args, kwargs)
+    innermost = Installed._stack[-1]
+    return (innermost.launcher or innermost._simulate)(kernel, grid, args, kwargs)
 
 
 def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid: Any) -> Launch:

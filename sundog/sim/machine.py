@@ -117,6 +117,13 @@ class Machine:
                 host.state.forget()
             outside.enter()
 
+    def close(self) -> None:
+        """No more of it: ends the hub, and lets go of what would keep the heaps mapped."""
+        if self._hub:
+            self._hub.throw(greenlet.GreenletExit)
+        self._hub = greenlet.greenlet()
+        self.on_idle, self.on_expire = None, lambda programs: None
+
     @property
     def host(self) -> Host:
         assert isinstance(self.current, Host), "only a host can do this"

@@ -61,6 +61,7 @@ class TorchState:
             if guard is not None:
                 guard.__exit__(None, None, None)
         self._first = self._guard = None
+        self._modes, self._dispatch = [], []
 
     def _save(self) -> None:
         self._seeds = torch.get_rng_state(), random.getstate(), numpy_random.get_state()
