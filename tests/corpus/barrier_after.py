@@ -11,7 +11,7 @@ import triton.language as tl
 import sundog
 from sundog.device import memory, signal
 
-from .pair import BARRIER_AFTER, Kernel, Pair, values
+from .pair import BARRIER_AFTER, Kernel, Pair, everyone, values
 
 __all__ = ["PAIRS"]
 
@@ -58,7 +58,7 @@ def gather(kernel: Kernel, world: sundog.World) -> None:
     flags = world.signals((world.size,), "flags")
     world.barrier()
     kernel[(1,)](x, gathered, out, flags, world.rank, world.ctx, world.size, BLOCK)
-    assert torch.equal(out, torch.stack([values(rank, BLOCK) for rank in range(world.size)]))
+    assert torch.equal(out, everyone(world, BLOCK))
 
 
 @triton.jit
@@ -101,8 +101,8 @@ def again(kernel: Kernel, world: sundog.World) -> None:
     ready, done = world.signals((world.size,), "ready"), world.signals((world.size,), "done")
     world.barrier()
     kernel[(1,)](x, inbox, out, ready, done, world.rank, world.ctx, world.size, BLOCK)
-    everyone = torch.stack([values(rank, BLOCK) for rank in range(world.size)])
-    assert torch.equal(out[1:], torch.stack([everyone, everyone * 2]))
+    sent = everyone(world, BLOCK)
+    assert torch.equal(out[1:], torch.stack([sent, sent * 2]))
 
 
 PAIRS = [

@@ -11,7 +11,7 @@ import triton.language as tl
 import sundog
 from sundog.device import memory, signal
 
-from .pair import Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, everyone, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -128,7 +128,7 @@ def gather(kernel: Kernel, world: sundog.World) -> None:
     flags = world.signals((world.size,), "flags")
     world.barrier()
     kernel[(1,)](x, inbox, out, flags, world.rank, world.ctx, world.size, BLOCK)
-    assert torch.equal(out, torch.stack([values(rank, BLOCK) for rank in range(world.size)]))
+    assert torch.equal(out, everyone(world, BLOCK))
 
 
 @triton.jit

@@ -106,7 +106,7 @@ def two_steps(kernel: Kernel, world: sundog.World) -> None:
 
 
 @triton.jit
-def same_barrier_wrong(x, inbox, out, flags, done, peer, ctx, BLOCK: tl.constexpr):
+def same_barrier_wrong(x, inbox, out, flags, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     for step in range(2):
         memory.store(inbox + at, tl.load(x + step * BLOCK + at), peer, ctx)
@@ -117,7 +117,7 @@ def same_barrier_wrong(x, inbox, out, flags, done, peer, ctx, BLOCK: tl.constexp
 
 
 @triton.jit
-def next_barrier_fixed(x, inbox, out, flags, done, peer, ctx, BLOCK: tl.constexpr):
+def next_barrier_fixed(x, inbox, out, flags, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     for step in range(2):
         memory.store(inbox + at, tl.load(x + step * BLOCK + at), peer, ctx)
@@ -130,7 +130,7 @@ def two_barriers(kernel: Kernel, world: sundog.World) -> None:
     x, out = values(world.rank, 2, BLOCK), torch.empty(2, BLOCK)
     inbox, flags = world.empty((BLOCK,), name="inbox"), world.signals((2,), "flags")
     world.barrier()
-    kernel[(1,)](x, inbox, out, flags, flags, neighbour(world), world.ctx, BLOCK)
+    kernel[(1,)](x, inbox, out, flags, neighbour(world), world.ctx, BLOCK)
     assert torch.equal(out, values(neighbour(world), 2, BLOCK))
 
 
@@ -153,7 +153,7 @@ def two_grids(num_counters: int, world: sundog.World) -> None:
 
 
 @triton.jit
-def exactly_wrong(x, inbox, out, flag, done, peer, ctx, BLOCK: tl.constexpr):
+def exactly_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     for step in range(2):
         here = step * BLOCK + at
@@ -166,7 +166,7 @@ def exactly_wrong(x, inbox, out, flag, done, peer, ctx, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def at_least_fixed(x, inbox, out, flag, done, peer, ctx, BLOCK: tl.constexpr):
+def at_least_fixed(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     for step in range(2):
         here = step * BLOCK + at
@@ -181,7 +181,7 @@ def two_tiles(kernel: Kernel, world: sundog.World) -> None:
     x, out = values(world.rank, 2, BLOCK), torch.empty(2, BLOCK)
     inbox, flag = world.empty((2, BLOCK), name="inbox"), world.signals((1,), "flag")
     world.barrier()
-    kernel[(1,)](x, inbox, out, flag, flag, neighbour(world), world.ctx, BLOCK)
+    kernel[(1,)](x, inbox, out, flag, neighbour(world), world.ctx, BLOCK)
     assert torch.equal(out, values(neighbour(world), 2, BLOCK))
 
 

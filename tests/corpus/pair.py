@@ -12,7 +12,7 @@ import sundog
 
 __all__ = [
     "BARRIER_AFTER", "BARRIER_BEFORE", "NO_FENCE", "NO_ORDER", "PLAIN", "RELAXED_ACQUIRE",
-    "RELAXED_RELEASE", "SCOPE", "Kernel", "Pair", "neighbour", "values",
+    "RELAXED_RELEASE", "SCOPE", "Kernel", "Pair", "everyone", "neighbour", "values",
 ]  # fmt: skip
 
 Kernel = Any  # a jit function, to be launched as kernel[grid](...)
@@ -49,6 +49,11 @@ def values(rank: int, *shape: int, call: int = 0) -> torch.Tensor:
     """What a rank sends in a call, for whoever asks. Small integers: every sum is exact."""
     generator = torch.Generator().manual_seed(1000 * call + rank)
     return torch.randint(-99, 100, shape, generator=generator).to(torch.float32)
+
+
+def everyone(world: sundog.World, n: int) -> torch.Tensor:
+    """What all ranks send, a row per rank."""
+    return torch.stack([values(rank, n) for rank in range(world.size)])
 
 
 def neighbour(world: sundog.World, step: int = 1) -> int:

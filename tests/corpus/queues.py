@@ -11,7 +11,7 @@ import triton.language as tl
 import sundog
 from sundog.device import memory
 
-from .pair import NO_ORDER, RELAXED_RELEASE, Kernel, Pair, values
+from .pair import NO_ORDER, RELAXED_RELEASE, Kernel, Pair, everyone, values
 
 __all__ = ["PAIRS"]
 
@@ -31,8 +31,8 @@ def ticket_wrong(x, slots, out, tail, ready, ITEMS: tl.constexpr, BLOCK: tl.cons
     else:
         while tl.atomic_add(tail, 0, sem="acquire", scope="gpu") < ITEMS:
             pass
-        for slot in range(ITEMS):
-            tl.store(out + slot * BLOCK + at, tl.load(slots + slot * BLOCK + at))
+        for item in range(ITEMS):
+            tl.store(out + item * BLOCK + at, tl.load(slots + item * BLOCK + at))
 
 
 @triton.jit
@@ -46,10 +46,10 @@ def relaxed_ready_wrong(x, slots, out, tail, ready, ITEMS: tl.constexpr, BLOCK: 
         # wrong: the ticket has release semantics, but the flag behind the item has not
         tl.atomic_xchg(ready + slot, 1, sem="relaxed", scope="gpu")
     else:
-        for slot in range(ITEMS):
-            while tl.atomic_add(ready + slot, 0, sem="acquire", scope="gpu") == 0:
+        for item in range(ITEMS):
+            while tl.atomic_add(ready + item, 0, sem="acquire", scope="gpu") == 0:
                 pass
-            tl.store(out + slot * BLOCK + at, tl.load(slots + slot * BLOCK + at))
+            tl.store(out + item * BLOCK + at, tl.load(slots + item * BLOCK + at))
 
 
 @triton.jit
@@ -62,10 +62,10 @@ def ready_fixed(x, slots, out, tail, ready, ITEMS: tl.constexpr, BLOCK: tl.const
         tl.debug_barrier()
         tl.atomic_xchg(ready + slot, 1, sem="release", scope="gpu")
     else:
-        for slot in range(ITEMS):
-            while tl.atomic_add(ready + slot, 0, sem="acquire", scope="gpu") == 0:
+        for item in range(ITEMS):
+            while tl.atomic_add(ready + item, 0, sem="acquire", scope="gpu") == 0:
                 pass
-            tl.store(out + slot * BLOCK + at, tl.load(slots + slot * BLOCK + at))
+            tl.store(out + item * BLOCK + at, tl.load(slots + item * BLOCK + at))
 
 
 def _sorted(rows: torch.Tensor) -> list[list[float]]:
@@ -113,7 +113,7 @@ def mailbox(kernel: Kernel, world: sundog.World) -> None:
     world.barrier()
     kernel[(1,)](x, slots, out, tail, ready, world.rank, world.ctx, world.size, BLOCK)
     if world.rank == 0:
-        assert _sorted(out) == _sorted(torch.stack([values(r, BLOCK) for r in range(world.size)]))
+        assert _sorted(out) == _sorted(everyone(world, BLOCK))
 
 
 def _pair(name: str, host: Kernel, wrong: Kernel, fixed: Kernel, size: int, rule: str) -> Pair:
