@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+import typer.core
 
 from .dataset import commands as data
 
@@ -16,7 +17,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-bench = typer.Typer(help="Measure.", no_args_is_help=True)
+
+
+class OpOrCommand(typer.core.TyperGroup):
+    """`sundog bench OP` beside `sundog bench sim`: a word that is no command is an op."""
+
+    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["op", *args]
+        return super().resolve_command(ctx, args)
+
+
+bench = typer.Typer(
+    help="Measure: an op, or `sim`, `bound`.", no_args_is_help=True, cls=OpOrCommand
+)
 app.add_typer(bench, name="bench")
 app.add_typer(data.app, name="data")
 
@@ -70,6 +84,44 @@ def bench_sim(json: Json = "") -> None:
     from .bench import sim
 
     sim.main(json or None)
+
+
+@bench.command("op")
+def bench_op(
+    op: Annotated[str, typer.Argument(help="an op, or a module with the names of one")],
+    axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,... may be repeated")] = None,
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    baseline: Annotated[str, typer.Option(help="names, with commas; default: all")] = "",
+    samples: Annotated[int, typer.Option(help="per variant")] = 30,
+    csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
+    json: Json = "",
+    plot: Annotated[str, typer.Option(help="also draw bytes per second into this file")] = "",
+) -> None:
+    """Time an op against the limit of the GPU and against what one would call instead.
+
+    Example: sundog bench all_gather --axis numel=65536,1048576 --axis dtype=bfloat16 --world 4
+    """
+    from .bench import commands
+
+    raise typer.Exit(
+        commands.op(op, axis or [], world, backend, baseline, samples, csv, json, plot)
+    )
+
+
+@bench.command("bound")
+def bench_bound(
+    world: Annotated[str, typer.Option(help="ranks, with commas")] = "2,8",
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    json: Json = "",
+) -> None:
+    """What it costs that every wait is bounded.
+
+    Example: sundog bench bound --world 2,8 --json bound.json
+    """
+    from .bench import commands
+
+    commands.bound([int(size) for size in world.split(",")], backend, json)
 
 
 def main() -> None:

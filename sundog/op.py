@@ -33,8 +33,13 @@ class Cost:
     """What an op must do at least, per rank: for roofline, bench and cost models."""
 
     flops: int
-    hbm_bytes: int
-    link_bytes: int
+    read_bytes: int  # of device memory, wherever it lies
+    written_bytes: int
+    link_bytes: int  # those that cross between ranks
+
+    @property
+    def hbm_bytes(self) -> int:
+        return self.read_bytes + self.written_bytes
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 def cost(problem: Problem) -> Cost:
     nbytes = problem.numel * problem.dtype.itemsize
-    return Cost(0, nbytes * (1 + problem.size), nbytes * (problem.size - 1))
+    return Cost(0, nbytes, nbytes * problem.size, nbytes * (problem.size - 1))
 
 
 def cases(size: int) -> list[Problem]:

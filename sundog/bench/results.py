@@ -1,0 +1,106 @@
+"""What a benchmark leaves: a table for people and a JSON file with every sample for the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from rich.console import Console
+from rich.table import Table
+
+from .run import Row
+from .timing import Times
+
+__all__ = ["machine", "print_rows", "row_json", "times_json", "write"]
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured with, and on."""
+    from .. import __version__
+
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "sundog": __version__,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": "sundog " + " ".join(sys.argv[1:]),
+    }
+
+
+def _commit() -> str:
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    return done.stdout.strip() or os.environ.get("SUNDOG_COMMIT", "unknown")
+
+
+def times_json(times: Times) -> dict[str, Any]:
+    """Nanoseconds, per sample and rank."""
+    return {
+        "name": times.name,
+        "samples_ns": [[round(t * 1e9, 1) for t in ranks] for ranks in times.samples],
+    }
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    return {
+        "variant": row.variant,
+        "problem": row.problem,
+        "config": row.config,
+        "flops": row.cost.flops,
+        "hbm_bytes": row.cost.hbm_bytes,
+        "link_bytes": row.cost.link_bytes,
+        "limit_ns": round(row.limit * 1e9, 1),
+        "wrong": row.wrong,
+        "times": times_json(row.times) if row.times else None,
+    }
+
+
+def write(path: str, content: dict[str, Any]) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+def print_rows(rows: list[Row], size: int) -> None:
+    """Per problem: the op's own variants, then the baselines; times are of the slowest rank."""
+    table = Table(title=f"{size} ranks; time of the slowest")
+    columns = ("problem", "variant", "median", "20 %", "80 %", "skew", "GB/s", "TFLOP/s", "limit")
+    for column in (*columns, "times as fast as"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*_cells(row, rows, size))
+    Console(width=200).print(table)
+
+
+def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
+    name = row.config or row.variant
+    if row.times is None:
+        return [row.problem, name, f"wrong: {row.wrong}", *[""] * 7]
+    times = row.times
+    micro = [times.median, times.percentile(20), times.percentile(80), times.skew]
+    others = [
+        f"{other.variant} {other.times.median / times.median:.2f}"
+        for other in rows
+        if other.problem == row.problem and other.variant != "sundog" and other.times is not None
+    ]
+    return [
+        row.problem,
+        name,
+        *[f"{1e6 * t:.1f} us" for t in micro],
+        f"{row.cost.hbm_bytes * size / times.median / 1e9:.0f}",
+        f"{row.cost.flops * size / times.median / 1e12:.1f}",
+        f"{row.limit / times.median:.2f}",
+        ", ".join(others) if row.variant == "sundog" else "",
+    ]

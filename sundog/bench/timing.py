@@ -1,0 +1,151 @@
+"""The one timer. Every figure that sundog reports comes from `measure`.
+
+Each variant is a list of calls that only launch, one per set of inputs, so that a set has left the
+L2 cache before it comes again. They are captured in a graph and replayed (or, where that is not
+possible, called). Variants take turns, sample by sample, so that a slow moment hits all of them.
+
+On every rank the timed part stands behind a gate, a kernel that waits until all hosts have put
+their work on their streams and all ranks have arrived: what is timed is the GPU's work alone, and
+ranks start together.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal
+from ..world import World
+
+__all__ = ["Times", "Variant", "measure"]
+
+_RANK = context.RANK
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to do the work. Each call does all of it, on inputs of its own."""
+
+    name: str
+    calls: Sequence[Callable[[], Any]]
+    graph: bool = True
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per call, per sample and rank."""
+
+    name: str
+    samples: list[list[float]] = field(default_factory=list)
+
+    @property
+    def slowest(self) -> list[float]:
+        """Per sample: an op is done when its last rank is."""
+        return [max(ranks) for ranks in self.samples]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.slowest)
+
+    def percentile(self, percent: int) -> float:
+        ordered = sorted(self.slowest)
+        return ordered[round(percent / 100 * (len(ordered) - 1))]
+
+    @property
+    def skew(self) -> float:
+        """How much sooner the fastest rank is done, typically."""
+        return statistics.median(max(ranks) - min(ranks) for ranks in self.samples)
+
+
+def measure(
+    world: World, variants: Sequence[Variant], samples: int = 30, at_least: int = 20
+) -> list[Times]:
+    """Time all variants, on all ranks together; every rank gets all ranks' times.
+
+    A sample is `at_least` calls or more: each input set equally often.
+    """
+    gate = Gate(world)
+    replays = [_replay(world, variant, at_least) for variant in variants]
+    mine: list[list[float]] = [[] for _ in variants]
+    for sample in range(samples + 2):
+        for number, (replay, calls) in enumerate(replays):
+            seconds = gate.time(replay) / calls
+            if sample >= 2:  # the first ones warm up
+                mine[number].append(seconds)
+    everyone = world.exchange(mine, "times")
+    gate.free()
+    return [
+        Times(variant.name, [list(ranks) for ranks in zip(*(e[n] for e in everyone), strict=True)])
+        for n, variant in enumerate(variants)
+    ]
+
+
+def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[], Any], int]:
+    """Something that makes the calls again and again, and how many calls it makes."""
+    rounds = -(-at_least // len(variant.calls))
+
+    def all_calls() -> None:
+        for _ in range(rounds):
+            for call in variant.calls:
+                call()
+
+    for call in variant.calls:  # compiles, loads, allocates
+        call()
+    world.barrier()
+    if not variant.graph:
+        return all_calls, rounds * len(variant.calls)
+    graph = torch.cuda.CUDAGraph()
+    # The default stream of a process can't be captured; a rank of `virtual` has one of its own.
+    stream = torch.cuda.current_stream()
+    is_own = stream != torch.cuda.default_stream()
+    with torch.cuda.graph(graph, stream=stream if is_own else None):
+        all_calls()
+    world.barrier()
+    return graph.replay, rounds * len(variant.calls)
+
+
+class Gate:
+    """Holds all ranks' streams until every host has put its work on its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._go = world.signals(1, "bench.go")  # this rank's host is ready
+        self._flags = world.signals(world.size, "bench.arrived")
+        self._side = torch.cuda.Stream()
+        self._epoch = torch.zeros(1, dtype=torch.int64).pin_memory()
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        world.barrier()
+
+    def time(self, work: Callable[[], Any]) -> float:
+        """Seconds that the work took on this rank's stream."""
+        world = self._world
+        world.barrier()  # also: the copy engine has read the last epoch
+        self._epoch += 1
+        epoch = int(self._epoch)
+        _gate[(1,)](
+            self._go, self._flags, epoch, world.ctx, LANES=triton.next_power_of_2(world.size)
+        )
+        self._events[0].record()
+        work()
+        self._events[1].record()
+        # By the copy engine, beside the waiting kernel; no function mode may wait for that first.
+        with torch._C.DisableTorchFunction(), torch.cuda.stream(self._side):
+            self._go.copy_(self._epoch, non_blocking=True)
+        world.synchronize()
+        return self._events[0].elapsed_time(self._events[1]) * 1e-3
+
+    def free(self) -> None:
+        self._world.free(self._flags)
+        self._world.free(self._go)
+
+
+@triton.jit(do_not_specialize=["epoch"])
+def _gate(go, flags, epoch, ctx, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    signal.wait(go, tl.load(ctx + _RANK), epoch, ctx)
+    signal.barrier_ranks(flags, epoch, ctx, LANES)
