@@ -15,7 +15,7 @@ from typing import Any
 
 from . import knobs
 from .backends.sim import simulate
-from .errors import BadAccess, Deadlock, SundogError
+from .errors import BadAccess, CannotInterpret, Deadlock, SundogError
 from .sim.findings import Finding
 from .sim.machine import Machine
 from .sim.races import Checker
@@ -25,6 +25,7 @@ from .world import World
 
 __all__ = ["Report", "check", "check_once", "tokens"]
 
+CANNOT_INTERPRET = "cannot be interpreted"
 _HEAP = 16 << 20
 
 
@@ -112,6 +113,8 @@ def _failure(machine: Machine) -> Finding:
     who = f"rank {rank}: " if rank is not None else ""
     if isinstance(error, Deadlock):
         return Finding("deadlock", "", str(error), suggestion="Follow the waits above.")
+    if isinstance(error, CannotInterpret):
+        return Finding("error", CANNOT_INTERPRET, str(error))
     if isinstance(error, BadAccess):
         return Finding("bad access", "", str(error))
     if isinstance(error, AssertionError):

@@ -16,8 +16,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .check import Report, check, check_once, tokens
-from .errors import CannotInterpret
+from .check import CANNOT_INTERPRET, Report, check, check_once, tokens
 from .exercise import function_of
 from .mutation import Outcome, find_mutants, mutate
 from .world import World
@@ -51,7 +50,7 @@ def run(options: Options) -> int:
     except (ValueError, ImportError) as error:
         console.print(escape(f"sundog check: {error}"), style="red")
         return CANNOT
-    cannot = [f for f in report.findings if CannotInterpret.__name__ in f.why]
+    cannot = [f for f in report.findings if f.rule == CANNOT_INTERPRET]
     outcomes: list[Outcome] = []
     if options.mutate and not report.findings:
         outcomes = _mutate(options, function)
@@ -158,6 +157,8 @@ def _load_pairs(folder: str) -> list[Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    if not hasattr(module, "PAIRS"):
+        raise ValueError(f"{folder} has no list PAIRS")
     return list(module.PAIRS)
 
 

@@ -60,7 +60,8 @@ class Signals:
         for address in addresses.flat:
             word = self._words.setdefault(int(address), Word())
             last = word.signals.get(actor)
-            word.signals[actor] = signal
+            if clock is not None or last is None or last.event.sem not in _RELEASES:
+                word.signals[actor] = signal  # a poll does not hide the release before it
             if clock is None:
                 continue
             known = word.published.get(key)

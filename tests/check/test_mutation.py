@@ -1,0 +1,62 @@
+"""Mutants: made one at a time, shown as a diff, killed by the checker, all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sundog.exercise import function_of
+from sundog.mutation import find_mutants, mutate
+from sundog.sim.interpreter import twin
+
+from . import kernels
+
+EXAMPLES = ["examples/ring.py", "examples/all_gather.py", "examples/counter.py", "all_gather"]
+
+
+@pytest.mark.parametrize("target", EXAMPLES)
+def test_every_mutant_is_killed(target: str):
+    function = function_of(target, 3)
+    found, report = find_mutants(function, 3)
+    assert report.findings == [], report
+    assert len(found) > 5
+    survived = [o for o in mutate(function, 3, found, schedules=60) if not o.killed_by]
+    assert not survived, "\n".join(o.mutant.diff for o in survived)
+
+
+@pytest.mark.compat
+def test_mutants_cover_every_kind_and_show_a_diff():
+    found = find_mutants(kernels.clean, 2)[0] + find_mutants(function_of(EXAMPLES[0], 2), 2)[0]
+    words = " | ".join(mutant.what for mutant in found)
+    for what in (
+        "tl.debug_barrier(): dropped",
+        "signal.wait(flag",  # a wait dropped
+        'sem="release" becomes "relaxed"',
+        'sem="acquire" becomes "relaxed"',
+        'scope="sys" becomes "gpu"',
+        'scope="sys" becomes "cta"',
+        'scope="gpu" becomes "cta"',
+        "wait: the epoch is one less",
+        "while seen < epoch: waits for one less",
+        "signal: before the store above it",
+    ):
+        assert what in words, words
+    for mutant in found:
+        changed = [line for line in mutant.diff.splitlines() if line[:1] in "+-"][2:]
+        assert changed, mutant.what
+
+
+@pytest.mark.compat
+def test_kernel_is_itself_again_after_its_mutants():
+    found, _ = find_mutants(kernels.clean, 2)
+    before = twin(kernels.send)
+    outcomes = list(mutate(kernels.clean, 2, found[:3], schedules=2))
+    assert len(outcomes) == 3
+    assert twin(kernels.send) is before
+
+
+def test_an_error_of_the_tool_is_no_kill(monkeypatch):
+    found, _ = find_mutants(kernels.clean, 2)
+    monkeypatch.setattr("sundog.sim.races.Checker.cta_barrier", lambda *args: 1 / 0)
+    outcome = next(mutate(kernels.clean, 2, found[-1:], schedules=1))
+    assert [f.kind for f in outcome.report.findings] == ["error"]
+    assert outcome.killed_by == ""
