@@ -6,8 +6,6 @@ program goes on and what it may touch. Arithmetic is in the base class.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,28 +17,17 @@ from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 
 from ..device import proxy
 from ..errors import CannotInterpret
-from .arithmetic import Arithmetic
+from .atomics import Atomics, array_of, full_mask, is_tile
 from .handle import Handle
 from .memory import poison_like
-from .numerics import is_raw, narrow, np_dtype, round_to_tf32, widen
+from .numerics import np_dtype, round_to_tf32, widen
 
 __all__ = ["Builder"]
 
-_SEM = {
-    ir.MEM_SEMANTIC.RELAXED: "relaxed",
-    ir.MEM_SEMANTIC.ACQUIRE: "acquire",
-    ir.MEM_SEMANTIC.RELEASE: "release",
-    ir.MEM_SEMANTIC.ACQUIRE_RELEASE: "acq_rel",
-}
-_SCOPE = {
-    ir.MEM_SYNC_SCOPE.CTA: "cta",
-    ir.MEM_SYNC_SCOPE.GPU: "gpu",
-    ir.MEM_SYNC_SCOPE.SYSTEM: "sys",
-}
 _NAN = (ir.PADDING_OPTION.PAD_NAN,)
 
 
-class Builder(Arithmetic):
+class Builder(Atomics):
     """What `triton.language` calls for every operation while a program runs."""
 
     def __init__(self) -> None:
@@ -65,13 +52,13 @@ class Builder(Arithmetic):
     def create_masked_load(
         self, ptrs: Handle, mask: Handle, other: Handle | None, *hints: Any
     ) -> Handle:
-        return self._load(ptrs, _array(mask), other, volatile=hints[-1])
+        return self._load(ptrs, array_of(mask), other, volatile=hints[-1])
 
     def create_store(self, ptr: Handle, value: Handle, *hints: Any) -> None:
         self._store(ptr, value, None)
 
     def create_masked_store(self, ptrs: Handle, value: Handle, mask: Handle, *hints: Any) -> None:
-        self._store(ptrs, value, _array(mask))
+        self._store(ptrs, value, array_of(mask))
 
     def _load(
         self,
@@ -85,9 +72,9 @@ class Builder(Arithmetic):
         element = ptrs.get_element_ty()
         dtype = np_dtype(element)
         addresses = ptrs.data
-        chosen = _full(mask, addresses)
+        chosen = full_mask(mask, addresses)
         self.machine.before_load(
-            _chosen(addresses, mask), dtype.itemsize, volatile, proxy, _is_tile(addresses)
+            _chosen(addresses, mask), dtype.itemsize, volatile, proxy, is_tile(addresses)
         )
         if mask is None:
             fill = np.empty(addresses.shape, dtype)
@@ -103,10 +90,10 @@ class Builder(Arithmetic):
         addresses = ptrs.data
         chosen = _chosen(addresses, mask)
         data = value.data
-        self.machine.before_store(chosen, data.dtype.itemsize, proxy, _is_tile(addresses))
+        self.machine.before_store(chosen, data.dtype.itemsize, proxy, is_tile(addresses))
         if data.shape != addresses.shape:
             data = np.broadcast_to(data, addresses.shape)
-        native.store(addresses, data, _full(mask, addresses))
+        native.store(addresses, data, full_mask(mask, addresses))
         self.machine.after_store(chosen, data.dtype.itemsize)
 
     # descriptors: the same memory through the other proxy
@@ -115,7 +102,7 @@ class Builder(Arithmetic):
         self, desc: TensorDescHandle, indices: list[Handle], *hints: Any
     ) -> Handle:
         ptrs, mask = desc.materialize_pointers(indices)
-        loaded = self._load(ptrs, _array(mask), _padding(ptrs, desc.padding), proxy=True)
+        loaded = self._load(ptrs, array_of(mask), _padding(ptrs, desc.padding), proxy=True)
         if getattr(desc, "round_f32_to_tf32", False) and loaded.dtype == tl.float32:
             return Handle(round_to_tf32(loaded.data), tl.float32)
         return loaded
@@ -124,13 +111,13 @@ class Builder(Arithmetic):
         self, desc: TensorDescHandle, value: Handle, indices: list[Handle]
     ) -> None:
         ptrs, mask = desc.materialize_pointers(indices)
-        self._store(ptrs, value, _array(mask), proxy=True)
+        self._store(ptrs, value, array_of(mask), proxy=True)
 
     def create_descriptor_reduce(
         self, kind: Any, desc: TensorDescHandle, value: Handle, indices: list[Handle]
     ) -> None:
         ptrs, mask = desc.materialize_pointers(indices)
-        everyone = Handle(_array(mask), tl.int1)
+        everyone = Handle(array_of(mask), tl.int1)
         name = _unsigned_name(kind.name, value.dtype.scalar)
         sem, scope = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
         self.create_atomic_rmw(getattr(ir.ATOMIC_OP, name), ptrs, value, everyone, sem, scope)
@@ -142,99 +129,6 @@ class Builder(Arithmetic):
         ptrs, mask = ptr.materialize_pointers(boundary_check)
         other = None if padding_option is None else _padding(ptrs, padding_option)
         return self._load(ptrs, mask, other, volatile=hints[-1])
-
-    # atomics
-
-    def create_atomic_rmw(
-        self, op: Any, ptr: Handle, value: Handle, mask: Handle, sem: Any, scope: Any
-    ) -> Handle:
-        # The native atomics, unlike its loads and stores, take every array to be contiguous.
-        chosen = np.ascontiguousarray(_full(_array(mask), ptr.data))
-        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
-        dtype = value.dtype.scalar
-        data = _spread(value, ptr)
-        if dtype.is_floating() and dtype.primitive_bitwidth == 16 and op == ir.ATOMIC_OP.FADD:
-            execute = _add_16_bits(ptr, data, dtype, chosen)
-        else:
-            rmw = self.ir_rmw_op_to_interpreter_rmw_op[op]
-            native_sem = self.ir_sem_to_interpreter_sem[sem]
-            # The native exchange knows only integers, and only bits matter to it.
-            bits = data.view(f"i{data.itemsize}") if op == ir.ATOMIC_OP.XCHG else data
-
-            def execute() -> np.ndarray:
-                old = native.atomic_rmw(rmw, ptr.data, bits, chosen, native_sem)
-                return old.view(data.dtype)
-
-        return self._atomic(execute, ptr, dtype, chosen, (op.name, data.tobytes()), sem, scope)
-
-    def create_atomic_cas(
-        self, ptr: Handle, expected: Handle, value: Handle, sem: Any, scope: Any
-    ) -> Handle:
-        native_sem = self.ir_sem_to_interpreter_sem[sem]
-        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
-        compare, new = _spread(expected, ptr), _spread(value, ptr)
-
-        def execute() -> np.ndarray:
-            return native.atomic_cas(ptr.data, compare, new, native_sem)
-
-        operands = ("CAS", compare.tobytes() + new.tobytes())
-        everywhere = np.ones(ptr.data.shape, bool)
-        return self._atomic(execute, ptr, value.dtype.scalar, everywhere, operands, sem, scope)
-
-    def _atomic(
-        self,
-        execute: Callable[[], np.ndarray],
-        ptr: Handle,
-        dtype: tl.dtype,
-        chosen: np.ndarray,
-        operands: tuple[str, bytes],
-        sem: Any,
-        scope: Any,
-    ) -> Handle:
-        kind = np_dtype(dtype)
-        addresses = ptr.data[chosen]
-        tile = _is_tile(ptr.data)
-        old = self.machine.atomic(
-            execute, addresses, kind.itemsize, operands, _SEM[sem], _SCOPE[scope], tile
-        )
-        if addresses.size < chosen.size:  # the other lanes have no old value
-            old = np.where(chosen, old, poison_like(chosen.shape, kind, dtype))
-        return Handle(old, dtype)
-
-    # Triton 3.9's own entry points
-
-    def create_atomic_load(self, ptr: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
-        element = ptr.get_element_ty()
-        dtype = np_dtype(element)
-        chosen = _full(_array(mask), ptr.data)
-
-        def execute() -> np.ndarray:
-            return native.load(ptr.data, chosen, np.zeros(ptr.data.shape, dtype), dtype)
-
-        return self._atomic(execute, ptr, element, chosen, ("LOAD", b""), sem, scope)
-
-    def create_atomic_store(
-        self, ptr: Handle, value: Handle, mask: Handle, sem: Any, scope: Any
-    ) -> None:
-        chosen = _full(_array(mask), ptr.data)
-
-        def execute() -> np.ndarray:
-            native.store(ptr.data, np.broadcast_to(value.data, ptr.data.shape), chosen)
-            return value.data
-
-        operands = ("STORE", value.data.tobytes())
-        self._atomic(execute, ptr, value.dtype.scalar, chosen, operands, sem, scope)
-
-    def create_atomic_poll(
-        self, ptr: Handle, expected: Handle, timeout_ns: Any, sem: Any, scope: Any
-    ) -> Handle:
-        everywhere = Handle(np.ones(ptr.data.shape, bool), tl.int1)
-        while True:
-            seen = self.create_atomic_load(ptr, everywhere, sem, scope)
-            self.machine.program.compared_with("==", expected.data)
-            matched = seen.data == expected.data
-            if matched.all() or (timeout_ns is not None and self.machine.program.expired):
-                return Handle(matched, tl.int1)
 
     def create_barrier(self) -> None:
         self.machine.cta_barrier()
@@ -265,32 +159,8 @@ class Builder(Arithmetic):
         raise CannotInterpret(f"extern function {symbol} runs only on a GPU; use tl operations")
 
 
-def _is_tile(addresses: np.ndarray) -> bool:
-    """Made by many threads, where a scalar access is made by one."""
-    return addresses.shape != (1,)
-
-
-def _array(mask: Any) -> np.ndarray:
-    # Triton 3.6 and 3.7 pass bare arrays for descriptors
-    return mask if isinstance(mask, np.ndarray) else mask.data
-
-
-def _full(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
-    if mask is None:
-        return np.ones(addresses.shape, bool)
-    return mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
-
-
-def _spread(value: Handle, ptr: Handle) -> np.ndarray:
-    return np.ascontiguousarray(
-        value.data
-        if value.data.shape == ptr.data.shape
-        else np.broadcast_to(value.data, ptr.data.shape)
-    )
-
-
 def _chosen(addresses: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    return addresses if mask is None else addresses[_full(mask, addresses)]
+    return addresses if mask is None else addresses[full_mask(mask, addresses)]
 
 
 def _padding(ptrs: Handle, option: Any) -> Handle:
@@ -307,34 +177,6 @@ def _unsigned_name(kind: str, dtype: tl.dtype) -> str:
     if kind == "ADD" and dtype.is_floating():
         return "FADD"
     return f"U{kind}" if kind in ("MIN", "MAX") and dtype.is_int_unsigned() else kind
-
-
-def _add_16_bits(
-    ptr: Handle, data: np.ndarray, dtype: tl.dtype, chosen: np.ndarray
-) -> Callable[[], np.ndarray]:
-    """By compare and swap, as the interpreter has no 16-bit add; atomic between processes."""
-
-    def execute() -> np.ndarray:
-        old = np.zeros(ptr.data.shape, np.uint16)
-        for at in zip(*np.nonzero(chosen), strict=True):
-            address = ptr.data[at].reshape(1)
-            seen = np.frombuffer(ctypes.string_at(address.item(), 2), np.uint16)
-            while True:
-                new = _sum_bits(seen, data[at].reshape(1), dtype)
-                found = native.atomic_cas(address, seen, new, native.MEM_SEMANTIC.ACQUIRE_RELEASE)
-                if found == seen:
-                    break
-                seen = found
-            old[at] = seen[0]
-        return old.view(data.dtype)
-
-    return execute
-
-
-def _sum_bits(bits: np.ndarray, value: np.ndarray, dtype: tl.dtype) -> np.ndarray:
-    if is_raw(dtype):
-        return narrow(widen(bits, dtype) + widen(value, dtype), dtype)
-    return (bits.view(value.dtype) + value).view(np.uint16)
 
 
 def _hexadecimal(data: np.ndarray) -> str:

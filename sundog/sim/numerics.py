@@ -121,15 +121,17 @@ def toward_zero(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def to_integer(numbers: np.ndarray, target: np.dtype) -> np.ndarray:
-    """Floats to integers as GPUs do: NaN is 0, what does not fit is the nearest that does.
+    """Floats to integers as on an H200: what does not fit becomes the nearest that does.
 
-    8-bit integers come from 16-bit ones, of which the low bits are kept.
+    8-bit integers come from 16-bit ones, of which the low bits are kept. NaN becomes 0, and in 64
+    bits the highest bit alone.
     """
     wide = target if target.itemsize > 1 else np.dtype(f"{target.kind}2")
     info = np.iinfo(wide)
     whole = numbers.astype(np.float64)
     out = whole.astype(wide)
-    np.putmask(out, np.isnan(whole), 0)
+    nan = np.array(0 if wide.itemsize < 8 else 1 << 63, np.uint64).astype(wide)
+    np.putmask(out, np.isnan(whole), nan)
     np.putmask(out, whole >= float(info.max), info.max)
     np.putmask(out, whole <= float(info.min), info.min)
     return out.astype(target)

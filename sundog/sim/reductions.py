@@ -1,8 +1,9 @@
 """`tl.reduce` and `tl.associative_scan` with any combine function, on whole tiles at a time.
 
 Triton's interpreter calls the combine function once per element. Here it gets tiles: a reduction
-combines neighbours, so the order of the elements is kept, in log2(n) steps; a scan doubles its
-reach in each of log2(n) steps. The combine functions of the standard library are numpy's.
+combines one half with the other in each of log2(n) steps, a scan doubles its reach. A scan keeps
+the order of the elements; a reduction does not, as on a GPU (seen on an H200), so that a combine
+function which is not commutative is found out. Those of the standard library are numpy's.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ def _reduce(arrays: Arrays, axis: int, combine: JITFunction, dtypes: list[tl.dty
     if ufunc is not None:
         return [ufunc.reduce(arrays[0], axis=axis, dtype=arrays[0].dtype, keepdims=True)]
     while arrays[0].shape[axis] > 1:
-        even = [data[_at(axis, slice(0, None, 2))] for data in arrays]
-        odd = [data[_at(axis, slice(1, None, 2))] for data in arrays]
-        arrays = _combined(combine, even, odd, dtypes)
+        half = arrays[0].shape[axis] // 2
+        first = [data[_at(axis, slice(0, half))] for data in arrays]
+        second = [data[_at(axis, slice(half, None))] for data in arrays]
+        arrays = _combined(combine, first, second, dtypes)
     return arrays
 
 

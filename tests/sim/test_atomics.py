@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sundog.errors import KernelError
+
 from .launching import Run, launch, same
 
 pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("error::RuntimeWarning")]
@@ -97,7 +99,20 @@ def test_add_gives_the_old_value(run: Run, dtype: torch.dtype) -> None:
 @triton.jit
 def cas_kernel(memory_ptr, old_ptr, expected, value):
     at = tl.program_id(0)
-    tl.store(old_ptr + at, tl.atomic_cas(memory_ptr, expected, value + at))
+    dtype = memory_ptr.dtype.element_ty
+    old = tl.atomic_cas(memory_ptr, expected.to(dtype), (value + at).to(dtype))
+    tl.store(old_ptr + at, old)
+
+
+@triton.jit
+def mixed_kernel(memory_ptr, expected):
+    tl.atomic_cas(memory_ptr, expected, expected)
+
+
+@pytest.mark.sim_only
+def test_compare_and_swap_needs_the_type_of_the_memory(run: Run) -> None:
+    with pytest.raises(KernelError, match="atomic_cas of int64 with int32 and int32"):
+        launch(run, mixed_kernel, (1,), torch.zeros(1, dtype=torch.int64), 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
