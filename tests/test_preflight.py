@@ -1,0 +1,69 @@
+"""What `symm` checks before ranks map each other's memory, without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sundog.backends.preflight import Facts, check
+from sundog.errors import RankMismatch
+
+VERSIONS = (("torch", "2.11.0"), ("triton", "3.6.0"), ("sundog", "0.1.0"))
+ONE = Facts("node", 1, "A", ("B", "C"), VERSIONS, 1 << 30, 8 << 30, False)
+
+
+def on(gpu: str, **changes: object) -> Facts:
+    reaches = tuple(other for other in "ABC" if other != gpu)
+    return dataclasses.replace(ONE, gpu=gpu, **{"reaches": reaches, **changes})
+
+
+def refused(*everyone: Facts) -> list[str]:
+    with pytest.raises(RankMismatch) as caught:
+        check(everyone)
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def test_ranks_that_fit_are_fine():
+    check([on("A"), on("B"), on("C")])
+    check([on("A", overlap=True), on("A", overlap=True)])
+    check([on("A")])
+
+
+def test_every_bad_pair_is_listed_at_once():
+    older = (("torch", "2.10.0"), *VERSIONS[1:])
+    assert refused(on("A"), on("B", heap_size=1 << 20), on("C", versions=older)) == [
+        "ranks 0 and 1: heap_size 1,073,741,824 and 1,048,576",
+        "ranks 0 and 2: torch 2.11.0 and 2.10.0",
+        "ranks 1 and 2: torch 2.11.0 and 2.10.0",
+        "ranks 1 and 2: heap_size 1,048,576 and 1,073,741,824",
+    ]
+
+
+def test_peer_access_goes_both_ways():
+    assert refused(on("A", reaches=("C",)), on("B"), on("C")) == [
+        "ranks 0 and 1: no peer access between A and B"
+    ]
+    assert refused(on("A"), on("B", reaches=("C",)), on("C")) == [
+        "ranks 0 and 1: no peer access between A and B"
+    ]
+
+
+def test_sharing_a_gpu_must_be_allowed_on_both():
+    lines = refused(on("A", overlap=True), on("A"), on("B"))
+    assert len(lines) == 1
+    assert lines[0].startswith("ranks 0 and 1: both on A; to allow it set TORCH_SYMM_MEM_ALLOW")
+
+
+def test_machines_differ():
+    assert refused(on("A"), on("B", host="other")) == [
+        "ranks 0 and 1: on different machines, node and other"
+    ]
+
+
+def test_memory_of_ranks_that_share_a_gpu_adds_up():
+    small = {"free": 3 << 29, "overlap": True}
+    assert refused(on("A", **small), on("A", **small), on("B", **small)) == [
+        "A: the heaps of rank 0, 1 take 2,147,483,648 bytes, and 1,610,612,736 are free"
+    ]
+    check([on("A", free=1 << 30), on("B")])
