@@ -12,7 +12,7 @@ from .backends import Backend
 from .device import context
 from .errors import HeapDivergence, NotSymmetric, RankMismatch, WaitRecord, WaitTimeout, WorldClosed
 from .heap import Allocation, Heap
-from .sim.memory import poison_tensor
+from .sim.memory import heaps, poison_tensor
 
 __all__ = ["World"]
 
@@ -42,6 +42,8 @@ class World:
         self._signals: dict[int, torch.Tensor] = {}
         self._expired = False
         self._plans: dict[Hashable, Any] = {}
+        storage = backend.segment(backend.rank).untyped_storage()
+        heaps[storage.data_ptr()] = storage
         self.ctx = self._make_context()
 
     def __repr__(self) -> str:

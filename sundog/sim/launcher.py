@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..source import caller
 from .interpreter import convert_argument, twin
 from .machine import Machine
+from .memory import heaps
 from .tasks import Launch
 
 __all__ = ["Installed", "current_machine"]
@@ -78,7 +79,10 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
         raise ValueError(f"grid {shape} of {kernel.__name__}: expected one to three sizes, >= 0")
     constants = {p.name for p in kernel.params if p.is_constexpr}
     rank = machine.host.rank
-    held = [machine.memory.hold(t, name, rank) for name, t in _tensors(kernel.__name__, bound)]
+    tensors = _tensors(kernel.__name__, bound)
+    for name, tensor in tensors:
+        _check_world(machine, kernel.__name__, name, tensor)
+    held = [machine.memory.hold(t, name, rank) for name, t in tensors]
 
     def convert(arguments: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -132,6 +136,18 @@ def _check_device(kernel: str, name: str, tensor: torch.Tensor) -> None:
                 f"argument {name} of {kernel} is on {tensor.device}, but the simulator runs on "
                 "the CPU: launch it on a world of a GPU backend, or make the tensor on the CPU"
             )
+
+
+def _check_world(machine: Machine, kernel: str, name: str, tensor: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunction():
+        storage = tensor.untyped_storage()
+        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if start in heaps and not machine.memory.is_heap(start, end):
+        raise ValueError(
+            f"argument {name} of {kernel} (shape {tuple(tensor.shape)}) is on the heap of another "
+            f"world than the one of rank {machine.host.rank} that launches it. Launch on the world "
+            "that made the tensor, or copy it: world.as_symmetric(tensor)."
+        )
 
 
 def _plain(value: Any) -> Any:

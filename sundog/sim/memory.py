@@ -7,6 +7,7 @@ that is given it until the last such launch ends.
 from __future__ import annotations
 
 import bisect
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,10 @@ import triton.language as tl
 from ..errors import BadAccess
 from .numerics import is_raw
 
-__all__ = ["Memory", "Region", "poison_like", "poison_tensor"]
+__all__ = ["Memory", "Region", "heaps", "poison_like", "poison_tensor"]
+
+# The heaps of all worlds of this process that are in use, by address: to tell them apart.
+heaps: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
 POISON_BYTE = 0xA5
 _NAN_BYTE = 0xFF  # all ones is a NaN in every float format
@@ -77,7 +81,7 @@ class Memory:
             storage = tensor.untyped_storage()
             start, nbytes = storage.data_ptr(), storage.nbytes()
             itemsize = tensor.element_size()
-        if nbytes == 0 or self._is_heap(start, start + nbytes):
+        if nbytes == 0 or self.is_heap(start, start + nbytes):
             return None
         known = self.find(start, start + 1)
         if known is None:
@@ -86,7 +90,7 @@ class Memory:
             known.users += 1
         return start
 
-    def _is_heap(self, start: int, end: int) -> bool:
+    def is_heap(self, start: int, end: int) -> bool:
         """Whether a storage is a heap: it holds allocations. What is free in it stays unknown."""
         at = bisect.bisect_left(self._starts, start)
         return at < len(self._starts) and self._starts[at] < end and self._regions[at].is_heap
@@ -164,9 +168,12 @@ class Memory:
         else:
             where = f"{address + size - near.end} bytes past the end of {near.name}"
         count = (near.end - near.start) // near.itemsize
+        # A peer outside the world is looked up past its table, or is at no address (NOBODY).
+        peer = near.name == "ctx" or address - near.end > 1 << 60
+        hint = "the peer: is it a rank of this world?" if peer else "the mask and the offsets."
         return (
             f"{verb} of {size} bytes outside any live allocation: {where} of rank {near.rank} "
-            f"({count} elements of {near.itemsize} bytes). Check the mask and the offsets."
+            f"({count} elements of {near.itemsize} bytes). Check {hint}"
         )
 
 
