@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
 from .handle import Block, Handle, Tile, scalar
-from .numerics import is_raw
+from .numerics import is_raw, np_dtype
 
 __all__ = ["Semantic"]
 
@@ -49,8 +49,14 @@ class Semantic(TritonSemantic):
         return x if isinstance(x, tl.tensor) else super().to_tensor(x, check_type)
 
     def cast(self, input: Any, dst_ty: tl.dtype, fp_downcast_rounding: str | None = None) -> Any:
-        if input.dtype is dst_ty.scalar:
+        source, target = input.dtype, dst_ty.scalar
+        if source is target:
             return input
+        if source.name in _WHOLE and target.name in _WHOLE:
+            data = input.handle.data.astype(np_dtype(target))
+            like = input.type
+            kind = like.with_element_ty(target) if isinstance(like, Block) else target
+            return Tile(Handle(data, target), kind)
         return super().cast(input, dst_ty, fp_downcast_rounding)
 
     def broadcast_impl_value(self, lhs: Any, rhs: Any) -> Any:

@@ -1,21 +1,15 @@
-"""Triton's language: control flow, functions, arguments, and what only a GPU can do."""
+"""Triton's language: control flow, functions, arguments, types."""
 
 from __future__ import annotations
 
-import linecache
-import re
 from collections.abc import Callable
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-import triton.runtime.interpreter as stock
-from triton.language.extra import libdevice
-from triton.language.extra.cuda.libdevice import tanh
-from triton.language.extra.libdevice import rint
 
-from sundog.errors import CannotInterpret, KernelError
+from sundog.errors import KernelError
 
 from .launching import Run, launch
 
@@ -137,6 +131,47 @@ def test_arguments_have_the_types_that_a_gpu_gives_them(run: Run) -> None:
 
 
 @triton.jit
+def mixed_kernel(small, large, unsigned, half, brain, single, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    i, j, u = tl.load(small + at), tl.load(large + at), tl.load(unsigned + at)
+    h, b, f = tl.load(half + at), tl.load(brain + at), tl.load(single + at)
+    tl.static_assert((i * j).dtype == tl.int64)
+    tl.static_assert((i + u).dtype == tl.uint32)
+    tl.static_assert((h + b).dtype == tl.float16)
+    tl.static_assert((b * f).dtype == tl.float32)
+    tl.static_assert((h / h).dtype == tl.float32)
+    tl.static_assert((b * 2).dtype == tl.bfloat16)
+    tl.static_assert((i * 2.5).dtype == tl.float32)
+    tl.store(out + at, (i * j).to(tl.float64) + (j + i) + (i + u))
+    tl.store(out + N + at, (b * f) + (f * i) + (i + f) + h * 0.5 + (1 + b) + (1 - i))
+
+
+def test_types_are_promoted(run: Run) -> None:
+    torch.manual_seed(0)
+    i, j, u = (torch.randint(1, 2**20, (32,)) for _ in "iju")
+    h, b, f = (torch.randint(-99, 99, (32,)).double() for _ in "hbf")
+    types = torch.int32, torch.int64, torch.uint32, torch.float16, torch.bfloat16, torch.float32
+    tensors = [t.to(d) for t, d in zip((i % 64, j, u, h, b, f), types, strict=True)]
+    got = launch(run, mixed_kernel, (1,), *tensors, torch.zeros(64, dtype=torch.float64), N=32)[6]
+    i = i % 64
+    first = i * j + j + i + i + u
+    second = b * f + f * i + i + f + h / 2 + 1 + b + 1 - i
+    assert got.tolist() == [*first.tolist(), *second.tolist()]
+
+
+@triton.jit
+def range_kernel(x_ptr, NUMBER: tl.constexpr):
+    tl.store(x_ptr, tl.load(x_ptr) + NUMBER)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(("dtype", "number"), [(torch.int8, 300), (torch.uint32, -1)])
+def test_numbers_that_do_not_fit_are_refused(run: Run, dtype: torch.dtype, number: int) -> None:
+    with pytest.raises(KernelError, match=r"out of range|negative scalar"):
+        launch(run, range_kernel, (1,), torch.ones(1).to(dtype), NUMBER=number)
+
+
+@triton.jit
 def wrap_kernel(out, n):
     tl.store(out, n * n)  # in 32 bits, as both are
     tl.store(out + 1, n.to(tl.int64) * n)
@@ -166,101 +201,6 @@ def test_print_and_assert(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
         launch(run, print_kernel, (1,), x, GOOD=False, N=2)
     with pytest.raises(KernelError, match=r"test_interpreter.py:\d+: .*too large"):
         launch(run, print_kernel, (1,), x * 4, GOOD=True, N=2)
-
-
-@triton.jit
-def assembly_kernel(x_ptr):
-    x = tl.load(x_ptr)
-    y = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, True, 1)  # here
-    tl.store(x_ptr, y)
-
-
-@triton.jit
-def extern_kernel(x_ptr):
-    x = tl.load(x_ptr)
-    y = tl.core.extern_elementwise("", "", [x], {(tl.int32,): ("__nv_abs", tl.int32)}, True)  # here
-    tl.store(x_ptr, y)
-
-
-@triton.jit
-def module_kernel(x_ptr, SAFE: tl.constexpr = False):
-    if not SAFE:
-        tl.store(x_ptr, libdevice.abs(tl.load(x_ptr)))  # here
-
-
-@triton.jit
-def _helper(x):
-    return tanh(x)
-
-
-@triton.jit
-def helper_kernel(x_ptr):
-    tl.store(x_ptr, _helper(tl.load(x_ptr)))  # here
-
-
-@triton.jit
-def imported_kernel(x_ptr):
-    x = tl.load(x_ptr).to(tl.float32)
-    tl.store(x_ptr, rint(x).to(tl.int32))  # here
-
-
-GPU_ONLY = {
-    assembly_kernel: "inline assembly", extern_kernel: "__nv_abs", module_kernel: "libdevice.abs",
-    helper_kernel: "tanh", imported_kernel: "rint",
-}  # fmt: skip
-
-
-@pytest.mark.sim_only
-@pytest.mark.parametrize("kernel", GPU_ONLY, ids=lambda k: k.fn.__name__)
-def test_what_only_a_gpu_can_do_is_named(run: Run, kernel: triton.JITFunction) -> None:
-    lines = kernel.raw_src
-    line = kernel.starting_line_number + next(i for i, text in enumerate(lines) if "# here" in text)
-    with pytest.raises(CannotInterpret) as caught:
-        launch(run, kernel, (1,), torch.ones(1, dtype=torch.int32))
-    assert kernel.fn.__name__ in str(caught.value)
-    assert f"test_interpreter.py:{line}: " in str(caught.value)
-    assert GPU_ONLY[kernel] in str(caught.value)
-
-
-@pytest.mark.sim_only
-def test_a_library_function_that_is_not_reached_does_no_harm(run: Run) -> None:
-    launch(run, module_kernel, (1,), torch.ones(1, dtype=torch.int32), SAFE=True)
-
-
-@triton.jit
-def chain_kernel(x_ptr, out, N: tl.constexpr):
-    x = tl.load(x_ptr + tl.arange(0, N))
-    tl.store(out + tl.arange(0, N), 2 < x < 9)
-
-
-@pytest.mark.sim_only
-def test_chains_of_comparisons_are_right_or_refused(run: Run) -> None:
-    x = torch.arange(16, dtype=torch.int32)
-    if hasattr(stock, "_InterpreterComparison"):
-        got = launch(run, chain_kernel, (1,), x, torch.zeros(16, dtype=torch.bool), N=16)[1]
-        assert torch.equal(got, (x > 2) & (x < 9))
-    else:
-        with pytest.raises(CannotInterpret, match=r"chain_kernel at .*test_interpreter.py:\d+"):
-            launch(run, chain_kernel, (1,), x, torch.zeros(16, dtype=torch.bool), N=16)
-
-
-@pytest.mark.sim_only
-def test_source_that_is_gone_is_not_needed(run: Run) -> None:
-    """Triton keeps a kernel's source from when it was decorated: the file may change."""
-    source = "def late_kernel(out):\n    tl.store(out, 41 + 1)\n"
-    linecache.cache["<made>"] = (len(source), None, source.splitlines(True), "<made>")
-    names = {"tl": tl, "__name__": "made"}
-    exec(compile(source, "<made>", "exec"), names)
-    kernel = triton.jit(names["late_kernel"])
-    del linecache.cache["<made>"]
-    assert launch(run, kernel, (1,), torch.zeros(1))[0].item() == 42
-
-
-def test_without_source_triton_itself_refuses() -> None:
-    names = {"tl": tl, "__name__": "made"}
-    exec("def sourceless(out):\n    tl.store(out, 1)\n", names)
-    with pytest.raises((ValueError, OSError), match=re.compile("file|source")):
-        triton.jit(names["sourceless"])
 
 
 def test_kernel_globals_stay_as_they_are(run: Run) -> None:
