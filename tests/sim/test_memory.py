@@ -64,11 +64,11 @@ def test_a_load_past_the_end_is_named() -> None:
 @pytest.mark.sim_only
 def test_one_element_too_many_after_all_the_right_ones() -> None:
     def main(world: sundog.World) -> None:
-        x = torch.zeros(13, dtype=torch.int32)
+        x = world.zeros((13,), torch.int32, name="x")
         for first in range(14):
             store_kernel[(1,)](x, first, 99, N=1)
 
-    assert "4 bytes past the end of x_ptr" in bad_access(main)
+    assert "4 bytes past the end of x of rank 0" in bad_access(main)
 
 
 @pytest.mark.sim_only
