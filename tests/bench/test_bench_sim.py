@@ -11,7 +11,7 @@ import torch
 import sundog
 from sundog.bench import kernels, sim
 
-pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
+pytestmark = pytest.mark.sim_only
 
 
 def test_its_kernels_are_right() -> None:
