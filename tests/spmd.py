@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from sundog import World, knobs
 from sundog.backends import symm
-from sundog.backends.exchange import join
+from sundog.backends.exchange import join, open_store
 from sundog.backends.processes import _picklable, _results
 from sundog.backends.wire import pack, unpack
 
@@ -48,9 +48,12 @@ class Ranks:
         if self._rank < size:
             answer = self._answer(fn, size, heap_size, timeout)
             self._store.set(f"run/{self._runs}/{self._rank}", pack(answer))
+        else:
+            open_store(self._store)  # worlds are counted, on every rank alike
         keys = [f"run/{self._runs}/{rank}" for rank in range(size)]
         self._store.wait(keys, timedelta(seconds=_SECONDS))
-        return _results({r: unpack(self._store.get(k)) for r, k in enumerate(keys)}, [0] * size)
+        answers = {rank: unpack(self._store.get(key)) for rank, key in enumerate(keys)}
+        return _results(answers, [0] * size, size)
 
     def _answer(self, fn: Callable[[World], Any], size: int, heap_size: int, timeout: float) -> Any:
         nbytes = heap_size or knobs.heap_size.get()

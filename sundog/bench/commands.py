@@ -33,10 +33,12 @@ def op(
 
 def bound(sizes: Sequence[int], backend: str, json_file: str) -> None:
     """With and without the bound on waits, for several world sizes."""
-    measured = [(size, bench_bound(size, backend)) for size in sizes]
-    for size, times in measured:
+    measured = []
+    for size in sizes:
+        times = bench_bound(size, backend)
+        measured.append((size, times))
         text = ", ".join(f"{t.name} {1e6 * t.median:.1f} us" for t in times)
-        print(f"{size} ranks, 200 barriers: {text}")
+        print(f"{size} ranks, 200 barriers: {text}", flush=True)
     if json_file:
         rows = [{"world": s, "times": [results.times_json(t) for t in ts]} for s, ts in measured]
         content = {"kind": "bound", "backend": backend, "machine": results.machine()}

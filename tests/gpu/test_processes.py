@@ -60,9 +60,8 @@ def test_heaps_that_do_not_fit_are_refused():
     assert "the heaps of rank 0, 1 take 2,199,023,255,552 bytes" in error
 
 
-@pytest.mark.parametrize("example", ["ring", "all_gather", "counter"])
-def test_examples_under_torchrun(example):
+def test_an_example_under_torchrun():
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    done = start(*words, f"examples/{example}.py", SUNDOG_HEAP_SIZE="64M")
+    done = start(*words, "examples/ring.py", SUNDOG_HEAP_SIZE="64M")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks" in done.stdout
