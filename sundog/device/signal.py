@@ -63,13 +63,13 @@ def wait(flag, peer, epoch, ctx):
 def _wait_word(flag, peer, epoch, ctx, scope: tl.constexpr):
     seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
     if seen < epoch:
-        limit = tl.full((), 1, tl.int64)
+        limit = tl.full((), 1, tl.int64) * _LOOK_EVERY  # most waits end without a look at POLLS
         polls = limit * 0
         while (seen < epoch) & (polls < limit):
-            if polls % _LOOK_EVERY == 0:  # also later: another wait of this rank may have run out
-                limit = tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
-            polls += 1
             seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
+            polls += 1
+            if polls % _LOOK_EVERY == 0:  # again and again: another wait may have run out
+                limit = tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
         if seen < epoch:
             _run_out(flag, peer, epoch, seen, ctx)
 
@@ -103,16 +103,16 @@ def wait_all(flags, epoch, ctx, LANES: tl.constexpr):
     size = tl.load(ctx + SIZE).to(tl.int32)
     valid = lane < size
     mine = flags + lane
-    limit = tl.full((), 1, tl.int64)
+    limit = tl.full((), 1, tl.int64) * _LOOK_EVERY
     polls = limit * 0
     seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
     late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
     while (late > 0) & (polls < limit):
-        if polls % _LOOK_EVERY == 0:
-            limit = tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
-        polls += 1
         seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
         late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
+        polls += 1
+        if polls % _LOOK_EVERY == 0:
+            limit = tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
     # Each lane's acquire orders its own thread only; the loads behind are made by all of them.
     tl.debug_barrier()
     if late > 0:
