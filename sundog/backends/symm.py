@@ -63,17 +63,18 @@ def open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float)
     return open_world(rank, size, store, heap_size, timeout)
 
 
-def open_world(
-    rank: int, size: int, store: Any, heap_size: int, timeout: float, group: Any = None
-) -> World:
-    """Map everybody's heap. All ranks of the group (default: all there are) call it together."""
+def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
+    """Map everybody's heap. All ranks of torch's default group call it together.
+
+    No smaller group: torch counts rendezvous per process, and hangs where the counts differ.
+    """
     if not dist.is_initialized():
         raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
     local = int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local % torch.cuda.device_count())
     backend = SymmBackend(rank, size, open_store(store), timeout)
     try:
-        backend.attach(heap_size, group or dist.group.WORLD)
+        backend.attach(heap_size)
         world = World(backend, tuple(range(size)), "world", Heap(heap_size, backend.guard))
         world.barrier()
     except BaseException as error:
@@ -108,7 +109,7 @@ class SymmBackend:
         self._installed = Installed(None, self._launch)
         self._installed.__enter__()
 
-    def attach(self, heap_size: int, group: Any) -> None:
+    def attach(self, heap_size: int) -> None:
         mine = facts(self.device, heap_size)
         everyone = self.exchange(mine, "opening of the world", tuple(range(self.size)), "open")
         check(everyone)
@@ -119,7 +120,8 @@ class SymmBackend:
         if _SHARE not in os.environ:  # with it, CUDA tells only this process's part
             self.num_sms = max(self._target.num_sms // sharing, 1)
         self._own = symmetric.empty(heap_size, dtype=torch.uint8, device=self.device)
-        self._handle = symmetric.rendezvous(self._own, group.group_name)
+        assert dist.group.WORLD is not None
+        self._handle = symmetric.rendezvous(self._own, dist.group.WORLD.group_name)
         self.bases = list(self._handle.buffer_ptrs)
         self._contexts = Contexts(self._own)
 
@@ -140,7 +142,8 @@ class SymmBackend:
         while not pending.arrived():
             now = time.monotonic()
             if now - begin > self._patience:
-                raise pending.timed_out(self.rank, self._patience)
+                self._lost = pending.timed_out(self.rank, self._patience)
+                self._raise_if_lost()
             if now - looked > _LOOK_AT_PEERS:
                 looked = now
                 self._look_at_peers(pending.late())
