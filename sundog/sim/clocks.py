@@ -83,6 +83,7 @@ class StreamActor:
     component: int
     index: None = None
     kernel: str = "host"
+    steps: int = 0
     launch: int = -1
     number: int = -1
     time: int = 1

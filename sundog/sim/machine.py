@@ -365,10 +365,11 @@ class Machine:
         key = self._park_if_stuck(addresses, operands, _POLLS_BEFORE_PARKING)
         before = read(addresses, size)
         old = execute()
+        changed = read(addresses, size) != before
         if self.checker is not None:
             touch = Touch(addresses, size, region)
-            self.checker.atomic(self.program, touch, operands[0], sem, scope, tensor)
-        if read(addresses, size) != before:
+            self.checker.atomic(self.program, touch, operands[0], sem, scope, tensor, changed)
+        if changed:
             self._wrote(addresses, size)
         elif key is not None:
             self._found(key, addresses, size, before)

@@ -108,7 +108,14 @@ class Checker:
         self._signals.break_chains(touch.addresses, touch.size)
 
     def atomic(
-        self, program: Program, touch: Touch, op: str, sem: str, scope: str, tensor: bool
+        self,
+        program: Program,
+        touch: Touch,
+        op: str,
+        sem: str,
+        scope: str,
+        tensor: bool,
+        changed: bool,
     ) -> None:
         writes = op != "LOAD"
         event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, atomic=True)
@@ -119,9 +126,8 @@ class Checker:
             self._signals.break_chains(touch.addresses, touch.size)
         self._signals.hear(event, touch.addresses)
         if writes:
-            self._signals.publish(event, touch.addresses)
-        if not tensor:
-            actor.steps += 1
+            self._signals.publish(event, touch.addresses, changed)
+        actor.steps += 1
 
     def host_access(self, stream: Stream, touches: list[Touch], writes: bool, at: tuple) -> None:
         """A torch operation of a host: what it touched, one entry per tensor."""
@@ -213,7 +219,7 @@ class Checker:
     def _step(self, state: State, event: Event, span: tuple) -> State:
         """Compare one access with the state of the bytes that it touches, and what that becomes."""
         actor = event.actor
-        mark = Mark(actor.stamp(event.tensor), event)
+        mark = Mark(actor.stamp(event.tensor), event, actor.steps)
         if not state.written and (event.atomic or not event.writes):
             self._found_unwritten(event, span)
         if state.write is not None:
@@ -250,7 +256,7 @@ class Checker:
         if old.event.atomic and event.atomic and both_reach(old.event, event):
             return
         if not self._clocks.knows(event.actor, old.stamp):
-            rule, why = explain(old, event)
+            rule, why = explain(old, event, *_bounds(span))
             self._report("race", rule, old.event, event, span, why)
 
     def _compare_proxy(self, old: Mark, event: Event, span: tuple) -> None:
@@ -273,8 +279,7 @@ class Checker:
     def _report(
         self, kind: str, rule: str, first: Event | None, second: Event, span: tuple, why: str
     ) -> None:
-        region, shadow, places = span
-        indices = _range(region, shadow, places)
+        region, indices = span[0], _range(span)
         finding = Finding(
             kind, rule, why,
             first.access(region.name, indices) if first is not None else None,
@@ -307,12 +312,18 @@ class Checker:
         ))  # fmt: skip
 
 
-def _range(region: Region, shadow: Shadow, places: np.ndarray | slice) -> str:
-    first, last = (
-        (places.start, places.stop - 1)
-        if isinstance(places, slice)
-        else (int(places.min()), int(places.max()))
-    )
-    lo = first * shadow.granule // region.itemsize
-    hi = ((last + 1) * shadow.granule - 1) // region.itemsize
-    return f"[{lo}]" if lo == hi else f"[{lo}:{hi + 1}]"
+def _bounds(span: tuple[Region, Shadow, np.ndarray | slice]) -> tuple[int, int]:
+    """The addresses [lo, hi) that an access touched."""
+    _, shadow, places = span
+    if isinstance(places, slice):
+        first, last = places.start, places.stop - 1
+    else:
+        first, last = int(places.min()), int(places.max())
+    return shadow.start + first * shadow.granule, shadow.start + (last + 1) * shadow.granule
+
+
+def _range(span: tuple[Region, Shadow, np.ndarray | slice]) -> str:
+    region = span[0]
+    lo, hi = ((address - region.start) for address in _bounds(span))
+    first, last = lo // region.itemsize, (hi - 1) // region.itemsize
+    return f"[{first}]" if first == last else f"[{first}:{last + 1}]"

@@ -24,6 +24,7 @@ class Mark(NamedTuple):
 
     stamp: Stamp
     event: Event
+    step: int  # of its actor, for the report: before or behind a signal?
 
 
 class State(NamedTuple):

@@ -27,6 +27,8 @@ class Signal:
     actor: Actor
     event: Event
     barriers: int
+    step: int
+    address: int
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,18 @@ class Signals:
     def __init__(self) -> None:
         self._words: dict[int, Word] = {}
 
-    def publish(self, event: Event, addresses: np.ndarray) -> None:
+    def publish(self, event: Event, addresses: np.ndarray, changed: bool) -> None:
+        """`changed`: it wrote something new. A poll that adds 0 is not meant as a signal."""
         actor = event.actor
         clock = actor.published(event.tensor) if event.sem in _RELEASES else None
-        signal = Signal(actor, event, actor.barriers)
+        is_signal = clock is not None or (changed and event.sem == "relaxed")
         key = (event.scope, actor if event.scope == "cta" else actor.rank)
         for address in addresses.flat:
             word = self._words.setdefault(int(address), Word())
             last = word.signals.get(actor)
-            if clock is not None or last is None or last.event.sem not in _RELEASES:
-                word.signals[actor] = signal  # a poll does not hide the release before it
+            if is_signal:
+                at = int(address)
+                word.signals[actor] = Signal(actor, event, actor.barriers, actor.steps, at)
             if clock is None:
                 continue
             known = word.published.get(key)
@@ -84,7 +88,7 @@ class Signals:
         actor = event.actor
         acquires = event.sem in _ACQUIRES
         for signal in word.signals.values():
-            if signal.actor is not actor:
+            if signal.actor is not actor and event.sem != "release":  # that one only signals
                 actor.heard[signal.actor] = Heard(signal, event, _fault(signal.event, event))
                 if event.tensor and acquires:
                     actor.pending_from[signal.actor] = None
@@ -150,8 +154,8 @@ def _fault(signal: Event, event: Event) -> str:
     return "" if both_reach(signal, event) else "scope does not reach"
 
 
-def explain(old: Mark, event: Event) -> tuple[str, str]:
-    """Which edge is missing between two accesses, as a rule and in words."""
+def explain(old: Mark, event: Event, lo: int, hi: int) -> tuple[str, str]:
+    """Which edge is missing between two accesses to [lo, hi), as a rule and in words."""
     actor, other = event.actor, old.event.actor
     if old.event.atomic and event.atomic:
         return "scope does not reach", (
@@ -159,9 +163,10 @@ def explain(old: Mark, event: Event) -> tuple[str, str]:
             "reach both programs, so they are not atomic to each other"
         )
     heard = actor.heard.get(other) or _heard_through(actor, other)
-    if heard is not None:
+    mixed = old.event.atomic != event.atomic
+    if heard is not None and not (mixed and lo <= heard.signal.address < hi):
         return _explain_heard(heard, old, actor)
-    if old.event.atomic != event.atomic:
+    if mixed:
         return "plain access to a flag", (
             "one side is atomic, the other is a plain access: a plain one makes no order and is "
             "not atomic to anything"
@@ -195,8 +200,10 @@ def _explain_heard(heard: Heard, old: Mark, actor: Any) -> tuple[str, str]:
             f"{flag} by a tensor atomic: each lane learnt for its own thread only, and no CTA "
             "barrier stands between it and this access by all threads"
         )
-    own = old.event.tensor and old.event.actor is heard.signal.actor
-    if own and old.stamp[1] >= heard.signal.barriers:
+    own = old.event.actor is heard.signal.actor
+    if own and old.step > heard.signal.step:
+        return "no order", f"{flag}, but the {old.event.verb} stands behind that signal, not before"
+    if own and old.event.tensor and old.stamp[1] >= heard.signal.barriers:
         return "no CTA barrier before the release", (
             f"{flag}, but no CTA barrier stands between the tile and the signal: the release, made "
             "by one thread, does not publish what the other warps did"
