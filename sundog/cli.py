@@ -121,7 +121,7 @@ def bench_bound(
     """
     from .bench import commands
 
-    commands.bound([int(size) for size in world.split(",")], backend, json)
+    raise typer.Exit(commands.bound([int(size) for size in world.split(",")], backend, json))
 
 
 def main() -> None:

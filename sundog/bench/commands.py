@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import SundogError
+from ..target import has_gpu
 from . import results
 from .bound import bench_bound
 from .run import Row, bench
@@ -17,8 +20,12 @@ def op(
     name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int,
     csv_file: str, json_file: str, plot_file: str,
 ) -> int:  # fmt: skip
-    """Exit status: 1 if a result was wrong."""
-    rows, rates = bench(name, axes, size, backend, only, samples)
+    """Exit status: 1 if a result was wrong, 2 if nothing could be measured."""
+    try:
+        rows, rates = bench(name, axes, size, backend, only, samples)
+    except (SundogError, ValueError) as error:
+        print(f"sundog bench {name}: {error}", file=sys.stderr)
+        return 2
     results.print_rows(rows, size)
     if json_file:
         content = {"kind": "op", "op": name, "world": size, "backend": backend}
@@ -31,8 +38,11 @@ def op(
     return 1 if any(row.wrong for row in rows) else 0
 
 
-def bound(sizes: Sequence[int], backend: str, json_file: str) -> None:
+def bound(sizes: Sequence[int], backend: str, json_file: str) -> int:
     """With and without the bound on waits, for several world sizes."""
+    if not has_gpu():
+        print("sundog bench bound: torch finds no GPU here", file=sys.stderr)
+        return 2
     measured = []
     for size in sizes:
         times = bench_bound(size, backend)
@@ -43,6 +53,7 @@ def bound(sizes: Sequence[int], backend: str, json_file: str) -> None:
         rows = [{"world": s, "times": [results.times_json(t) for t in ts]} for s, ts in measured]
         content = {"kind": "bound", "backend": backend, "machine": results.machine()}
         results.write(json_file, content | {"rows": rows})
+    return 0
 
 
 def _write_csv(path: str, rows: list[Row]) -> None:

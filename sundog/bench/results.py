@@ -34,7 +34,10 @@ def machine() -> dict[str, str]:
         "sundog": __version__,
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": "sundog " + " ".join(sys.argv[1:]),
+        # Of a file elsewhere the name is enough.
+        "command": " ".join(
+            ["sundog", *(Path(w).name if w[:1] == "/" else w for w in sys.argv[1:])]
+        ),
     }
 
 
@@ -43,7 +46,9 @@ def _commit() -> str:
     done = subprocess.run(
         ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
     )
-    return done.stdout.strip() or os.environ.get("SUNDOG_COMMIT", "unknown")
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return os.environ.get("SUNDOG_COMMIT", "unknown")  # a copy of the tree without its history
 
 
 def times_json(times: Times) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def bench(
     """All cases of one op. `only`: baselines to compare with, by name; '' means all."""
     if not target.has_gpu():
         raise SundogError(
-            "sundog bench: torch finds no GPU here. `sundog check` looks for errors on the CPU, "
+            "torch finds no GPU here. `sundog check` looks for errors on the CPU, "
             "and `sundog bench sim` times the simulator."
         )
     op = find(name)

@@ -1,0 +1,121 @@
+"""docs/measured.md, made from the JSON files beside it: no figure on that page is typed by hand.
+
+python -m sundog.bench.measured [docs]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .timing import Times
+
+__all__ = ["render"]
+
+_HEAD = """# What was measured
+
+This page is made from the files in `measured/` by `python -m sundog.bench.measured`; they have
+every sample. Times are medians over samples of the slowest rank. "Limit" is the least time that the
+rates measured in the same run allow (`sundog/bench/limits.py` has the formula), over the time
+taken: 1.00 is as fast as the GPU can.
+"""
+
+
+def render(folder: Path) -> str:
+    """The whole page, from all files of the folder in the order of their names."""
+    sections = [_HEAD]
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        if content.get("kind") in _SECTIONS:
+            sections.append(_section(path.name, content))
+    return "\n".join(sections)
+
+
+def _section(name: str, content: dict[str, Any]) -> str:
+    known = content["machine"]
+    title, body = _SECTIONS[content["kind"]](content)
+    source = (
+        f"`{known['command']}`, {known['date'][:10]}, {known['gpu']}, torch {known['torch']}, "
+        f"Triton {known['triton']}, commit {known['commit']} ([{name}](measured/{name}))"
+    )
+    return f"## {title}\n\n{body}\n\n{source}\n"
+
+
+def _op(content: dict[str, Any]) -> tuple[str, str]:
+    ranks = content["world"]
+    rates = content["rates"]
+    head = ["problem", "variant", "median", "20 % to 80 %", "skew", "TB/s", "limit"]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for row in content["rows"]:
+        lines.append(_row(_op_cells(row, ranks)))
+    text = (
+        f"Rates of the same run: copy {rates['copy'] / 1e12:.2f} TB/s read plus written, fill "
+        f"{rates['fill'] / 1e12:.2f}, read {rates['read'] / 1e12:.2f}, bf16 matrix product "
+        f"{rates['gemm'] / 1e12:.0f} TFLOP/s.\n\n"
+    )
+    return f"{content['op']}, {ranks} ranks on `{content['backend']}`", text + "\n".join(lines)
+
+
+def _op_cells(row: dict[str, Any], ranks: int) -> list[str]:
+    problem = row["problem"].removeprefix("Problem(").removesuffix(")").replace("torch.", "")
+    name = row["config"] or row["variant"]
+    if row["times"] is None:
+        return [problem, name, f"wrong: {row['wrong']}", "", "", "", ""]
+    times = _times(row["times"])
+    return [
+        problem,
+        name,
+        _micro(times.median),
+        f"{_micro(times.percentile(20))} to {_micro(times.percentile(80))}",
+        _micro(times.skew),
+        f"{row['hbm_bytes'] * ranks / times.median / 1e12:.2f}",
+        f"{row['limit_ns'] * 1e-9 / times.median:.2f}",
+    ]
+
+
+def _bound(content: dict[str, Any]) -> tuple[str, str]:
+    lines = [_row(["ranks", "bounded", "unbounded", "ratio"]), _row(["---"] * 4)]
+    for row in content["rows"]:
+        bounded, unbounded = (_times(each) for each in row["times"])
+        ratio = f"{bounded.median / unbounded.median:.3f}"
+        cells = [str(row["world"]), _micro(bounded.median), _micro(unbounded.median), ratio]
+        lines.append(_row(cells))
+    text = "A kernel with 200 barriers of all ranks and nothing else, the worst case:\n\n"
+    return f"What the bound on waits costs (`{content['backend']}`)", text + "\n".join(lines)
+
+
+def _checks(content: dict[str, Any]) -> tuple[str, str]:
+    head = ["part", "backend", "passed", "failed", "hung", "unfinished", "skipped", "seconds"]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for part in content["parts"]:
+        counts = Counter(test["outcome"] for test in part["tests"])
+        cells = [str(counts[name]) for name in head[2:-1]]
+        lines.append(_row([part["name"], part["backend"], *cells, str(part["seconds"])]))
+    return "Tests on the GPU", "\n".join(lines)
+
+
+_SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
+    "op": _op, "bound": _bound, "checks": _checks,
+}  # fmt: skip
+
+
+def _times(content: dict[str, Any]) -> Times:
+    samples = [[1e-9 * t for t in ranks] for ranks in content["samples_ns"]]
+    return Times(content["name"], samples)
+
+
+def _micro(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} us"
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    (docs / "measured.md").write_text(render(docs / "measured"))

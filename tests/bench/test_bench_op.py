@@ -1,0 +1,55 @@
+"""The parts of `sundog bench OP` that need no GPU: axes, limits, statistics, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sundog.bench.limits import Rates, seconds
+from sundog.bench.run import parse_axes
+from sundog.bench.timing import Times
+from sundog.cli import app
+from sundog.op import Cost, find
+from sundog.target import has_gpu
+
+RATES = Rates(copy=4e12, fill=2e12, read=5e12, gemm=8e14)
+
+
+def test_axes_of_problem_and_config_are_combined() -> None:
+    op = find("all_gather")
+    cases = parse_axes(op, ["numel=10,20", "dtype=bfloat16", "programs=4,8"], 3)
+    assert [(p.numel, c["programs"]) for p, c in cases] == [(10, 4), (10, 8), (20, 4), (20, 8)]
+    assert {(p.dtype, p.size) for p, _ in cases} == {(torch.bfloat16, 3)}
+    assert parse_axes(op, [], 2) == [(op.cases(2)[0], {})]
+
+
+@pytest.mark.parametrize("axis", ["nosuch=1", "numel=", "numel", "numel=many"])
+def test_bad_axes_are_refused(axis: str) -> None:
+    with pytest.raises(ValueError, match=r"many|axis"):
+        parse_axes(find("all_gather"), [axis], 2)
+
+
+def test_the_limit() -> None:
+    assert seconds(Cost(0, 4000, 4000, 0), 1, RATES) == pytest.approx(8000 / 4e12)
+    assert seconds(Cost(0, 1000, 4000, 0), 1, RATES) == pytest.approx(2000 / 4e12 + 3000 / 2e12)
+    assert seconds(Cost(0, 4000, 1000, 0), 1, RATES) == pytest.approx(2000 / 4e12 + 3000 / 5e12)
+    assert seconds(Cost(8 * 10**14, 1, 1, 0), 1, RATES) == pytest.approx(1.0)
+    assert seconds(Cost(0, 4000, 4000, 0), 8, RATES) == pytest.approx(8 * 8000 / 4e12)
+
+
+def test_the_slowest_rank_is_the_headline() -> None:
+    times = Times("x", [[1.0, 3.0], [2.0, 2.0], [9.0, 1.0], [4.0, 5.0], [6.0, 6.5]])
+    assert times.slowest == [3.0, 2.0, 9.0, 5.0, 6.5]
+    assert times.median == 5.0
+    assert (times.percentile(20), times.percentile(80)) == (3.0, 6.5)
+    assert times.skew == 1.0
+
+
+@pytest.mark.skipif(has_gpu(), reason="about machines without a GPU")
+def test_without_a_gpu_bench_says_what_it_can_do() -> None:
+    for words in (["all_gather"], ["op", "all_gather"], ["bound"]):
+        done = CliRunner().invoke(app, ["bench", *words])
+        assert done.exit_code == 2
+        assert "no GPU" in done.output
+    assert "sundog check" in CliRunner().invoke(app, ["bench", "all_gather"]).output
