@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal as signals
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.distributed import FileStore
 
 import sundog
+from sundog.backends import processes, shm
 from sundog.device import memory, signal
 from sundog.errors import PeerLost, RankMismatch, SundogError, WaitTimeout
 
@@ -131,7 +134,8 @@ def test_a_killed_rank_is_named_by_all_others(where: str, tmp_path: Path) -> Non
     assert time.monotonic() - start < 30, "noticed at once, not at the timeout"
     for rank in (0, 2):
         text = (tmp_path / str(rank)).read_text()
-        assert f"rank 1 of 3 died while rank {rank} waited" in text
+        # The other one may have ended too by then, for the same reason.
+        assert re.match(rf"rank (0, )?1(, 2)? of 3 died while rank {rank} waited", text)
         assert "start all ranks again" in text
 
 
@@ -228,8 +232,6 @@ def test_all_ranks_killed() -> None:
 
 
 def test_ranks_that_open_different_heaps() -> None:
-    from sundog.backends import processes, shm
-
     def open_world(rank: int, size: int, store: Any) -> sundog.World:
         return shm.open_world(rank, size, store, (1 + rank) << 20, 20.0)
 
@@ -254,7 +256,7 @@ def test_the_parent_is_killed(tmp_path: Path) -> None:
             print(os.getpid(), flush=True)
             world.barrier()
             if world.rank == 1:
-                time.sleep(3)
+                time.sleep(60)
             world.barrier()
         sundog.run(main, 2, "shm", timeout=60)
         """,
@@ -338,16 +340,12 @@ def test_50_runs_of_processes_from_one_process() -> None:
     assert megabytes < 100
 
 
-def test_50_worlds_inside_one_rank() -> None:
+def test_50_worlds_inside_one_rank(tmp_path: Path) -> None:
     """Each of two processes opens and closes 50 worlds, one after the other."""
 
     def main(world: sundog.World) -> Any:
         world.close()
-        from torch.distributed import TCPStore
-
-        from sundog.backends import shm
-
-        store = TCPStore("localhost", port, is_master=False, wait_for_workers=False)
+        store = FileStore(str(tmp_path / "store"))
 
         def once() -> None:
             with shm.open_world(world.rank, 2, store, 8 << 20, 20.0) as another:
@@ -355,12 +353,7 @@ def test_50_worlds_inside_one_rank() -> None:
 
         return grown(once, 50)
 
-    from torch.distributed import TCPStore
-
-    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    port = server.port
     for fds, maps, megabytes in run(main, 2):
         assert fds == 0
         assert maps < 20
         assert megabytes < 100  # 800 if they were kept
-    del server

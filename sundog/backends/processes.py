@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
 import pickle
 import signal
 import time
@@ -20,6 +22,7 @@ from .wire import pack, unpack
 
 __all__ = ["run"]
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE = 5.0  # seconds that ranks get to end by themselves after one of them failed
 OpenWorld = Callable[[int, int, Any], World]  # rank, size, store
 
@@ -27,14 +30,15 @@ OpenWorld = Callable[[int, int, Any], World]  # rank, size, store
 def run(fn: Callable[[World], Any], world_size: int, open_world: OpenWorld) -> list[Any]:
     """Fork a process per rank (so `fn` may be a closure) and return the results by rank.
 
-    The store is served by this process, which is no rank: it outlives every one of them.
+    Their store is a file without a name: nothing is left of it, and no socket is needed. (torch's
+    TCPStore asks the name server who is calling; a slow one stalls the ranks for seconds.)
     """
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    file = os.memfd_create("sundog-store")
     context = multiprocessing.get_context("fork")
     children, pipes = [], {}
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)
-        arguments = (fn, rank, world_size, store.port, open_world, theirs)
+        arguments = (fn, rank, world_size, f"/proc/self/fd/{file}", open_world, theirs)
         children.append(context.Process(target=_child, args=arguments, daemon=True))
         children[-1].start()
         theirs.close()
@@ -50,6 +54,7 @@ def run(fn: Callable[[World], Any], world_size: int, open_world: OpenWorld) -> l
             child.join()
         for pipe in pipes:
             pipe.close()
+        os.close(file)
     codes = [child.exitcode for child in children]
     for child in children:
         child.close()
@@ -60,15 +65,15 @@ def _child(
     fn: Callable[[World], Any],
     rank: int,
     size: int,
-    port: int,
+    store: str,
     open_world: OpenWorld,
     pipe: Connection,
 ) -> None:
     answer: tuple[Any, BaseException | None, str]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # don't outlive the caller
     torch.set_num_threads(1)  # the parent's OpenMP threads did not come along
     try:
-        store = dist.TCPStore("localhost", port, is_master=False, wait_for_workers=False)
-        world = open_world(rank, size, store)
+        world = open_world(rank, size, dist.FileStore(store))
         result = fn(world)
         world.close()
         answer = (result, None, "")
