@@ -66,10 +66,10 @@ def _wait_word(flag, peer, epoch, ctx, scope: tl.constexpr):
         limit = tl.full((), 1, tl.int64) * _LOOK_EVERY  # most waits end without a look at POLLS
         polls = limit * 0
         while (seen < epoch) & (polls < limit):
-            seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
             polls += 1
             if polls % _LOOK_EVERY == 0:  # again and again: another wait may have run out
-                limit = tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
+                limit = _polls_allowed(ctx)
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
         if seen < epoch:
             _run_out(flag, peer, epoch, seen, ctx)
 
@@ -108,11 +108,11 @@ def wait_all(flags, epoch, ctx, LANES: tl.constexpr):
     seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
     late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
     while (late > 0) & (polls < limit):
-        seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
-        late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
         polls += 1
         if polls % _LOOK_EVERY == 0:
-            limit = tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
+            limit = _polls_allowed(ctx)
+        seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
+        late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
     # Each lane's acquire orders its own thread only; the loads behind are made by all of them.
     tl.debug_barrier()
     if late > 0:
@@ -147,6 +147,12 @@ def barrier_programs(counter, ctx):
     target = (before // programs + 1) * programs
     # Acquires the others' arrivals. Who is late is unknown here: the record names this rank.
     _wait_word(counter, tl.load(ctx + RANK), target, ctx, scope="gpu")
+
+
+@triton.jit
+def _polls_allowed(ctx):
+    """How long this rank's waits may last; 0 once one of them has run out."""
+    return tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
 
 
 @triton.jit
