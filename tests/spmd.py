@@ -20,6 +20,7 @@ from sundog.backends import symm
 from sundog.backends.exchange import join
 from sundog.backends.processes import _picklable, _results
 from sundog.backends.wire import pack, unpack
+from sundog.launch import _gpu_heap_size
 
 __all__ = ["Ranks"]
 
@@ -50,7 +51,7 @@ class Ranks:
         return _results(answers, [0] * size, size)
 
     def _answer(self, fn: Callable[[World], Any], heap_size: int, timeout: float) -> Any:
-        nbytes = heap_size or knobs.heap_size.get()
+        nbytes = _gpu_heap_size(heap_size)
         seconds = timeout or knobs.timeout.get()
         world = None
         try:

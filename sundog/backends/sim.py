@@ -19,6 +19,7 @@ from ..sim.memory import Memory, Region
 from ..sim.schedule import from_token
 from ..sim.tasks import Host, Program
 from ..world import World
+from . import Backend
 from .wire import pack, unpack
 
 __all__ = ["Sim", "run"]
@@ -160,20 +161,21 @@ def simulate(machine: Machine, fn: Callable[[World], Any], world_size: int, heap
 
 
 def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
-    def host() -> Any:
-        backend = SimBackend(shared, rank)
-        heap = Heap(shared.segments[rank].numel(), GUARD)
-        world = World(backend, tuple(range(backend.size)), "world", heap)
-        try:
-            world.barrier()
-            result = fn(world)
-            if not world._closed:
-                world.synchronize()
-            return result
-        finally:
-            world._end("the world was closed")
+    return lambda: run_rank(fn, SimBackend(shared, rank))
 
-    return host
+
+def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
+    """What the host of a rank does whose ranks are coroutines."""
+    heap = Heap(backend.segment(backend.rank).numel(), backend.guard)
+    world = World(backend, tuple(range(backend.size)), "world", heap)
+    try:
+        world.barrier()
+        result = fn(world)
+        if not world._closed:
+            world.synchronize()
+        return result
+    finally:
+        world._end("the world was closed")
 
 
 def end_waits(memory: Memory, programs: list[Program]) -> None:

@@ -16,14 +16,14 @@ import torch
 
 from .. import knobs
 from ..errors import SundogError
-from ..heap import Allocation, Heap
+from ..heap import Allocation
 from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
 from ..sim.schedule import from_token
 from ..world import World
 from .gang import Gang
 from .gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
-from .sim import Meeting, _with_rank
+from .sim import Meeting, _with_rank, run_rank
 
 __all__ = ["run"]
 
@@ -165,17 +165,7 @@ def _stream(index: int, rank: int) -> torch.cuda.Stream:
 def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
     def host() -> Any:
         torch.cuda.set_stream(shared.streams[rank])
-        backend = VirtualBackend(shared, rank)
-        heap = Heap(shared.segments[rank].numel(), backend.guard)
-        world = World(backend, tuple(range(backend.size)), "world", heap)
-        try:
-            world.barrier()
-            result = fn(world)
-            if not world._closed:
-                world.synchronize()
-            return result
-        finally:
-            world._end("the world was closed")
+        return run_rank(fn, VirtualBackend(shared, rank))
 
     return host
 
