@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install --quiet
 COMPAT_TRITON := 3.6.0 3.9.0
+TWO := -n 2 --dist worksteal  # processes; the suite is made for two cores
 
 .PHONY: demo test lint format test-compat gpu-wheels clean
 demo: $(VENV)/.installed
 	$(BIN)/python -m sundog demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests $(TWO)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -24,7 +25,7 @@ format: $(VENV)/.installed
 # The tests that touch Triton's internals, against the oldest and newest Triton that we support.
 test-compat: $(COMPAT_TRITON:%=.venv-triton-%/.installed)
 	set -e; for v in $(COMPAT_TRITON); do \
-	  echo "== triton $$v"; .venv-triton-$$v/bin/python -m pytest tests -m compat; done
+	  echo "== triton $$v"; .venv-triton-$$v/bin/python -m pytest tests -m compat $(TWO); done
 
 # helion asks for no torch of its own; it is in the test set because the dataset supports it.
 $(VENV)/.installed: constraints.txt pyproject.toml
@@ -37,7 +38,7 @@ $(VENV)/.installed: constraints.txt pyproject.toml
 .venv-triton-%/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-triton-$*
 	grep -v '^triton' constraints.txt > .venv-triton-$*/constraints.txt
-	.venv-triton-$*/bin/python $(PIP) -c .venv-triton-$*/constraints.txt torch==2.13.0 numpy greenlet typer rich networkx pandas pyarrow matplotlib pytest pytest-timeout hypothesis
+	.venv-triton-$*/bin/python $(PIP) -c .venv-triton-$*/constraints.txt torch==2.13.0 numpy greenlet typer rich networkx pandas pyarrow matplotlib pytest pytest-timeout pytest-xdist hypothesis
 	.venv-triton-$*/bin/python $(PIP) --no-deps triton==$* -e .
 	touch $@
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..source import relative
-from .clocks import Actor, Clock, StreamActor, join
+from .clocks import Actor, Clock, join
 from .findings import Event
 from .shadow import Mark
 
@@ -58,12 +58,12 @@ class Signals:
         """`changed`: it wrote something new. A poll that adds 0 is not meant as a signal."""
         actor = event.actor
         clock = actor.published(event.tensor) if event.sem in _RELEASES else None
-        is_signal = clock is not None or (changed and event.sem == "relaxed")
         key = (event.scope, actor if event.scope == "cta" else actor.rank)
         for address in addresses.flat:
             word = self._words.setdefault(int(address), Word())
             last = word.signals.get(actor)
-            if is_signal:
+            released = last is not None and last.event.sem in _RELEASES
+            if clock is not None or (changed and not released):
                 at = int(address)
                 word.signals[actor] = Signal(actor, event, actor.barriers, actor.steps, at)
             if clock is None:
@@ -88,7 +88,9 @@ class Signals:
         actor = event.actor
         acquires = event.sem in _ACQUIRES
         for signal in word.signals.values():
-            if signal.actor is not actor and event.sem != "release":  # that one only signals
+            if event.sem == "release" and signal.actor in actor.heard:
+                continue  # meant to signal, not to wait: what was heard before counts
+            if signal.actor is not actor:
                 actor.heard[signal.actor] = Heard(signal, event, _fault(signal.event, event))
                 if event.tensor and acquires:
                     actor.pending_from[signal.actor] = None
@@ -162,10 +164,12 @@ def explain(old: Mark, event: Event, lo: int, hi: int) -> tuple[str, str]:
             f"both are atomic, but scope {old.event.scope} and scope {event.scope} do not both "
             "reach both programs, so they are not atomic to each other"
         )
-    heard = actor.heard.get(other) or _heard_through(actor, other)
+    heard, learner = actor.heard.get(other), actor
+    if heard is None:
+        heard, learner = _heard_through(actor, other)
     mixed = old.event.atomic != event.atomic
     if heard is not None and not (mixed and lo <= heard.signal.address < hi):
-        return _explain_heard(heard, old, actor)
+        return _explain_heard(heard, old, learner)
     if mixed:
         return "plain access to a flag", (
             "one side is atomic, the other is a plain access: a plain one makes no order and is "
@@ -174,13 +178,15 @@ def explain(old: Mark, event: Event, lo: int, hi: int) -> tuple[str, str]:
     return "no order", "no signal, barrier or launch stands between them in either direction"
 
 
-def _heard_through(actor: Actor | StreamActor, other: object) -> Heard | None:
-    """A chain of three: the fault may lie between the first and the middle one."""
-    for middle in actor.heard:
-        heard = getattr(middle, "heard", {}).get(other)
-        if heard is not None and heard.fault:
-            return heard
-    return None
+def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
+    """A chain of three: the faulty link (first to middle, middle to last), and who learns by it."""
+    for middle, last in actor.heard.items():
+        first = middle.heard.get(other)
+        if first is not None and (first.fault or other in middle.pending_from):
+            return first, middle
+        if first is not None and last.fault:
+            return last, actor
+    return None, actor
 
 
 def _explain_heard(heard: Heard, old: Mark, actor: Any) -> tuple[str, str]:

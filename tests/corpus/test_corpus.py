@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
-from typing import Any
 
 import pytest
 
@@ -15,8 +11,6 @@ from sundog.check import Report, check, check_once, tokens
 from . import PAIRS, Pair
 
 SCHEDULES = 200
-
-Twins = dict[tuple, Future[str]]
 
 
 def search(pair: Pair) -> Report:
@@ -35,24 +29,7 @@ def twin_of(pair: Pair) -> tuple:
     return pair.fixed.func, pair.fixed.args, pair.world_size, pair.num_sms
 
 
-def check_twin(place: int) -> str:
-    pair = PAIRS[place]
-    report = check(pair.fixed, pair.world_size, SCHEDULES, num_sms=pair.num_sms)
-    return str(report) if report.findings else ""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def twins(request: pytest.FixtureRequest) -> Iterator[Twins]:
-    """The twins that were asked for, on two cores, while the wrong ones are looked for."""
-    tests = [t for t in request.session.items if t.name.startswith("test_twin_is_clean")]
-    asked: list[Any] = [t.callspec.params["pair"] for t in tests if hasattr(t, "callspec")]
-    futures: Twins = {}
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        for pair in asked:
-            if twin_of(pair) not in futures:
-                futures[twin_of(pair)] = pool.submit(check_twin, PAIRS.index(pair))
-        yield futures
-        pool.shutdown(cancel_futures=True)
+TWINS = list({twin_of(pair): pair for pair in PAIRS}.values())
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
@@ -61,10 +38,10 @@ def test_wrong_kernel_is_found(pair: Pair) -> None:
     assert (pair.kind, pair.rule) in {(f.kind, f.rule) for f in report.findings}, report
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_twin_is_clean(pair: Pair, twins: Twins) -> None:
-    findings = twins[twin_of(pair)].result()
-    assert not findings, findings
+@pytest.mark.parametrize("pair", TWINS, ids=str)
+def test_twin_is_clean(pair: Pair) -> None:
+    report = check(pair.fixed, pair.world_size, SCHEDULES, num_sms=pair.num_sms, stop_early=True)
+    assert not report.findings, report
 
 
 def test_the_corpus_is_large_enough() -> None:
