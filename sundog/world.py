@@ -257,7 +257,9 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._backend.fail(error)
         self.close()
 
     # inside

@@ -41,5 +41,8 @@ class Backend(Protocol):
     def freed(self, base: int, allocation: Allocation) -> None:
         """An allocation was freed."""
 
+    def fail(self, error: BaseException) -> None:
+        """This rank leaves with an error: closing must not wait for the others, nor they for it."""
+
     def close(self) -> None:
         """Give everything back. Called once."""

@@ -57,6 +57,7 @@ class ShmBackend:
         self._pending: Pending | None = None  # the exchange that the host waits in
         self._peers = Peers()
         self._timeout = timeout
+        self._failed = False
         self._idle_since = 0.0
         self._nap = 0.0
         self._segments = [torch.empty(0, dtype=torch.uint8)] * size
@@ -120,9 +121,13 @@ class ShmBackend:
             there = base - self.bases[self.rank] + self.bases[rank]
             self.machine.memory.remove(there + allocation.offset)
 
+    def fail(self, error: BaseException) -> None:
+        """The others hear of it when this process ends."""
+        self._failed = True
+
     def close(self) -> None:
         try:
-            if self.machine.failure is None:
+            if self.machine.failure is None and not self._failed:
                 self.synchronize()
                 # Nobody leaves while a peer may still wait for this rank's memory.
                 self.exchange(None, "closing of the world", tuple(range(self.size)), "close")

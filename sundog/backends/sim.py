@@ -110,6 +110,9 @@ class SimBackend:
         if self._shared.machine.checker is not None:
             self._shared.machine.checker.freed(base + allocation.offset)
 
+    def fail(self, error: BaseException) -> None:
+        """The error ends the other hosts too, once it has left this one."""
+
     def close(self) -> None:
         self.synchronize()
 

@@ -60,6 +60,7 @@ class VirtualBackend:
         self.polls = shared.polls
         self.bases = [segment.data_ptr() for segment in shared.segments]
         self._shared = shared
+        self._failed = False
 
     def segment(self, rank: int) -> torch.Tensor:
         return self._shared.segments[rank]
@@ -81,8 +82,13 @@ class VirtualBackend:
     def freed(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].freed(base, allocation)
 
+    def fail(self, error: BaseException) -> None:
+        """The error ends the other hosts too, once it has left this one, and all kernels."""
+        self._failed = True
+
     def close(self) -> None:
-        self.synchronize()
+        if not self._failed:
+            self.synchronize()
 
 
 def run(fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: float) -> list[Any]:
