@@ -74,9 +74,15 @@ def test_the_seed_is_a_knob(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @triton.jit
-def race_to_wake(flags, out, counter, ctx, LANES: tl.constexpr):
-    """All ranks sleep on one barrier; the order in which they wake up is recorded."""
-    signal.barrier_ranks(flags, 1, ctx, LANES)
+def race_to_wake(flags, out, counter, ctx):
+    """All ranks but one sleep; one store of a tile wakes them, and their order is recorded."""
+    if tl.load(ctx) == 0:
+        for _ in range(200):  # until all of them sleep
+            tl.atomic_add(counter + 1, 1, sem="relaxed", scope="gpu")
+        lane = tl.arange(0, 64)
+        tl.store(memory.translate(flags + lane % 8, lane // 8, ctx), 1)
+    else:
+        signal.wait(flags, 0, 1, ctx)
     one = tl.full((), 1, tl.int64)
     memory.store(out + memory.atomic_add(counter, one, 0, ctx), tl.load(ctx), 0, ctx)
 
@@ -86,10 +92,10 @@ def test_waking_does_not_depend_on_addresses(monkeypatch: pytest.MonkeyPatch) ->
     from sundog.backends import sim
 
     def main(world: sundog.World) -> list[int]:
-        flags, counter = world.signals(8, "flags"), world.signals(1, "counter")
+        flags, counter = world.signals(8, "flags"), world.signals(2, "counter")
         out = world.zeros((8,), torch.int64)
         world.barrier()
-        race_to_wake[(1,)](flags, out, counter, world.ctx, LANES=8)
+        race_to_wake[(1,)](flags, out, counter, world.ctx)
         world.barrier()
         return out.tolist()
 
