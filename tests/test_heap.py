@@ -93,6 +93,17 @@ def test_equal_calls_give_equal_offsets(program: list[int]) -> None:
     assert one.num_calls == two.num_calls
 
 
+def test_the_best_fit_with_the_lowest_offset_is_taken() -> None:
+    heap = Heap(CAPACITY)
+    blocks = [heap.alloc(256 * (1 + i % 3)).offset for i in range(30)]
+    holes = [offset for i, offset in enumerate(blocks) if i % 2]
+    for offset in [*holes[::2], *holes[1::2]]:
+        heap.free(offset)
+    for units in (1, 2, 3):
+        fitting = [b for i, b in enumerate(blocks) if i % 2 and i % 3 == units - 1]
+        assert [heap.alloc(256 * units).offset for _ in fitting] == fitting
+
+
 def test_different_calls_give_different_digests() -> None:
     digests = set()
     for program in ([100], [101], [100, 100], [100, -1], []):
