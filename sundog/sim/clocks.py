@@ -46,6 +46,7 @@ class Actor:
     pending_from: dict[Actor, None] = field(default_factory=dict)
     heard: dict[object, object] = field(default_factory=dict)  # signals seen: races.Heard
     joined: dict[int, Clock] = field(default_factory=dict)  # clocks already learnt, by identity
+    lane: list[Clock] = field(default_factory=list)  # what the lane that acts now has learnt
 
     def stamp(self, tensor: bool) -> Stamp:
         return (self.warps, self.barriers) if tensor else (self.zero, self.steps)
@@ -66,9 +67,10 @@ class Actor:
 
     def published(self, tensor: bool) -> Clock:
         """What a release hands on: all from before the last CTA barrier, and thread 0's own."""
-        clock = dict(self.clock)
-        clock[self.warps] = self.barriers - 1
-        clock[self.zero] = self.steps_at_barrier if tensor else self.steps
+        clock = dict(self.clock)  # which may hold own parts: what a program signals to itself
+        clock[self.warps] = max(self.barriers - 1, clock.get(self.warps, 0))
+        own = self.steps_at_barrier if tensor else self.steps
+        clock[self.zero] = max(own, clock.get(self.zero, 0))
         return clock
 
     def owns(self, component: int) -> bool:
@@ -89,6 +91,7 @@ class StreamActor:
     time: int = 1
     clock: Clock = field(default_factory=dict)
     heard: dict[object, object] = field(default_factory=dict)
+    lane: tuple[Clock, ...] = ()
 
     def stamp(self, tensor: bool) -> Stamp:
         return (self.component, self.time)
@@ -114,7 +117,19 @@ class Clocks:
 
     def knows(self, actor: Actor | StreamActor, stamp: Stamp) -> bool:
         """Whether the stamped access happened before what the actor does now."""
-        return actor.owns(stamp[0]) or self.covers(actor.clock, stamp)
+        if actor.owns(stamp[0]) or self.covers(actor.clock, stamp):
+            return True
+        return any(self.covers(clock, stamp) for clock in actor.lane)
+
+    def implies(self, actor: Actor | StreamActor, stamp: Stamp, old: Stamp) -> bool:
+        """Whether all who will know this stamp of the actor know the old one too.
+
+        Not if the old one is a tile of the actor since its last CTA barrier and the new one is
+        thread 0's: that is published before the tile is.
+        """
+        if isinstance(actor, Actor) and old[0] == actor.warps and stamp[0] == actor.zero:
+            return old[1] < actor.barriers
+        return actor.owns(old[0]) or self.covers(actor.clock, old)
 
     def covers(self, clock: Clock, stamp: Stamp) -> bool:
         component, time = stamp

@@ -15,7 +15,7 @@ from .clocks import Actor, Clock, Clocks, StreamActor, join
 from .findings import SUGGESTIONS, Event, Finding
 from .memory import Memory, Region
 from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch
-from .signals import Signals, both_reach, explain
+from .signals import ACQUIRES, Signals, both_reach, explain
 from .tasks import Launch, Program, Stream
 from .watch import kernel_frames, site_of, stack_of
 
@@ -121,12 +121,19 @@ class Checker:
         event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, atomic=True)
         actor = event.actor
         self._note("atomic", actor.rank, actor.launch, event, touch, tensor)
-        self._access(event, touch)
+        # An acquire comes after what it learns, so it learns first.
+        self._signals.hear(event, touch.addresses)
+        if tensor and sem in ACQUIRES:
+            for lane in touch.addresses.flat:  # what one lane learns orders that lane's own access
+                actor.lane = self._signals.reaching(event, int(lane))
+                self._access(event, self._one(int(lane), touch.size))
+            actor.lane = []
+        else:
+            self._access(event, touch)
         if op == "STORE":
             self._signals.break_chains(touch.addresses, touch.size)
-        self._signals.hear(event, touch.addresses)
         if writes:
-            self._signals.publish(event, touch.addresses, changed)
+            self._signals.publish(event, touch.addresses, touch.size, changed)
         actor.steps += 1
 
     def host_access(self, stream: Stream, touches: list[Touch], writes: bool, at: tuple) -> None:
@@ -193,8 +200,7 @@ class Checker:
             return
         if region is None:  # a tile over several allocations
             for address in addresses.flat:
-                one = self._memory.find(int(address), int(address) + size)
-                self._access(event, Touch(np.array([address], np.uint64), size, one))
+                self._access(event, self._one(int(address), size))
             return
         shadow = self._shadows.get(region.start)
         if shadow is None or shadow.end != region.end:
@@ -216,16 +222,17 @@ class Checker:
             new[here] = self._states.number(state)
         shadow.numbers[places] = new
 
+    def _one(self, address: int, size: int) -> Touch:
+        region = self._memory.find(address, address + size)
+        return Touch(np.array([address], np.uint64), size, region)
+
     def _step(self, state: State, event: Event, span: tuple) -> State:
         """Compare one access with the state of the bytes that it touches, and what that becomes."""
         actor = event.actor
         mark = Mark(actor.stamp(event.tensor), event, actor.steps)
         if not state.written and (event.atomic or not event.writes):
             self._found_unwritten(event, span)
-        if state.write is not None:
-            self._compare(state.write, event, span)
-            self._compare_proxy(state.write, event, span)
-        for other in state.atomics:
+        for other in (*state.writes, *state.atomics):
             self._compare(other, event, span)
             self._compare_proxy(other, event, span)
         if event.writes:
@@ -234,21 +241,33 @@ class Checker:
         return self._after(state, mark)
 
     def _after(self, state: State, mark: Mark) -> State:
-        event, actor = mark.event, mark.event.actor
+        """What later accesses are compared with: nothing that the new access stands for."""
+        event = mark.event
         if event.atomic:
             kept = tuple(m for m in state.atomics if not self._replaces(mark, m))
             return state._replace(written=True, atomics=(*kept, mark))
         if event.writes:
-            return State(written=True, write=mark)
-        kept = tuple(m for m in state.reads if not self._clocks.knows(actor, m.stamp))
+            writes, reads, atomics = (
+                tuple(m for m in marks if self._outlives(m, mark))
+                for marks in (state.writes, state.reads, state.atomics)
+            )
+            return State(True, (*writes, mark), reads, atomics)
+        kept = tuple(m for m in state.reads if not self._implies(mark, m))
         return state._replace(written=True, reads=(*kept, mark))
+
+    def _implies(self, new: Mark, old: Mark) -> bool:
+        return self._clocks.implies(new.event.actor, new.stamp, old.stamp)
+
+    def _outlives(self, old: Mark, new: Mark) -> bool:
+        """A program's own tile that its later scalar store is published without."""
+        return old.event.actor is new.event.actor and not self._implies(new, old)
 
     def _replaces(self, new: Mark, old: Mark) -> bool:
         """Whoever must be ordered behind the old atomic must be ordered behind the new one too."""
         a, b = new.event, old.event
         same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
         program = a.scope != "cta" or a.actor is b.actor
-        return same and program and self._clocks.knows(a.actor, old.stamp)
+        return same and program and self._implies(new, old)
 
     def _compare(self, old: Mark, event: Event, span: tuple) -> None:
         if not (old.event.writes or event.writes):

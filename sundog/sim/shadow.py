@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
 class State(NamedTuple):
     written: bool
-    write: Mark | None = None  # the last plain write
+    writes: tuple[Mark, ...] = ()  # the last plain write, and what it does not imply
     reads: tuple[Mark, ...] = ()  # plain reads that may still race, the latest of each component
     atomics: tuple[Mark, ...] = ()
 

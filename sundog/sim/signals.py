@@ -15,9 +15,10 @@ from .clocks import Actor, Clock, join
 from .findings import Event
 from .shadow import Mark
 
-__all__ = ["Signals", "both_reach", "explain"]
+__all__ = ["ACQUIRES", "Signals", "both_reach", "explain"]
 
-_ACQUIRES, _RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
+_WIDEST = 8  # bytes of an atomic
+ACQUIRES, _RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Heard:
 class Word:
     """What the atomics on one address have published, by who can be reached, and who signalled."""
 
+    size: int
     published: dict[tuple[str, Any], Clock] = field(default_factory=dict)
     signals: dict[Actor, Signal] = field(default_factory=dict)
 
@@ -54,13 +56,13 @@ class Signals:
     def __init__(self) -> None:
         self._words: dict[int, Word] = {}
 
-    def publish(self, event: Event, addresses: np.ndarray, changed: bool) -> None:
+    def publish(self, event: Event, addresses: np.ndarray, size: int, changed: bool) -> None:
         """`changed`: it wrote something new. A poll that adds 0 is not meant as a signal."""
         actor = event.actor
         clock = actor.published(event.tensor) if event.sem in _RELEASES else None
         key = (event.scope, actor if event.scope == "cta" else actor.rank)
         for address in addresses.flat:
-            word = self._words.setdefault(int(address), Word())
+            word = self._words.setdefault(int(address), Word(size))
             last = word.signals.get(actor)
             released = last is not None and last.event.sem in _RELEASES
             if clock is not None or (changed and not released):
@@ -86,7 +88,7 @@ class Signals:
 
     def _hear_word(self, event: Event, word: Word) -> None:
         actor = event.actor
-        acquires = event.sem in _ACQUIRES
+        acquires = event.sem in ACQUIRES
         for signal in word.signals.values():
             if event.sem == "release" and signal.actor in actor.heard:
                 continue  # meant to signal, not to wait: what was heard before counts
@@ -94,14 +96,17 @@ class Signals:
                 actor.heard[signal.actor] = Heard(signal, event, _fault(signal.event, event))
                 if event.tensor and acquires:
                     actor.pending_from[signal.actor] = None
-        if not acquires:
-            return
-        for (scope, who), clock in word.published.items():
-            if _reaches(scope, who, actor) and _reaches(event.scope, _same(event, actor), who):
-                if event.tensor:
-                    actor.pending[id(clock)] = clock
-                else:
-                    actor.learn(clock)
+        for clock in _reaching(event, word) if acquires else ():
+            if event.tensor:
+                actor.pending[id(clock)] = clock
+            else:
+                actor.learn(clock)
+
+    def reaching(self, event: Event, address: int) -> list[Clock]:
+        """What one lane of a tensor atomic learns, for its own thread."""
+        word = self._words.get(address)
+        acquires = event.sem in ACQUIRES
+        return _reaching(event, word) if word is not None and acquires else []
 
     def hear_plainly(self, event: Event, address: int) -> None:
         """A plain scalar load of a word that others signal on."""
@@ -115,17 +120,30 @@ class Signals:
         if not self._words or not addresses.size:
             return
         if addresses.size == 1:
-            self._words.pop(int(addresses.flat[0]), None)
-            return
-        lo, hi = int(addresses.min()), int(addresses.max()) + size
-        near = [a for a in self._words if lo <= a < hi]
-        if near:
-            for address in np.intersect1d(addresses, np.array(near, np.uint64)):
-                del self._words[int(address)]
+            at = int(addresses.flat[0])
+            near = [a for a in range(at - _WIDEST + 1, at + size) if a in self._words]
+        else:
+            lo, hi = int(addresses.min()) - _WIDEST, int(addresses.max()) + size
+            near = [a for a in self._words if lo < a < hi]
+        for start in near:
+            width = np.uint64(self._words[start].size)
+            begins, word = addresses.ravel(), np.uint64(start)
+            if ((begins < word + width) & (begins + np.uint64(size) > word)).any():
+                del self._words[start]
 
     def forget(self, start: int, end: int) -> None:
         for address in [a for a in self._words if start <= a < end]:
             del self._words[address]
+
+
+def _reaching(event: Event, word: Word) -> list[Clock]:
+    """What has been published on a word for the actor of this event."""
+    actor = event.actor
+    return [
+        clock
+        for (scope, who), clock in word.published.items()
+        if _reaches(scope, who, actor) and _reaches(event.scope, _same(event, actor), who)
+    ]
 
 
 def _same(event: Event, actor: Actor) -> Any:
@@ -151,7 +169,7 @@ def both_reach(a: Event, b: Event) -> bool:
 def _fault(signal: Event, event: Event) -> str:
     if signal.sem not in _RELEASES:
         return "relaxed release"
-    if event.sem not in _ACQUIRES:
+    if event.sem not in ACQUIRES:
         return "relaxed acquire"
     return "" if both_reach(signal, event) else "scope does not reach"
 
