@@ -14,7 +14,7 @@ import numpy as np
 from .clocks import Actor, Clock, Clocks, StreamActor, join
 from .findings import SUGGESTIONS, Event, Finding
 from .memory import Memory, Region
-from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch
+from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch, after
 from .signals import ACQUIRES, Signals, both_reach, explain
 from .tasks import Launch, Program, Stream
 from .watch import kernel_frames, site_of, stack_of
@@ -238,36 +238,7 @@ class Checker:
         if event.writes:
             for other in state.reads:
                 self._compare(other, event, span)
-        return self._after(state, mark)
-
-    def _after(self, state: State, mark: Mark) -> State:
-        """What later accesses are compared with: nothing that the new access stands for."""
-        event = mark.event
-        if event.atomic:
-            kept = tuple(m for m in state.atomics if not self._replaces(mark, m))
-            return state._replace(written=True, atomics=(*kept, mark))
-        if event.writes:
-            writes, reads, atomics = (
-                tuple(m for m in marks if self._outlives(m, mark))
-                for marks in (state.writes, state.reads, state.atomics)
-            )
-            return State(True, (*writes, mark), reads, atomics)
-        kept = tuple(m for m in state.reads if not self._implies(mark, m))
-        return state._replace(written=True, reads=(*kept, mark))
-
-    def _implies(self, new: Mark, old: Mark) -> bool:
-        return self._clocks.implies(new.event.actor, new.stamp, old.stamp)
-
-    def _outlives(self, old: Mark, new: Mark) -> bool:
-        """A program's own tile that its later scalar store is published without."""
-        return old.event.actor is new.event.actor and not self._implies(new, old)
-
-    def _replaces(self, new: Mark, old: Mark) -> bool:
-        """Whoever must be ordered behind the old atomic must be ordered behind the new one too."""
-        a, b = new.event, old.event
-        same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
-        program = a.scope != "cta" or a.actor is b.actor
-        return same and program and self._implies(new, old)
+        return after(self._clocks, state, mark)
 
     def _compare(self, old: Mark, event: Event, span: tuple) -> None:
         if not (old.event.writes or event.writes):

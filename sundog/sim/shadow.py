@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .clocks import Stamp
+from .clocks import Clocks, Stamp
 from .findings import Event
 from .memory import Region
 
-__all__ = ["CLEAN", "UNWRITTEN", "Mark", "Shadow", "State", "States", "Touch"]
+__all__ = ["CLEAN", "UNWRITTEN", "Mark", "Shadow", "State", "States", "Touch", "after"]
 
 
 class Mark(NamedTuple):
@@ -91,3 +91,35 @@ class Shadow:
         finer = math.gcd(self.granule, size, offset)
         self.numbers = np.repeat(self.numbers, self.granule // finer)
         self.granule = finer
+
+
+def after(clocks: Clocks, state: State, new: Mark) -> State:
+    """What later accesses are compared with: nothing that the new access stands for."""
+    if new.event.atomic:
+        kept = tuple(m for m in state.atomics if not _replaces(clocks, new, m))
+        return state._replace(written=True, atomics=(*kept, new))
+    if new.event.writes:
+        writes, reads, atomics = (
+            tuple(m for m in marks if _outlives(clocks, new, m))
+            for marks in (state.writes, state.reads, state.atomics)
+        )
+        return State(True, (*writes, new), reads, atomics)
+    kept = tuple(m for m in state.reads if not _implies(clocks, new, m))
+    return state._replace(written=True, reads=(*kept, new))
+
+
+def _implies(clocks: Clocks, new: Mark, old: Mark) -> bool:
+    return clocks.implies(new.event.actor, new.stamp, old.stamp)
+
+
+def _outlives(clocks: Clocks, new: Mark, old: Mark) -> bool:
+    """A program's own tile that its later scalar store is published without."""
+    return old.event.actor is new.event.actor and not _implies(clocks, new, old)
+
+
+def _replaces(clocks: Clocks, new: Mark, old: Mark) -> bool:
+    """Whoever must be ordered behind the old atomic must be ordered behind the new one too."""
+    a, b = new.event, old.event
+    same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
+    program = a.scope != "cta" or a.actor is b.actor
+    return same and program and _implies(clocks, new, old)

@@ -71,8 +71,8 @@ class Signals:
             if clock is None:
                 continue
             known = word.published.get(key)
-            wider = last is not None and last.event.tensor >= event.tensor
-            if known is None or (wider and len(word.signals) == 1):
+            alone = last is not None and len(word.signals) == 1
+            if known is None or (alone and known.get(actor.zero, 0) <= clock[actor.zero]):
                 word.published[key] = clock  # this actor's newer clock has all of its older one
             else:
                 merged = dict(known)
