@@ -253,7 +253,7 @@ def test_the_parent_is_killed(tmp_path: Path) -> None:
         """
         import os, sys, time, sundog
         def main(world):
-            print(os.getpid(), flush=True)
+            os.write(1, b"%d\\n" % os.getpid())  # in one piece: print may be cut in between
             world.barrier()
             if world.rank == 1:
                 time.sleep(60)
@@ -284,7 +284,9 @@ def test_torchrun(tmp_path: Path) -> None:
         import sundog, test_shm, torch.distributed as dist
         for _ in range(2):
             with sundog.init("shm", heap_size=1 << 20, timeout=20) as world:
-                print(f"rank {{world.rank}} of {{world.size}}: {{test_shm.all_gather(world)}}")
+                text = f"rank {{world.rank}} of {{world.size}}: {{test_shm.all_gather(world)}}"
+                sys.stdout.write(text + "\\n")  # in one piece: print may be cut in between
+                sys.stdout.flush()
         dist.destroy_process_group()
         """,
     )

@@ -177,7 +177,9 @@ def rebuild_module_text(record: IrGraphRecord) -> str:
     try:
         return print_module(rebuild_module(record))
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"the record lacks a node or a field, or has it wrong: {error!r}") from error
+        raise ValueError(
+            f"the record lacks a node or a field, or has it wrong: {error!r}"
+        ) from error
 
 
 def _stage(module: Operation) -> str:
