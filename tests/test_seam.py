@@ -243,7 +243,7 @@ def test_hosts_that_wait_for_each_other_in_vain_are_told():
     def first(bench: Bench) -> None:
         bench.meeting.exchange(None, "barrier")
 
-    with pytest.raises(Deadlock, match="rank 0: its host waits for ranks? 1 at a barrier"):
+    with pytest.raises(Deadlock, match=r"rank 0: its host waits for ranks? 1 at a barrier"):
         Bench(first, lambda bench: None).check()
 
 

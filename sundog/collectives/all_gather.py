@@ -18,8 +18,8 @@ from ..op import Cost, Plan, agree
 from ..world import World
 
 __all__ = [
-    "Config", "Problem", "all_gather", "cases", "cost", "default", "inputs", "plan", "reference", "space",
-    "valid",
+    "Config", "Problem", "all_gather", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
 ]  # fmt: skip
 
 
