@@ -85,7 +85,7 @@ class Atomics(Arithmetic):
         kind = np_dtype(dtype)
         addresses = ptr.data[chosen]
         tile = is_tile(ptr.data)
-        old = self.machine.atomic(
+        old = self.machine.accesses.atomic(
             execute, addresses, kind.itemsize, operands, _SEM[sem], _SCOPE[scope], tile
         )
         if addresses.size < chosen.size:  # the other lanes have no old value

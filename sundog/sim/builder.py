@@ -73,7 +73,7 @@ class Builder(Atomics):
         dtype = np_dtype(element)
         addresses = ptrs.data
         chosen = full_mask(mask, addresses)
-        self.machine.before_load(
+        self.machine.accesses.before_load(
             _chosen(addresses, mask), dtype.itemsize, volatile, proxy, is_tile(addresses)
         )
         if mask is None:
@@ -90,11 +90,11 @@ class Builder(Atomics):
         addresses = ptrs.data
         chosen = _chosen(addresses, mask)
         data = value.data
-        self.machine.before_store(chosen, data.dtype.itemsize, proxy, is_tile(addresses))
+        self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, is_tile(addresses))
         if data.shape != addresses.shape:
             data = np.broadcast_to(data, addresses.shape)
         native.store(addresses, data, full_mask(mask, addresses))
-        self.machine.after_store(chosen, data.dtype.itemsize)
+        self.machine.accesses.after_store(chosen, data.dtype.itemsize)
 
     # descriptors: the same memory through the other proxy
 
@@ -131,7 +131,7 @@ class Builder(Atomics):
         return self._load(ptrs, mask, other, volatile=hints[-1])
 
     def create_barrier(self) -> None:
-        self.machine.cta_barrier()
+        self.machine.accesses.cta_barrier()
 
     # for people
 
@@ -150,7 +150,7 @@ class Builder(Atomics):
 
     def create_inline_asm(self, assembly: str, *args: Any) -> Any:
         if assembly == proxy.FENCE.value:
-            self.machine.proxy_fence()
+            self.machine.accesses.proxy_fence()
             nothing = Handle(np.zeros(1, np.int32), tl.int32)
             return SimpleNamespace(get_result=lambda place: nothing)
         raise CannotInterpret("inline assembly runs only on a GPU; use tl operations")

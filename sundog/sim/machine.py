@@ -21,30 +21,19 @@ import numpy as np
 from ..errors import CannotInterpret, Deadlock, KernelError, SundogError
 from ..source import caller_frame, relative
 from . import report
+from .accesses import Accesses
 from .interpreter import language
 from .memory import Memory
 from .races import Checker
 from .schedule import Schedule
-from .shadow import Touch
-from .tasks import Host, Launch, Poll, Program, Stream, Task
+from .tasks import Host, Launch, Program, Stream, Task
 from .torch_state import TorchState
 from .watch import (
     Watch,
-    differs,
-    forget_changed,
-    kernel_frames,
-    may_poll,
-    owed_by,
-    read,
-    site_of,
-    stack_of,
 )
 
 __all__ = ["Machine"]
 
-_POLLS_BEFORE_PARKING = 2
-_LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
-_MET_KEPT = 4096
 _LAST_POLLS = 1024  # before nothing more is expected of the parked programs, all together
 _MOST_LAST_POLLS, _FEWEST_LAST_POLLS = 64, 8  # and of each
 _EXPIRY_POLLS = 200  # a bounded wait looks at its bound only now and then
@@ -59,6 +48,7 @@ class Machine:
         self.expire = expire
         self.memory = Memory()
         self.watch = Watch()
+        self.accesses = Accesses(self)
         self.hosts: list[Host] = []
         self.streams: list[Stream] = []
         self.resident: dict[int, int] = {}
@@ -324,67 +314,10 @@ class Machine:
             self._active.state.leave()
             self._active = None
 
-    # what the builder calls, in the coroutine of the running program
+    # what the running program's accesses need (see `accesses`)
 
-    def before_load(
-        self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool
-    ) -> None:
-        if volatile:
-            self._give_way()
-        region = self.memory.check(addresses, size, "load")
-        if volatile or addresses.size == 1:
-            limit = _POLLS_BEFORE_PARKING if volatile else _LOADS_BEFORE_PARKING
-            key = self._park_if_stuck(addresses, ("LOAD", b""), limit)
-            if key is not None:
-                self._found(key, addresses, size, read(addresses, size))
-        elif self.program.polls and addresses.size:
-            self._met((addresses.size, addresses.flat[0], addresses.flat[-1]))
-        if self.checker is not None:
-            self.checker.load(self.program, Touch(addresses, size, region), tensor, proxy)
-
-    def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
-        region = self.memory.check(addresses, size, "store")
-        if self.checker is not None:
-            self.checker.store(self.program, Touch(addresses, size, region), tensor, proxy)
-
-    def after_store(self, addresses: np.ndarray, size: int) -> None:
-        self._wrote(addresses, size)
-
-    def atomic(
-        self,
-        execute: Callable[[], np.ndarray],
-        addresses: np.ndarray,
-        size: int,
-        operands: tuple[str, bytes],
-        sem: str,
-        scope: str,
-        tensor: bool,
-    ) -> np.ndarray:
-        self._give_way()
-        region = self.memory.check(addresses, size, "atomic")
-        key = self._park_if_stuck(addresses, operands, _POLLS_BEFORE_PARKING)
-        before = read(addresses, size)
-        old = execute()
-        changed = read(addresses, size) != before
-        if self.checker is not None:
-            touch = Touch(addresses, size, region)
-            self.checker.atomic(self.program, touch, operands[0], sem, scope, tensor, changed)
-        if changed:
-            self._wrote(addresses, size)
-        elif key is not None:
-            self._found(key, addresses, size, before)
-        return old
-
-    def cta_barrier(self) -> None:
-        """A program runs as one here: only a checker has something to learn from its barriers."""
-        if self.checker is not None:
-            self.checker.cta_barrier(self.program)
-
-    def proxy_fence(self) -> None:
-        if self.checker is not None:
-            self.checker.proxy_fence(self.program)
-
-    def _give_way(self) -> None:
+    def give_way(self) -> None:
+        """The running program lets the schedule choose who goes on."""
         if self.ready:
             program = self.program
             self.ready.append(program)
@@ -393,56 +326,13 @@ class Machine:
                 self._chosen = task
                 self._hub.switch()
 
-    def _park_if_stuck(
-        self, addresses: np.ndarray, operands: tuple[str, bytes], limit: int
-    ) -> tuple | None:
-        """Sleep if the running program made this access often enough and nothing has changed.
+    def park(self, program: Program) -> None:
+        """Until what it polls has changed."""
+        self.watch.park(program)
+        self._hub.switch()
 
-        Returns what tells the access from others; None if it can't be a poll.
-        """
-        program = self.program
-        frames = kernel_frames()
-        if not may_poll(frames):
-            program.polls.clear()
-            return None
-        key = (site_of(frames), addresses.tobytes(), operands)
-        poll = program.polls.get(key)
-        if poll is not None and poll.count >= limit:
-            if program.patience > 0:
-                program.patience -= 1
-            elif any(differs(each) for each in program.polls.values()):
-                forget_changed(program)
-            else:
-                program.stuck = poll
-                self.watch.park(program)
-                self._hub.switch()
-        return key
-
-    def _found(self, key: tuple, addresses: np.ndarray, size: int, seen: bytes) -> None:
-        program = self.program
-        program.awaits_comparison = True
-        poll = program.polls.get(key)
-        if poll is not None and poll.seen == seen:
-            poll.count += 1
-            return
-        self._met(key)
-        frames = kernel_frames()
-        program.polls[key] = Poll(addresses, size, seen, stack_of(frames), owed_by(frames))
-
-    def _met(self, access: tuple) -> None:
-        """A program that reads what it has not read since it last wrote is not stuck."""
-        program = self.program
-        if access in program.met:
-            return
-        if len(program.met) == _MET_KEPT:
-            program.met.clear()
-        program.met.add(access)
-        program.polls.clear()
-
-    def _wrote(self, addresses: np.ndarray, size: int) -> None:
-        program = self.program
-        program.polls.clear()
-        program.met.clear()
+    def wrote(self, addresses: np.ndarray, size: int) -> None:
+        """Wake who waits for this memory."""
         self._had_last_turn = False
         if len(self.watch):
             self.ready.extend(self.watch.changed(addresses, size))

@@ -17,7 +17,7 @@ import sundog
 from sundog import Sim
 from sundog.device import memory, signal
 from sundog.errors import KernelError
-from sundog.sim.machine import Machine
+from sundog.sim.accesses import Accesses
 
 from .machine_kernels import meet, slow_then_signal, slow_then_store
 
@@ -108,13 +108,13 @@ def test_waking_does_not_depend_on_addresses(monkeypatch: pytest.MonkeyPatch) ->
 def count_polls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Atomics that left memory as it was, in a list of one."""
     count = [0]
-    found = Machine._found
+    found = Accesses._found
 
-    def counting(self: Machine, *args: Any) -> None:
+    def counting(self: Accesses, *args: Any) -> None:
         count[0] += 1
         found(self, *args)
 
-    monkeypatch.setattr(Machine, "_found", counting)
+    monkeypatch.setattr(Accesses, "_found", counting)
     return count
 
 
