@@ -83,7 +83,29 @@ def bench_sim(json: Json = "") -> None:
     """
     from .bench import sim
 
-    sim.main(json or None)
+    sim.main(json)
+
+
+@bench.command("checker")
+def bench_checker(json: Json = "") -> None:
+    """What checking costs over plain simulation. No GPU needed; run it in the repository.
+
+    Example: sundog bench checker --json checker.json
+    """
+    from .bench import checker
+
+    checker.main(json)
+
+
+@bench.command("data")
+def bench_data(json: Json = "") -> None:
+    """What the dataset costs: loading, writing, extracting graphs. No GPU needed.
+
+    Example: sundog bench data --json data.json
+    """
+    from .bench import data
+
+    data.main(json)
 
 
 @bench.command("op")

@@ -98,8 +98,14 @@ def _checks(content: dict[str, Any]) -> tuple[str, str]:
     return "Tests on the GPU", "\n".join(lines)
 
 
+def _table(content: dict[str, Any]) -> tuple[str, str]:
+    head = content["head"]
+    lines = [_row(head), _row(["---"] * len(head)), *(_row(cells) for cells in content["rows"])]
+    return content["title"], f"{content['text']}\n\n" + "\n".join(lines)
+
+
 _SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
-    "op": _op, "bound": _bound, "checks": _checks,
+    "op": _op, "bound": _bound, "checks": _checks, "table": _table,
 }  # fmt: skip
 
 

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from rich.console import Console
-from rich.table import Table
 
 __all__ = ["main", "run"]
 
@@ -45,15 +40,16 @@ def run(repeats: int = REPEATS, ranks: int = RANKS, programs: int = PROGRAMS) ->
     kernels = {name: _compared(times) for name, times in seconds.items()}
     barriers = [time_barrier(ranks, programs) for _ in range(repeats)]
     barrier = {"ranks": ranks, "programs": programs, "seconds": statistics.median(barriers)}
-    return {**_machine(), "repeats": repeats, "kernels": kernels, "barrier": barrier}
+    return {"repeats": repeats, "kernels": kernels, "barrier": barrier}
 
 
-def main(json_path: str | None = None) -> None:
-    """Measure and print a table; with `json_path`, write the figures there too."""
-    figures = run()
-    Console().print(_table(figures))
-    if json_path:
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n")
+def main(json_path: str = "") -> None:
+    """Measure and print a table; with `json_path`, write it for docs/measured.md too."""
+    from .figures import Figures
+
+    text = f"Medians of {REPEATS} runs that took turns; the ratio is what counts."
+    head = ["what", "sundog", "Triton's interpreter", "ratio", "goal"]
+    Figures("The simulator", text, head, _rows(run())).show("sundog bench sim", json_path)
 
 
 def _compared(times: dict[str, list[float]]) -> dict[str, float]:
@@ -61,26 +57,14 @@ def _compared(times: dict[str, list[float]]) -> dict[str, float]:
     return {"ours": ours, "triton": theirs, "ratio": ours / theirs}
 
 
-def _machine() -> dict[str, str | int]:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return {
-        "date": date.today().isoformat(),
-        "cpus": os.cpu_count() or 0,
-        "machine": platform.machine(),
-        "versions": f"{versions}, triton {triton.__version__}",
-    }
-
-
-def _table(figures: dict[str, Any]) -> Table:
-    title = f"simulator, {figures['date']}, {figures['cpus']} CPUs, {figures['versions']}"
-    table = Table("what", "sundog", "Triton's interpreter", "ratio", "goal", title=title)
+def _rows(figures: dict[str, Any]) -> list[list[str]]:
+    rows = []
     for name, figure in figures["kernels"].items():
         times = (f"{figure['ours']:.2f} s", f"{figure['triton']:.2f} s", f"{figure['ratio']:.2f}")
-        table.add_row(name, *times, f"{RATIO_GOAL}")
+        rows.append([name, *times, f"{RATIO_GOAL}"])
     barrier = figures["barrier"]
     name = f"barrier of {barrier['ranks']} ranks x {barrier['programs']} programs"
-    table.add_row(name, f"{barrier['seconds']:.2f} s", "can't", "", f"{BARRIER_GOAL} s")
-    return table
+    return [*rows, [name, f"{barrier['seconds']:.2f} s", "can't", "", f"{BARRIER_GOAL} s"]]
 
 
 def _time_in_a_process(who: str) -> dict[str, float]:
