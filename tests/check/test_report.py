@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -82,6 +84,20 @@ def test_testing_check_raises_with_the_whole_report():
     must_be_clean(kernels.clean, 2, schedules=2)
     with pytest.raises(AssertionError, match="no CTA barrier before the release"):
         must_be_clean(kernels.racy, 2, schedules=2)
+
+
+def test_the_pytest_fixture_checks_a_users_kernel(tmp_path):
+    test = tmp_path / "test_users.py"
+    test.write_text(
+        "from tests.check import kernels\n"
+        "def test_clean(sundog_check): sundog_check(kernels.clean, 2, schedules=1)\n"
+        "def test_racy(sundog_check): sundog_check(kernels.racy, 2, schedules=1)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "sundog.testing", str(test)]
+    options = ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-o", "addopts="]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "no CTA barrier before the release" in done.stdout
 
 
 def test_half_of_the_schedules_are_pct():
