@@ -61,7 +61,7 @@ def test_heaps_that_do_not_fit_are_refused():
 
 
 def test_an_example_under_torchrun():
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = start(*words, "examples/ring.py", SUNDOG_HEAP_SIZE="64M")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks" in done.stdout
