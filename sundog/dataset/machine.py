@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+import sys
 from typing import Any
 
 __all__ = ["HARDWARE_FIELDS", "hardware", "versions"]
@@ -98,7 +99,8 @@ def versions() -> dict[str, Any]:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
+            # A source tree that is not installed: sundog itself, as a rule.
+            found[package] = getattr(sys.modules.get(package), "__version__", None)
     try:
         import torch
 

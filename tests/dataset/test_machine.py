@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sundog
 from sundog.dataset.machine import HARDWARE_FIELDS, _parse_smi, hardware, versions
 from sundog.dataset.plain import plain, relative_path, relative_text
 from sundog.dataset.source import kernel_source
@@ -41,6 +43,16 @@ def test_relative_paths() -> None:
     for text in ("a/b/c", "1 / 2", "https://x.org/a/b", "x//y", "and/or"):
         assert relative_text(text) == text
     assert relative_text("at /tmp/a/k.py:3, (/usr/x.py)") == "at k.py:3, (x.py)"
+
+
+def test_the_version_of_a_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert versions()["sundog"] == sundog.__version__
+    monkeypatch.delitem(sys.modules, "helion", raising=False)
+    assert versions()["helion"] is None
 
 
 def test_hardware_and_versions_here() -> None:
