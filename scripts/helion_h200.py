@@ -2,6 +2,7 @@
 
     python scripts/helion_h200.py --wheels WHEELS --out OUT     tune, check, print a table
     python scripts/helion_h200.py --check OUT                   check only: needs no GPU
+    python scripts/helion_h200.py --check OUT --json FILE       and keep it for docs/measured.md
 
 WHEELS is a folder of wheels, or of what was unpacked from them, that this machine lacks: helion,
 filecheck, greenlet, and packaging and psutil where they are missing. Quick effort, --budget seconds
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 import time
@@ -22,13 +24,24 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ("add", "softmax", "matmul")
+TEXT = """\
+Helion {helion} tunes with quick effort and {budget} s for each kernel; the one line of ours is
+`autotuner_fn=record_autotuning(base)`. It left {rows} rows, {runs} runs and {graphs} graphs, in
+which `sundog data validate` finds nothing wrong. Where Helion times in a worker process, its log
+has most of that time before the first timing, so few configs were tried: what is best here says
+little about Helion. "failed" are configs that Triton could not compile or that need more shared
+memory than there is. Where "timings" is 0, Helion timed in its own process, which leaves medians
+only."""
 
 
 def main() -> int:
     options = _parse()
     sys.path[:0] = [os.fspath(ROOT), os.fspath(ROOT / "tests" / "dataset")]
     if options.check is not None:
-        return report(options.check / "helion")
+        status = report(options.check / "helion")
+        if status == 0 and options.json is not None:
+            write(options.check / "helion", options.json, options.commit)
+        return status
     _add_wheels(options.wheels, options.out)
     _let_helion_import()
     for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR"):
@@ -46,6 +59,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("helion_run"), help="where to write")
     parser.add_argument("--budget", type=int, default=40, help="seconds of search per kernel")
     parser.add_argument("--check", type=Path, metavar="OUT", help="only check what is there")
+    parser.add_argument("--json", type=Path, help="with --check: a table for docs/measured.md")
+    parser.add_argument("--commit", default="unknown", help="that the run was made with")
     return parser.parse_args()
 
 
@@ -153,6 +168,46 @@ def _line(run: Any, rows: Any) -> str:
         f"{run.kernel_name:10} {counts[0]:8} {counts[1]:5} {counts[2]:7} {again:6} {samples:8.0f} "
         f"{run.best_perf_ms:9.4f} {run.seconds:8.1f}  {run.hardware_name}"
     )
+
+
+def write(base: Path, path: Path, commit: str) -> None:
+    """The table of a run that is well, as sundog/bench/measured.py reads it."""
+    from sundog.dataset.reader import read
+
+    data = read(base)
+    runs = list(data.runs.itertuples())
+    first = runs[0]
+    budget = first.settings["autotune_budget_seconds"]
+    machine = {
+        **{name: first.versions[name] for name in ("torch", "triton", "helion", "python")},
+        "gpu": first.hardware_name,
+        "commit": commit,
+        "date": str(first.started_at),
+        "command": f"python3 scripts/helion_h200.py --wheels WHEELS --out OUT --budget {budget}",
+    }
+    content = {
+        "kind": "table",
+        "title": "A Helion tuning run, recorded",
+        "text": TEXT.format(
+            helion=first.versions["helion"],
+            budget=budget,
+            rows=len(data.rows),
+            runs=len(runs),
+            graphs=len(data.graphs),
+        ),
+        "machine": machine,
+        "head": ["kernel", "arguments", "configs", "ok", "failed", "timings", "best", "seconds"],
+        "rows": [_cells(run, data.rows[data.rows.session == run.session]) for run in runs],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _cells(run: Any, rows: Any) -> list[str]:
+    tensors = [each for each in run.arguments if each["kind"] == "tensor"]
+    shapes = ["x".join(map(str, each["shape"])) for each in tensors]
+    _, configs, ok, failed, _, timings, best, seconds, *_ = _line(run, rows).split()
+    shown = f"{' and '.join(shapes)} {tensors[0]['dtype'].removeprefix('torch.')}"
+    return [run.kernel_name, shown, configs, ok, failed, timings, f"{best} ms", seconds]
 
 
 if __name__ == "__mp_main__":  # Helion's worker processes start here, before they import helion

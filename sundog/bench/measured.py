@@ -95,7 +95,8 @@ def _checks(content: dict[str, Any]) -> tuple[str, str]:
         counts = Counter(test["outcome"] for test in part["tests"])
         cells = [str(counts[name]) for name in head[2:-1]]
         lines.append(_row([part["name"], part["backend"], *cells, str(part["seconds"])]))
-    return "Tests on the GPU", "\n".join(lines)
+    note = content.get("note", "")  # by hand: what a failure was
+    return "Tests on the GPU", "\n".join(lines) + (f"\n\n{note}" if note else "")
 
 
 def _table(content: dict[str, Any]) -> tuple[str, str]:

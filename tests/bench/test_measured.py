@@ -34,6 +34,17 @@ def test_a_wrong_result_is_shown_as_wrong(tmp_path: Path) -> None:
     assert "wrong: 7 elements differ" in render(tmp_path)
 
 
+def test_failed_tests_are_counted_and_explained(tmp_path: Path) -> None:
+    content = json.loads((DOCS / "measured" / "h200-checks-symm.json").read_text())
+    test = {"test": "a", "outcome": "failed", "seconds": 1.0, "text": ""}
+    content["parts"] = [{"name": "p", "backend": "symm", "seconds": 1.0, "tests": [test]}]
+    content["note"] = "It failed because of the moon."
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    page = render(tmp_path)
+    assert "| p | symm | 0 | 1 | 0 | 0 | 0 | 1.0 |" in page
+    assert "of the moon" in page
+
+
 def test_every_file_says_where_it_comes_from() -> None:
     for path in (DOCS / "measured").glob("*.json"):
         content = json.loads(path.read_text())
