@@ -1,8 +1,8 @@
 """`--backend symm`: every rank is a pytest process of its own, and all of them run the same tests.
 
 So a test with a closure needs no fork, and CUDA starts once per process instead of once per test. A
-world has all processes: torch counts rendezvous per process, and waits for ever if some of them
-have made more than others. Tests that ask for another size are skipped.
+world has all processes: opening one with some of them hung, it seems because torch counts
+rendezvous per process and some had made more than others. Tests of another size are skipped.
 """
 
 from __future__ import annotations

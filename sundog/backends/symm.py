@@ -66,7 +66,7 @@ def open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float)
 def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
     """Map everybody's heap. All ranks of torch's default group call it together.
 
-    No smaller group: torch counts rendezvous per process, and hangs where the counts differ.
+    No smaller group: that hung, it seems because torch counts rendezvous per process.
     """
     if not dist.is_initialized():
         raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")

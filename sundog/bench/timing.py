@@ -115,8 +115,8 @@ def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[],
 class Gate:
     """Holds all ranks' streams until every host has put its work on its own.
 
-    A host opens its gate by a word in pinned memory, which needs no stream: streams beyond the
-    number of hardware queues would share one with a kernel that waits.
+    A host opens its gate by a word in pinned memory, which needs no stream. A copy on a stream of
+    its own hung, it seems because that stream shared a hardware queue with a kernel that waits.
     """
 
     def __init__(self, world: World) -> None:
