@@ -1,4 +1,4 @@
-"""Run by test_processes.py, in a process that has not used CUDA: sundog.run forks it per rank."""
+"""Run by test_symm_ranks.py, in a process that has not used CUDA: sundog.run forks it per rank."""
 
 from __future__ import annotations
 
