@@ -9,7 +9,9 @@ the schedule that showed it first; `check_once(fn, world_size, schedule=token)` 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,13 +97,26 @@ def check_once(
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
     machine.checker = Checker(machine.memory)
     machine.checker.trace = [] if trace else None
-    simulate(machine, fn, world_size, heap_size or _HEAP)
+    with _no_garbage_collection():
+        simulate(machine, fn, world_size, heap_size or _HEAP)
     findings = list(machine.checker.findings.values())
     if machine.failure is not None:
         findings.append(_failure(machine))
     for finding in findings:
         finding.token = finding.token or schedule
     return Report(findings, 1, None, machine.checker.trace, [h.result for h in machine.hosts])
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """The checker's states and clocks live as long as the run: looking through them costs 15 %."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _failure(machine: Machine) -> Finding:

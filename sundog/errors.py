@@ -5,6 +5,7 @@ Wrong arguments are `ValueError`s; what goes wrong at run time is a `SundogError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -84,3 +85,8 @@ class WaitTimeout(SundogError):
 
 class NotResident(SundogError):
     """Programs that wait for each other can't all be on the GPU at once: they would hang."""
+
+
+def by_rank(values: Sequence[object]) -> str:
+    """A line per rank, for messages about ranks that differ."""
+    return "\n".join(f"  rank {rank}: {value}" for rank, value in enumerate(values))

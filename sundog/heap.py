@@ -15,10 +15,10 @@ import bisect
 import hashlib
 from dataclasses import dataclass, field
 
-from .errors import OutOfHeap
+from .errors import HeapDivergence, OutOfHeap, by_rank
 from .source import caller
 
-__all__ = ["ALIGNMENT", "Allocation", "Call", "Heap"]
+__all__ = ["ALIGNMENT", "Allocation", "Call", "Heap", "divergence"]
 
 ALIGNMENT = 256
 _SUBCLASSES = 16  # size classes per power of two: at most 1/16 of a block is wasted by the search
@@ -163,3 +163,17 @@ def _class_of(size: int) -> int:
     if power < 4:
         return units
     return power * _SUBCLASSES + ((units >> (power - 4)) & (_SUBCLASSES - 1))
+
+
+def divergence(logs: list[list[Call]]) -> HeapDivergence:
+    """The error that names the first call in which the ranks' logs differ."""
+    for place in range(max(len(log) for log in logs)):
+        calls = [log[place] if place < len(log) else None for log in logs]
+        if len({(c.verb, c.nbytes, c.name) if c else None for c in calls}) > 1:
+            return HeapDivergence(
+                "ranks made different heap calls, so their offsets no longer match. The first "
+                f"that differs is number {place + 1} since the last barrier:\n"
+                + by_rank([c or "no further call" for c in calls])
+                + "\nMake the same calls, in the same order, on every rank."
+            )
+    raise AssertionError("digests differ but logs are equal")

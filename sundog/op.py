@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .errors import RankMismatch
+from .errors import RankMismatch, by_rank
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def agree(world: World, op: str, problem: Any, config: Any) -> None:
     """A collective on the host: every rank plans the same, or all are told the difference."""
     everyone = world.exchange((repr(problem), repr(config)), f"plan of {op}")
     if len(set(everyone)) > 1:
-        text = "\n".join(f"  rank {rank}: {p}, {c}" for rank, (p, c) in enumerate(everyone))
+        text = by_rank([f"{p}, {c}" for p, c in everyone])
         raise RankMismatch(f"{op}: ranks ask for different things:\n{text}")
 
 

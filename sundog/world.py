@@ -10,9 +10,10 @@ import torch
 
 from .backends import Backend
 from .device import context
-from .errors import HeapDivergence, NotSymmetric, RankMismatch, WaitRecord, WaitTimeout, WorldClosed
-from .heap import Allocation, Heap
+from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
+from .heap import Allocation, Heap, divergence
 from .sim.memory import heaps, poison_tensor
+from .waits import Waits, table
 
 __all__ = ["World"]
 
@@ -40,7 +41,6 @@ class World:
         self._groups: dict[int, World | None] = {}  # by the offset of their heaps in this one
         self._scopes: list[list[int]] = []
         self._signals: dict[int, torch.Tensor] = {}
-        self._expired = False
         self._plans: dict[Hashable, Any] = {}
         storage = backend.segment(backend.rank).untyped_storage()
         heaps[storage.data_ptr()] = storage
@@ -180,10 +180,10 @@ class World:
         sets its flags back and goes on.
         """
         self.synchronize()
-        mine = (self._heap.num_calls, self._heap.digest, self._expired)
+        mine = (self._heap.num_calls, self._heap.digest, self._waits.expired)
         everyone = self.exchange(mine, "barrier")
         if len({state[:2] for state in everyone}) > 1:
-            self._raise_divergence()
+            raise divergence(self.exchange(list(self._heap.log), "heap logs"))
         self._heap.agree()
         if any(expired for _, _, expired in everyone):
             self._recover()
@@ -192,7 +192,7 @@ class World:
         """Wait for what this rank launched; raises WaitTimeout if a wait inside it ran out."""
         self._check_open()
         self._backend.synchronize()
-        self._raise_if_expired()
+        self._waits.raise_if_expired(self.rank, self._name_of)
 
     def exchange(self, value: Any, what: str = "exchange") -> list[Any]:
         """Every rank's value, by rank. A collective on the host, with a timeout."""
@@ -201,7 +201,7 @@ class World:
         calls = [call for call, _ in everyone]
         if len(set(calls)) > 1:
             raise RankMismatch(
-                f"ranks met in different calls:\n{_by_rank(calls)}\nMake the same calls, in the "
+                f"ranks met in different calls:\n{by_rank(calls)}\nMake the same calls, in the "
                 "same order, on every rank."
             )
         return [value for _, value in everyone]
@@ -274,19 +274,12 @@ class World:
         return self._backend.segment(rank)[start : start + nbytes].view(dtype).view(sizes)
 
     def _make_context(self) -> torch.Tensor:
-        words = [0] * (context.DELTAS.value + self.size)
-        words[context.DELTAS.value - 1] = context.NOBODY
-        words[context.RANK.value] = self.rank
-        words[context.SIZE.value] = self.size
-        words[context.POLLS.value] = self._backend.polls
-        for place, rank in enumerate(self._ranks):
-            delta = self._base(rank) - self._base(self._backend.rank)
-            words[context.DELTAS.value + place] = delta
+        own = self._base(self._backend.rank)
+        deltas = [self._base(rank) - own for rank in self._ranks]
+        words = table(self.rank, deltas, self._backend.polls)
         ctx = self.empty((len(words),), torch.int64, "ctx")
-        here = context.RECORD_HERE.value
-        own = self._backend.record(context.RECORD_WORDS.value)
-        self._record = ctx[here : here + context.RECORD_WORDS.value] if own is None else own
-        words[context.RECORD.value] = (self._record.data_ptr() - ctx.data_ptr()) // 8
+        self._waits = Waits(ctx, self._backend.record(context.RECORD_WORDS.value))
+        words[context.RECORD.value] = self._waits.distance
         return ctx.copy_(torch.tensor(words, dtype=torch.int64))
 
     def _find(self, tensor: torch.Tensor) -> Allocation | None:
@@ -332,38 +325,10 @@ class World:
         everyone = self.exchange(tuple(members), "group")
         if len(set(everyone)) > 1:
             raise RankMismatch(
-                f"group: ranks named different members:\n{_by_rank(everyone)}\nName the same ones, "
+                f"group: ranks named different members:\n{by_rank(everyone)}\nName the same ones, "
                 "in the same order, on every rank."
             )
         return members
-
-    def _raise_divergence(self) -> None:
-        logs = self.exchange(list(self._heap.log), "heap logs")
-        for place in range(max(len(log) for log in logs)):
-            calls = [log[place] if place < len(log) else None for log in logs]
-            if len({(c.verb, c.nbytes, c.name) if c else None for c in calls}) > 1:
-                raise HeapDivergence(
-                    "ranks made different heap calls, so their offsets no longer match. The first "
-                    f"that differs is number {place + 1} since the last barrier:\n"
-                    + _by_rank([c or "no further call" for c in calls])
-                    + "\nMake the same calls, in the same order, on every rank."
-                )
-        raise AssertionError("digests differ but logs are equal")
-
-    def _raise_if_expired(self) -> None:
-        with torch._C.DisableTorchFunction():  # host memory: there is nothing to wait for
-            words = self._record.tolist()
-        if words[0] == 0 or self._expired:
-            return
-        self._expired = True
-        _, program, address, expected, seen, peer = words
-        record = WaitRecord(self.rank, program, self._name_of(address), expected, seen, peer)
-        raise WaitTimeout(
-            f"rank {self.rank}, program {program}: waited for {record.flag} to reach {expected}, "
-            f"saw {seen}; rank {peer} owes the signal. Its waits end at once until every rank has "
-            "called world.barrier(), which sets the flags back.",
-            record,
-        )
 
     def _name_of(self, address: int) -> str:
         offset = address - self._base(self._backend.rank)
@@ -375,10 +340,7 @@ class World:
     def _recover(self) -> None:
         for tensor in self._signals.values():
             tensor.zero_()
-        self.ctx[context.POLLS.value] = self._backend.polls
-        self.ctx[context.TAKEN.value] = 0
-        self._record.zero_()
-        self._expired = False
+        self._waits.set_back(self._backend.polls)
         self._backend.synchronize()
         self.exchange(None, "recovery")  # nobody signals before everybody's flags are back
 
@@ -394,8 +356,3 @@ def _sizes(shape: Shape) -> list[int]:
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape {sizes}: sizes must not be negative")
     return sizes
-
-
-def _by_rank(values: Sequence[object]) -> str:
-    lines = [f"  rank {rank}: {value}" for rank, value in enumerate(values)]
-    return "\n".join(lines)

@@ -14,7 +14,7 @@ import numpy as np
 from .clocks import Actor, Clock, Clocks, StreamActor, join
 from .findings import SUGGESTIONS, Event, Finding
 from .memory import Memory, Region
-from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch, after
+from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch, after, bounds, index_range
 from .signals import ACQUIRES, Signals, both_reach, explain
 from .tasks import Launch, Program, Stream
 from .watch import kernel_frames, site_of, stack_of
@@ -124,9 +124,10 @@ class Checker:
         # An acquire comes after what it learns, so it learns first.
         self._signals.hear(event, touch.addresses)
         if tensor and sem in ACQUIRES:
-            for lane in touch.addresses.flat:  # what one lane learns orders that lane's own access
-                actor.lane = self._signals.reaching(event, int(lane))
-                self._access(event, self._one(int(lane), touch.size))
+            lanes = touch.addresses.ravel()
+            for place in range(lanes.size):  # what a lane learns orders that lane's own access
+                actor.lane = self._signals.reaching(event, int(lanes[place]))
+                self._access(event, touch._replace(addresses=lanes[place : place + 1]))
             actor.lane = []
         else:
             self._access(event, touch)
@@ -207,6 +208,11 @@ class Checker:
             self.allocated(region, written=True)  # made before we looked
             shadow = self._shadows[region.start]
         places = shadow.places(addresses, size)
+        if isinstance(places, slice) and places.stop - places.start == 1:  # most accesses
+            state = self._states[int(shadow.numbers[places.start])]
+            state = self._step(state, event, (region, shadow, places))
+            shadow.numbers[places.start] = self._states.number(state)
+            return
         numbers = shadow.numbers[places]
         first = int(numbers[0])
         if (numbers == first).all():
@@ -246,7 +252,7 @@ class Checker:
         if old.event.atomic and event.atomic and both_reach(old.event, event):
             return
         if not self._clocks.knows(event.actor, old.stamp):
-            rule, why = explain(old, event, *_bounds(span))
+            rule, why = explain(old, event, *bounds(span))
             self._report("race", rule, old.event, event, span, why)
 
     def _compare_proxy(self, old: Mark, event: Event, span: tuple) -> None:
@@ -269,7 +275,7 @@ class Checker:
     def _report(
         self, kind: str, rule: str, first: Event | None, second: Event, span: tuple, why: str
     ) -> None:
-        region, indices = span[0], _range(span)
+        region, indices = span[0], index_range(span)
         finding = Finding(
             kind, rule, why,
             first.access(region.name, indices) if first is not None else None,
@@ -300,20 +306,3 @@ class Checker:
             touch.size if touch is not None else None,
             getattr(event, "sem", None), getattr(event, "scope", None), tensor,
         ))  # fmt: skip
-
-
-def _bounds(span: tuple[Region, Shadow, np.ndarray | slice]) -> tuple[int, int]:
-    """The addresses [lo, hi) that an access touched."""
-    _, shadow, places = span
-    if isinstance(places, slice):
-        first, last = places.start, places.stop - 1
-    else:
-        first, last = int(places.min()), int(places.max())
-    return shadow.start + first * shadow.granule, shadow.start + (last + 1) * shadow.granule
-
-
-def _range(span: tuple[Region, Shadow, np.ndarray | slice]) -> str:
-    region = span[0]
-    lo, hi = ((address - region.start) for address in _bounds(span))
-    first, last = lo // region.itemsize, (hi - 1) // region.itemsize
-    return f"[{first}]" if first == last else f"[{first}:{last + 1}]"

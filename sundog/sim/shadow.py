@@ -16,7 +16,18 @@ from .clocks import Clocks, Stamp
 from .findings import Event
 from .memory import Region
 
-__all__ = ["CLEAN", "UNWRITTEN", "Mark", "Shadow", "State", "States", "Touch", "after"]
+__all__ = [
+    "CLEAN",
+    "UNWRITTEN",
+    "Mark",
+    "Shadow",
+    "State",
+    "States",
+    "Touch",
+    "after",
+    "bounds",
+    "index_range",
+]
 
 
 class Mark(NamedTuple):
@@ -123,3 +134,20 @@ def _replaces(clocks: Clocks, new: Mark, old: Mark) -> bool:
     same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
     program = a.scope != "cta" or a.actor is b.actor
     return same and program and _implies(clocks, new, old)
+
+
+def bounds(span: tuple[Region, Shadow, np.ndarray | slice]) -> tuple[int, int]:
+    """The addresses [lo, hi) that an access touched."""
+    _, shadow, places = span
+    if isinstance(places, slice):
+        first, last = places.start, places.stop - 1
+    else:
+        first, last = int(places.min()), int(places.max())
+    return shadow.start + first * shadow.granule, shadow.start + (last + 1) * shadow.granule
+
+
+def index_range(span: tuple[Region, Shadow, np.ndarray | slice]) -> str:
+    region = span[0]
+    lo, hi = ((address - region.start) for address in bounds(span))
+    first, last = lo // region.itemsize, (hi - 1) // region.itemsize
+    return f"[{first}]" if first == last else f"[{first}:{last + 1}]"
