@@ -38,21 +38,23 @@ def function_of(target: str, size: int) -> Callable[[World], Any]:
 
 
 def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
-    """Two calls back to back, another plan of the op in between, and a third: what replay does.
+    """Two calls back to back, another plan of the op, then the first call again on fresh data.
 
-    The same plan and tensors each time, with data that the one before did not have; nothing waits
-    in between, so a buffer that is reused too early is seen.
+    Nothing waits between the first three, so a buffer that is reused too early is seen; the last
+    has the very arguments of the first, as a graph replay would, and data that it never had.
     """
 
     def run(world: World) -> None:
         for problem in op.cases(size):
             plan = op.plan(world, problem, op.default(problem, world.num_sms))
             other = op.plan(world, problem, op.default(problem, world.num_sms))
-            sets = [op.inputs(world, problem, seed) for seed in range(4)]
-            order = (plan, plan, other, plan)
-            results = [each(*given) for each, given in zip(order, sets, strict=True)]
-            for given, result in zip(sets, results, strict=True):
+            first, second, third, fresh = (op.inputs(world, problem, seed) for seed in range(4))
+            results = [plan(*first), plan(*second), other(*third)]
+            for given, result in zip((first, second, third), results, strict=True):
                 _compare(world, op, given, result)
+            for old, new in zip(first, fresh, strict=True):
+                old.copy_(new)
+            _compare(world, op, first, plan(*first))
             for made in (other, plan):
                 made.free()
 
