@@ -18,10 +18,10 @@ __all__ = ["render"]
 
 _HEAD = """# What was measured
 
-This page is made from the files in `measured/` by `python -m sundog.bench.measured`; they have
-every sample. Times are medians over samples of the slowest rank. "Limit" is the least time that the
-rates measured in the same run allow (`sundog/bench/limits.py` has the formula), over the time
-taken: 1.00 is as fast as the GPU can.
+This page is made from the files in `measured/` by `python -m sundog.bench.measured`; those of a GPU
+have every sample. Times there are medians over samples of the slowest rank. "Limit" is the least
+time that the rates measured in the same run allow (`sundog/bench/limits.py` has the formula), over
+the time taken: 1.00 is as fast as the GPU can.
 """
 
 

@@ -11,15 +11,14 @@ waits run out.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import greenlet
 import numpy as np
 
-from ..errors import CannotInterpret, Deadlock, KernelError, SundogError
-from ..source import caller_frame, relative
+from ..errors import Deadlock
+from ..source import caller_frame
 from . import report
 from .accesses import Accesses
 from .interpreter import language
@@ -206,7 +205,7 @@ class Machine:
         except greenlet.GreenletExit:
             pass
         except BaseException as error:
-            self.failure = self.failure or _as_kernel_error(program, error)
+            self.failure = self.failure or report.kernel_error(program, error)
 
     def _program_ended(self, program: Program) -> None:
         program.launch.running -= 1
@@ -341,17 +340,3 @@ class Machine:
         """A host, or another process, may have written anything that is being waited for."""
         if len(self.watch):
             self.ready.extend(self.watch.changed_anywhere())
-
-
-def _as_kernel_error(program: Program, error: BaseException) -> BaseException:
-    if not isinstance(error, Exception):
-        return error
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.name == program.launch.function.__name__] or frames[-1:]
-    at = f"{relative(own[-1].filename)}:{own[-1].lineno}"
-    text = str(error) if isinstance(error, SundogError) else f"{type(error).__name__}: {error}"
-    kind = type(error) if isinstance(error, SundogError) else KernelError
-    assert kind is not CannotInterpret or text
-    named = kind(f"{program} at {at}: {text}")
-    named.__cause__ = error
-    return named

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import linecache
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import KernelError, SundogError
 from ..source import relative
 from .tasks import Program
 
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = ["Wait", "deadlock"]
+__all__ = ["Wait", "deadlock", "kernel_error"]
 
 _SHOWN = 32
 _COMPARE = {
@@ -147,3 +149,17 @@ def _not_resident(machine: Machine) -> list[str]:
                     "program must not wait for a later one that may not be resident."
                 )
     return lines
+
+
+def kernel_error(program: Program, error: BaseException) -> BaseException:
+    """The error with rank, program, kernel and line; its type stays if it is one of ours."""
+    if not isinstance(error, Exception):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.name == program.launch.function.__name__] or frames[-1:]
+    at = f"{relative(own[-1].filename)}:{own[-1].lineno}"
+    text = str(error) if isinstance(error, SundogError) else f"{type(error).__name__}: {error}"
+    kind = type(error) if isinstance(error, SundogError) else KernelError
+    named = kind(f"{program} at {at}: {text}")
+    named.__cause__ = error
+    return named
