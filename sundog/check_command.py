@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from .check import CANNOT_INTERPRET, Report, check, check_once, tokens
-from .exercise import function_of
+from .exercise import function_of, load_package
 from .mutation import Outcome, find_mutants, mutate
 from .world import World
 
@@ -145,18 +143,9 @@ def run_corpus(folder: str, schedules: int, seed: int, path: str) -> int:
 
 
 def _load_pairs(folder: str) -> list[Any]:
-    package = os.path.join(folder, "__init__.py")
-    if not os.path.exists(package):
+    if not os.path.exists(os.path.join(folder, "__init__.py")):
         raise ValueError(f"{folder} has no __init__.py with a list PAIRS")
-    name = os.path.basename(os.path.normpath(folder))
-    spec = importlib.util.spec_from_file_location(
-        name, package, submodule_search_locations=[folder]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    module = load_package(folder)
     if not hasattr(module, "PAIRS"):
         raise ValueError(f"{folder} has no list PAIRS")
     return list(module.PAIRS)

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from . import op as ops
 from .world import World
 
-__all__ = ["exercise", "function_of"]
+__all__ = ["exercise", "function_of", "load_package"]
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
@@ -78,11 +79,30 @@ def _from_file(path: str) -> ModuleType:
         raise ValueError(f"{path}: no such file")
     name = os.path.splitext(os.path.basename(path))[0]
     spec = importlib.util.spec_from_file_location(name, path)
+    module = _made(spec)
+    sys.modules.setdefault(name, module)  # a script named as a module must not take its place
+    return _executed(module)
+
+
+def load_package(folder: str) -> ModuleType:
+    """A folder with an __init__.py, whose files may import each other."""
+    name = os.path.basename(os.path.normpath(folder))
+    path = os.path.join(folder, "__init__.py")
+    places = [folder]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
+    module = sys.modules[name] = _made(spec)
+    return _executed(module)
+
+
+def _made(spec: ModuleSpec | None) -> ModuleType:
     assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(name, module)
-    spec.loader.exec_module(module)
+    return importlib.util.module_from_spec(spec)
+
+
+def _executed(module: ModuleType) -> ModuleType:
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)
     return module
 
 

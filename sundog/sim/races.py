@@ -32,7 +32,7 @@ class Checker:
         self._shadows: dict[int, Shadow] = {}
         self._streams: dict[Stream, StreamActor] = {}
         self._actors: dict[Program, Actor] = {}
-        self._of_launch: dict[Launch, list[Actor]] = {}
+        self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
         self._signals = Signals()
         self._events: dict[tuple, Event] = {}
         self._num_launches = 0
@@ -47,27 +47,25 @@ class Checker:
     def start(self, program: Program, stream: Stream) -> None:
         """A program becomes resident: it knows what its stream knew when the kernel began."""
         launch = program.launch
-        if launch not in self._of_launch:
-            self._of_launch[launch] = []
+        if launch not in self._launches:
+            self._launches[launch] = self._num_launches, []
             self.stream(stream).advance()
             self._note("launch", launch.rank, self._num_launches)
             self._num_launches += 1
-        known = dict(self.stream(stream).clock)
-        known[self.stream(stream).component] = self.stream(stream).time - 1
-        actor = Actor(
-            program.rank, program.index, launch.name, self._num_launches - 1, program.number,
-            self._clocks.component(), self._clocks.component(), known, dict(known),
+        number, programs = self._launches[launch]
+        known = self.stream(stream).clock
+        self._actors[program] = Actor(
+            program.rank, program.index, launch.name, number, program.number,
+            self._clocks.component(), self._clocks.component(), dict(known), dict(known),
         )  # fmt: skip
-        if self._of_launch[launch]:
-            actor.launch = self._of_launch[launch][0].launch
-        self._actors[program] = actor
-        self._of_launch[launch].append(actor)
+        programs.append(program)
 
     def end(self, launch: Launch, stream: Stream) -> None:
-        actors = self._of_launch.pop(launch, [])
-        if actors:
+        if launch in self._launches:  # not so for an empty grid
+            number, programs = self._launches.pop(launch)
+            actors = [self._actors.pop(program) for program in programs]
             self._clocks.end(actors, self.stream(stream))
-            self._note("end", launch.rank, actors[0].launch)
+            self._note("end", launch.rank, number)
 
     def world_barrier(self, streams: list[Stream]) -> None:
         everything: Clock = {}
