@@ -57,24 +57,28 @@ class HostMode(TorchFunctionMode):
     def _tell(self, seen: Recorder, func: Callable, args: tuple) -> None:
         checker, stream = self.machine.checker, self.machine.host.stream
         assert checker is not None
-        for tensor, written in seen.fresh:
-            checker.fresh(_storage(tensor), written)
+        with torch._C.DisableTorchFunction():
+            for tensor in seen.unwritten:
+                checker.meet(tensor.untyped_storage(), unwritten=tensor.element_size())
         at = caller_frame()
         reads = [*seen.reads]
         if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__"):  # not dispatched
             reads += [a for a in args if isinstance(a, torch.Tensor)]
         for tensors, writes in ((reads, False), (seen.writes, True)):
-            touches = [_touch(tensor) for tensor in tensors if tensor.numel()]
-            checker.host_access(stream, touches, writes, at)
+            for tensor in tensors:
+                if tensor.numel():
+                    with torch._C.DisableTorchFunction():
+                        checker.meet(tensor.untyped_storage())
+                    checker.host_access(stream, _touch(tensor), writes, at)
 
 
 @dataclass
 class Recorder(TorchDispatchMode):
-    """Which tensors an operation read, wrote and made, by the operators' own schemas."""
+    """Which tensors an operation read, wrote and left empty, by the operators' own schemas."""
 
     reads: list[torch.Tensor] = field(default_factory=list)
     writes: list[torch.Tensor] = field(default_factory=list)
-    fresh: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
+    unwritten: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -97,10 +101,8 @@ class Recorder(TorchDispatchMode):
                     self.writes.append(tensor)
                 if not (written and overwrites) and "empty" not in func._opname:
                     self.reads.append(tensor)
-        known = {_start(t) for _, v in given for t in tree_leaves(v) if isinstance(t, torch.Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and _start(tensor) not in known:
-                self.fresh.append((tensor, "empty" not in func._opname))
+        if "empty" in func._opname:
+            self.unwritten += [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         return result
 
 
@@ -108,10 +110,6 @@ def _is_slicing(index: Any) -> bool:
     """x[1:, 3]: a view, whatever the memory holds."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or type(part) in (int, slice, type(...)) for part in parts)
-
-
-def _start(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int, int]:

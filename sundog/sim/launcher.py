@@ -82,6 +82,9 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
     tensors = _tensors(kernel.__name__, bound)
     for name, tensor in tensors:
         _check_world(machine, kernel.__name__, name, tensor)
+        if machine.checker is not None:
+            with torch._C.DisableTorchFunction():
+                machine.checker.meet(tensor.untyped_storage())
     held = [machine.memory.hold(t, name, rank) for name, t in tensors]
 
     def convert(arguments: dict[str, Any]) -> dict[str, Any]:

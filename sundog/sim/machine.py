@@ -191,6 +191,7 @@ class Machine:
         ended = launch.next == launch.total and launch.running == 0
         if ended:
             self.memory.drop(launch.held)
+            launch.arguments, launch.converted = {}, None  # tensors may go, whoever keeps a program
             if self.checker is not None:
                 self.checker.end(launch, stream)
         return ended

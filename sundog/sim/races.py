@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .clocks import Actor, Clock, Clocks, StreamActor, join
 from .findings import SUGGESTIONS, Event, Finding
@@ -30,6 +32,7 @@ class Checker:
         self._clocks = Clocks()
         self._states = States()
         self._shadows: dict[int, Shadow] = {}
+        self._owners: dict[int, StorageWeakRef] = {}  # whose memory an ordinary tensor's shadow is
         self._streams: dict[Stream, StreamActor] = {}
         self._actors: dict[Program, Actor] = {}
         self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
@@ -135,8 +138,8 @@ class Checker:
             self._signals.publish(event, touch.addresses, touch.size, changed)
         actor.steps += 1
 
-    def host_access(self, stream: Stream, touches: list[Touch], writes: bool, at: tuple) -> None:
-        """A torch operation of a host: what it touched, one entry per tensor."""
+    def host_access(self, stream: Stream, touch: Touch, writes: bool, at: tuple) -> None:
+        """A torch operation of a host touched a tensor."""
         actor = self.stream(stream)
         verb = "host write" if writes else "host read"
         key = (actor, verb, at)
@@ -144,13 +147,12 @@ class Checker:
         if event is None:
             event = Event(actor, verb, writes, atomic=False, tensor=True, stack=(at,))
             self._events[key] = event
-        for touch in touches:
-            self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
-            lo, hi = int(touch.addresses.min()), int(touch.addresses.max()) + touch.size
-            known = self._memory.find(lo, hi)  # on a heap: an allocation, not the whole storage
-            self._access(event, touch if known is None else touch._replace(region=known))
-            if writes:
-                self._signals.break_chains(touch.addresses, touch.size)
+        self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
+        lo, hi = int(touch.addresses.min()), int(touch.addresses.max()) + touch.size
+        known = self._memory.find(lo, hi)  # on a heap: an allocation, not the whole storage
+        self._access(event, touch if known is None else touch._replace(region=known))
+        if writes:
+            self._signals.break_chains(touch.addresses, touch.size)
 
     # allocations
 
@@ -158,12 +160,21 @@ class Checker:
         number = CLEAN if written else UNWRITTEN
         self._shadows[region.start] = Shadow(region.start, region.end, region.itemsize, number)
 
-    def fresh(self, storage: tuple[int, int, int], written: bool) -> None:
-        """Torch made an ordinary tensor here: what was known of this memory is over."""
-        start, end, itemsize = storage
-        if end > start and self._memory.find(start, start + 1) is None:
+    def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
+        """Before an ordinary tensor is touched: what was known of its memory may be of another.
+
+        Torch may hand out freed memory again without our seeing either, for an unpickled tensor for
+        example. An `unwritten` tensor, the size of its elements, was made just now and not filled.
+        """
+        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        if start == end or self._memory.is_heap(start, end):
+            return
+        owner = self._owners.get(start)
+        if owner is None or owner.expired():
             self.freed(start)
-            self.allocated(Region(start, end, "tensor", -1, itemsize, is_heap=False), written)
+            self._owners[start] = StorageWeakRef(storage)
+            if unwritten:
+                self.allocated(Region(start, end, "tensor", -1, unwritten, is_heap=False))
 
     def freed(self, start: int) -> None:
         shadow = self._shadows.pop(start, None)
