@@ -35,7 +35,13 @@ def function_of(target: str, size: int) -> Callable[[World], Any]:
             return _attribute(importlib.import_module(path), name, target)
         except ModuleNotFoundError as error:
             raise ValueError(f"{target}: no module named {error.name}") from None
-    return exercise(ops.find(path), size)
+    modules = ops.algorithms(path)
+
+    def run_all(world: World) -> None:
+        for module in modules.values():
+            exercise(module, size)(world)
+
+    return run_all
 
 
 def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
@@ -47,24 +53,37 @@ def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
 
     def run(world: World) -> None:
         for problem in op.cases(size):
-            plan = op.plan(world, problem, op.default(problem, world.num_sms))
-            other = op.plan(world, problem, op.default(problem, world.num_sms))
-            first, second, third, fresh = (op.inputs(world, problem, seed) for seed in range(4))
-            results = [plan(*first), plan(*second), other(*third)]
-            for given, result in zip((first, second, third), results, strict=True):
-                _compare(world, op, given, result)
-            for old, new in zip(first, fresh, strict=True):
-                old.copy_(new)
-            _compare(world, op, first, plan(*first))
-            for made in (other, plan):
-                made.free()
+            with world.scope():
+                _exercise(world, op, problem)
 
     return run
 
 
-def _compare(world: World, op: ModuleType, given: tuple, result: torch.Tensor) -> None:
+def _exercise(world: World, op: ModuleType, problem: Any) -> None:
+    plans = [op.plan(world, problem, op.default(problem, world.num_sms)) for _ in range(2)]
+    given = [op.inputs(world, problem, seed) for seed in range(4)]
+    expected = [_reference(world, op, problem, each) for each in given]
+    outs = [world.empty(want.shape, want.dtype, "out") for want in expected[:3]]
+    world.barrier()  # peers may be touched
+    for plan, each, out in zip((plans[0], plans[0], plans[1]), given, outs, strict=False):
+        plan(*each, out)
+    for out, want in zip(outs, expected, strict=False):
+        _compare(world, out, want)
+    for old, new in zip(given[0], given[3], strict=True):
+        old.copy_(new)
+    _compare(world, plans[0](*given[0], outs[0]), expected[3])
+    for plan in reversed(plans):
+        plan.free()
+
+
+def _reference(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
     parts = world.exchange([tensor.cpu() for tensor in given])
-    want = op.reference(*(list(each) for each in zip(*parts, strict=True)))
+    by_input = (list(each) for each in zip(*parts, strict=True))
+    answer: torch.Tensor = op.reference(problem, world.rank, *by_input)
+    return answer
+
+
+def _compare(world: World, result: torch.Tensor, want: torch.Tensor) -> None:
     got = result.cpu().view(want.shape)
     if not torch.equal(got, want):
         wrong = (got != want).flatten().nonzero().flatten()

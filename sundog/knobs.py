@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-__all__ = ["KNOBS", "Knob", "backend", "heap_size", "num_sms", "seed", "timeout"]
+__all__ = ["KNOBS", "Knob", "backend", "cache", "heap_size", "num_sms", "seed", "timeout"]
 
 
 @dataclass(frozen=True)
@@ -55,5 +55,6 @@ heap_size = Knob(
 timeout = Knob("SUNDOG_TIMEOUT", 60.0, float, "Seconds until a wait, in a kernel or not, gives up")
 seed = Knob("SUNDOG_SEED", 0, int, "Seed of the simulator's schedule")
 num_sms = Knob("SUNDOG_SIM_SMS", 16, int, "SMs of the simulated GPU: programs resident per rank")
+cache = Knob("SUNDOG_CACHE", "~/.cache/sundog", str, "Folder of what was tuned here")
 
-KNOBS: tuple[Knob, ...] = (backend, heap_size, timeout, seed, num_sms)
+KNOBS: tuple[Knob, ...] = (backend, heap_size, timeout, seed, num_sms, cache)

@@ -1,7 +1,7 @@
 """What every op has: a Problem, a Config, a Plan, and a place in the table of ops.
 
-An op is a module with the names of `SHAPE`; tools (check, bench, tune, ...) need nothing else, so
-they work on a user's own op as on ours.
+An op's algorithm is a module with the names of `SHAPE`; tools (check, bench, tune, ...) need
+nothing else, so they work on a user's own op as on ours.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
     from .world import World
 
-__all__ = ["OPS", "SHAPE", "Cost", "Plan", "agree", "find"]
+__all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "find"]
 
-OPS = {"all_gather": "sundog.collectives.all_gather"}
+# op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
+OPS = {
+    "all_gather.push": "sundog.collectives.all_gather_push",
+}
+BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
 SHAPE = (
     "Problem", "Config", "valid", "space", "default", "cost", "cases", "inputs", "reference",
     "plan",
@@ -61,16 +65,30 @@ class Plan:
             self.world.free(tensor)
 
 
-def agree(world: World, op: str, problem: Any, config: Any) -> None:
-    """A collective on the host: every rank plans the same, or all are told the difference."""
+def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:
+    """A collective on the host: every rank plans the same, or all are told the difference.
+
+    `refused` is what `valid` says. Ranks agree first, so that one that refuses alone is named.
+    """
     everyone = world.exchange((repr(problem), repr(config)), f"plan of {op}")
     if len(set(everyone)) > 1:
         text = by_rank([f"{p}, {c}" for p, c in everyone])
         raise RankMismatch(f"{op}: ranks ask for different things:\n{text}")
+    if refused is not None:
+        raise ValueError(f"{op}: {refused}")
+
+
+def algorithms(name: str) -> dict[str, ModuleType]:
+    """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
+    own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]
+    if own:
+        return {algo: find(f"{name}.{algo}") for algo in own}
+    return {name.partition(".")[2] if name in OPS else "": find(name)}
 
 
 def find(name: str) -> ModuleType:
-    """An op by its name, or any module with the names of SHAPE by its path."""
+    """An op's first algorithm, one by its name, or a module with the names of SHAPE by its path."""
+    name = next((key for key in OPS if key.partition(".")[0] == name), name)
     try:
         module = importlib.import_module(OPS.get(name, name))
     except ModuleNotFoundError as error:

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from .backends import Backend
+from .collectives.all_gather import all_gather
 from .device import context
 from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
-from .heap import Allocation, Heap, divergence
-from .sim.memory import heaps, poison_tensor
+from .heap import Heap, divergence
+from .symmetric import Shape, Symmetric
 from .waits import Waits, table
 
 __all__ = ["World"]
-
-Shape = int | Sequence[int]
 
 
 class World:
@@ -35,15 +34,13 @@ class World:
         self._ranks = ranks
         self._channel = channel
         self._heap = heap
-        self._origin = origin
+        self._memory = Symmetric(backend, ranks, heap, origin)
         self._closed = ""
         self._num_groups = 0
         self._groups: dict[int, World | None] = {}  # by the offset of their heaps in this one
         self._scopes: list[list[int]] = []
-        self._signals: dict[int, torch.Tensor] = {}
+        self._signals: dict[int, torch.Tensor] = {}  # by offset
         self._plans: dict[Hashable, Any] = {}
-        storage = backend.segment(backend.rank).untyped_storage()
-        heaps[storage.data_ptr()] = storage
         self.ctx = self._make_context()
 
     def __repr__(self) -> str:
@@ -58,18 +55,7 @@ class World:
 
         Peers may touch it after a barrier. What it holds is poison on the simulator.
         """
-        self._check_open()
-        sizes = _sizes(shape)
-        count = torch.Size(sizes).numel()
-        block = self._heap.alloc(count * dtype.itemsize, name, dtype.itemsize)
-        if self._scopes:
-            self._scopes[-1].append(block.offset)
-        self._backend.allocated(self._base(self._backend.rank), block)
-        tensor = self._view(self._backend.rank, block.offset, sizes, dtype)
-        if self._heap.guard:
-            with torch._C.DisableTorchFunction():  # nobody's write: it stays unwritten
-                poison_tensor(tensor)
-        return tensor
+        return self._allocate(shape, dtype, name, "data")
 
     def zeros(
         self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
@@ -93,16 +79,20 @@ class World:
         return self.zeros(other.shape, other.dtype, name)
 
     def signals(self, shape: Shape, name: str) -> torch.Tensor:
-        """Flags and epochs: zeroed int64, and set back to zero if the world must recover."""
-        tensor = self.zeros(shape, torch.int64, name)
-        self._signals[_address(tensor)] = tensor
+        """Flags and epochs: zeroed int64, and set back to zero if the world must recover.
+
+        A peer's are reached by `device.signal`, a peer's data by `device.memory`: under a link
+        they lie in different memories.
+        """
+        tensor = self._allocate(shape, torch.int64, name, "flags").zero_()
+        self._signals[self._memory.block_of(tensor).offset] = tensor
         return tensor
 
     def free(self, tensor: torch.Tensor) -> None:
         """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
         self._check_open()
-        block = self._block_of(tensor)
-        inside = _address(tensor) - self._base(self._backend.rank) - block.offset
+        block = self._memory.block_of(tensor)
+        inside = self._memory.inside(tensor, block)
         if inside != 0:
             raise NotSymmetric(
                 f"free: this tensor is a part of {block.name}, {inside} bytes into it. Free the "
@@ -111,11 +101,9 @@ class World:
         self._free(block.offset)
 
     def _free(self, offset: int) -> None:
-        base = self._base(self._backend.rank)
-        block = self._heap.free(offset)
-        if offset not in self._groups:
-            self._signals.pop(base + offset, None)
-            self._backend.freed(base, block)
+        block = self._memory.free(offset)
+        if not block.is_arena:
+            self._signals.pop(offset, None)
             return
         group = self._groups.pop(offset)
         if group is not None:
@@ -135,7 +123,7 @@ class World:
                     self._free(offset)
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        return self._find(tensor) is not None
+        return self._memory.find(tensor) is not None
 
     def as_symmetric(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
         """The tensor itself if it is on the heap, else a copy of it that is."""
@@ -145,21 +133,13 @@ class World:
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """A view of the peer's copy, where the host can reach its memory. Orders nothing."""
-        block = self._block_of(tensor)
+        self._check_open()
         self._check_rank(rank)
-        other = self._ranks[rank]
-        whole = self._view(other, block.offset, [block.size // tensor.itemsize], tensor.dtype)
-        inside = _address(tensor) - self._base(self._backend.rank) - block.offset
-        start = whole.storage_offset() + inside // tensor.itemsize
-        return whole.as_strided(tensor.shape, tensor.stride(), start)
+        return self._memory.peer(tensor, rank)
 
-    # ops
+    # ops: functions of a world, one file each
 
-    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The ranks' tensors along the first dimension: see collectives.all_gather."""
-        from .collectives.all_gather import all_gather
-
-        return all_gather(self, x, out)
+    all_gather = all_gather
 
     def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan made for this key before, or a new one (a collective on the host)."""
@@ -192,7 +172,7 @@ class World:
         """Wait for what this rank launched; raises WaitTimeout if a wait inside it ran out."""
         self._check_open()
         self._backend.synchronize()
-        self._waits.raise_if_expired(self.rank, self._name_of)
+        self._waits.raise_if_expired(self.rank, self._memory.name_of)
 
     def exchange(self, value: Any, what: str = "exchange") -> list[Any]:
         """Every rank's value, by rank. A collective on the host, with a timeout."""
@@ -221,7 +201,7 @@ class World:
         members = self._check_members(ranks)
         self._num_groups += 1
         nbytes = heap_size or self._heap.capacity // 8
-        arena = self._heap.alloc(nbytes, f"group{self._num_groups}")
+        arena = self._heap.alloc(nbytes, f"group{self._num_groups}", kind="arena")
         self._groups[arena.offset] = None
         if self._scopes:
             self._scopes[-1].append(arena.offset)
@@ -230,7 +210,7 @@ class World:
         heap = Heap(nbytes, self._heap.guard)
         chosen = tuple(self._ranks[r] for r in members)
         channel = f"{self._channel}/{self._num_groups}"
-        group = World(self._backend, chosen, channel, heap, self._origin + arena.offset)
+        group = World(self._backend, chosen, channel, heap, self._memory.origin + arena.offset)
         self._groups[arena.offset] = group
         group.barrier()  # nobody talks to a member whose context is not there yet
         return group
@@ -264,47 +244,19 @@ class World:
 
     # inside
 
-    def _base(self, rank: int) -> int:
-        """Where a rank's heap (of this world or group) starts, for this rank's kernels."""
-        return self._backend.bases[rank] + self._origin
-
-    def _view(self, rank: int, offset: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
-        start = self._origin + offset
-        nbytes = torch.Size(sizes).numel() * dtype.itemsize
-        return self._backend.segment(rank)[start : start + nbytes].view(dtype).view(sizes)
+    def _allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
+        self._check_open()
+        tensor = self._memory.allocate(shape, dtype, name, kind)
+        if self._scopes:
+            self._scopes[-1].append(self._memory.block_of(tensor).offset)
+        return tensor
 
     def _make_context(self) -> torch.Tensor:
-        own = self._base(self._backend.rank)
-        deltas = [self._base(rank) - own for rank in self._ranks]
-        words = table(self.rank, deltas, self._backend.polls)
-        ctx = self.empty((len(words),), torch.int64, "ctx")
+        words = table(self.rank, self._memory.deltas(), self._backend.polls)
+        ctx = self._allocate(len(words), torch.int64, "ctx", "flags")
         self._waits = Waits(ctx, self._backend.record(context.RECORD_WORDS.value))
         words[context.RECORD.value] = self._waits.distance
         return ctx.copy_(torch.tensor(words, dtype=torch.int64))
-
-    def _find(self, tensor: torch.Tensor) -> Allocation | None:
-        if tensor.device.type != self.device.type:
-            return None
-        offset = _address(tensor) - self._base(self._backend.rank)
-        if not 0 <= offset < self._heap.capacity:
-            return None
-        # Live blocks are few and this is not a launch path: a scan is fine.
-        for block in self._heap.live.values():
-            if block.offset <= offset < block.offset + block.size:
-                return None if block.offset in self._groups else block
-        return None
-
-    def _block_of(self, tensor: torch.Tensor) -> Allocation:
-        self._check_open()
-        block = self._find(tensor)
-        if block is None:
-            raise NotSymmetric(
-                f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} is not a live "
-                f"allocation of this world's heap (rank {self.rank} of {self.size}): it is an "
-                "ordinary tensor, or freed, or from another world. Use world.empty or "
-                "world.as_symmetric."
-            )
-        return block
 
     def _check_open(self) -> None:
         if self._closed:
@@ -330,29 +282,9 @@ class World:
             )
         return members
 
-    def _name_of(self, address: int) -> str:
-        offset = address - self._base(self._backend.rank)
-        for block in self._heap.live.values():
-            if block.offset <= offset < block.offset + block.size:
-                return f"{block.name}[{(offset - block.offset) // block.itemsize}]"
-        return f"address {address:#x}"
-
     def _recover(self) -> None:
         for tensor in self._signals.values():
             tensor.zero_()
         self._waits.set_back(self._backend.polls)
         self._backend.synchronize()
         self.exchange(None, "recovery")  # nobody signals before everybody's flags are back
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where it starts, also if it is empty: data_ptr() would be 0 then."""
-    storage = tensor.untyped_storage().data_ptr()
-    return storage + int(tensor.storage_offset()) * tensor.itemsize
-
-
-def _sizes(shape: Shape) -> list[int]:
-    sizes = [shape] if isinstance(shape, int) else list(shape)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"shape {sizes}: sizes must not be negative")
-    return sizes

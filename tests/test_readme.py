@@ -28,7 +28,7 @@ def test_every_environment_variable_is_listed_with_its_default_and_meaning():
 
 def test_every_op_and_command_is_listed():
     text = README.read_text()
-    for op in OPS:
+    for op in {key.partition(".")[0] for key in OPS}:
         assert f"`world.{op}(" in text
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     groups = [group.name for group in app.registered_groups]

@@ -6,7 +6,6 @@ A result that differs from the reference is reported as wrong and never timed.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,7 +115,7 @@ def _problem(
         calls = [baseline(world, inputs, out) for inputs, out in sets]
         row = Row(name, str(problem), "", cost, limit)
         ready.append(_Ready(row, Variant(name, calls)))
-    checked = [(each, _wrong(world, op, each.variant, sets)) for each in ready]
+    checked = [(each, _wrong(world, op, problem, each.variant, sets)) for each in ready]
     timed = measure(world, [each.variant for each, wrong in checked if not wrong], samples)
     found = {id(v): t for v, t in zip([e for e, w in checked if not w], timed, strict=True)}
     return [
@@ -130,12 +129,9 @@ def _own(
     limit: float,
 ) -> _Ready:  # fmt: skip
     plan = op.plan(world, problem, config)
-    takes_out = "out" in inspect.signature(plan.launch).parameters
 
     def call(inputs: tuple, out: torch.Tensor) -> Callable[[], Any]:
-        if takes_out:
-            return lambda: plan(*inputs, out)
-        return lambda: out.copy_(plan(*inputs))
+        return lambda: plan(*inputs, out)
 
     row = Row("sundog", str(problem), str(config), cost, limit)
     return _Ready(row, Variant(f"sundog {config}", [call(*each) for each in sets]))
@@ -149,24 +145,25 @@ def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
     for seed in range(count):
         inputs = op.inputs(world, problem, seed)
         world.barrier()
-        expected = _reference(world, op, inputs)
+        expected = _reference(world, op, problem, inputs)
         sets.append((inputs, world.empty(expected.shape, expected.dtype)))
     world.barrier()
     return sets
 
 
-def _reference(world: World, op: ModuleType, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    answer: torch.Tensor = op.reference(
-        [world.peer(tensor, rank) for rank in range(world.size) for tensor in inputs]
-    )
+def _reference(
+    world: World, op: ModuleType, problem: Any, inputs: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    parts = [[world.peer(tensor, rank) for rank in range(world.size)] for tensor in inputs]
+    answer: torch.Tensor = op.reference(problem, world.rank, *parts)
     return answer
 
 
-def _wrong(world: World, op: ModuleType, variant: Variant, sets: list[Any]) -> str:
+def _wrong(world: World, op: ModuleType, problem: Any, variant: Variant, sets: list[Any]) -> str:
     """Run every call on poisoned outputs and compare; the answer of all ranks."""
     bad = 0
     for call, (inputs, out) in zip(variant.calls, sets, strict=True):
-        expected = _reference(world, op, inputs)
+        expected = _reference(world, op, problem, inputs)
         out.view(torch.uint8).fill_(0x7B)
         world.barrier()
         call()

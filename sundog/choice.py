@@ -1,0 +1,174 @@
+"""Which algorithm and which config: from what was measured on this kind of GPU, else by rule.
+
+One JSON per target in the package (sundog/targets/nvidia-h200.json), overlaid by the user's own in
+SUNDOG_CACHE. A file is a list of measurements, and nothing is in it that was not measured:
+
+    {"op": "all_gather.push", "problem": {"numel": 65536, "dtype": "bfloat16", "size": 8},
+     "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "..."}
+
+Between two measured sizes time grows linearly: latency plus bytes over bandwidth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import knobs
+from .op import BY_REQUEST, algorithms
+
+__all__ = ["Choice", "Entry", "choose", "config_for", "entries", "write_entries"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measurement of one algorithm."""
+
+    op: str  # all_gather.push
+    problem: dict[str, Any]
+    config: dict[str, Any]
+    seconds: float
+    date: str
+    run: str  # where it came from
+
+
+@dataclass(frozen=True)
+class Choice:
+    algo: str
+    config: Any
+    why: str
+
+
+def choose(op: str, problem: Any, target: str, num_sms: int) -> Choice:
+    """The algorithm that should be fastest here, among those that give the same bits."""
+    modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
+    configs = {a: config_for(f"{op}.{a}", m, problem, target, num_sms) for a, m in modules.items()}
+    usable = {a: m for a, m in modules.items() if m.valid(problem, configs[a]) is None}
+    if not usable:
+        reasons = "; ".join(f"{a}: {m.valid(problem, configs[a])}" for a, m in modules.items())
+        raise ValueError(f"{op}: no algorithm takes {problem}: {reasons}")
+    times = {a: _estimate(f"{op}.{a}", m, problem, target) for a, m in usable.items()}
+    known = {a: t for a, t in times.items() if t is not None}
+    if not known:
+        algo = next(iter(usable))
+        why = f"nothing was measured on {target}: the first of {', '.join(usable)}"
+        return Choice(algo, configs[algo], f"{op}: {algo}, since {why}")
+    algo = min(known, key=lambda each: known[each])
+    expected = ", ".join(f"{a} {1e6 * t:.1f} us" for a, t in sorted(known.items(), key=_second))
+    return Choice(algo, configs[algo], f"{op}: {algo}, expected on {target}: {expected}")
+
+
+def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: int) -> Any:
+    """The config measured for this very problem, or the nearest one's, or the rule's."""
+    near = sorted(_comparable(op, module, problem, target), key=_first)
+    for _, _, entry in near:
+        config = module.Config(**entry.config)
+        if module.valid(problem, config) is None:
+            return config
+    return module.default(problem, num_sms)
+
+
+def entries(target: str) -> tuple[Entry, ...]:
+    """What was measured on a target: the package's entries, then the user's, which win."""
+    files = (_package(target), _user(target))
+    found: dict[tuple, Entry] = {}
+    for path in files:
+        for entry in _read(path, path.stat().st_mtime_ns) if path.exists() else ():
+            found[entry.op, json.dumps(entry.problem, sort_keys=True)] = entry
+    return tuple(found.values())
+
+
+def write_entries(path: Path, new: list[Entry]) -> None:
+    """Add entries to a target's file; those of the same op and problem are replaced."""
+    old = _read(path, path.stat().st_mtime_ns) if path.exists() else ()
+    kept = {(e.op, json.dumps(e.problem, sort_keys=True)): e for e in (*old, *new)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
+    path.write_text(f"[\n{lines}\n]\n")
+
+
+def _package(target: str) -> Path:
+    return Path(__file__).parent / "targets" / f"{target}.json"
+
+
+def _user(target: str) -> Path:
+    return Path(knobs.cache.get()).expanduser() / "targets" / f"{target}.json"
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, mtime: int) -> tuple[Entry, ...]:
+    try:
+        return tuple(Entry(**each) for each in json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not a list of measurements ({error}); remove it") from None
+
+
+def _comparable(
+    op: str, module: ModuleType, problem: Any, target: str
+) -> list[tuple[float, int, Entry]]:
+    """Entries that differ from a problem in sizes only: distance, work, entry."""
+    found = []
+    for entry in entries(target):
+        if entry.op != op:
+            continue
+        other = module.Problem(**{k: _parsed(v) for k, v in entry.problem.items()})
+        distance = _distance(problem, other)
+        if distance is not None:
+            found.append((distance, _work(module, other), entry))
+    return found
+
+
+def _distance(a: Any, b: Any) -> float | None:
+    """How many times larger or smaller, in powers of two over all sizes; None: another kind."""
+    total = 0.0
+    for field in dataclasses.fields(a):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(x, torch.dtype) and isinstance(y, torch.dtype):
+            total += abs(math.log2(x.itemsize / y.itemsize)) + (x != y) * 0.01
+        elif field.name == "size" or type(x) is not int or type(y) is not int:
+            if x != y:
+                return None
+        else:
+            total += abs(math.log2((x + 1) / (y + 1)))
+    return total
+
+
+def _estimate(op: str, module: ModuleType, problem: Any, target: str) -> float | None:
+    points = sorted((work, e.seconds) for _, work, e in _comparable(op, module, problem, target))
+    if not points:
+        return None
+    work = _work(module, problem)
+    below = [p for p in points if p[0] <= work]
+    above = [p for p in points if p[0] >= work]
+    if not below:
+        return points[0][1]  # latency
+    if not above:
+        return points[-1][1] * work / max(points[-1][0], 1)
+    (w0, t0), (w1, t1) = below[-1], above[0]
+    return t0 if w0 == w1 else t0 + (t1 - t0) * (work - w0) / (w1 - w0)
+
+
+def _work(module: ModuleType, problem: Any) -> int:
+    cost = module.cost(problem)
+    return int(cost.flops or cost.hbm_bytes)
+
+
+def _parsed(value: Any) -> Any:
+    kind = getattr(torch, value, None) if isinstance(value, str) else None
+    return kind if isinstance(kind, torch.dtype) else value
+
+
+def _first(item: tuple) -> Any:
+    return item[0]
+
+
+def _second(item: tuple) -> Any:
+    return item[1]
