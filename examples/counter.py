@@ -36,7 +36,7 @@ def draw_kernel(counter, tickets, total, arrived, ctx, TICKETS: tl.constexpr):
 
 def main(world: sundog.World) -> torch.Tensor:
     programs, each = 3, 4
-    counter = world.signals(1, "counter")
+    counter = world.zeros(1, torch.int64, "counter")
     arrived = world.signals(1, "arrived")
     tickets = torch.empty((programs, each), dtype=torch.int64, device=world.device)
     total = torch.empty((1,), dtype=torch.int64, device=world.device)

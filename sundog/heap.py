@@ -45,6 +45,15 @@ class Allocation:
     name: str
     site: str
     itemsize: int = 1
+    kind: str = "data"  # or "flags", or "arena": the heap of a group
+
+    @property
+    def is_flags(self) -> bool:
+        return self.kind == "flags"
+
+    @property
+    def is_arena(self) -> bool:
+        return self.kind == "arena"
 
 
 @dataclass
@@ -66,7 +75,9 @@ class Heap:
         self._bitmap = 0  # bit c is set where class c has a block
         self._give(0, self.capacity)
 
-    def alloc(self, nbytes: int, name: str = "", itemsize: int = 1) -> Allocation:
+    def alloc(
+        self, nbytes: int, name: str = "", itemsize: int = 1, kind: str = "data"
+    ) -> Allocation:
         site = caller()
         self._record(Call("alloc", nbytes, name, site))
         size = _round_up(max(nbytes, 1) + self.guard)
@@ -76,7 +87,7 @@ class Heap:
         whole = self._take(start)
         if whole > size:
             self._give(start + size, whole - size)
-        block = Allocation(start, nbytes, size, name or f"unnamed@{site}", site, itemsize)
+        block = Allocation(start, nbytes, size, name or f"unnamed@{site}", site, itemsize, kind)
         self.live[start] = block
         return block
 

@@ -12,10 +12,12 @@ from .errors import WaitRecord, WaitTimeout
 __all__ = ["Waits", "table"]
 
 
-def table(rank: int, deltas: list[int], polls: int) -> list[int]:
-    """The words of a context, but for where its record lies."""
-    words = [0] * context.DELTAS.value + deltas
-    words[context.DELTAS.value - 1] = context.NOBODY
+def table(rank: int, deltas: list[tuple[int, int]], polls: int) -> list[int]:
+    """The words of a context, but for where its record lies. `deltas`: of data and of flags."""
+    first = context.DELTAS.value
+    assert (first + 1, 2) == (context.FLAG_DELTAS.value, context.PER_PEER.value)
+    words = [0] * first + [word for pair in deltas for word in pair]
+    words[first - 2 : first] = [context.NOBODY] * 2
     words[context.RANK.value] = rank
     words[context.SIZE.value] = len(deltas)
     words[context.POLLS.value] = polls

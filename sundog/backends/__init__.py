@@ -22,9 +22,11 @@ class Backend(Protocol):
     guard: int  # bytes left unused behind every allocation, so that overruns are seen
     polls: int  # how often a wait in a kernel may poll
     bases: list[int]  # address of every rank's heap, as this rank's kernels see it
+    flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
+    passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
 
-    def segment(self, rank: int) -> torch.Tensor:
-        """A rank's heap as bytes, if the host can reach it (ValueError if not)."""
+    def segment(self, rank: int, is_flags: bool) -> torch.Tensor:
+        """A rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
 
     def record(self, num_words: int) -> torch.Tensor | None:
         """Zeroed int64 words in host memory that kernels can write; None if the heap is that."""

@@ -169,7 +169,7 @@ def polls_per_second(index: int) -> float:
     With others polling too it is slower, so a wait lasts at least as long as was asked for.
     """
     device = torch.device("cuda", index)
-    ctx = torch.zeros(context.DELTAS.value + 1, dtype=torch.int64, device=device)
+    ctx = torch.zeros(context.DELTAS.value, dtype=torch.int64, device=device)
     ctx[context.RECORD.value] = context.RECORD_HERE.value
     flag = torch.zeros(1, dtype=torch.int64, device=device)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

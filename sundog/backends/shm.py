@@ -45,6 +45,7 @@ class ShmBackend:
     """One rank: its process, its machine with one host, and maps of all heaps."""
 
     name = "shm"
+    passive = False
     device = torch.device("cpu")
     guard = ALIGNMENT
     polls = UNBOUNDED  # seconds are counted by `_look_outside`
@@ -79,7 +80,7 @@ class ShmBackend:
             raise RankMismatch(f"ranks opened different worlds (heap size, torch, triton):\n{text}")
         for rank, (pid, fd, *_) in enumerate(everyone):
             self._segments[rank] = self._map(rank, pid, fd, heap_size)
-        self.bases = [segment.data_ptr() for segment in self._segments]
+        self.bases = self.flag_bases = [segment.data_ptr() for segment in self._segments]
         self.exchange(None, "opening of the world", tuple(range(self.size)), "open")
         os.close(self._own_fd)  # everybody has mapped it; the maps keep it alive
         torch._C._push_on_torch_function_stack(self._mode)
@@ -94,7 +95,7 @@ class ShmBackend:
         finally:
             os.close(theirs)
 
-    def segment(self, rank: int) -> torch.Tensor:
+    def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return self._segments[rank]
 
     def record(self, num_words: int) -> None:

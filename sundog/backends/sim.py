@@ -31,11 +31,16 @@ ORDERING = ("barrier", "recovery")  # the exchanges behind which all streams wer
 
 @dataclass(frozen=True)
 class Sim:
-    """How to simulate. `schedule` is a token such as a finding prints: random:7, pct:7:3."""
+    """How to simulate. `schedule` is a token such as a finding prints: random:7, pct:7:3.
+
+    With `split_heaps` a rank's data and its flags lie in different memories, as on `virtual` with
+    link="pcie": a kernel that reaches for one as if it were the other is told so.
+    """
 
     schedule: str = ""
     num_sms: int = 0
     expire: bool = False
+    split_heaps: bool = False
 
 
 class Meeting:
@@ -73,6 +78,7 @@ class SimBackend:
     """One rank of a simulated world."""
 
     name = "sim"
+    passive = False
     device = torch.device("cpu")
     guard = GUARD
     polls = UNBOUNDED
@@ -82,10 +88,11 @@ class SimBackend:
         self.size = len(shared.segments)
         self.num_sms = shared.machine.num_sms
         self.bases = [segment.data_ptr() for segment in shared.segments]
+        self.flag_bases = [segment.data_ptr() for segment in shared.flags]
         self._shared = shared
 
-    def segment(self, rank: int) -> torch.Tensor:
-        return self._shared.segments[rank]
+    def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
+        return (self._shared.flags if is_flags else self._shared.segments)[rank]
 
     def record(self, num_words: int) -> None:
         """The context, on the heap, has room for it."""
@@ -123,6 +130,7 @@ class Shared:
 
     machine: Machine
     segments: list[torch.Tensor]
+    flags: list[torch.Tensor]  # the same, unless heaps are split
     meetings: dict[str, Meeting]
 
 
@@ -143,18 +151,25 @@ def run(fn: Callable[[World], Any], world_size: int, heap_size: int, options: Si
     """Run `fn` on every rank, interleaved, until all have returned."""
     token = options.schedule or f"random:{knobs.seed.get()}"
     machine = Machine(from_token(token), options.num_sms or knobs.num_sms.get(), options.expire)
-    simulate(machine, fn, world_size, heap_size)
+    simulate(machine, fn, world_size, heap_size, options.split_heaps)
     if machine.failure is not None:
         raise _with_rank(machine.failure, machine.hosts)
     return [host.result for host in machine.hosts]
 
 
-def simulate(machine: Machine, fn: Callable[[World], Any], world_size: int, heap_size: int) -> None:
+def simulate(
+    machine: Machine,
+    fn: Callable[[World], Any],
+    world_size: int,
+    heap_size: int,
+    split_heaps: bool = False,
+) -> None:
     """The same on a given machine, whose hosts have the results and `failure` the first error."""
     if current_machine() is not None:
         raise ValueError("sundog.run inside a rank: open the second world after the first is done")
     segments = [make_segment(heap_size) for _ in range(world_size)]
-    shared = Shared(machine, segments, {})
+    flags = [make_segment(heap_size) for _ in segments] if split_heaps else segments
+    shared = Shared(machine, segments, flags, {})
     for rank in range(world_size):
         machine.add_host(rank, _host(fn, shared, rank), [HostMode(machine)])
     machine.on_expire = lambda programs: end_waits(machine.memory, programs)

@@ -88,12 +88,14 @@ class SymmBackend:
     """One rank: its process, its GPU or its share of one, and maps of all heaps."""
 
     name = "symm"
+    passive = False
     guard = 0
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float) -> None:
         self.rank, self.size = rank, size
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.bases: list[int] = []
+        self.flag_bases: list[int] = []
         self._target = target.of(self.device)
         self.polls = max(int(timeout * polls_per_second(self.device.index)), 1)
         self.num_sms = self._target.num_sms
@@ -122,10 +124,10 @@ class SymmBackend:
         self._own = symmetric.empty(heap_size, dtype=torch.uint8, device=self.device)
         assert dist.group.WORLD is not None
         self._handle = symmetric.rendezvous(self._own, dist.group.WORLD.group_name)
-        self.bases = list(self._handle.buffer_ptrs)
+        self.bases = self.flag_bases = list(self._handle.buffer_ptrs)
         self._contexts = Contexts(self._own)
 
-    def segment(self, rank: int) -> torch.Tensor:
+    def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         if rank == self.rank:  # not a view by address: this one keeps the memory alive
             return self._own
         view: torch.Tensor = self._handle.get_buffer(rank, [self._own.numel()], torch.uint8)

@@ -50,6 +50,7 @@ class VirtualBackend:
     """One rank of a world on one GPU."""
 
     name = "virtual"
+    passive = False
     guard = 0
 
     def __init__(self, shared: Shared, rank: int) -> None:
@@ -58,11 +59,11 @@ class VirtualBackend:
         self.device = shared.segments[rank].device
         self.num_sms = shared.num_sms
         self.polls = shared.polls
-        self.bases = [segment.data_ptr() for segment in shared.segments]
+        self.bases = self.flag_bases = [segment.data_ptr() for segment in shared.segments]
         self._shared = shared
         self._failed = False
 
-    def segment(self, rank: int) -> torch.Tensor:
+    def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return self._shared.segments[rank]
 
     def record(self, num_words: int) -> torch.Tensor:

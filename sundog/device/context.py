@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton.language as tl
 
 __all__ = [
-    "DELTAS", "NOBODY", "POLLS", "RANK", "RECORD", "RECORD_HERE", "RECORD_WORDS", "SIZE", "TAKEN",
+    "DELTAS", "FLAG_DELTAS", "NOBODY", "PER_PEER", "POLLS", "RANK", "RECORD", "RECORD_HERE",
+    "RECORD_WORDS", "SIZE", "TAKEN",
 ]  # fmt: skip
 
 RANK = tl.constexpr(0)  # this rank in the world (or group)
@@ -20,5 +21,9 @@ RECORD = tl.constexpr(3)  # how far from this table the record lies, in words
 RECORD_WORDS = tl.constexpr(6)
 TAKEN = tl.constexpr(4)  # 1 once a wait has claimed the record: the first one leaves it
 RECORD_HERE = tl.constexpr(8)  # the record's place where this table is in host memory itself
-DELTAS = tl.constexpr(16)  # base of peer's heap minus base of mine, in bytes, one word per peer
-NOBODY = 1 << 62  # the word before them: a peer of -1 must not turn out to be this rank
+# Two words per peer: how far, in bytes, the peer's data and the peer's flags lie from the own ones.
+# They are equal unless a link separates them: data may lie in host memory, flags never do.
+DELTAS = tl.constexpr(16)
+FLAG_DELTAS = tl.constexpr(17)
+PER_PEER = tl.constexpr(2)
+NOBODY = 1 << 62  # the words before them: a peer of -1 must not turn out to be this rank

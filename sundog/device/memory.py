@@ -6,6 +6,9 @@ is meant. The context holds the distance from this heap to each peer's, so an ac
 compiler is told: a 16-byte access stays one. In a loop, translate the scalar base once and index
 from it; that is the fastest form.
 
+For data: tensors of `world.empty` and its like. A peer's flags (`world.signals`) may lie elsewhere
+than its data: `signal` has what reaches those.
+
 None of these orders anything. See `signal` for what does.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .context import DELTAS
+from .context import DELTAS, PER_PEER
 
 __all__ = [
     "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
@@ -29,7 +32,7 @@ def translate(ptr, peer, ctx):
     """The pointer, or tile of pointers, to the same place in the peer's heap."""
     # In elements: through a pointer to bytes, Triton 3.9 forgets that a tile is contiguous.
     nbytes: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
-    delta = tl.load(ctx + DELTAS + peer) // nbytes
+    delta = tl.load(ctx + DELTAS + PER_PEER * peer) // nbytes
     return ptr + tl.multiple_of(delta, 256 // nbytes)
 
 

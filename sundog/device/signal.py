@@ -3,8 +3,8 @@
 Epochs up to the largest, 2^63 - 1, are compared rightly, and they do not wrap: a kernel that took a
 nanosecond per epoch would come there after 292 years.
 
-A flag lies in the heap of the rank that waits for it, so that polling stays local; the signaller
-writes it across the link. Three patterns cover everything (docs/memory_model.md has them whole):
+A flag (from `world.signals`) lies in the heap of the rank that waits for it, so that polling stays
+local; the signaller writes it across the link. Three patterns cover everything (docs/memory_model.md has them whole):
 
     produce, then signal      store tiles to the peer; signal(flag, peer, epoch, ctx)
     wait, then consume        wait(flag, peer, epoch, ctx); load the tiles
@@ -13,6 +13,9 @@ writes it across the link. Three patterns cover everything (docs/memory_model.md
 Every wait is bounded by the context's POLLS word. One that runs out leaves a record, sets POLLS to
 0, which ends all other waits of this rank at once, and goes on: the host raises WaitTimeout, and
 what the kernel computed is not used.
+
+Gluon kernels call these functions too (`gluon` has the names): nothing here but the lanes of
+`signal_all` and `wait_all` makes a tile, which would need a layout there.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .context import POLLS, RANK, RECORD, SIZE, TAKEN
-from .memory import translate
+from . import memory
+from .context import FLAG_DELTAS, PER_PEER, POLLS, RANK, RECORD, SIZE, TAKEN
 
 __all__ = [
     "barrier_programs",
@@ -29,11 +32,21 @@ __all__ = [
     "put_signal",
     "signal",
     "signal_all",
+    "translate",
     "wait",
     "wait_all",
 ]
 
 _LOOK_EVERY = tl.constexpr(64)  # polls between two looks at POLLS: the look is a second atomic
+
+
+@triton.jit
+def translate(flag, peer, ctx):
+    """The pointer, or tile of pointers, to the peer's copy of an own flag. Orders nothing.
+
+    For an atomic of your own, such as a count of arrivals. Not for data: see `memory.translate`.
+    """
+    return flag + tl.load(ctx + FLAG_DELTAS + PER_PEER * peer) // 8  # flags are int64
 
 
 @triton.jit
@@ -63,7 +76,7 @@ def wait(flag, peer, epoch, ctx):
 def _wait_word(flag, peer, epoch, ctx, scope: tl.constexpr):
     seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
     if seen < epoch:
-        limit = tl.full((), 1, tl.int64) * _LOOK_EVERY  # most waits end without a look at POLLS
+        limit = tl.cast(_LOOK_EVERY, tl.int64)  # most waits end without a look at POLLS
         polls = limit * 0
         while (seen < epoch) & (polls < limit):
             polls += 1
@@ -77,7 +90,7 @@ def _wait_word(flag, peer, epoch, ctx, scope: tl.constexpr):
 @triton.jit
 def put_signal(dst, src, flag, peer, epoch, ctx, mask=None):
     """Copy the own `src` to the peer's `dst`, then signal: whoever waits for the flag sees it."""
-    tl.store(translate(dst, peer, ctx), tl.load(src, mask=mask), mask=mask)
+    memory.put(dst, src, peer, ctx, mask=mask)
     signal(flag, peer, epoch, ctx)
 
 
@@ -88,7 +101,11 @@ def signal_all(flags, epoch, ctx, LANES: tl.constexpr):
     LANES: a power of two, at least the world size. One tensor atomic instead of a loop over the
     peers: the peers' answers are awaited together (measured: a barrier 3.6 times as fast).
     """
-    lane = tl.arange(0, LANES)
+    _signal_lanes(flags, tl.arange(0, LANES), epoch, ctx)
+
+
+@triton.jit
+def _signal_lanes(flags, lane, epoch, ctx):
     size = tl.load(ctx + SIZE).to(tl.int32)
     peer = tl.where(lane < size, lane, 0)
     mine = translate(flags + tl.load(ctx + RANK) + lane * 0, peer, ctx)
@@ -99,11 +116,15 @@ def signal_all(flags, epoch, ctx, LANES: tl.constexpr):
 @triton.jit
 def wait_all(flags, epoch, ctx, LANES: tl.constexpr):
     """Return when the own `flags[peer]` of every peer has reached `epoch`; bounded. As `wait`."""
-    lane = tl.arange(0, LANES)
+    _wait_lanes(flags, tl.arange(0, LANES), epoch, ctx)
+
+
+@triton.jit
+def _wait_lanes(flags, lane, epoch, ctx):
     size = tl.load(ctx + SIZE).to(tl.int32)
     valid = lane < size
     mine = flags + lane
-    limit = tl.full((), 1, tl.int64) * _LOOK_EVERY
+    limit = tl.cast(_LOOK_EVERY, tl.int64)
     polls = limit * 0
     seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
     late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
@@ -142,7 +163,7 @@ def barrier_programs(counter, ctx):
     """
     programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
     tl.debug_barrier()  # this program's stores, of all warps, before its arrival
-    one = tl.full((), 1, tl.int64)
+    one = tl.cast(1, tl.int64)
     before = tl.atomic_add(counter, one, sem="release", scope="gpu")
     target = (before // programs + 1) * programs
     # Acquires the others' arrivals. Who is late is unknown here: the record names this rank.
@@ -158,7 +179,7 @@ def _polls_allowed(ctx):
 @triton.jit
 def _run_out(flag, peer, epoch, seen, ctx):
     """Leave a record for the host, once per rank, and end all other waits of this rank."""
-    one = tl.full((), 1, tl.int64)
+    one = tl.cast(1, tl.int64)
     if tl.atomic_xchg(ctx + TAKEN, one, sem="relaxed", scope="gpu") == 0:
         program = tl.program_id(0) + tl.num_programs(0) * (
             tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)

@@ -1,0 +1,131 @@
+"""One rank's view of symmetric memory: which allocation a tensor is, and where each rank's copy lies.
+
+A rank has its data and its flags at the same offsets of two segments, which are one and the same
+unless a link separates them (docs/gpu.md). Flags are what `world.signals` made, and the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .backends import Backend
+from .errors import NotSymmetric
+from .heap import Allocation, Heap
+from .sim.memory import heaps, poison_tensor
+
+__all__ = ["Shape", "Symmetric"]
+
+Shape = int | Sequence[int]
+
+
+class Symmetric:
+    """The heaps of a world or group, seen from one of its ranks. `origin`: where they start."""
+
+    def __init__(
+        self, backend: Backend, ranks: tuple[int, ...], heap: Heap, origin: int = 0
+    ) -> None:
+        self.heap = heap
+        self.origin = origin
+        self._backend = backend
+        self._ranks = ranks
+        self._rank = ranks.index(backend.rank)
+        for is_flags in (False, True):
+            storage = backend.segment(backend.rank, is_flags).untyped_storage()
+            heaps[storage.data_ptr()] = storage
+
+    def allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
+        sizes = _sizes(shape)
+        count = torch.Size(sizes).numel()
+        block = self.heap.alloc(count * dtype.itemsize, name, dtype.itemsize, kind)
+        self._backend.allocated(self.base(self._rank, block.is_flags), block)
+        tensor = self._view(self._rank, block, dtype, count).view(sizes)
+        if self.heap.guard:
+            with torch._C.DisableTorchFunction():  # nobody's write: it stays unwritten
+                poison_tensor(tensor)
+        return tensor
+
+    def free(self, offset: int) -> Allocation:
+        block = self.heap.free(offset)
+        if not block.is_arena:
+            self._backend.freed(self.base(self._rank, block.is_flags), block)
+        return block
+
+    def find(self, tensor: torch.Tensor) -> Allocation | None:
+        """The live allocation that a tensor of this rank starts in."""
+        if tensor.device.type != self._backend.device.type:
+            return None
+        block = self._at(_address(tensor))
+        return None if block is None or block.is_arena else block
+
+    def block_of(self, tensor: torch.Tensor) -> Allocation:
+        block = self.find(tensor)
+        if block is None:
+            raise NotSymmetric(
+                f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} is not a live "
+                f"allocation of this world's heap (rank {self._rank} of {len(self._ranks)}): it is "
+                "an ordinary tensor, or freed, or from another world. Use world.empty or "
+                "world.as_symmetric."
+            )
+        return block
+
+    def inside(self, tensor: torch.Tensor, block: Allocation) -> int:
+        """How many bytes into its allocation a tensor starts."""
+        return _address(tensor) - self.base(self._rank, block.is_flags) - block.offset
+
+    def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """The same elements of another rank's copy."""
+        block = self.block_of(tensor)
+        whole = self._view(rank, block, tensor.dtype, block.size // tensor.itemsize)
+        start = whole.storage_offset() + self.inside(tensor, block) // tensor.itemsize
+        return whole.as_strided(tensor.shape, tensor.stride(), start)
+
+    def name_of(self, address: int) -> str:
+        """name[index] of an own address, for messages."""
+        block = self._at(address)
+        if block is None:
+            return f"address {address:#x}"
+        inside = address - self.base(self._rank, block.is_flags) - block.offset
+        return f"{block.name}[{inside // block.itemsize}]"
+
+    def base(self, rank: int, is_flags: bool) -> int:
+        """Where a rank's heap starts, for this rank's kernels."""
+        bases = self._backend.flag_bases if is_flags else self._backend.bases
+        return bases[self._ranks[rank]] + self.origin
+
+    def deltas(self) -> list[tuple[int, int]]:
+        """How far each rank's data, and its flags, lie from the own ones."""
+        return [
+            (self._delta(rank, is_flags=False), self._delta(rank, is_flags=True))
+            for rank in range(len(self._ranks))
+        ]
+
+    def _delta(self, rank: int, is_flags: bool) -> int:
+        return self.base(rank, is_flags) - self.base(self._rank, is_flags)
+
+    def _at(self, address: int) -> Allocation | None:
+        # Live blocks are few and this is not a launch path: a scan is fine.
+        for block in self.heap.live.values():
+            inside = address - self.base(self._rank, block.is_flags) - block.offset
+            if 0 <= inside < block.size:
+                return block
+        return None
+
+    def _view(self, rank: int, block: Allocation, dtype: torch.dtype, count: int) -> torch.Tensor:
+        start = self.origin + block.offset
+        segment = self._backend.segment(self._ranks[rank], block.is_flags)
+        return segment[start : start + count * dtype.itemsize].view(dtype)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where it starts, also if it is empty: data_ptr() would be 0 then."""
+    storage = tensor.untyped_storage().data_ptr()
+    return storage + int(tensor.storage_offset()) * tensor.itemsize
+
+
+def _sizes(shape: Shape) -> list[int]:
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"shape {sizes}: sizes must not be negative")
+    return sizes
