@@ -61,6 +61,7 @@ class Plan:
 
     def free(self) -> None:
         """Give the workspaces back, on every rank at the same place in its program."""
+        self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
         for tensor in self.workspaces:
             self.world.free(tensor)
 
