@@ -13,13 +13,14 @@ from .collectives.all_gather import all_gather
 from .device import context
 from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
 from .heap import Heap, divergence
+from .streams import Streams
 from .symmetric import Shape, Symmetric
 from .waits import Waits, table
 
 __all__ = ["World"]
 
 
-class World:
+class World(Streams):
     """What a rank's function gets. Allocation is local, a barrier is where ranks agree."""
 
     def __init__(

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from sundog.backends.gang import Gang
-from sundog.backends.gpu import _waits, may_wait
+from sundog.backends.gpu import may_wait
 from sundog.backends.sim import Meeting
 from sundog.errors import Deadlock, NotResident
+from sundog.sim.host_waits import waits
 from sundog.sim.machine import Machine
 from sundog.sim.schedule import RandomSchedule
 from sundog.target import Footprint, Target
@@ -113,6 +114,9 @@ class Bench:
     def launch(self, kernel: Kernel) -> Any:
         return self.gang.launch(kernel, (1,), (), {})
 
+    def synchronize(self) -> None:
+        self.gang.synchronize([])
+
     def check(self) -> Bench:
         if self.machine.failure is not None:
             raise self.machine.failure
@@ -128,7 +132,7 @@ def test_everything_is_loaded_before_anything_starts(seed):
             for _ in range(rank):
                 bench.machine.pause()  # others come earlier or later
             assert bench.launch(Kernel(names[rank], needs=names)) == names[rank]
-            bench.gang.synchronize()
+            bench.synchronize()
 
         return main
 
@@ -140,7 +144,7 @@ def test_everything_is_loaded_before_anything_starts(seed):
 def test_a_rank_that_has_ended_or_waits_holds_nobody_back():
     def first(bench: Bench) -> None:
         bench.launch(Kernel("k0"))
-        bench.gang.synchronize()
+        bench.synchronize()
         bench.meeting.exchange(None, "barrier")
 
     def meets(bench: Bench) -> None:
@@ -159,13 +163,13 @@ def test_a_rank_that_waits_for_its_kernels_is_waited_for():
     def first(bench: Bench) -> None:
         bench.launch(Kernel("k0", needs=("k1",)))
         bench.launch(Kernel("m0", needs=("m1",), loaded=True))
-        bench.gang.synchronize()
+        bench.synchronize()
 
     def second(bench: Bench) -> None:
         bench.launch(Kernel("k1", needs=("k0",), looks=50))
-        bench.gang.synchronize()
+        bench.synchronize()
         bench.launch(Kernel("m1", needs=("m0",)))
-        bench.gang.synchronize()
+        bench.synchronize()
 
     log = Bench(first, second).check().device.log
     assert log.index("load m1") < log.index("start m0")
@@ -193,7 +197,7 @@ def test_who_synchronizes_lets_the_others_launch():
 
     def first(bench: Bench) -> None:
         bench.launch(receive)
-        bench.gang.synchronize()
+        bench.synchronize()
 
     def second(bench: Bench) -> None:
         bench.launch(Kernel("other1"))
@@ -251,7 +255,7 @@ def test_an_error_of_the_gpu_reaches_the_caller():
     def host(bench: Bench) -> None:
         bench.launch(Kernel("k0", needs=("never",)))
         bench.device.broken = True
-        bench.gang.synchronize()
+        bench.synchronize()
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         Bench(host).check()
@@ -270,16 +274,16 @@ def test_programs_per_sm():
 
 def test_which_torch_functions_make_the_host_wait():
     x = torch.zeros(3)
-    assert _waits("item", (x,), {})
-    assert _waits("to", (x, "cpu"), {})
-    assert _waits("to", (x,), {"device": torch.device("cpu")})
-    assert not _waits("to", (x, torch.float16), {})
-    assert not _waits("copy_", (x, x), {})
-    assert _waits("copy_", (x, torch.zeros(3, device="meta")), {})
-    assert not _waits("__getitem__", (x, (slice(1), 0, None)), {})
-    assert _waits("__getitem__", (x, x > 0), {})
-    assert not _waits("__setitem__", (x, 0, 5), {})
-    assert not _waits("fill_", (x, 0), {})
+    assert waits("item", (x,), {})
+    assert waits("to", (x, "cpu"), {})
+    assert waits("to", (x,), {"device": torch.device("cpu")})
+    assert not waits("to", (x, torch.float16), {})
+    assert not waits("copy_", (x, x), {})
+    assert waits("copy_", (x, torch.zeros(3, device="meta")), {})
+    assert not waits("__getitem__", (x, (slice(1), 0, None)), {})
+    assert waits("__getitem__", (x, x > 0), {})
+    assert not waits("__setitem__", (x, 0, 5), {})
+    assert not waits("fill_", (x, 0), {})
 
 
 def test_a_kernel_without_a_loop_around_an_atomic_waits_for_nobody():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +37,15 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all that this rank launched has ended."""
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        """Inside, this rank's launches and torch operations go to its stream `number`."""
+
+    def record_event(self) -> Any:
+        """A point behind all that is on the current stream now."""
+
+    def wait_event(self, event: Any) -> None:
+        """The current stream waits for an event of this rank; the host does not."""
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         """An allocation became live; `base` is where the heap it came from starts."""

@@ -115,14 +115,20 @@ class Gang:
             raise answer
         return answer
 
-    def synchronize(self) -> None:
-        """In a host: until all that its rank launched, and the current stream, have ended."""
+    def synchronize(self, streams: list[Any]) -> None:
+        """In a host: until all that its rank launched, and what is on these streams, has ended."""
         if self._device.is_capturing():
             return
         host = self._machine.host
         events = [f.event for f in self._flying if f.host is host and f.event]
-        events.append(self._device.event(self._device.current_stream()))
+        every = dict.fromkeys([self._device.current_stream(), *streams])
+        events += [self._device.event(stream) for stream in every]
         self._wait(events, "its kernels to end", False)
+
+    def read_back(self) -> None:
+        """In a host: until the current stream has ended, as torch will wait for it."""
+        if not self._device.is_capturing():
+            self._wait([self._device.event(self._device.current_stream())], "its stream", False)
 
     def _wait(self, events: list[Event], what: str, to_load: bool) -> None:
         if all(event.query() for event in events):

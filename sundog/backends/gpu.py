@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 from .. import target
 from ..device import context, signal
 from ..heap import Allocation
+from ..sim.host_waits import waits
 from ..sim.launcher import Installed
 from ..target import Footprint
 
@@ -23,12 +24,6 @@ __all__ = [
     "Contexts", "Gpu", "Launch", "SynchronizeFirst", "grid_of", "pinned_words", "polls_per_second",
 ]  # fmt: skip
 
-# Torch functions whose result, or the size of it, the host must know: they wait for the GPU.
-_WAITING = {
-    "item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__",
-    "equal", "allclose", "nonzero", "unique", "masked_select", "__repr__", "__format__", "__iter__",
-    "__contains__", "is_nonzero", "argwhere", "bincount", "repeat_interleave", "multinomial",
-}  # fmt: skip
 _POLLS_TO_TIME = 20_000
 
 
@@ -42,27 +37,9 @@ class SynchronizeFirst(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if _waits(getattr(func, "__name__", ""), args, kwargs or {}):
+        if waits(getattr(func, "__name__", ""), args, kwargs or {}):
             self._synchronize()
         return func(*args, **(kwargs or {}))
-
-
-def _waits(name: str, args: tuple, kwargs: dict) -> bool:
-    """Does this torch function make the host wait, or copy between its memory and the GPU's?"""
-    if name in _WAITING:
-        return True
-    if name in ("to", "cuda", "tensor", "as_tensor"):
-        places = [*args[1:], kwargs.get("device")]
-        return name == "cuda" or any(isinstance(p, str | torch.device) for p in places)
-    if name in ("copy_", "__setitem__"):
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        return len({t.device for t in tensors}) > 1 or (name == "__setitem__" and _by_mask(args))
-    return name == "__getitem__" and _by_mask(args)
-
-
-def _by_mask(args: tuple) -> bool:
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(isinstance(i, torch.Tensor) for i in index)
 
 
 class Gpu:

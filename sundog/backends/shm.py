@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from ..sim.host_ops import HostMode
 from ..sim.launcher import Installed
 from ..sim.machine import Machine
 from ..sim.schedule import RandomSchedule
-from ..sim.tasks import Program
+from ..sim.streams import switched
+from ..sim.tasks import Event, Program
 from ..world import World
 from .exchange import Exchange, Peers, Pending, died, open_store
 from .sim import UNBOUNDED, end_waits, region_of
@@ -110,7 +112,16 @@ class ShmBackend:
         return values
 
     def synchronize(self) -> None:
-        self.machine.drain(self.machine.host.stream)
+        self.machine.streams.synchronize(self.rank)
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        return switched(self.machine, number)
+
+    def record_event(self) -> Event:
+        return self.machine.streams.record(self.machine.host.stream)
+
+    def wait_event(self, event: Any) -> None:
+        self.machine.streams.wait(self.machine.host.stream, event)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         for rank in range(self.size):  # a peer's copy is where the peer, doing the same, put it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
 from ..sim.memory import Memory, Region
 from ..sim.schedule import from_token
-from ..sim.tasks import Host, Program
+from ..sim.streams import switched
+from ..sim.tasks import Event, Host, Program
 from ..world import World
 from . import Backend
 from .wire import pack, unpack
@@ -68,7 +70,9 @@ class Meeting:
             everyone = [self._values[rank] for rank in self._ranks]
             waiting, self._waiting, self._values = self._waiting, [], {}
             if machine.checker is not None and what in ORDERING:
-                machine.checker.world_barrier([h.stream for h in [*waiting, machine.host]])
+                hosts = [*waiting, machine.host]
+                streams = [stream for h in hosts for stream in machine.streams.of(h.rank)]
+                machine.checker.world_barrier(streams)
             for host in waiting:
                 machine.wake(host, everyone)
         return [unpack(each) for each in everyone]
@@ -103,7 +107,18 @@ class SimBackend:
         return meeting.exchange(value, what)
 
     def synchronize(self) -> None:
-        self._shared.machine.drain(self._shared.machine.host.stream)
+        self._shared.machine.streams.synchronize(self.rank)
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        return switched(self._shared.machine, number)
+
+    def record_event(self) -> Event:
+        machine = self._shared.machine
+        return machine.streams.record(machine.host.stream)
+
+    def wait_event(self, event: Any) -> None:
+        machine = self._shared.machine
+        machine.streams.wait(machine.host.stream, event)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         region = region_of(base, allocation, self.rank)
@@ -112,7 +127,9 @@ class SimBackend:
             self._shared.machine.checker.allocated(region)
 
     def freed(self, base: int, allocation: Allocation) -> None:
-        self.synchronize()  # freeing is in stream order: this rank's kernels have ended
+        self._shared.machine.streams.drain_all(
+            self.rank
+        )  # freeing is in stream order: this rank's kernels have ended
         self._shared.machine.memory.remove(base + allocation.offset)
         if self._shared.machine.checker is not None:
             self._shared.machine.checker.freed(base + allocation.offset)

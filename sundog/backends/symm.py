@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -104,6 +105,7 @@ class SymmBackend:
         # A rank whose kernel waits in vain comes a timeout late: that must not end the world.
         self._patience = 2 * timeout + 10
         self._streams: dict[torch.cuda.Stream, None] = {}  # those that kernels were launched on
+        self._numbered = {0: torch.cuda.current_stream()}
         self._lost: PeerLost | None = None
         self._contexts: Contexts | None = None
         self._handle: Any = None
@@ -157,7 +159,7 @@ class SymmBackend:
         """Not in CUDA, until the end: a peer that died would keep this rank's kernels waiting."""
         if torch.cuda.is_current_stream_capturing():
             return
-        self._streams[torch.cuda.current_stream()] = None
+        self._streams.update(dict.fromkeys([torch.cuda.current_stream(), *self._numbered.values()]))
         events = [stream.record_event() for stream in self._streams]
         self._streams.clear()
         looked, looks = time.monotonic(), 0
@@ -169,6 +171,17 @@ class SymmBackend:
                 looked = time.monotonic()
                 self._look_at_peers(list(range(self.size)))
         torch.cuda.synchronize(self.device)
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        if number not in self._numbered:
+            self._numbered[number] = torch.cuda.Stream(self.device)
+        return torch.cuda.stream(self._numbered[number])
+
+    def record_event(self) -> torch.cuda.Event:
+        return torch.cuda.current_stream().record_event()
+
+    def wait_event(self, event: torch.cuda.Event) -> None:
+        torch.cuda.current_stream().wait_event(event)
 
     def _look_at_peers(self, awaited: list[int]) -> None:
         dead = [rank for rank in self._peers.dead() if rank in awaited]

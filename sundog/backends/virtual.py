@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,7 @@ class VirtualBackend:
         self.polls = shared.polls
         self.bases = self.flag_bases = [segment.data_ptr() for segment in shared.segments]
         self._shared = shared
+        self._streams = {0: shared.streams[rank]}
         self._failed = False
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
@@ -75,7 +77,23 @@ class VirtualBackend:
         return meeting.exchange(value, what)
 
     def synchronize(self) -> None:
-        self._shared.gang.synchronize()
+        self._shared.gang.synchronize(list(self._streams.values()))
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        if number not in self._streams:
+            if self.size * (number + 1) > _QUEUES:
+                raise ValueError(
+                    f"stream {number} of {self.size} ranks on one GPU: it has {_QUEUES} queues, so "
+                    f"each rank may have streams 0 to {_QUEUES // self.size - 1}"
+                )
+            self._streams[number] = _stream(self.device.index, self.rank, number)
+        return torch.cuda.stream(self._streams[number])
+
+    def record_event(self) -> torch.cuda.Event:
+        return torch.cuda.current_stream().record_event()
+
+    def wait_event(self, event: torch.cuda.Event) -> None:
+        torch.cuda.current_stream().wait_event(event)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].allocated(base, allocation)
@@ -99,7 +117,7 @@ def run(fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: fl
     shared = _open(world_size, heap_size, timeout)
     machine = shared.machine
     hosts = [
-        machine.add_host(rank, _host(fn, shared, rank), [SynchronizeFirst(shared.gang.synchronize)])
+        machine.add_host(rank, _host(fn, shared, rank), [SynchronizeFirst(shared.gang.read_back)])
         for rank in range(world_size)
     ]
     try:
@@ -133,7 +151,7 @@ def _open(world_size: int, heap_size: int, timeout: float) -> Shared:
         Gang(machine, gpu),
         segments,
         [Contexts(segment) for segment in segments],
-        [_stream(device.index, rank) for rank in range(world_size)],
+        [_stream(device.index, rank, 0) for rank in range(world_size)],
         {},
         max(int(timeout * polls_per_second(device.index)), 1),
         num_sms,
@@ -164,8 +182,8 @@ def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.
 
 
 @functools.cache
-def _stream(index: int, rank: int) -> torch.cuda.Stream:
-    """A rank's stream, the same for every world: torch hands out those of its pool in turn."""
+def _stream(index: int, rank: int, number: int) -> torch.cuda.Stream:
+    """A rank's streams, the same for every world: torch hands out those of its pool in turn."""
     return torch.cuda.Stream(index)
 
 

@@ -13,8 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..source import caller_frame
+from .host_waits import reads_back
 from .machine import Machine
 from .memory import Region
+from .races import MAKE, READ, WRITE
 from .shadow import Touch
 from .tasks import Host
 
@@ -44,19 +46,22 @@ class HostMode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         machine = self.machine
         if isinstance(machine.current, Host):
-            machine.drain(machine.current.stream)
+            machine.streams.drain(machine.current.stream)
         if machine.checker is None:
             result = func(*args, **(kwargs or {}))
         else:
             with Recorder() as seen:
                 result = func(*args, **(kwargs or {}))
             self._tell(seen, func, args)
+            if reads_back(name, args):
+                machine.checker.streams.synchronize(machine.host.rank, [machine.host.stream])
         machine.host_wrote()
         return result
 
     def _tell(self, seen: Recorder, func: Callable, args: tuple) -> None:
         checker, stream = self.machine.checker, self.machine.host.stream
         assert checker is not None
+        checker.streams.learn(stream, checker.streams.host(stream.rank))
         with torch._C.DisableTorchFunction():
             for tensor in seen.unwritten:
                 checker.meet(tensor.untyped_storage(), unwritten=tensor.element_size())
@@ -64,20 +69,21 @@ class HostMode(TorchFunctionMode):
         reads = [*seen.reads]
         if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__"):  # not dispatched
             reads += [a for a in args if isinstance(a, torch.Tensor)]
-        for tensors, writes in ((reads, False), (seen.writes, True)):
+        for tensors, verb in ((reads, READ), (seen.writes, WRITE), (seen.made, MAKE)):
             for tensor in tensors:
                 if tensor.numel():
                     with torch._C.DisableTorchFunction():
                         checker.meet(tensor.untyped_storage())
-                    checker.host_access(stream, _touch(tensor), writes, at)
+                    checker.host_access(stream, _touch(tensor), verb, at)
 
 
 @dataclass
 class Recorder(TorchDispatchMode):
-    """Which tensors an operation read, wrote and left empty, by the operators' own schemas."""
+    """Which tensors an operation read, wrote, made or left empty, by the operators' schemas."""
 
     reads: list[torch.Tensor] = field(default_factory=list)
     writes: list[torch.Tensor] = field(default_factory=list)
+    made: list[torch.Tensor] = field(default_factory=list)
     unwritten: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,8 +107,9 @@ class Recorder(TorchDispatchMode):
                     self.writes.append(tensor)
                 if not (written and overwrites) and "empty" not in func._opname:
                     self.reads.append(tensor)
-        if "empty" in func._opname:
-            self.unwritten += [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        made = [] if schema.is_mutable else tree_leaves(result)
+        place = self.unwritten if "empty" in func._opname else self.made
+        place += [t for t in made if isinstance(t, torch.Tensor)]
         return result
 
 

@@ -54,7 +54,7 @@ class Installed:
     def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
         assert self.machine is not None
         launch = _prepare(self.machine, kernel, args, kwargs, grid)
-        self.machine.launch(launch, self.machine.host.stream)
+        self.machine.streams.launch(launch, self.machine.host.stream)
 
 
 def current_machine() -> Machine | None:

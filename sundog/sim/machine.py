@@ -25,11 +25,10 @@ from .interpreter import language
 from .memory import Memory
 from .races import Checker
 from .schedule import Schedule
-from .tasks import Host, Launch, Program, Stream, Task
+from .streams import Streams
+from .tasks import Host, Program, Task
 from .torch_state import TorchState
-from .watch import (
-    Watch,
-)
+from .watch import Watch
 
 __all__ = ["Machine"]
 
@@ -49,8 +48,7 @@ class Machine:
         self.watch = Watch()
         self.accesses = Accesses(self)
         self.hosts: list[Host] = []
-        self.streams: list[Stream] = []
-        self.resident: dict[int, int] = {}
+        self.streams = Streams(self)
         self.ready: list[Task] = []
         self.current: Task | None = None
         self.failure: BaseException | None = None
@@ -66,22 +64,19 @@ class Machine:
     # hosts
 
     def add_host(self, rank: int, function: Callable[[], Any], modes: list[Any]) -> Host:
-        stream, state = Stream(rank), TorchState(modes)
+        stream, state = self.streams.add(rank), TorchState(modes)
         host = Host(rank, greenlet.greenlet(None, self._hub), stream, state)
         host.coroutine.run = lambda: self._run_host(host, function)
         self.ready.append(host)
-        return self._add(host)
+        self.hosts.append(host)
+        return host
 
     def attach_host(self, rank: int) -> Host:
         """The code that is running now becomes the rank's host, until the world is closed."""
-        host = Host(rank, greenlet.getcurrent(), Stream(rank), TorchState([]), attached=True)
+        stream, state = self.streams.add(rank), TorchState([])
+        host = Host(rank, greenlet.getcurrent(), stream, state, attached=True)
         self.current = self._active = host
-        return self._add(host)
-
-    def _add(self, host: Host) -> Host:
         self.hosts.append(host)
-        self.streams.append(host.stream)
-        self.resident[host.rank] = 0
         return host
 
     def _run_host(self, host: Host, function: Callable[[], Any]) -> None:
@@ -152,49 +147,11 @@ class Machine:
         if host.attached and self.failure is not None:
             raise self.failure
 
-    # launches
+    # programs
 
-    def launch(self, launch: Launch, stream: Stream) -> None:
-        stream.queue.append(launch)
-        self._dispatch(launch.rank)
-        self.pause()
-
-    def drain(self, stream: Stream) -> None:
-        """The host goes on when all that was launched on the stream has ended."""
-        while stream.queue:
-            stream.waiters.append(self.host)
-            names = ", ".join(launch.name for launch in stream.queue)
-            self.block(f"its kernels to end ({names})")
-
-    def _dispatch(self, rank: int) -> None:
-        for stream in self.streams:
-            if stream.rank != rank:
-                continue
-            while stream.queue and self._start_programs(stream.queue[0], stream):
-                stream.queue.popleft()
-            if not stream.queue:
-                waiters, stream.waiters = stream.waiters, []
-                for host in waiters:
-                    self.wake(host)
-
-    def _start_programs(self, launch: Launch, stream: Stream) -> bool:
-        """Fill the free SMs; True once the whole launch has ended."""
-        while launch.next < launch.total and self.resident[launch.rank] < self.num_sms:
-            program = Program(launch, launch.next, launch.index(launch.next))
-            program.coroutine = greenlet.greenlet(self._run_program, self._hub)
-            launch.next += 1
-            launch.running += 1
-            self.resident[launch.rank] += 1
-            self.ready.append(program)
-            if self.checker is not None:
-                self.checker.start(program, stream)
-        ended = launch.next == launch.total and launch.running == 0
-        if ended:
-            self.memory.drop(launch.held)
-            launch.arguments, launch.converted = {}, None  # tensors may go, whoever keeps a program
-            if self.checker is not None:
-                self.checker.end(launch, stream)
-        return ended
+    def coroutine(self) -> greenlet.greenlet:
+        """One that will run a program."""
+        return greenlet.greenlet(self._run_program, self._hub)
 
     def _run_program(self, program: Program) -> None:
         launch = program.launch
@@ -207,12 +164,6 @@ class Machine:
             pass
         except BaseException as error:
             self.failure = self.failure or report.kernel_error(program, error)
-
-    def _program_ended(self, program: Program) -> None:
-        program.launch.running -= 1
-        self.resident[program.rank] -= 1
-        self._progress()
-        self._dispatch(program.rank)
 
     # the hub
 
@@ -250,7 +201,8 @@ class Machine:
             language().patch()
             task.coroutine.switch(*(() if task.coroutine else (task,)))
             if task.coroutine.dead:
-                self._program_ended(task)
+                self._progress()
+                self.streams.program_ended(task)
             return
         language().restore()
         self._make_active(task)

@@ -13,15 +13,18 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .clocks import Actor, Clock, Clocks, StreamActor, join
+from .clocks import Actor, Clocks
 from .findings import SUGGESTIONS, Event, Finding
 from .memory import Memory, Region
 from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch, after, bounds, index_range
 from .signals import ACQUIRES, Signals, both_reach, explain
+from .stream_clocks import StreamClocks
 from .tasks import Launch, Program, Stream
 from .watch import kernel_frames, site_of, stack_of
 
-__all__ = ["Checker"]
+__all__ = ["MAKE", "READ", "WRITE", "Checker"]
+
+READ, WRITE, MAKE = "host read", "host write", "host result"
 
 
 class Checker:
@@ -33,7 +36,7 @@ class Checker:
         self._states = States()
         self._shadows: dict[int, Shadow] = {}
         self._owners: dict[int, StorageWeakRef] = {}  # whose memory an ordinary tensor's shadow is
-        self._streams: dict[Stream, StreamActor] = {}
+        self.streams = StreamClocks(self._clocks)
         self._actors: dict[Program, Actor] = {}
         self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
         self._signals = Signals()
@@ -42,21 +45,17 @@ class Checker:
 
     # order
 
-    def stream(self, stream: Stream) -> StreamActor:
-        if stream not in self._streams:
-            self._streams[stream] = StreamActor(stream.rank, self._clocks.component())
-        return self._streams[stream]
-
     def start(self, program: Program, stream: Stream) -> None:
         """A program becomes resident: it knows what its stream knew when the kernel began."""
         launch = program.launch
         if launch not in self._launches:
             self._launches[launch] = self._num_launches, []
-            self.stream(stream).advance()
+            self.streams.learn(stream, launch.known)
+            self.streams.of(stream).advance()
             self._note("launch", launch.rank, self._num_launches)
             self._num_launches += 1
         number, programs = self._launches[launch]
-        known = self.stream(stream).clock
+        known = self.streams.of(stream).clock
         self._actors[program] = Actor(
             program.rank, program.index, launch.name, number, program.number,
             self._clocks.component(), self._clocks.component(), dict(known), dict(known),
@@ -67,18 +66,13 @@ class Checker:
         if launch in self._launches:  # not so for an empty grid
             number, programs = self._launches.pop(launch)
             actors = [self._actors.pop(program) for program in programs]
-            self._clocks.end(actors, self.stream(stream))
+            self._clocks.end(actors, self.streams.of(stream))
             self._note("end", launch.rank, number)
 
     def world_barrier(self, streams: list[Stream]) -> None:
-        everything: Clock = {}
-        for stream in streams:
-            self.stream(stream).advance()
-            join(everything, self.stream(stream).clock)
-        for stream in streams:
-            join(self.stream(stream).clock, everything)
+        self.streams.barrier(streams)
         if self.trace is not None:
-            ranks = tuple(stream.rank for stream in streams)
+            ranks = tuple(dict.fromkeys(stream.rank for stream in streams))
             self.trace.append(("world_barrier", *[None] * 4, ranks, *[None] * 4))
 
     def cta_barrier(self, program: Program) -> None:
@@ -138,16 +132,17 @@ class Checker:
             self._signals.publish(event, touch.addresses, touch.size, changed)
         actor.steps += 1
 
-    def host_access(self, stream: Stream, touch: Touch, writes: bool, at: tuple) -> None:
-        """A torch operation of a host touched a tensor."""
-        actor = self.stream(stream)
-        verb = "host write" if writes else "host read"
+    def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
+        """A torch operation of a host touched a tensor: READ, WRITE or MAKE (its result)."""
+        actor = self.streams.of(stream)
+        writes = verb != READ
         key = (actor, verb, at)
         event = self._events.get(key)
         if event is None:
             event = Event(actor, verb, writes, atomic=False, tensor=True, stack=(at,))
             self._events[key] = event
-        self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
+        if verb != MAKE:
+            self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
         lo, hi = int(touch.addresses.min()), int(touch.addresses.max()) + touch.size
         known = self._memory.find(lo, hi)  # on a heap: an allocation, not the whole storage
         self._access(event, touch if known is None else touch._replace(region=known))

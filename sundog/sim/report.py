@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import KernelError, SundogError
 from ..source import relative
-from .tasks import Program
+from .tasks import Launch, Program
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -125,6 +125,7 @@ def _hosts(machine: Machine) -> list[str]:
             for stream in machine.streams
             if stream.rank == host.rank
             for launch in stream.queue
+            if isinstance(launch, Launch)
         ]
         if host.done:
             state = "has returned"
@@ -140,6 +141,8 @@ def _not_resident(machine: Machine) -> list[str]:
     lines = []
     for stream in machine.streams:
         for place, launch in enumerate(stream.queue):
+            if not isinstance(launch, Launch):
+                continue
             if place > 0:
                 lines.append(f"  rank {launch.rank}: {launch.name} is queued behind another kernel")
             elif launch.next < launch.total:

@@ -12,7 +12,9 @@ import numpy as np
 
 from .torch_state import TorchState
 
-__all__ = ["Host", "Launch", "Poll", "Program", "Stream", "Task"]
+__all__ = [
+    "Entry", "Event", "Host", "Launch", "Poll", "Program", "Record", "Stream", "Task", "Wait",
+]  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -30,6 +32,7 @@ class Launch:
     next: int = 0
     running: int = 0
     converted: dict[str, Any] | None = None
+    known: dict[int, int] = field(default_factory=dict)  # to its host, for the checker
 
     @property
     def total(self) -> int:
@@ -44,11 +47,42 @@ class Launch:
 
 
 @dataclass(eq=False)
-class Stream:
-    """Launches of one rank, one after the other."""
+class Event:
+    """A point of a stream: it has come to pass when all that was put there before has ended."""
 
     rank: int
-    queue: deque[Launch] = field(default_factory=deque)
+    passed: bool = False
+    clock: dict[int, int] = field(default_factory=dict)  # what its stream knew then
+
+
+@dataclass(eq=False)
+class Record:
+    """In a queue: the event comes to pass."""
+
+    event: Event
+    name: str = "an event"
+    known: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Wait:
+    """In a queue: what follows waits for an event of another stream."""
+
+    event: Event
+    name: str = "a wait for another stream"
+    known: dict[int, int] = field(default_factory=dict)
+
+
+Entry = Launch | Record | Wait
+
+
+@dataclass(eq=False)
+class Stream:
+    """Work of one rank, one after the other."""
+
+    rank: int
+    number: int = 0
+    queue: deque[Entry] = field(default_factory=deque)
     waiters: list[Host] = field(default_factory=list)
 
 
@@ -56,7 +90,7 @@ class Stream:
 class Host:
     rank: int
     coroutine: greenlet.greenlet
-    stream: Stream
+    stream: Stream  # where its work goes now
     state: TorchState
     attached: bool = False  # the code that called `init`, not a coroutine of ours
     waits_for: str = ""

@@ -1,0 +1,152 @@
+"""Streams of the simulated GPUs: queues of launches, and of events that order them.
+
+A rank starts on its stream 0 and may have others. What is on one stream runs in turn; between two
+streams of a rank only an event makes order: one records it, the other waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .tasks import Entry, Event, Host, Launch, Program, Record, Stream, Wait
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+__all__ = ["Streams", "switched"]
+
+
+class Streams:
+    """The streams of all ranks of one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._all: list[Stream] = []
+        self._resident: dict[int, int] = {}
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._all)
+
+    def of(self, rank: int) -> list[Stream]:
+        return [stream for stream in self._all if stream.rank == rank]
+
+    def add(self, rank: int, number: int = 0) -> Stream:
+        stream = Stream(rank, number)
+        self._all.append(stream)
+        self._resident.setdefault(rank, 0)
+        return stream
+
+    def remove(self, streams: list[Stream]) -> None:
+        self._all = [stream for stream in self._all if stream not in streams]
+
+    # what a host puts into a queue
+
+    def launch(self, launch: Launch, stream: Stream) -> None:
+        self.put(launch, stream)
+        self._machine.pause()
+
+    def record(self, stream: Stream) -> Event:
+        """An event behind all that is on the stream now."""
+        event = Event(stream.rank)
+        self.put(Record(event), stream)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """What comes onto the stream from now on runs behind the event. The host does not wait."""
+        if not isinstance(event, Event) or event.rank != stream.rank:
+            raise ValueError(
+                f"wait_event on rank {stream.rank}: {event} is no event of this rank. An event "
+                "orders the streams of the rank that recorded it; ranks meet in kernels."
+            )
+        self.put(Wait(event), stream)
+
+    def put(self, entry: Entry, stream: Stream) -> None:
+        if self._machine.checker is not None:
+            entry.known = self._machine.checker.streams.host(stream.rank)
+        stream.queue.append(entry)
+        self._dispatch(stream.rank)
+
+    def drain(self, stream: Stream) -> None:
+        """The host goes on when all that was put on the stream has ended."""
+        while stream.queue:
+            stream.waiters.append(self._machine.host)
+            names = ", ".join(entry.name for entry in stream.queue)
+            self._machine.block(f"its kernels to end ({names})")
+
+    def drain_all(self, rank: int) -> None:
+        for stream in self.of(rank):
+            self.drain(stream)
+
+    def synchronize(self, rank: int) -> None:
+        """The same for all streams of a rank, and its host knows that they have ended."""
+        self.drain_all(rank)
+        if self._machine.checker is not None:
+            self._machine.checker.streams.synchronize(rank, self.of(rank))
+
+    # what becomes of it
+
+    def program_ended(self, program: Program) -> None:
+        program.launch.running -= 1
+        self._resident[program.rank] -= 1
+        self._dispatch(program.rank)
+
+    def _dispatch(self, rank: int) -> None:
+        """Start what can start. An event that has come to pass may let another stream go on."""
+        again = True
+        while again:
+            again = False
+            for stream in self.of(rank):
+                while stream.queue and self._ended(stream.queue[0], stream):
+                    again |= isinstance(stream.queue.popleft(), Record)
+                if not stream.queue:
+                    waiters, stream.waiters = stream.waiters, []
+                    for host in waiters:
+                        self._machine.wake(host)
+
+    def _ended(self, entry: Entry, stream: Stream) -> bool:
+        """Begin the first entry of a queue, or go on with it; True once it has ended."""
+        if isinstance(entry, Launch):
+            return self._start_programs(entry, stream)
+        checker = self._machine.checker
+        if isinstance(entry, Record):
+            entry.event.passed = True
+            if checker is not None:
+                entry.event.clock = checker.streams.record(stream, entry.known)
+        elif entry.event.passed and checker is not None:
+            checker.streams.learn(stream, entry.event.clock)
+        return entry.event.passed
+
+    def _start_programs(self, launch: Launch, stream: Stream) -> bool:
+        """Fill the free SMs; True once the whole launch has ended."""
+        machine = self._machine
+        while launch.next < launch.total and self._resident[launch.rank] < machine.num_sms:
+            program = Program(launch, launch.next, launch.index(launch.next))
+            program.coroutine = machine.coroutine()
+            launch.next += 1
+            launch.running += 1
+            self._resident[launch.rank] += 1
+            machine.ready.append(program)
+            if machine.checker is not None:
+                machine.checker.start(program, stream)
+        ended = launch.next == launch.total and launch.running == 0
+        if ended:
+            machine.memory.drop(launch.held)
+            launch.arguments, launch.converted = {}, None  # tensors may go, whoever keeps a program
+            if machine.checker is not None:
+                machine.checker.end(launch, stream)
+        return ended
+
+
+@contextmanager
+def switched(machine: Machine, number: int) -> Iterator[None]:
+    """Inside, the running host puts its work on its stream `number`."""
+    host: Host = machine.host
+    before = host.stream
+    known = {stream.number: stream for stream in machine.streams.of(host.rank)}
+    host.stream = known[number] if number in known else machine.streams.add(host.rank, number)
+    try:
+        yield
+    finally:
+        host.stream = before

@@ -1,0 +1,225 @@
+"""Streams and events: what runs beside what, and what the checker makes of a missing event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import sundog
+from sundog.check import check
+from sundog.device import signal
+from sundog.errors import Deadlock
+
+N = 37
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    total = tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n)
+    tl.store(out + at, total, mask=at < n)
+
+
+@triton.jit
+def await_word(flag, epoch, ctx):
+    signal.wait(flag, 0, epoch, ctx)
+
+
+@triton.jit
+def set_word(flag, epoch, ctx):
+    signal.signal(flag, tl.load(ctx), epoch, ctx)  # word 0 of a context is the rank
+
+
+def _sum(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    add[(1,)](x, y, out, N, BLOCK=64)
+    return out
+
+
+def _values(world: sundog.World, seed: int) -> torch.Tensor:
+    torch.manual_seed(10 * seed + world.rank)
+    return torch.randint(-99, 99, (N,)).float().to(world.device)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_events_order_two_streams(run, size):
+    """x + y on stream 1, behind the making of both; then twice that on stream 0."""
+
+    def main(world: sundog.World) -> bool:
+        x, y, out, twice = (_values(world, seed) for seed in range(4))
+        ready = world.record_event()
+        with world.stream(1):
+            world.wait_event(ready)
+            _sum(x, y, out)
+            done = world.record_event()
+        world.wait_event(done)
+        _sum(out, out, twice)
+        return torch.equal(twice.cpu(), 2 * (x + y).cpu())
+
+    assert run(main, size) == [True] * size
+
+
+def test_streams_run_side_by_side(run):
+    """Stream 0 waits for a word that stream 1 sets: in one queue that would never end."""
+
+    def main(world: sundog.World) -> int:
+        flag = world.signals(1, "flag")
+        world.barrier()
+        for kernel in (await_word, set_word):  # loaded before one of them waits for the other
+            kernel[(1,)](flag, 0, world.ctx)
+        world.synchronize()
+        await_word[(1,)](flag, 7, world.ctx)
+        with world.stream(1):
+            set_word[(1,)](flag, 7, world.ctx)
+        world.synchronize()
+        return int(flag[0])
+
+    assert run(main, 2) == [7, 7]
+
+
+def test_what_waits_for_an_event_stays_behind_it(run, backend):
+    """Stream 1 waits for stream 0, which waits for stream 1: the wait runs out, or is a deadlock.
+    A wait that did nothing would let both end."""
+
+    def main(world: sundog.World) -> None:
+        flag = world.signals(1, "flag")
+        world.barrier()
+        for kernel in (await_word, set_word):
+            kernel[(1,)](flag, 0, world.ctx)
+        await_word[(1,)](flag, 7, world.ctx)
+        event = world.record_event()
+        with world.stream(1):
+            world.wait_event(event)
+            set_word[(1,)](flag, 7, world.ctx)
+        world.synchronize()
+
+    kind = Deadlock if backend == "sim" else sundog.errors.WaitTimeout
+    with pytest.raises(kind, match="flag"):
+        run(main, 1, **({} if backend == "sim" else {"timeout": 2}))
+
+
+def test_the_stream_is_what_it_was_after_the_block(run):
+    def main(world: sundog.World) -> bool:
+        x = _values(world, 0)
+        with world.stream(2), world.stream(1):
+            pass
+        with pytest.raises(KeyError), world.stream(2):
+            raise KeyError
+        return torch.equal(_sum(x, x, torch.empty_like(x)).cpu(), 2 * x.cpu())
+
+    assert run(main, 2) == [True, True]
+
+
+def test_synchronize_waits_for_every_stream(run):
+    def main(world: sundog.World) -> bool:
+        x, y = _values(world, 0), _values(world, 1)
+        outs = [torch.zeros_like(x) for _ in range(3)]
+        world.synchronize()
+        for number, out in enumerate(outs):
+            with world.stream(number):
+                _sum(x, y, out)
+        world.synchronize()
+        return all(torch.equal(out.cpu(), (x + y).cpu()) for out in outs)
+
+    assert run(main, 2) == [True, True]
+
+
+def test_wrong_streams_and_events_are_refused(run, backend):
+    def main(world: sundog.World) -> None:
+        for number in (-1, 1.5, True):
+            with pytest.raises(ValueError, match="expected a number, 0 or more"):
+                world.stream(number)  # type: ignore[arg-type]
+
+    run(main, 1)
+
+
+@pytest.mark.sim_only
+def test_an_event_of_another_rank_is_refused():
+    events: list[Any] = []
+
+    def main(world: sundog.World) -> None:
+        if world.rank == 0:
+            events.append(world.record_event())
+        world.barrier()
+        if world.rank == 1:
+            with pytest.raises(ValueError, match="no event of this rank"):
+                world.wait_event(events[0])
+
+    sundog.run(main, 2, "sim")
+
+
+def _on_stream_1(before: bool, after: bool, read_back: bool = False, barrier: bool = False) -> Any:
+    """out = x + x on stream 1, with or without its events; then out is read on stream 0."""
+
+    def main(world: sundog.World) -> None:
+        x, out = torch.ones(N), torch.zeros(N)
+        if read_back:
+            x.tolist(), out.tolist()  # the host has seen them: whatever it launches comes behind
+        if barrier:
+            world.barrier()
+        ready = world.record_event()
+        with world.stream(1):
+            if before:
+                world.wait_event(ready)
+            _sum(x, x, out)
+            done = world.record_event()
+        if after:
+            world.wait_event(done)
+        _sum(out, out, torch.zeros(N))
+        world.synchronize()
+
+    return main
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("main", "clean"),
+    [
+        (_on_stream_1(before=True, after=True), True),
+        (_on_stream_1(before=False, after=True), False),
+        (_on_stream_1(before=True, after=False), False),
+        (_on_stream_1(before=False, after=True, read_back=True), True),
+        (_on_stream_1(before=False, after=True, barrier=True), True),
+        (_on_stream_1(before=False, after=False, barrier=True), False),
+    ],
+    ids=["both", "none before", "none after", "read back", "barrier", "barrier, none after"],
+)
+def test_a_missing_event_is_a_race(main, clean):
+    report = check(main, world_size=2, schedules=6)
+    assert [f.kind for f in report.findings if f.kind != "race"] == []
+    assert bool(report.findings) is not clean, report
+
+
+@pytest.mark.sim_only
+def test_an_event_orders_nothing_that_came_after_it():
+    """out is written on stream 1 again, behind the event that stream 0 waits for."""
+
+    def main(world: sundog.World) -> None:
+        x, out = torch.ones(N), torch.zeros(N)
+        world.barrier()
+        with world.stream(1):
+            _sum(x, x, out)
+            done = world.record_event()
+            _sum(x, x, out)
+        world.wait_event(done)
+        _sum(out, out, torch.zeros(N))
+        world.synchronize()
+
+    report = check(main, world_size=1, schedules=6)
+    assert [f.kind for f in report.findings] == ["race"]
+
+
+@pytest.mark.sim_only
+def test_torch_operations_are_on_the_stream_too():
+    def main(world: sundog.World) -> None:
+        x = torch.ones(N)
+        world.barrier()
+        with world.stream(1):
+            x.add_(1)
+        x.mul_(2)  # nothing orders it behind the addition
+
+    report = check(main, world_size=1, schedules=2)
+    assert [f.kind for f in report.findings] == ["race"]
