@@ -24,6 +24,9 @@ __all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
 OPS = {
     "all_gather.push": "sundog.collectives.all_gather_push",
+    "all_reduce.one_shot": "sundog.collectives.all_reduce_one_shot",
+    "all_reduce.two_shot": "sundog.collectives.all_reduce_two_shot",
+    "reduce_scatter.direct": "sundog.collectives.reduce_scatter",
 }
 BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
 SHAPE = (

@@ -10,6 +10,8 @@ import torch
 
 from .backends import Backend
 from .collectives.all_gather import all_gather
+from .collectives.all_reduce import all_reduce
+from .collectives.reduce_scatter import reduce_scatter
 from .device import context
 from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
 from .heap import Heap, divergence
@@ -141,6 +143,8 @@ class World(Streams):
     # ops: functions of a world, one file each
 
     all_gather = all_gather
+    all_reduce = all_reduce
+    reduce_scatter = reduce_scatter
 
     def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan made for this key before, or a new one (a collective on the host)."""

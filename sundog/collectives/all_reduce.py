@@ -1,0 +1,87 @@
+"""All-reduce: every rank gets the sum (average, minimum, maximum, product) of all ranks' tensors.
+
+What the op is; its algorithms are in the files all_reduce_*.py beside this one. one_shot and
+two_shot accumulate in rank order and give the same bits, at every grid and config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..op import Cost
+from . import reduction
+from .call import Options, call, check_contiguous, check_out
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = ["Problem", "all_reduce", "cases", "cost", "inputs", "reference"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    numel: int  # of each rank's tensor
+    dtype: torch.dtype
+    size: int  # ranks
+    op: str = "sum"
+
+
+def cost(problem: Problem) -> Cost:
+    """Each rank sends all slices but its own to be reduced, and its own, reduced, to the others."""
+    nbytes = problem.numel * problem.dtype.itemsize
+    others = problem.size - 1
+    return Cost(problem.numel * others, nbytes, nbytes, 2 * nbytes * others // problem.size)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
+    return [
+        Problem(37, torch.float32, size, "sum"),
+        Problem(4099, torch.bfloat16, size, "avg"),
+        Problem(1, torch.int64, size, "prod"),
+    ]
+
+
+def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
+    torch.manual_seed(seed * 1000 + world.rank)
+    x = world.empty((problem.numel,), problem.dtype, "x")
+    return (x.copy_(reduction.random(problem.numel, problem.dtype, problem.op, exact)),)
+
+
+def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The answer on a rank, from all ranks' inputs."""
+    return reduction.reference(problem.op, parts)
+
+
+def all_reduce(
+    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> Any:  # fmt: skip
+    """As torch's all_reduce, but into `out`; `out=x` reduces in place.
+
+    `op` is sum, avg, min, max or prod. An integer average is cut towards zero, as NCCL does; of
+    bool, sum is `or` and prod `and`. Without `out` the result is an ordinary tensor. What an
+    algorithm needs on the heap and is not there is copied: one_shot wants nothing, two_shot both,
+    ring and atomic `out`. With `async_op` a handle, whose `wait()` gives the result. ring and
+    atomic sum in an order of their own, so their bits differ: they run only if `algo` names them.
+    """
+    reduction.check("all_reduce", op, x.dtype)
+    check_contiguous("all_reduce", x=x)
+    if out is None:
+        out = torch.empty_like(x)
+    if not _is_same(x, out):
+        check_out("all_reduce", x, out, x.numel())
+    elif algo == "atomic":
+        raise ValueError(
+            "all_reduce: atomic adds up in out, so out=x is not possible; leave it out"
+        )
+    problem = Problem(x.numel(), x.dtype, world.size, op)
+    return call(world, "all_reduce", problem, x, out, Options(algo, config, async_op, explain))
+
+
+def _is_same(x: torch.Tensor, out: torch.Tensor) -> bool:
+    same_kind = (x.dtype, x.numel()) == (out.dtype, out.numel()) and out.is_contiguous()
+    return same_kind and x.data_ptr() == out.data_ptr()

@@ -1,0 +1,114 @@
+"""All-reduce, one shot: every rank shows its tensor to all, then reads and reduces all of them.
+
+One barrier and one round of reads: the least latency, but every rank reads W tensors in full, so it
+wins for small ones only. Nobody touches a peer's x or out: they may lie anywhere, and out may be x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import signal
+from ..op import Plan, agree
+from . import reduction
+from .all_reduce import Problem, cases, cost, inputs, reference
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+LARGEST = 64 << 20  # bytes: the plan holds twice as much, and two_shot reads less from far below
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 2048  # elements of a tile
+    programs: int = 16
+    num_warps: int = 4
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    nbytes = problem.numel * problem.dtype.itemsize
+    if nbytes > LARGEST:
+        return f"one_shot of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
+    return reduction.refused(config.block, config.programs)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [
+        Config(block, programs, num_warps)
+        for block in (512, 1024, 2048, 4096)
+        for programs in (1, 2, 4, 8, 16, 32, 64)
+        for num_warps in (4, 8)
+    ]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """Tiles of 4 KB; no more programs than tiles, or than SMs: all wait for their peers at once."""
+    block = 4096 // problem.dtype.itemsize
+    return Config(block, max(1, min(triton.cdiv(problem.numel, block), num_sms)))
+
+
+@triton.jit
+def _one_shot_kernel(
+    x, out, buffer, flags, epochs, ctx, numel, stride,
+    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    epoch = tl.load(epochs + program) + 1
+    first = program.to(tl.int64) * BLOCK
+    step = tl.num_programs(0) * BLOCK
+    # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
+    # this number; each of them signalled the last call's barrier after that, in the next kernel of
+    # its stream, and this program has waited there for all of them.
+    half = buffer + (epoch % 2) * stride
+    for start in range(first, numel, step):
+        _copy_tile(half, x, start, numel, BLOCK)
+    # My tiles before the flags, for the peers' programs with this number, which read just those;
+    # their tiles before my loads.
+    signal.barrier_ranks(flags + program * SIZE, epoch, ctx, LANES)
+    halves = reduction.everywhere(half, ctx, SIZE)
+    for start in range(first, numel, step):
+        reduction.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _copy_tile(dst, src, start, numel, BLOCK: tl.constexpr):
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= numel:  # without a mask, which might end inside 16 bytes
+        tl.store(dst + at, tl.load(src + at))
+    else:
+        tl.store(dst + at, tl.load(src + at, mask=at < numel), mask=at < numel)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate two copies of x, used in turn, and flags. The plan takes any contiguous tensors."""
+    agree(world, "all_reduce.one_shot", problem, config, valid(problem, config))
+    stride = triton.cdiv(problem.numel, 256) * 256  # elements; the second half is aligned too
+    buffer = world.empty((2, stride), reduction.kind(problem.dtype), "all_reduce.buffer")
+    flags = world.signals((config.programs, problem.size), "all_reduce.flags")
+    epochs = world.signals(config.programs, "all_reduce.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+    op = reduction.operator(problem.op, problem.dtype)
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _one_shot_kernel[(config.programs,)](
+            reduction.storage(x), reduction.storage(out), buffer, flags, epochs, world.ctx,
+            problem.numel, stride, OP=op, SIZE=problem.size,
+            LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (buffer, flags, epochs), launch)

@@ -1,0 +1,121 @@
+"""All-reduce, two shots in one kernel: rank r reduces slice r of all tensors and stores it to all.
+
+Every byte is read once and written once: the fastest for large tensors. Two barriers of the
+programs with one number frame it. out may be x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, memory, signal
+from ..op import Plan, agree
+from . import reduction
+from .all_reduce import Problem, cases, cost, inputs, reference
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("x", "out")
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 2048  # elements of a tile
+    programs: int = 16
+    num_warps: int = 4
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return reduction.refused(config.block, config.programs)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [
+        Config(block, programs, num_warps)
+        for block in (1024, 2048, 4096, 8192)
+        for programs in (4, 8, 16, 32, 64, 128)
+        for num_warps in (4, 8)
+    ]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """Tiles of 4 KB; no more programs than tiles, or than SMs: all wait for their peers at once."""
+    block = 4096 // problem.dtype.itemsize
+    return Config(block, max(1, min(triton.cdiv(_slice(problem), block), num_sms)))
+
+
+def _slice(problem: Problem) -> int:
+    """Elements that a rank reduces: a multiple of 128 bytes, so the last ranks may have fewer."""
+    line = 128 // problem.dtype.itemsize
+    return triton.cdiv(triton.cdiv(problem.numel, problem.size), line) * line
+
+
+@triton.jit
+def _two_shot_kernel(
+    x, out, ready, done, epochs, ctx, numel, slice_numel,
+    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    xs = reduction.everywhere(x, ctx, SIZE)
+    outs = ()
+    for step in tl.static_range(SIZE):  # each rank begins with another peer
+        outs = outs + (memory.translate(out, (rank + step) % SIZE, ctx),)
+    begin = rank * slice_numel
+    end = tl.minimum(begin + slice_numel, numel)
+    # My x is written and my out is free: what came before on the stream is over. The peers'
+    # programs with this number touch them only behind this barrier.
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    # In place, too: nobody but this program touches these elements on any rank, and each of them is
+    # stored only after it was loaded from all ranks.
+    for start in range(begin + program * BLOCK, end, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        if start + BLOCK <= end:  # without a mask, which might end inside 16 bytes
+            _store_all(outs, reduction.reduce_ranks(xs, at, None, OP, SIZE), at, None, SIZE)
+        else:
+            mask = at < end
+            _store_all(outs, reduction.reduce_ranks(xs, at, mask, OP, SIZE), at, mask, SIZE)
+    # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
+    # they may read then, before the flags; the peers' before whatever follows this kernel here.
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _store_all(outs, tile, at, mask, SIZE: tl.constexpr):
+    for step in tl.static_range(SIZE):
+        tl.store(outs[step] + at, tile, mask=mask)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. The plan takes a symmetric x and out, which may be the same."""
+    agree(world, "all_reduce.two_shot", problem, config, valid(problem, config))
+    shape = (config.programs, problem.size)
+    ready = world.signals(shape, "all_reduce.ready")
+    done = world.signals(shape, "all_reduce.done")
+    epochs = world.signals(config.programs, "all_reduce.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+    op, slice_numel = reduction.operator(problem.op, problem.dtype), _slice(problem)
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _two_shot_kernel[(config.programs,)](
+            reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
+            problem.numel, slice_numel, OP=op, SIZE=problem.size,
+            LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (ready, done, epochs), launch)

@@ -1,0 +1,160 @@
+"""Reduce-scatter: rank r gets slice r of the sum (average, ...) of all ranks' tensors.
+
+One algorithm, direct: every rank pulls its slice from all ranks and reduces it in rank order. Every
+byte is read once, and the bits are those of all_reduce. Two barriers of the programs with one
+number frame it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal
+from ..op import Cost, Plan, agree
+from . import reduction
+from .call import Options, call, check_contiguous, check_out
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan",
+    "reduce_scatter", "reference", "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("x",)
+
+
+@dataclass(frozen=True)
+class Problem:
+    numel: int  # of each rank's output
+    dtype: torch.dtype
+    size: int  # ranks
+    op: str = "sum"
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 2048  # elements of a tile
+    programs: int = 16
+    num_warps: int = 4
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return reduction.refused(config.block, config.programs)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [
+        Config(block, programs, num_warps)
+        for block in (1024, 2048, 4096, 8192)
+        for programs in (4, 8, 16, 32, 64, 128)
+        for num_warps in (4, 8)
+    ]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """Tiles of 4 KB; no more programs than tiles, or than SMs: all wait for their peers at once."""
+    block = 4096 // problem.dtype.itemsize
+    return Config(block, max(1, min(triton.cdiv(problem.numel, block), num_sms)))
+
+
+def cost(problem: Problem) -> Cost:
+    nbytes = problem.numel * problem.dtype.itemsize
+    others = problem.size - 1
+    return Cost(problem.numel * others, nbytes * problem.size, nbytes, nbytes * others)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
+    return [
+        Problem(37, torch.float32, size, "sum"),
+        Problem(2056, torch.bfloat16, size, "avg"),
+        Problem(1, torch.int64, size, "prod"),
+    ]
+
+
+def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
+    torch.manual_seed(seed * 1000 + world.rank)
+    numel = problem.numel * problem.size
+    x = world.empty((numel,), problem.dtype, "x")
+    return (x.copy_(reduction.random(numel, problem.dtype, problem.op, exact)),)
+
+
+def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The answer on a rank, from all ranks' inputs."""
+    slices = [part.view(problem.size, problem.numel)[rank] for part in parts]
+    return reduction.reference(problem.op, slices)
+
+
+def reduce_scatter(
+    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> Any:  # fmt: skip
+    """As torch's reduce_scatter_tensor: slice `rank` along the first dimension, of all ranks' sum.
+
+    `op` as for all_reduce. Without `out` the result is an ordinary tensor. An x that is not
+    symmetric is copied to the heap. With `async_op` a handle, whose `wait()` gives the result.
+    """
+    reduction.check("reduce_scatter", op, x.dtype)
+    check_contiguous("reduce_scatter", x=x)
+    length = x.shape[0] if out is None and x.dim() else x.numel()
+    if length % world.size:
+        raise ValueError(
+            f"reduce_scatter: x of shape {tuple(x.shape)} does not split into {world.size} equal "
+            f"slices; pad it to {triton.cdiv(length, world.size) * world.size}"
+        )
+    if out is None:
+        shape = (length // world.size, *x.shape[1:])
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    check_out("reduce_scatter", x, out, x.numel() // world.size)
+    problem = Problem(out.numel(), x.dtype, world.size, op)
+    return call(world, "reduce_scatter", problem, x, out, Options(algo, config, async_op, explain))
+
+
+@triton.jit
+def _direct_kernel(
+    x, out, ready, done, epochs, ctx, numel, VECTOR: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    # VECTOR: what the compiler can't see if numel is 8, 24, 40, ... elements of 16 bits
+    slices = reduction.everywhere(x + tl.multiple_of(rank * numel, VECTOR), ctx, SIZE)
+    # My x is written: what came before on the stream is over. The peers' programs with this number
+    # read it behind this barrier.
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    first = program.to(tl.int64) * BLOCK
+    for start in range(first, numel, tl.num_programs(0) * BLOCK):
+        reduction.reduce_tile(out, slices, start, numel, OP, SIZE, BLOCK)
+    # My loads of the peers' x before the flags: they may overwrite it when their kernel has ended.
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. The plan takes a symmetric x and any contiguous out, only written here."""
+    agree(world, "reduce_scatter.direct", problem, config, valid(problem, config))
+    shape = (config.programs, problem.size)
+    ready = world.signals(shape, "reduce_scatter.ready")
+    done = world.signals(shape, "reduce_scatter.done")
+    epochs = world.signals(config.programs, "reduce_scatter.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+    op, vector = reduction.operator(problem.op, problem.dtype), 16 // problem.dtype.itemsize
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _direct_kernel[(config.programs,)](
+            reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
+            problem.numel, VECTOR=1 if problem.numel % vector else vector, OP=op,
+            SIZE=problem.size, LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (ready, done, epochs), launch)

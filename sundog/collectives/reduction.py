@@ -1,0 +1,171 @@
+"""The reduction over ranks that all_reduce, reduce_scatter and reduce share.
+
+A tile is loaded from every rank, all loads in flight at once, and accumulated in rank order, 0 to
+W - 1, starting with rank 0's value: in float32 (float64 for float64, int64 for integers), rounded
+to the tensor's dtype once, at the end. So the bits do not depend on the algorithm, grid or config.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import memory
+
+__all__ = [
+    "DTYPES", "OPERATORS", "check", "combine", "everywhere", "finish", "kind", "operator", "random",
+    "reduce_ranks", "reduce_tile", "reference", "refused", "storage", "widen",
+]  # fmt: skip
+
+OPERATORS = ("sum", "avg", "min", "max", "prod")
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+def check(name: str, op: str, dtype: torch.dtype) -> None:
+    """ValueError unless this dtype can be reduced by this operator."""
+    if op not in OPERATORS:
+        raise ValueError(f"{name}: op {op!r} is not known; there are: {', '.join(OPERATORS)}")
+    if dtype not in DTYPES:
+        known = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
+        raise ValueError(f"{name}: no reduction of {dtype}; convert it to one of {known}")
+    if dtype == torch.bool and op == "avg":
+        raise ValueError(f"{name}: bool has no average; convert it to a number, or use min or max")
+
+
+def refused(block: int, programs: int) -> str | None:
+    """Why a config can't be, if so: every algorithm has tiles and programs."""
+    if block & (block - 1) or block < 1:
+        return f"block {block} is not a power of two"
+    if programs < 1:
+        return f"programs {programs}: at least one must do the work"
+    return None
+
+
+def operator(op: str, dtype: torch.dtype) -> str:
+    """What the kernel does: of truth values, stored as 0 and 1, a sum is `or`, a product `and`."""
+    return {"sum": "max", "prod": "min"}.get(op, op) if dtype == torch.bool else op
+
+
+def kind(dtype: torch.dtype) -> torch.dtype:
+    """What the kernel sees: truth values as bytes."""
+    return torch.uint8 if dtype == torch.bool else dtype
+
+
+def storage(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the kernel sees it."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def reference(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The ranks' tensors reduced by torch: the very bits of every deterministic algorithm."""
+    dtype = parts[0].dtype
+    op = operator(op, dtype)
+    wide = [part.flatten().to(_accumulator(dtype)) for part in parts]
+    total = wide[0]
+    for part in wide[1:]:
+        total = _COMBINE[op](total, part)
+    if op == "avg":
+        mode = None if dtype.is_floating_point else "trunc"
+        total = torch.div(total, len(parts), rounding_mode=mode)
+    return total.to(dtype)
+
+
+def random(numel: int, dtype: torch.dtype, op: str, exact: bool) -> torch.Tensor:
+    """Random elements; `exact`: integers so small that no order of reducing them rounds."""
+    if dtype.is_floating_point and not exact:
+        return torch.randn(numel).to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (numel,)).to(dtype)
+    if op == "prod":  # 8 ranks: up to 256, which bfloat16 holds
+        return torch.tensor([-2, -1, 1, 2])[torch.randint(0, 4, (numel,))].to(dtype)
+    return torch.randint(-9, 10, (numel,)).to(dtype)
+
+
+_COMBINE = {
+    "sum": torch.add, "avg": torch.add, "min": torch.minimum, "max": torch.maximum,
+    "prod": torch.mul,
+}  # fmt: skip
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_floating_point:
+        return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.int64
+
+
+@triton.jit
+def everywhere(ptr, ctx, SIZE: tl.constexpr):
+    """The same place at every rank, in rank order: translated once, before the loop over tiles."""
+    pointers = ()
+    for peer in tl.static_range(SIZE):
+        pointers = pointers + (memory.translate(ptr, peer, ctx),)
+    return pointers
+
+
+@triton.jit
+def reduce_ranks(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
+    """The tile at `at`, reduced over all ranks in their order, in the tensors' dtype."""
+    tiles = ()
+    for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
+        tiles = tiles + (tl.load(pointers[peer] + at, mask=mask),)
+    total = widen(tiles[0])
+    for peer in tl.static_range(1, SIZE):
+        total = combine(total, widen(tiles[peer]), OP)
+    return finish(total, OP, SIZE).to(pointers[0].dtype.element_ty)
+
+
+@triton.jit
+def reduce_tile(
+    out, pointers, start, end, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Reduce elements `start` to `start + BLOCK`, but none from `end` on, into `out`."""
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= end:  # without a mask, which might end inside 16 bytes
+        tl.store(out + at, reduce_ranks(pointers, at, None, OP, SIZE))
+    else:
+        tl.store(out + at, reduce_ranks(pointers, at, at < end, OP, SIZE), mask=at < end)
+
+
+@triton.jit
+def widen(tile):
+    """As what it is accumulated: float32, or float64 for float64, or int64 for integers."""
+    if tile.dtype == tl.float64:
+        wide = tile
+    elif tile.dtype.is_floating():
+        wide = tile.to(tl.float32)
+    else:
+        wide = tile.to(tl.int64)
+    return wide
+
+
+@triton.jit
+def combine(total, tile, OP: tl.constexpr):
+    """One rank more. A NaN of any rank is a NaN in the result."""
+    if OP == "sum" or OP == "avg":
+        total = total + tile
+    elif OP == "min":
+        total = tl.minimum(total, tile, propagate_nan=tl.PropagateNan.ALL)
+    elif OP == "max":
+        total = tl.maximum(total, tile, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        tl.static_assert(OP == "prod", "OP is one of OPERATORS")
+        total = total * tile
+    return total
+
+
+@triton.jit
+def finish(total, OP: tl.constexpr, SIZE: tl.constexpr):
+    """An average is the sum divided by the number of ranks; of integers, towards zero."""
+    if OP == "avg":
+        if total.dtype == tl.float32:
+            # `/` would be the fast, not the correctly rounded division
+            total = tl.div_rn(total, tl.full((), SIZE, tl.float32))
+        elif total.dtype == tl.float64:
+            total = total / SIZE
+        else:
+            total = total // SIZE
+    return total
