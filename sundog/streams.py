@@ -15,7 +15,8 @@ None of these makes the host wait.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,12 +33,27 @@ class Streams:
     def _check_open(self) -> None:
         raise NotImplementedError
 
+    @property
+    def stream_number(self) -> int:
+        """Where a rank's work goes now. Groups share it: streams are the backend's."""
+        return self._backend.stream_number
+
     def stream(self, number: int) -> AbstractContextManager[None]:
         """`with world.stream(1):` launches and torch operations inside go to that stream."""
         self._check_open()
         if type(number) is not int or number < 0:
             raise ValueError(f"stream {number!r}: expected a number, 0 or more")
-        return self._backend.stream(number)
+        return self._switched(number)
+
+    @contextmanager
+    def _switched(self, number: int) -> Iterator[None]:
+        backend, before = self._backend, self._backend.stream_number
+        with backend.stream(number):
+            backend.stream_number = number
+            try:
+                yield
+            finally:
+                backend.stream_number = before
 
     def record_event(self) -> Any:
         """A point on the current stream, behind all that was put there so far."""

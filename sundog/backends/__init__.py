@@ -24,6 +24,7 @@ class Backend(Protocol):
     polls: int  # how often a wait in a kernel may poll
     bases: list[int]  # address of every rank's heap, as this rank's kernels see it
     flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
+    stream_number: int  # where this rank's work goes now: set by `world.stream`
     passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
 
     def segment(self, rank: int, is_flags: bool) -> torch.Tensor:

@@ -48,6 +48,7 @@ class ShmBackend:
 
     name = "shm"
     passive = False
+    stream_number = 0
     device = torch.device("cpu")
     guard = ALIGNMENT
     polls = UNBOUNDED  # seconds are counted by `_look_outside`

@@ -83,6 +83,7 @@ class SimBackend:
 
     name = "sim"
     passive = False
+    stream_number = 0
     device = torch.device("cpu")
     guard = GUARD
     polls = UNBOUNDED

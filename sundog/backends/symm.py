@@ -90,6 +90,7 @@ class SymmBackend:
 
     name = "symm"
     passive = False
+    stream_number = 0
     guard = 0
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float) -> None:

@@ -52,6 +52,7 @@ class VirtualBackend:
 
     name = "virtual"
     passive = False
+    stream_number = 0
     guard = 0
 
     def __init__(self, shared: Shared, rank: int) -> None:
