@@ -1,0 +1,131 @@
+"""Tiles of matrices: a view says where a matrix lies, row and column where in it a tile begins.
+
+    @triton.jit
+    def kernel(x, out, peer, ctx, ROWS: tl.constexpr, COLS: tl.constexpr):
+        row, col = tl.program_id(0) * ROWS, tl.program_id(1) * COLS
+        tile = tiles.gather(x, row, col, peer, ctx, ROWS, COLS, HINT=(1, 8))
+        tiles.store(out, row, col, tile)
+
+    kernel[grid](tiles.view(x), tiles.view(out), peer, world.ctx, 64, 64)
+
+A view is a named tuple, which Triton takes as one argument. Any strides, so a transposed matrix is
+a view too. What lies outside of the matrix reads as zero and is not written. Offsets have 64 bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .memory import translate
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "View", "at", "gather", "hinted", "inside", "load", "of_peer", "part", "scatter",
+    "store", "view",
+]  # fmt: skip
+
+
+_NO_HINT = tl.constexpr((1, 1))
+
+
+class View(NamedTuple):
+    """A matrix in memory. Strides are in elements."""
+
+    ptr: Any
+    rows: Any
+    cols: Any
+    row_stride: Any
+    col_stride: Any
+
+
+def view(tensor: torch.Tensor) -> View:
+    """On the host: a tensor of two dimensions as an argument of a kernel."""
+    if tensor.dim() != 2:
+        raise ValueError(f"a view has two dimensions, and the tensor has shape {tensor.shape}")
+    return View(tensor, *tensor.shape, *tensor.stride())
+
+
+@triton.jit
+def hinted(matrix, HINT: tl.constexpr):
+    """The same view, with a promise that makes wide accesses where the compiler can't know.
+
+    HINT (1, 8): along a row, elements lie side by side in memory, rows begin at multiples of 8, and
+    so do they end; (8, 1): the same along a column. By arithmetic that changes nothing: hints of
+    Triton's own (multiple_of) are lost between functions, and on AMD with every pointer.
+    """
+    DOWN: tl.constexpr = HINT[0]
+    ACROSS: tl.constexpr = HINT[1]
+    return View(
+        matrix.ptr, matrix.rows // DOWN * DOWN, matrix.cols // ACROSS * ACROSS,
+        matrix.row_stride // ACROSS * ACROSS, matrix.col_stride // DOWN * DOWN,
+    )  # fmt: skip
+
+
+@triton.jit
+def at(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The pointers to a tile's elements."""
+    one = tl.full((), 1, tl.int64)
+    first = one * row * matrix.row_stride + one * col * matrix.col_stride
+    rows = tl.arange(0, ROWS).to(tl.int64)[:, None] * matrix.row_stride
+    cols = tl.arange(0, COLS).to(tl.int64)[None, :] * matrix.col_stride
+    # The scalar first: in a loop over tiles the rest does not change.
+    return (matrix.ptr + first) + (rows + cols)
+
+
+@triton.jit
+def inside(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Which elements of a tile are in the matrix."""
+    rows = row + tl.arange(0, ROWS) < matrix.rows
+    cols = col + tl.arange(0, COLS) < matrix.cols
+    return rows[:, None] & cols[None, :]
+
+
+@triton.jit
+def part(matrix, row, rows):
+    """The matrix of `rows` rows from `row` on."""
+    ptr = matrix.ptr + tl.full((), 1, tl.int64) * row * matrix.row_stride
+    return View(ptr, rows, matrix.cols, matrix.row_stride, matrix.col_stride)
+
+
+@triton.jit
+def load(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """A tile; zero outside of the matrix."""
+    mask = inside(matrix, row, col, ROWS, COLS)
+    return tl.load(at(matrix, row, col, ROWS, COLS), mask=mask, other=0.0)
+
+
+@triton.jit
+def store(matrix, row, col, tile):
+    """Write a tile, in the matrix's type, where it is inside of the matrix."""
+    ROWS: tl.constexpr = tile.shape[0]
+    COLS: tl.constexpr = tile.shape[1]
+    value = tile.to(matrix.ptr.dtype.element_ty)
+    mask = inside(matrix, row, col, ROWS, COLS)
+    tl.store(at(matrix, row, col, ROWS, COLS), value, mask=mask)
+
+
+@triton.jit
+def of_peer(matrix, peer, ctx):
+    """The same matrix in the peer's heap."""
+    ptr = translate(matrix.ptr, peer, ctx)
+    return View(ptr, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride)
+
+
+@triton.jit
+def gather(
+    matrix, row, col, peer, ctx,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HINT: tl.constexpr = _NO_HINT,
+):  # fmt: skip
+    """A tile of the peer's matrix. Orders nothing: wait for the peer first. HINT: see `hinted`."""
+    return load(of_peer(hinted(matrix, HINT), peer, ctx), row, col, ROWS, COLS)
+
+
+@triton.jit
+def scatter(matrix, row, col, tile, peer, ctx, HINT: tl.constexpr = _NO_HINT):
+    """Write a tile of the peer's matrix. Orders nothing: signal afterwards. HINT: see `hinted`."""
+    store(of_peer(hinted(matrix, HINT), peer, ctx), row, col, tile)
