@@ -1,0 +1,139 @@
+"""The shared GEMM: every layout, ragged sizes, descriptors and pointers, the epilogue."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import sundog
+from sundog.fused import gemm
+
+from . import Run, assembly, compiled, on_every_arch, spills
+
+SMALL = dict(tile_m=16, tile_n=32, tile_k=16, group_m=2, num_warps=4)
+LAYOUTS = ["NN", "NT", "TN", "TT"]
+
+
+def matrix(rows: int, cols: int, order: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Random whole numbers; "T" is a view of the transpose, as a linear layer's weight is."""
+    made = torch.Generator().manual_seed(seed)
+    shape = (rows, cols) if order == "N" else (cols, rows)
+    whole = torch.randint(-4, 5, shape, generator=made).to(dtype)
+    return whole if order == "N" else whole.T
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", gemm.DTYPES)
+def test_exact_in_every_layout(
+    run: Run, layout: str, dtype: torch.dtype, descriptors: bool
+) -> None:
+    """Whole numbers, so any order of adding gives the same bits. 40 = 2 groups and a ragged one."""
+    m, n, k = (40, 72, 56) if descriptors else (39, 71, 53)
+    a = matrix(m, k, layout[0], dtype, 1)
+    b = matrix(k, n, layout[1], dtype, 2)
+
+    def main(world: sundog.World) -> torch.Tensor:
+        config = gemm.Tiles(**SMALL, descriptors=descriptors)
+        out = torch.empty(m, n, dtype=torch.float32, device=world.device)
+        x, y = (t.to(world.device) for t in (a, b))
+        kinds = {gemm.operand(t, (16, 16), descriptors)[1] for t in (x, y)}
+        assert (gemm.VIEW in kinds) is not descriptors
+        return gemm.matmul(x, y, out, None, None, config, 3).cpu()
+
+    assert torch.equal(run(main, 1)[0], (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 1), (16, 32, 16), (65, 40, 130)])
+def test_any_size(run: Run, m: int, n: int, k: int) -> None:
+    a, b = matrix(m, k, "N", torch.float16, 3), matrix(k, n, "N", torch.float16, 4)
+
+    def main(world: sundog.World) -> torch.Tensor:
+        out = torch.empty(m, n, dtype=torch.float16, device=world.device)
+        x, y = (t.to(world.device) for t in (a, b))
+        return gemm.matmul(x, y, out, None, None, gemm.Tiles(**SMALL), 2).cpu()
+
+    assert torch.equal(run(main, 1)[0].double(), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("dtype", gemm.DTYPES)
+@pytest.mark.parametrize("activation", gemm.ACTIVATIONS)
+def test_epilogue(run: Run, dtype: torch.dtype, activation: str | None) -> None:
+    """Against float64, within what rounding the output once costs (float32: adding in float32)."""
+    torch.manual_seed(5)
+    a, b, bias = (torch.randn(s).to(dtype) for s in ((35, 50), (50, 41), (41,)))
+
+    def main(world: sundog.World) -> torch.Tensor:
+        out = torch.empty(35, 41, dtype=dtype, device=world.device)
+        x, y, z = (t.to(world.device) for t in (a, b, bias))
+        return gemm.matmul(x, y, out, z, activation, gemm.Tiles(**SMALL), 2).cpu()
+
+    exact = a.double() @ b.double() + bias.double()
+    wanted = exact if activation is None else torch.nn.functional.silu(exact)
+    rounding = torch.finfo(dtype).eps
+    assert torch.allclose(run(main, 1)[0].double(), wanted, rtol=rounding, atol=5e-6)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_offsets_have_64_bits(run: Run, descriptors: bool) -> None:
+    """Row 16 begins at element 2^31: only the pages that are touched take memory."""
+    a, b = matrix(17, 24, "N", torch.float16, 6), matrix(24, 40, "N", torch.float16, 7)
+
+    def main(world: sundog.World) -> torch.Tensor:
+        stride = 1 << 27
+        far = torch.empty(17 * stride, dtype=torch.float16).as_strided((17, 24), (stride, 1))
+        far.copy_(a)
+        out = torch.empty(17, 40)
+        config = gemm.Tiles(**SMALL, descriptors=descriptors)
+        return gemm.matmul(far, b, out, None, None, config, 2)
+
+    assert torch.equal(run(main, 1)[0].double(), a.double() @ b.double())
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tma_and_tensor_cores_on_sm_90(layout: str) -> None:
+    """The default config: loads by TMA, three stages of both operands, wgmma, no spills."""
+    made = _compiled("sm_90", layout, gemm.Tiles())
+    text = assembly(made)
+    assert len(re.findall(r"wgmma\.mma_async", text)) == 4  # 64 of K by 16
+    assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) == 6  # 2 before the loop, 1 in it
+    assert re.search(r"st\.global\.v4", text)
+    assert spills(made) == 0
+
+
+@pytest.mark.compat
+@on_every_arch
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_wide_accesses_and_tensor_cores_by_pointers(arch: str, layout: str) -> None:
+    config = gemm.Tiles(128, 128, 64, descriptors=False, num_stages=3 if arch == "sm_90" else 2)
+    made = _compiled(arch, layout, config)
+    text = assembly(made)
+    assert spills(made) == 0
+    if arch == "sm_90":
+        assert re.search(r"wgmma\.mma_async", text)
+        assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", text)
+        assert not re.search(r"ld\.global", text)
+    else:
+        assert re.search(r"mfma", text)
+        assert set(re.findall(r"(?:global|buffer)_load_(\w+)", text)) == {"dwordx4"}
+
+
+def _compiled(arch: str, layout: str, config: gemm.Tiles) -> object:
+    a, b = (matrix(512, 512, order, torch.bfloat16, 0) for order in layout)
+    args, options = gemm.launch_arguments(a, b, torch.empty_like(a), None, None, config)
+    return compiled(gemm._gemm_kernel, arch, args, options)
+
+
+def test_bad_tiles() -> None:
+    reason = gemm.valid(gemm.Tiles(tile_m=100), torch.bfloat16)
+    assert reason == "tile_m 100 is not a power of two of at least 16"
+    reason = gemm.valid(gemm.Tiles(num_stages=6), torch.bfloat16)
+    assert reason is not None
+    assert "take 294,912 bytes of shared memory, and a program has at most 232,448" in reason
+    assert "num_warps 3" in (gemm.valid(gemm.Tiles(num_warps=3), torch.bfloat16) or "")
+    assert "group_m 0" in (gemm.valid(gemm.Tiles(group_m=0), torch.bfloat16) or "")
+    assert gemm.valid(gemm.Tiles(), torch.bfloat16) is None
