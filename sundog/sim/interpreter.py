@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .builder import Builder
 from .handle import Handle, Tile, scalar
 from .reductions import reduce, scan
-from .rewrite import Helpers, function_tree, rewrite
+from .rewrite import Helpers, called_by_gluon, function_tree, rewrite
 from .semantic import Semantic
 
 __all__ = ["Language", "convert_argument", "language", "recorded", "replaced", "twin"]
@@ -168,6 +168,13 @@ def twin(kernel: JITFunction) -> Callable:
         used.setdefault(kernel.fn, kernel)
     if kernel.fn in _replacements:
         return _replacements[kernel.fn]
+    if kernel.is_gluon() and kernel.fn not in _twins:
+        for function in reversed(called_by_gluon(kernel)):  # itself last: only if none is refused
+            _make_twin(function)
+    return _make_twin(kernel)
+
+
+def _make_twin(kernel: JITFunction) -> Callable:
     if kernel.fn not in _twins:
         _twins[kernel.fn] = rewrite(kernel.fn, function_tree(kernel), language().helpers)
     return _twins[kernel.fn]

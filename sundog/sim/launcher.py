@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..source import caller
+from .gluon import check_launch
 from .interpreter import convert_argument, twin
 from .machine import Machine
 from .memory import heaps
@@ -71,6 +72,8 @@ def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
 
 def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid: Any) -> Launch:
     bound = _bind(kernel, args, kwargs)
+    if kernel.is_gluon():
+        check_launch(kernel, bound, kwargs)
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
     shape = grid({**kwargs, **bound}) if callable(grid) else grid
@@ -102,6 +105,7 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
         rank,
         [start for start in held if start is not None],
         caller(),
+        kwargs.get("num_warps", CUDAOptions.num_warps),
     )
 
 

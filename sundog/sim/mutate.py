@@ -31,7 +31,8 @@ _RELAXED = {"acquire": ["relaxed"], "release": ["relaxed"], "acq_rel": ["acquire
 _NARROWED = {"sys": ["gpu", "cta"], "gpu": ["cta"]}
 _SIGNALS = {"signal", "signal_all", "put_signal"}
 _WAITS = {"wait", "wait_all"}
-_BARRIERS = {"barrier_ranks", "barrier_programs", "debug_barrier", "fence"}
+_CTA_BARRIERS = {"debug_barrier", "barrier", "thread_barrier"}  # the latter two are Gluon's
+_BARRIERS = {"barrier_ranks", "barrier_programs", "fence"} | _CTA_BARRIERS
 _ATOMICS = {"atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or"}
 _ATOMICS |= {"atomic_store", "atomic_xchg", "atomic_xor"}
 _STORES = {"store", "put"}
@@ -144,7 +145,7 @@ def _swapped(body: list[ast.stmt]) -> Iterator[Edit]:
         if _name(statement) not in _SIGNALS | {"atomic_xchg"}:
             continue
         before = place - 1
-        while before >= 0 and _name(body[before]) == "debug_barrier":
+        while before >= 0 and _name(body[before]) in _CTA_BARRIERS:
             before -= 1
         if before >= 0 and _name(body[before]) in _STORES:
             what = f"{_name(statement)}: before the {_name(body[before])} above it"

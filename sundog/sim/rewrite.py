@@ -1,9 +1,9 @@
 """A kernel's source as the interpreter runs it: Python's syntax with Triton's meaning.
 
 Some of Python's syntax can't be overloaded, so it is rewritten: assigned numbers become tensors, a
-`range` yields tensors, `and`, `or` and `not` work on tiles, and a call of a GPU's math library says
-that it can't be simulated. The result runs in the kernel's own globals, which stay as they are:
-what the new code needs is one free variable.
+`range` yields tensors, `and`, `or` and `not` work on tiles, a call of a GPU's math library says
+that it can't be simulated, and what is Gluon's becomes its twin. The result runs in the kernel's
+own globals, which stay as they are: what the new code needs is one free variable.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from triton.runtime.jit import JITFunction
 
 from ..errors import CannotInterpret
 from ..source import relative
+from .gluon import Gluon, not_for_gluon, twin_name
 from .handle import scalar
 
-__all__ = ["Helpers", "function_tree", "rewrite"]
+__all__ = ["Helpers", "called_by_gluon", "function_tree", "rewrite"]
 
 _HELPERS = "_sundog"
 _CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparisons
@@ -34,8 +35,11 @@ _CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparison
 class Helpers:
     """What rewritten kernels call."""
 
+    tl = tl
+
     def __init__(self, semantic: TritonSemantic) -> None:
         self.semantic = semantic
+        self.gluon = Gluon(semantic.builder)
 
     def assigned(self, value: Any) -> Any:
         return self.semantic.to_tensor(value, False)
@@ -94,6 +98,26 @@ def function_tree(kernel: JITFunction) -> ast.FunctionDef:
     return tree
 
 
+def called_by_gluon(kernel: JITFunction) -> list[JITFunction]:
+    """A Gluon kernel and all functions, ours and the user's, that it may call."""
+    found = {kernel.fn: kernel}
+    todo = [kernel]
+    while todo:
+        function = todo.pop()
+        names = _Names(function.fn)
+        for node in ast.walk(function_tree(function)):
+            thing = names.find(node)
+            reason = not_for_gluon(thing, ast.unparse(node)) if thing is not None else None
+            if reason is not None:
+                raise _refused(function.fn, node, reason)
+            if not isinstance(thing, JITFunction) or thing.fn in found:
+                continue
+            if not str(thing.fn.__module__).startswith("triton."):
+                found[thing.fn] = thing
+                todo.append(thing)
+    return list(found.values())
+
+
 def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
     """A function like `fn` with the body of `tree`, rewritten."""
     given = {_HELPERS: helpers, _CHAIN: getattr(stock, _CHAIN, None)}
@@ -113,13 +137,29 @@ def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
     return twin
 
 
+class _Names:
+    """What names, and names in modules, stand for outside of a function."""
+
+    def __init__(self, fn: Callable) -> None:
+        known = inspect.getclosurevars(fn)
+        self.known = {**known.builtins, **known.globals, **known.nonlocals}
+        self.local = fn.__code__.co_varnames
+
+    def find(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Attribute):
+            owner = self.find(node.value)
+            return getattr(owner, node.attr, None) if inspect.ismodule(owner) else None
+        if not isinstance(node, ast.Name) or node.id in self.local:
+            return None
+        return self.known.get(node.id)
+
+
 class _Rewriter(stock.ASTTransformer):
     """Triton's own rewriter handles chains of comparisons, from 3.9 on; before, nobody does."""
 
     def __init__(self, fn: Callable) -> None:
-        self.name = fn.__name__
-        self.path = fn.__code__.co_filename
-        self.known = inspect.getclosurevars(fn)
+        self.fn = fn
+        self.names = _Names(fn)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if len(node.targets) > 1:
@@ -137,7 +177,7 @@ class _Rewriter(stock.ASTTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         call = node.iter
-        if isinstance(call, ast.Call) and self._named(call.func) is builtins.range:
+        if isinstance(call, ast.Call) and self.names.find(call.func) is builtins.range:
             node.iter = _call("range", *call.args)
         return self.generic_visit(node)
 
@@ -162,32 +202,43 @@ class _Rewriter(stock.ASTTransformer):
         return ast.copy_location(_call("inverted", node.operand), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        module = getattr(self._named(node.func), "__module__", None) or ""
+        module = getattr(self.names.find(node.func), "__module__", None) or ""
         if module.startswith("triton.language.extra.") and module.endswith(".libdevice"):
             name = ast.copy_location(ast.Constant(ast.unparse(node.func)), node)
             node.func = ast.copy_location(_call("only_on_gpu", name), node.func)
         return self.generic_visit(node)
 
-    def _named(self, node: ast.AST) -> Any:
-        """What a name, or a name in a module, stands for outside of the function."""
-        if isinstance(node, ast.Attribute):
-            owner = self._named(node.value)
-            return getattr(owner, node.attr, None) if inspect.ismodule(owner) else None
-        if not isinstance(node, ast.Name):
-            return None
-        for names in (self.known.nonlocals, self.known.globals, self.known.builtins):
-            if node.id in names:
-                return names[node.id]
-        return None
+    def visit_Attribute(self, node: Any) -> ast.AST:
+        """Also a bare name."""
+        thing = self.names.find(node)
+        try:
+            twin = twin_name(thing, ast.unparse(node)) if thing is not None else None
+        except LookupError as error:
+            raise self._refused(node, str(error)) from None
+        if twin is None:
+            return self.generic_visit(node)
+        return ast.copy_location(_helper(*twin.split(".")), node)
+
+    visit_Name = visit_Attribute
 
     def _refused(self, node: ast.AST, reason: str) -> CannotInterpret:
-        at = f"{relative(self.path)}:{getattr(node, 'lineno', 0)}"
-        return CannotInterpret(f"kernel {self.name} at {at}: {reason}")
+        return _refused(self.fn, node, reason)
+
+
+def _refused(fn: Callable, node: ast.AST, reason: str) -> CannotInterpret:
+    at = f"{relative(fn.__code__.co_filename)}:{getattr(node, 'lineno', 0)}"
+    return CannotInterpret(f"kernel {fn.__name__} at {at}: {reason}")
 
 
 def _call(name: str, *args: ast.AST) -> ast.Call:
-    helper = ast.Attribute(ast.Name(_HELPERS, ast.Load()), name, ast.Load())
-    return ast.Call(helper, list(args), [])  # type: ignore[arg-type]
+    return ast.Call(_helper(name), list(args), [])  # type: ignore[arg-type]
+
+
+def _helper(*names: str) -> ast.expr:
+    found: ast.expr = ast.Name(_HELPERS, ast.Load())
+    for name in names:
+        found = ast.Attribute(found, name, ast.Load())
+    return found
 
 
 def _without_signature(tree: ast.FunctionDef) -> ast.FunctionDef:

@@ -29,6 +29,7 @@ class Launch:
     rank: int
     held: list[int]  # ordinary tensors that it may touch
     site: str
+    num_warps: int = 4
     next: int = 0
     running: int = 0
     converted: dict[str, Any] | None = None

@@ -1,0 +1,73 @@
+"""`memory` and `signal` for Gluon kernels: the same names, the same order of the arguments.
+
+Most are the same functions. Where they get a tile of pointers, its layout stays what it was, so a
+layout with 16 bytes per thread still loads and stores 16 bytes at a time. Only what makes a tile of
+its own, a lane per peer, is written anew: in Gluon a tile needs a layout.
+
+An atomic of a tile takes its value and its mask as tiles: Gluon spreads no scalar there (before
+Triton 3.9).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from . import signal as _signal
+from .memory import (
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xchg,
+    atomic_xor,
+    copy,
+    get,
+    load,
+    put,
+    store,
+    translate,
+)
+from .signal import barrier_programs, put_signal, signal, wait
+
+__all__ = [
+    "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
+    "atomic_xchg", "atomic_xor", "barrier_programs", "barrier_ranks", "copy", "get", "load", "put",
+    "put_signal", "signal", "signal_all", "store", "translate", "wait", "wait_all",
+]  # fmt: skip
+
+
+def _lane_layout(num_warps: Any, _semantic: Any = None) -> Any:
+    """An element per thread. A compiler passes `_semantic`, which knows the size of a warp."""
+    if _semantic is None:
+        return gl.AutoLayout()  # the simulator: no threads
+    threads = _semantic.builder.options.warp_size
+    return gl.constexpr(gl.BlockedLayout([1], [threads], [gl._unwrap_if_constexpr(num_warps)], [0]))
+
+
+_lane_layout.__triton_builtin__ = True  # type: ignore[attr-defined]  # so it runs at compile time
+
+
+@gluon.jit
+def signal_all(flags, epoch, ctx, LANES: gl.constexpr):
+    """Set `flags[my rank]` to `epoch` at every rank at once, a lane per peer. As `signal`."""
+    lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
+    _signal._signal_lanes(flags, lane, epoch, ctx)
+
+
+@gluon.jit
+def wait_all(flags, epoch, ctx, LANES: gl.constexpr):
+    """Return when the own `flags[peer]` of every peer has reached `epoch`; bounded. As `wait`."""
+    lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
+    _signal._wait_lanes(flags, lane, epoch, ctx)
+
+
+@gluon.jit
+def barrier_ranks(flags, epoch, ctx, LANES: gl.constexpr):
+    """All ranks: nobody leaves before everybody has arrived with this `epoch`. As in `signal`."""
+    signal_all(flags, epoch, ctx, LANES)
+    wait_all(flags, epoch, ctx, LANES)
