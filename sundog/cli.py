@@ -75,6 +75,27 @@ def check(
     raise typer.Exit(check_command.run(options))
 
 
+@app.command()
+def isa(
+    op: Target = "",
+    target: Annotated[str, typer.Option(help="compile for these")] = "sm_90,gfx942,gfx950",
+    config: Annotated[str, typer.Option(help="name=value,... instead of the default's")] = "",
+    problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    json: Json = "",
+) -> None:
+    """What the compilers make of an op's kernels (default: all ops'), for GPUs that are not here.
+
+    Widths, atomics, registers, spills; marked: a narrow access in the wide path, a spill, a heap
+    distance that a loop loads again. Exit status: 0 nothing marked, 1 marked, 2 could not.
+
+    Example: sundog isa all_gather.push --target sm_90 --problem numel=1048576,dtype=float32
+    """
+    from . import isa_command
+
+    raise typer.Exit(isa_command.run(op, target, config, problem, world, json))
+
+
 @bench.command("sim")
 def bench_sim(json: Json = "") -> None:
     """What the simulator costs, next to Triton's own interpreter. No GPU needed.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
-__all__ = ["gpu_target", "lower", "lower_source"]
+__all__ = ["gpu_target", "lower", "lower_source", "source_of"]
 
 STAGES = ("ttir", "ttgir")
 
@@ -45,6 +45,14 @@ def lower(
     `kwargs` are what a launch takes: arguments by name, constexprs, num_warps and other options.
     Tensors may be on any device, `meta` included.
     """
+    source, options = source_of(kernel, args, kwargs, arch=arch)
+    return lower_source(source, options, arch=arch, stage=stage)
+
+
+def source_of(
+    kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, arch: str
+) -> tuple[Any, dict[str, Any]]:
+    """What a launch hands to Triton's compiler: its ASTSource, and all options."""
     from triton.compiler.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
@@ -56,8 +64,7 @@ def lower(
     options, signature, constexprs, attrs = kernel._pack_args(
         backend, launch, bound, specialization, options
     )
-    source = _source_class(kernel)(kernel, signature, constexprs, attrs)
-    return lower_source(source, options.__dict__, arch=arch, stage=stage)
+    return _source_class(kernel)(kernel, signature, constexprs, attrs), options.__dict__
 
 
 def lower_source(

@@ -1,0 +1,204 @@
+"""The accesses of global memory in a kernel's TTGIR: through which argument, how large, where.
+
+TTGIR is the last form in which an access is still one operation on a whole tile. What the compiler
+made of it, in how many bytes at a time, is read from the assembly at the same source position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dataset.mlir import Block, Operand, Operation
+from .assembly import Instruction, Place
+from .flow import Flow, short
+
+__all__ = ["Access", "descriptor_bytes", "find"]
+
+_KINDS = {
+    "load": "load", "buffer_load": "load", "async_copy_global_to_local": "load",
+    "buffer_load_to_local": "load", "store": "store", "buffer_store": "store",
+}  # fmt: skip
+_MEMORY = (*_KINDS, "atomic_rmw", "atomic_cas", "buffer_atomic_rmw", "buffer_atomic_cas")
+
+
+@dataclass
+class Access:
+    """One load, store or atomic of the kernel; several at one place if a loop was unrolled."""
+
+    op: Operation
+    kind: str  # load, store or atomic
+    arguments: tuple[str, ...]  # that its address is made of
+    place: Place
+    tile: tuple[int, ...]  # () for a single element
+    itemsize: int
+    masked: bool
+    loops: list[Operation]
+    needs: list[Load] = field(default_factory=list)  # loads that its address is made of
+    widths: Counter[int] = field(default_factory=Counter)  # bytes: instructions
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.tile) * self.itemsize
+
+    @property
+    def where(self) -> str:
+        """The line of the kernel, and of the function inside which it happens."""
+        steps = [f"{file}:{line}" for file, line, _ in self.place]
+        return steps[-1] if len(steps) == 1 else f"{steps[-1]} (in {steps[0]})"
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load whose result is part of an address."""
+
+    op: Operation
+    arguments: tuple[str, ...]
+    offset: int | None  # from the argument, in elements, where it is a constant
+    address: Operand
+    cut: bool  # to 32 bits on the way to the address
+
+
+def find(flow: Flow, instructions: Iterable[Instruction]) -> list[Access]:
+    """All accesses, each with the widths of the instructions at its place."""
+    accesses = [_access(flow, op) for op in flow.operations if short(op) in _MEMORY]
+    at: dict[tuple[str, Place], list[Access]] = {}
+    for access in accesses:
+        at.setdefault((access.kind, access.place), []).append(access)
+    for each in instructions:
+        # AMD reads a flag by a plain load with cache bits: the atomic at this place is meant.
+        for kind in (each.kind, "atomic"):
+            if same := at.get((kind, each.place)):
+                for access in same:
+                    access.widths[each.nbytes] += 1
+                break
+    return accesses
+
+
+def descriptor_bytes(flow: Flow) -> int:
+    """The largest tile that is moved by a descriptor (TMA): always in full width."""
+    kinds = [v.type for op in flow.operations if "tma_copy" in op.name for v in op.operands]
+    shapes = [k["params"][0] for k in kinds if _name(k) == "!ttg.memdesc"]
+    return max((math.prod(s["shape"]) * _bytes(s["element"]) for s in shapes), default=0)
+
+
+def _access(flow: Flow, op: Operation) -> Access:
+    address = [v for v in op.operands if _is_pointer(v.type)][:1]
+    if short(op).startswith("buffer"):  # a scalar base and a tile of offsets behind it
+        address.append(op.operands[op.operands.index(address[0]) + 1])
+    tensor: Any = next((v.type for v in address if _is_tensor(v.type)), None)
+    arguments, needs = _sources(flow, address)
+    return Access(
+        op,
+        _KINDS.get(short(op), "atomic"),
+        arguments,
+        _place(op.location),
+        tuple(tensor["shape"]) if tensor else (),
+        _bytes(_element(address[0].type)["params"][0]),
+        any(_element(v.type) == "i1" for v in op.operands),
+        flow.loops(op),
+        needs,
+    )
+
+
+def _sources(flow: Flow, address: list[Operand]) -> tuple[tuple[str, ...], list[Load]]:
+    """The kernel's pointer arguments in an address, and the loads: nothing behind those."""
+    names: dict[str, None] = {}
+    loads: dict[int, Load] = {}
+    cuts = _cut(flow, address)
+    for start in address:
+        for value in flow.back(start, _is_loaded):
+            if isinstance(value.owner, Block):
+                if value.owner is flow.kernel.regions[0][0] and _is_pointer(value.type):
+                    names[flow.arguments()[value.number]] = None
+            elif _is_loaded(value):
+                op = value.owner
+                if id(op) not in loads:
+                    loads[id(op)] = _load(flow, op, id(op) in cuts)
+    return tuple(names), list(loads.values())
+
+
+def _load(flow: Flow, op: Operation, cut: bool) -> Load:
+    address = [v for v in op.operands if _is_pointer(v.type)][:1]
+    if short(op).startswith("buffer"):
+        address.append(op.operands[op.operands.index(address[0]) + 1])
+    names, _ = _sources(flow, address)
+    return Load(op, names, _constant_offset(address), address[-1], cut)
+
+
+def _cut(flow: Flow, address: list[Operand]) -> set[int]:
+    """The loads whose result is cut from 64 bits to 32 before it reaches the address."""
+    found: set[int] = set()
+    for start in address:
+        for value in flow.back(start, _is_loaded):
+            if _is_cut(value):
+                behind = flow.back(flow.inputs(value)[0], _is_loaded)
+                found |= {id(v.owner) for v in behind if _is_loaded(v)}
+    return found
+
+
+def _constant_offset(address: list[Operand]) -> int | None:
+    """0 for an argument itself, n for argument + n; None where it is computed."""
+    last = address[-1].owner
+    if isinstance(last, Block):
+        return 0 if len(address) == 1 else None
+    if last.name == "tt.addptr":
+        base, offset = (v.owner for v in last.operands)
+        if isinstance(base, Block) and isinstance(offset, Operation):
+            return _constant(offset)
+    return _constant(last) if len(address) == 2 else None
+
+
+def _constant(op: Operation) -> int | None:
+    value = op.properties.get("value") if op.name == "arith.constant" else None
+    return value["value"] if isinstance(value, dict) and value.get("kind") == "int" else None
+
+
+def _is_cut(value: Operand) -> bool:
+    op = value.owner
+    if isinstance(op, Block) or op.name != "arith.trunci":
+        return False
+    return (_element(op.operands[0].type), _element(value.type)) == ("i64", "i32")
+
+
+def _is_loaded(value: Operand) -> bool:
+    return isinstance(value.owner, Operation) and short(value.owner) in ("load", "buffer_load")
+
+
+def _place(location: Any) -> Place:
+    """The innermost call first, as the assembly has it."""
+    kind = location["kind"]
+    if kind == "file":
+        return ((location["file"].rpartition("/")[2], location["line"], location["column"]),)
+    if kind == "name":
+        return _place(location["child"])
+    if kind == "callsite":
+        return _place(location["callee"]) + _place(location["caller"])
+    if kind == "fused":
+        return _place(location["parts"][0])
+    return ()
+
+
+def _is_tensor(kind: Any) -> bool:
+    return isinstance(kind, dict) and kind["kind"] == "tensor"
+
+
+def _element(kind: Any) -> Any:
+    return kind["element"] if _is_tensor(kind) else kind
+
+
+def _name(kind: Any) -> str:
+    return str(kind.get("name", "")) if isinstance(kind, dict) else ""
+
+
+def _is_pointer(kind: Any) -> bool:
+    return _name(_element(kind)) == "!tt.ptr"
+
+
+def _bytes(element: Any) -> int:
+    """Of a type: bf16, i64, f8E4M3FN."""
+    digits = "".join(c if c.isdigit() else " " for c in str(element)).split()
+    return max(int(digits[0]) // 8, 1)

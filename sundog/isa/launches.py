@@ -1,0 +1,103 @@
+"""The launches that a rank's function makes, noted instead of run: kernel, arguments, options.
+
+The function runs on a simulated world, so that it plans and allocates as always. What a launch
+specialises on (dtype, alignment by 16, equal to 1, memory below 2 GiB) is taken from its arguments;
+only the size of the heap is that of a GPU's world instead of the simulator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from ..backends.sim import Sim
+from ..launch import run
+from ..sim.launcher import Installed, current_machine
+from ..sim.memory import heaps
+from ..world import World
+
+__all__ = ["Launch", "Pointer", "record"]
+
+CTX, FLAGS, DATA = "ctx", "flags", "data"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A tensor as a launch sees it: what Triton asks of an argument, and no memory behind it."""
+
+    dtype: torch.dtype
+    address: int
+    reach: int  # bytes of the storage, which decides whether AMD offsets have 32 bits
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def ptr_range(self) -> int:
+        return self.reach
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: JITFunction
+    args: tuple
+    kwargs: dict[str, Any]
+    roles: dict[str, str]  # of the arguments that are tensors: ctx, flags or data
+
+
+def record(
+    fn: Callable[[World], Any], size: int, num_sms: int, heap_size: int, gpu_heap_size: int
+) -> list[Launch]:
+    """What rank 0 launches. Ranks may differ in data, but one kernel must serve them all."""
+    launches: list[Launch] = []
+    worlds: dict[int, World] = {}
+
+    def note(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
+        machine = current_machine()
+        assert machine is not None
+        if machine.host.rank == 0:
+            launches.append(_launch(worlds[0], kernel, args, kwargs, gpu_heap_size))
+
+    def main(world: World) -> None:
+        worlds[world.rank] = world
+        with Installed(current_machine(), note):
+            fn(world)
+
+    run(main, size, "sim", heap_size=heap_size, sim=Sim(num_sms=num_sms))
+    return launches
+
+
+def _launch(
+    world: World, kernel: JITFunction, args: tuple, kwargs: dict[str, Any], heap_size: int
+) -> Launch:
+    named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+    roles = {k: _role(world, v) for k, v in named.items() if isinstance(v, torch.Tensor)}
+    return Launch(
+        kernel,
+        tuple(_pointer(value, heap_size) for value in args),
+        {name: _pointer(value, heap_size) for name, value in kwargs.items()},
+        roles,
+    )
+
+
+def _pointer(value: Any, heap_size: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch._C.DisableTorchFunction():
+        storage = value.untyped_storage()
+        reach = heap_size if storage.data_ptr() in heaps else storage.nbytes()
+        return Pointer(value.dtype, value.data_ptr(), reach)
+
+
+def _role(world: World, tensor: torch.Tensor) -> str:
+    with torch._C.DisableTorchFunction():
+        address = tensor.data_ptr()
+        if address == world.ctx.data_ptr():
+            return CTX
+        for flags in world._signals.values():
+            if 0 <= address - flags.data_ptr() < max(flags.nbytes, 1):
+                return FLAGS
+    return DATA

@@ -1,0 +1,80 @@
+"""What to inspect of an op: a problem large enough for its wide path, a config for the target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .. import op as ops
+from ..exercise import function_of
+from ..world import World
+
+__all__ = ["Case", "functions", "typical"]
+
+_NUMEL = 1 << 18
+_LEAST_HEAP = 64 << 20
+
+Function = tuple[str, Callable[[World], Any], int]  # name, of a rank, bytes of the heap
+
+
+@dataclass(frozen=True)
+class Case:
+    problem: dict[str, Any]  # fields to change
+    config: dict[str, Any]
+    size: int
+    warp_size: int
+
+
+def functions(target: str, case: Case) -> Iterator[Function]:
+    """One per algorithm of an op; or the function itself that a target names."""
+    if ":" in target or target.endswith(".py"):
+        yield target, function_of(target, case.size), _LEAST_HEAP
+        return
+    base = target.partition(".")[0] if target in ops.OPS else target
+    for algo, module in ops.algorithms(target).items():
+        yield f"{base}.{algo}" if algo else base, *_of_op(module, case)
+
+
+def typical(module: ModuleType, size: int) -> Any:
+    """The op's first case; with a size that is no tail, where it has just a number of elements."""
+    first = module.cases(size)[0]
+    larger = {"numel": _NUMEL, "dtype": torch.bfloat16}
+    return _changed(first, {k: v for k, v in larger.items() if hasattr(first, k)})
+
+
+def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]:
+    problem = _changed(typical(module, case.size), case.problem)
+    moved = module.cost(problem).hbm_bytes
+
+    def run(world: World) -> None:
+        config = module.default(problem, world.num_sms)
+        if hasattr(config, "threads_per_warp"):
+            config = dataclasses.replace(config, threads_per_warp=case.warp_size)
+        config = _changed(config, case.config)
+        plan = module.plan(world, problem, config)
+        given = module.inputs(world, problem, 0)
+        plan(*given, _out(world, module, problem, given))
+
+    return run, _LEAST_HEAP + 4 * moved
+
+
+def _out(world: World, module: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
+    """Room for the answer: what the reference gives, from tensors that have only a shape."""
+    shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
+    parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
+    by_input = (list(each) for each in zip(*parts, strict=True))
+    want = module.reference(problem, world.rank, *by_input)
+    return world.empty(want.shape, want.dtype, "out")
+
+
+def _changed(value: Any, fields: dict[str, Any]) -> Any:
+    known = {field.name for field in dataclasses.fields(value)}
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"{type(value).__name__} has no {name!r}: {', '.join(sorted(known))}")
+    return dataclasses.replace(value, **fields)

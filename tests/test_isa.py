@@ -1,0 +1,159 @@
+"""`sundog isa`: what it counts, what it marks, and that our own ops have nothing to mark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sundog import isa
+from sundog import op as ops
+from sundog.cli import app
+from sundog.errors import SundogError
+
+pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
+
+KERNELS = str(Path(__file__).parent / "isa_kernels.py")
+BOTH = ("sm_90", "gfx942")
+
+
+def kernels(name: str, targets: tuple[str, ...] = BOTH, **options: Any) -> list[isa.Kernel]:
+    return isa.inspect(f"{KERNELS}:run_{name}", targets, world=2, **options)
+
+
+def rules(kernel: isa.Kernel) -> set[tuple[str, str]]:
+    """What was marked, and the kernel's line in words of its source."""
+    lines = Path(KERNELS).read_text().splitlines()
+    found = set()
+    for mark in kernel.marks:
+        line = mark.where.partition(" ")[0].rpartition(":")[2]
+        found.add((mark.rule, lines[int(line) - 1].strip() if line else ""))
+    return found
+
+
+STORE = "tl.store(there.to(tl.pointer_type(x.dtype.element_ty)), tile, mask=at < numel)"
+REMOTE = "memory.store(out + at, tile, peer, ctx, mask=at < numel)"
+COPY = "tl.store(out + at, tl.load(x + at, mask=at < numel), mask=at < numel)"
+UNMASKED = "tl.store(out + at, tl.load(x + at))"
+SHIFTED = "tl.store(out + at + numel, tl.load(x + at))"
+GLUON = "gl.store(out + at, gl.load(x + at, mask=at < numel), mask=at < numel)"
+CASES = {
+    "by_bases": {("narrow", STORE), ("reload", STORE)},
+    "in_loop": {("reload", REMOTE)},
+    "push": set(),
+    "odd": {("narrow", COPY)},
+    "even": set(),
+    "tail": set(),
+    "branch": set(),
+    "tail_narrow": {("narrow", SHIFTED), ("narrow", COPY)},
+    "too_small": {("narrow", UNMASKED)},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_marks(name: str) -> None:
+    """What happened upstream (by_bases), its milder forms, and what must not be marked."""
+    for kernel in kernels(name):
+        assert rules(kernel) == CASES[name], kernel.target
+
+
+def test_gluon_is_as_wide_as_its_layout() -> None:
+    (good,) = kernels("gluon", ("sm_90",))
+    (bad,) = kernels("gluon_narrow", ("sm_90",))
+    assert (good.loads, good.stores, good.marks) == ({16: 4}, {16: 4}, [])
+    assert (bad.loads, bad.stores, rules(bad)) == ({2: 32}, {2: 32}, {("narrow", GLUON)})
+
+
+@pytest.mark.parametrize(("name", "target"), [("spilling", "sm_90"), ("spilling_amd", "gfx950")])
+def test_a_spill_is_marked(name: str, target: str) -> None:
+    (kernel,) = kernels(name, (target,))
+    assert kernel.spills > 0
+    assert rules(kernel) == {("spill", "")}
+
+
+def test_counts() -> None:
+    (copy,) = kernels("even", ("sm_90",))
+    assert (copy.loads, copy.stores) == ({16: 2}, {16: 2})  # 128 threads, a tile of 4 KB
+    assert (copy.atomics, copy.barriers, copy.tma, copy.tensor_cores) == ({}, 0, 0, {})
+    assert (copy.spills, copy.shared) == (0, 0)
+    assert 8 <= copy.registers <= 64
+    (push,) = kernels("push", ("sm_90",))
+    assert push.stores.keys() == {8, 16}  # the epoch, the tile
+    assert push.atomics["add acquire sys"] == 2
+    assert push.atomics["exch release sys"] == 3  # the signal, and two of a wait that ran out
+    assert push.barriers > 2
+    roles = {(s.kind, s.arguments): s.role for s in push.sites if s.tile}
+    assert roles == {
+        ("load", ("x",)): "wide", ("store", ("out",)): "wide", ("load", ("ctx",)): "flags",
+    }  # fmt: skip
+    assert {s.role for s in push.sites if not s.tile} == {"scalar"}
+
+
+def test_tensor_cores_and_descriptors() -> None:
+    nvidia, amd = kernels("matmul")
+    assert list(nvidia.tensor_cores) == ["wgmma.mma_async"]
+    assert nvidia.tma > 0
+    assert nvidia.shared > 3 * 64 * 64 * 2
+    assert not nvidia.marks  # the narrow load of the bias is small
+    assert all(name.startswith("v_mfma") for name in amd.tensor_cores)
+    assert amd.tensor_cores
+    assert ("narrow", "load of a") in {(m.rule, m.text.partition(",")[0]) for m in amd.marks}
+
+
+def test_a_distance_cut_to_32_bits_is_marked() -> None:
+    """AMD takes offsets inside memory below 2 GiB as 32-bit numbers: no peer is that near."""
+    (kernel,) = kernels("push", ("gfx942",), heap_size=1 << 30)
+    assert {mark.rule for mark in kernel.marks} == {"cut"}
+    (large,) = kernels("push", ("gfx942",), heap_size=4 << 30)
+    (nvidia,) = kernels("push", ("sm_90",), heap_size=1 << 30)
+    assert not large.marks
+    assert not nvidia.marks
+
+
+def test_what_cannot_be_inspected() -> None:
+    with pytest.raises(SundogError, match="launched no kernel"):
+        kernels("nothing")
+    with pytest.raises(SundogError, match=r"_many_values does not compile for gfx942: .*maxnreg"):
+        kernels("spilling", ("gfx942",))
+    with pytest.raises(ValueError, match="Problem has no 'rows': dtype, numel"):
+        isa.inspect("all_gather.push", problem={"rows": 3}, world=2)
+    with pytest.raises(ValueError, match="Config has no 'tile'"):
+        isa.inspect("all_gather.push", config={"tile": 3}, world=2)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "isa.json"
+    words = ["--target", "sm_90", "--world", "2"]
+    bad = CliRunner().invoke(app, ["isa", f"{KERNELS}:run_odd", *words, "--json", str(out)])
+    assert bad.exit_code == 1
+    assert "1 kernels, 1 marked" in bad.output
+    assert "2 bytes at a time" in bad.output
+    (kernel,) = json.loads(out.read_text())
+    assert (kernel["name"], kernel["marks"][0]["rule"]) == ("_copy_whole", "narrow")
+    assert CliRunner().invoke(app, ["isa", f"{KERNELS}:run_even", *words]).exit_code == 0
+    for wrong in (
+        ["nosuch"],
+        ["all_gather", "--target", "sm90x"],
+        ["all_gather", "--problem", "x"],
+    ):
+        refused = CliRunner().invoke(app, ["isa", *wrong, "--world", "2"])
+        assert refused.exit_code == 2, refused.output
+        assert "sundog isa: " in refused.output
+
+
+@pytest.mark.parametrize("op", ops.OPS)
+def test_every_collective_is_wide(op: str) -> None:
+    """16-bit types on NVIDIA, 32-bit types on AMD; `sundog isa` goes over all of it."""
+    module = ops.find(op)
+    if not hasattr(module.cases(2)[0], "numel"):
+        pytest.skip("not a collective: it has tests of its own")
+    for target, dtype in (("sm_90", torch.bfloat16), ("gfx942", torch.float32)):
+        for kernel in isa.inspect(op, (target,), problem={"dtype": dtype}, world=4):
+            assert not kernel.marks
+            wide = [site for site in kernel.sites if site.role == "wide"]
+            assert {s.kind for s in wide} == {"load", "store"}
+            assert all(min(site.widths) == 16 for site in wide)
