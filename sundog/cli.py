@@ -96,6 +96,27 @@ def isa(
     raise typer.Exit(isa_command.run(op, target, config, problem, world, json))
 
 
+@app.command()
+def trace(
+    op: Annotated[str, typer.Argument(help="an op, or a module with the names of one")],
+    out: Annotated[str, typer.Option(help="the file for ui.perfetto.dev")],
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "",
+    plot: Annotated[str, typer.Option(help="also draw the slowest rank into this file")] = "",
+    programs: Annotated[int, typer.Option(help="of a rank that have room for their events")] = 256,
+    events: Annotated[int, typer.Option(help="that a program has room for")] = 1024,
+) -> None:
+    """Record who waited for whom, as a timeline with an arrow from each signal to its wait.
+
+    Exit status: 0 written, 2 it could not be traced.
+
+    Example: sundog trace all_gather --out trace.json --plot trace.png --world 4
+    """
+    from .trace import command
+
+    raise typer.Exit(command.run(op, out, world, backend, plot, programs, events))
+
+
 @bench.command("sim")
 def bench_sim(json: Json = "") -> None:
     """What the simulator costs, next to Triton's own interpreter. No GPU needed.

@@ -22,7 +22,7 @@ import torch
 from . import op as ops
 from .world import World
 
-__all__ = ["exercise", "function_of", "load_package"]
+__all__ = ["exercise", "expected", "function_of", "load_package"]
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
@@ -62,23 +62,24 @@ def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
 def _exercise(world: World, op: ModuleType, problem: Any) -> None:
     plans = [op.plan(world, problem, op.default(problem, world.num_sms)) for _ in range(2)]
     given = [op.inputs(world, problem, seed) for seed in range(4)]
-    expected = [_reference(world, op, problem, each) for each in given]
-    outs = [world.empty(want.shape, want.dtype, "out") for want in expected[:3]]
+    answers = [expected(world, op, problem, each) for each in given]
+    outs = [world.empty(want.shape, want.dtype, "out") for want in answers[:3]]
     world.barrier()  # peers may be touched
     for plan, each, out in zip((plans[0], plans[0], plans[1]), given, outs, strict=False):
         plan(*each, out)
-    for out, want in zip(outs, expected, strict=False):
+    for out, want in zip(outs, answers, strict=False):
         _compare(world, out, want)
     for old, new in zip(given[0], given[3], strict=True):
         old.copy_(new)
-    _compare(world, plans[0](*given[0], outs[0]), expected[3])
+    _compare(world, plans[0](*given[0], outs[0]), answers[3])
     for tensor in given[0]:
         tensor.zero_()  # the kernel has ended, so the peers are done with this rank's tensors
     for plan in reversed(plans):
         plan.free()
 
 
-def _reference(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
+def expected(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
+    """The reference's answer on this rank, from everybody's inputs. A collective on the host."""
     parts = world.exchange([tensor.cpu() for tensor in given])
     by_input = (list(each) for each in zip(*parts, strict=True))
     answer: torch.Tensor = op.reference(problem, world.rank, *by_input)

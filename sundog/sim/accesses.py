@@ -39,10 +39,12 @@ class Accesses:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.count = 0  # of all programs so far: the simulator's clock
 
     def before_load(
         self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool
     ) -> None:
+        self.count += 1
         if volatile:
             self._machine.give_way()
         region = self._machine.memory.check(addresses, size, "load")
@@ -59,6 +61,7 @@ class Accesses:
             )
 
     def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
+        self.count += 1
         region = self._machine.memory.check(addresses, size, "store")
         if self._machine.checker is not None:
             self._machine.checker.store(
@@ -78,6 +81,7 @@ class Accesses:
         scope: str,
         tensor: bool,
     ) -> np.ndarray:
+        self.count += 1
         self._machine.give_way()
         region = self._machine.memory.check(addresses, size, "atomic")
         key = self._park_if_stuck(addresses, operands, POLLS_BEFORE_PARKING)

@@ -15,7 +15,7 @@ from triton._C.libtriton import interpreter as native
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 
-from ..device import proxy
+from ..device import proxy, trace
 from ..errors import CannotInterpret
 from .atomics import Atomics, array_of, full_mask, is_tile
 from .handle import Handle
@@ -153,6 +153,9 @@ class Builder(Atomics):
             self.machine.accesses.proxy_fence()
             nothing = Handle(np.zeros(1, np.int32), tl.int32)
             return SimpleNamespace(get_result=lambda place: nothing)
+        if assembly == trace.READ_GLOBALTIMER.value:
+            now = Handle(np.array([self.machine.accesses.count], np.int64), tl.int64)
+            return SimpleNamespace(get_result=lambda place: now)
         raise CannotInterpret("inline assembly runs only on a GPU; use tl operations")
 
     def create_extern_elementwise(self, lib: str, path: str, symbol: str, *args: Any) -> Any:

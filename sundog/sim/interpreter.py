@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -32,6 +33,10 @@ from .semantic import Semantic
 __all__ = ["Language", "convert_argument", "language", "recorded", "replaced", "twin"]
 
 _MISSING = object()
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift",
+    "lt", "le", "gt", "ge", "eq", "ne",
+)  # fmt: skip
 _twins: weakref.WeakKeyDictionary[Callable, Callable] = weakref.WeakKeyDictionary()
 _replacements: dict[Callable, Callable] = {}
 _recorders: list[dict[Callable, JITFunction]] = []
@@ -111,6 +116,8 @@ class Language:
             changes[lang, "associative_scan"] = scan
         for kind in (tl.dtype, tl.pointer_type, tl.block_type):
             changes[kind, "to_ir"] = lambda dtype, builder: dtype  # our builder takes it as it is
+        for name in _OPERATORS:
+            changes[tl.constexpr, f"__{name}__"] = _on_tensors(name)
         for name, member in vars(tl.tensor).items():
             if isinstance(member, JITFunction):  # x.sum(): a method only once it is a function
                 changes[tl.tensor, name] = _as_method(member)
@@ -128,6 +135,16 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, value)
+
+
+def _on_tensors(name: str) -> Callable:
+    """N + x is a tensor. Triton's own operator would make a constexpr of it, that nothing takes."""
+    own, plain = getattr(tl.constexpr, f"__{name}__"), getattr(operator, f"__{name}__")
+
+    def call(self: tl.constexpr, other: Any) -> Any:
+        return plain(self.value, other) if isinstance(other, tl.tensor) else own(self, other)
+
+    return call
 
 
 def _as_method(function: JITFunction) -> Callable:

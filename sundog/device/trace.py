@@ -1,0 +1,104 @@
+"""Trace points: when a program began and ended to fetch, wait and compute, and whom it signalled.
+
+The one place that knows the record: kernels write it, `sundog.trace` reads it. A program keeps its
+position `at` in a register and passes it on from point to point, so a point costs four stores and
+no load that anybody waits for; with TRACE = 0 nothing of it is compiled.
+
+    at = trace.begin(0, trace.WAIT, flag, epoch, peer, ctx, TRACE)
+    signal.wait(flag, peer, epoch, ctx)
+    at = trace.end(at, trace.WAIT, flag, epoch, peer, ctx, TRACE)
+    ...
+    trace.finish(at, ctx, TRACE)
+
+A buffer that is full drops what comes, and `finish` leaves the count of all events, so the reader
+knows how many are missing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .context import TRACE_BUFFER, TRACE_EVENTS, TRACE_PROGRAMS
+
+__all__ = [
+    "ALL", "BARRIER", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "HEAD_WORDS", "KINDS",
+    "MEMREALTIME", "SIGNAL", "WAIT", "begin", "end", "finish",
+]  # fmt: skip
+
+# Kinds. A barrier signals all peers where it begins and waits for all of them until it ends.
+FETCH = tl.constexpr(0)  # moving data; `what` is the tile, `value` is free
+WAIT = tl.constexpr(1)  # until the own flag `what` has reached `value`, which `peer` owes
+COMPUTE = tl.constexpr(2)  # `what` is the tile
+SIGNAL = tl.constexpr(3)  # the flag `what` of `peer` was set to `value`; a begin without an end
+BARRIER = tl.constexpr(4)  # `what` is the first of the own flags
+KINDS = ("fetch", "wait", "compute", "signal", "barrier")
+ALL = tl.constexpr(-1)  # as a peer: every rank
+
+# A program's slot: the number of its events, then the events: time, tag, what, value. The tag is
+# kind + 8 * is_end + 16 * (peer + 1). Before all slots: events of programs that have none.
+HEAD_WORDS = tl.constexpr(1)
+EVENT_WORDS = tl.constexpr(4)
+
+# TRACE: 0, or the clock to read, which is not `tl`; the simulator knows it (sim/builder.py).
+GLOBALTIMER = tl.constexpr(1)  # nanoseconds, one clock for all SMs of an NVIDIA GPU
+MEMREALTIME = tl.constexpr(2)  # ticks of 10 ns, the same of an AMD GPU
+READ_GLOBALTIMER = tl.constexpr("mov.u64 $0, %globaltimer;")
+READ_MEMREALTIME = tl.constexpr("s_memrealtime $0\n s_waitcnt lgkmcnt(0)")
+
+
+@triton.jit
+def begin(at, KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
+    """Something begins now. `what`: a flag's pointer or a number. The program's next position."""
+    return _record(at, KIND, what, value, peer, ctx, TRACE)
+
+
+@triton.jit
+def end(at, KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
+    """What `begin` recorded last, of this kind, ends now."""
+    return _record(at, KIND + 8, what, value, peer, ctx, TRACE)
+
+
+@triton.jit
+def finish(at, ctx, TRACE: tl.constexpr):
+    """The program's last point: how many events it had, also those that found no room."""
+    if TRACE:
+        buffer, program, size = _buffer(ctx)
+        if program < tl.load(ctx + TRACE_PROGRAMS):
+            tl.store(buffer + HEAD_WORDS + program * size, at)
+        else:
+            tl.atomic_add(buffer, tl.full((), 1, tl.int64) * at, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def _record(at, TAG: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
+    if TRACE:
+        buffer, program, size = _buffer(ctx)
+        place = buffer + HEAD_WORDS + program * size + 1 + at * EVENT_WORDS
+        has_slot = program < tl.load(ctx + TRACE_PROGRAMS)
+        room = has_slot & (at < tl.load(ctx + TRACE_EVENTS))
+        tl.store(place, _now(TRACE), mask=room)
+        tl.store(place + 1, TAG + 16 * (peer + 1), mask=room)
+        tl.store(place + 2, tl.cast(what, tl.int64), mask=room)
+        tl.store(place + 3, value, mask=room)
+        at += 1
+    return at
+
+
+@triton.jit
+def _buffer(ctx):
+    """Where the buffer starts, this program's number, and the words of a slot."""
+    program = tl.program_id(0) + tl.num_programs(0) * (
+        tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
+    )
+    size = 1 + tl.load(ctx + TRACE_EVENTS) * EVENT_WORDS
+    return ctx + tl.load(ctx + TRACE_BUFFER), program.to(tl.int64), size
+
+
+@triton.jit
+def _now(TRACE: tl.constexpr):
+    if TRACE == GLOBALTIMER:
+        now = tl.inline_asm_elementwise(READ_GLOBALTIMER, "=l", [], tl.int64, False, 1)
+    else:
+        now = tl.inline_asm_elementwise(READ_MEMREALTIME, "=r", [], tl.int64, False, 1)
+    return now

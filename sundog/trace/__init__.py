@@ -1,0 +1,8 @@
+"""Who waited for whom: what the trace points of a kernel recorded (device/trace.py), read back."""
+
+from __future__ import annotations
+
+from .record import Raw, Recording, record_call
+from .timeline import Summary, Timeline, summarise
+
+__all__ = ["Raw", "Recording", "Summary", "Timeline", "record_call", "summarise"]

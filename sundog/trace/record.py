@@ -1,0 +1,110 @@
+"""One rank's side of a trace: the buffer that its kernels write, and reading it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..device import context
+from ..device import trace as points
+from ..errors import SundogError
+from ..world import World
+
+__all__ = ["Raw", "Recording", "record_call"]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What one rank recorded. `words` has a row of EVENT_WORDS per event."""
+
+    rank: int
+    base: int  # where the rank's flags start: a flag's distance from it is the same on every rank
+    programs: np.ndarray  # of each event
+    words: np.ndarray
+    dropped: int  # events that found no room
+    unit: str  # of time
+    clock: str  # how ranks' clocks compare
+
+
+class Recording:
+    """While it is open, ops of this world are launched with their trace points compiled in."""
+
+    def __init__(self, world: World, programs: int = 256, events: int = 1024) -> None:
+        if programs < 1 or events < 2:
+            raise ValueError(
+                f"a trace of {events} events for each of {programs} programs: at least 2 and 1"
+            )
+        self._world, self._programs, self._events = world, programs, events
+        slot = 1 + events * points.EVENT_WORDS.value
+        # Where flags are: on the device also if this rank's data is not.
+        self._buffer = world.signals(points.HEAD_WORDS.value + programs * slot, "trace")
+        distance = (self._buffer.data_ptr() - world.ctx.data_ptr()) // 8
+        for word, value in (
+            (context.TRACE_BUFFER, distance),
+            (context.TRACE_PROGRAMS, programs),
+            (context.TRACE_EVENTS, events),
+        ):
+            world.ctx[word.value] = value
+        is_hip = world.device.type == "cuda" and torch.version.hip is not None
+        world.trace = (points.MEMREALTIME if is_hip else points.GLOBALTIMER).value
+
+    def reset(self) -> None:
+        """Forget what was recorded so far."""
+        self._buffer.zero_()
+
+    def read(self) -> Raw:
+        """What the latest launch of each program recorded; waits for it."""
+        world = self._world
+        world.synchronize()
+        words = self._buffer.cpu().numpy()
+        head = points.HEAD_WORDS.value
+        slots = words[head:].reshape(self._programs, -1)
+        counts = np.minimum(slots[:, 0], self._events)
+        used = np.arange(self._events) < counts[:, None]
+        events = slots[:, 1:].reshape(self._programs, self._events, -1)[used]
+        programs = np.repeat(np.arange(self._programs), counts)
+        if world.trace == points.MEMREALTIME.value:
+            events[:, 0] *= 10
+        dropped = int(words[0] + (slots[:, 0] - counts).sum())
+        unit = "ns" if world.device.type == "cuda" else "accesses"
+        return Raw(world.rank, _flag_base(world), programs, events, dropped, unit, _clock(world))
+
+    def close(self) -> None:
+        self._world.trace = 0
+        self._world.free(self._buffer)
+
+
+def record_call(world: World, launch: Callable[[], Any], programs: int, events: int) -> Raw:
+    """Record the second of two calls: the first one compiles. A collective on the host."""
+    recording = Recording(world, programs, events)
+    try:
+        launch()
+        world.barrier()
+        recording.reset()
+        world.barrier()  # no rank records before all have forgotten
+        launch()
+        raw = recording.read()
+        world.barrier()
+    finally:
+        recording.close()
+    if len(raw.words) == 0 and raw.dropped == 0:
+        raise SundogError(
+            "this op has no trace points: its kernels record nothing. sundog.device.trace says "
+            "how to add them."
+        )
+    return raw
+
+
+def _flag_base(world: World) -> int:
+    """Any address that has the same place among the flags of every rank."""
+    return int(world.ctx.data_ptr())
+
+
+def _clock(world: World) -> str:
+    if world.backend in ("sim", "virtual"):
+        return "all ranks read one clock"
+    return "every rank reads the timer of its GPU; shifts between GPUs are not taken out"
