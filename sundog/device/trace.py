@@ -23,7 +23,7 @@ from .context import TRACE_BUFFER, TRACE_EVENTS, TRACE_PROGRAMS
 
 __all__ = [
     "ALL", "BARRIER", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "HEAD_WORDS", "KINDS",
-    "MEMREALTIME", "SIGNAL", "WAIT", "begin", "end", "finish",
+    "MEMREALTIME", "SIGNAL", "WAIT", "begin", "end", "finish", "now",
 ]  # fmt: skip
 
 # Kinds. A barrier signals all peers where it begins and waits for all of them until it ends.
@@ -77,7 +77,7 @@ def _record(at, TAG: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
         place = buffer + HEAD_WORDS + program * size + 1 + at * EVENT_WORDS
         has_slot = program < tl.load(ctx + TRACE_PROGRAMS)
         room = has_slot & (at < tl.load(ctx + TRACE_EVENTS))
-        tl.store(place, _now(TRACE), mask=room)
+        tl.store(place, now(TRACE), mask=room)
         tl.store(place + 1, TAG + 16 * (peer + 1), mask=room)
         tl.store(place + 2, tl.cast(what, tl.int64), mask=room)
         tl.store(place + 3, value, mask=room)
@@ -96,9 +96,10 @@ def _buffer(ctx):
 
 
 @triton.jit
-def _now(TRACE: tl.constexpr):
+def now(TRACE: tl.constexpr):
+    """The clock's time."""
     if TRACE == GLOBALTIMER:
-        now = tl.inline_asm_elementwise(READ_GLOBALTIMER, "=l", [], tl.int64, False, 1)
+        time = tl.inline_asm_elementwise(READ_GLOBALTIMER, "=l", [], tl.int64, False, 1)
     else:
-        now = tl.inline_asm_elementwise(READ_MEMREALTIME, "=r", [], tl.int64, False, 1)
-    return now
+        time = tl.inline_asm_elementwise(READ_MEMREALTIME, "=r", [], tl.int64, False, 1)
+    return time

@@ -33,7 +33,7 @@ def _lines(timeline: Timeline) -> Iterator[str]:
         name = json.dumps({"name": f"rank {rank}"})
         yield f'{{"ph": "M", "name": "process_name", "pid": {rank}, "args": {name}}}'
     spans = timeline.spans
-    columns = (spans[n].tolist() for n in spans.dtype.names)
+    columns = (spans[n].tolist() for n in spans.dtype.names or ())
     scale = 1000 if timeline.unit == "ns" else 1  # the file's times are microseconds
     for rank, program, kind, begin, end, what, value, peer, ended_by in zip(*columns, strict=True):
         last = max(end - begin, 1 if kind == SIGNAL.value else 0) / scale

@@ -13,6 +13,7 @@ from ..device import context
 from ..device import trace as points
 from ..errors import SundogError
 from ..world import World
+from .align import shift
 
 __all__ = ["Raw", "Recording", "record_call"]
 
@@ -50,7 +51,8 @@ class Recording:
         ):
             world.ctx[word.value] = value
         is_hip = world.device.type == "cuda" and torch.version.hip is not None
-        world.trace = (points.MEMREALTIME if is_hip else points.GLOBALTIMER).value
+        self._world.trace = (points.MEMREALTIME if is_hip else points.GLOBALTIMER).value
+        self._shift, self._clock = shift(world)
 
     def reset(self) -> None:
         """Forget what was recorded so far."""
@@ -67,11 +69,12 @@ class Recording:
         used = np.arange(self._events) < counts[:, None]
         events = slots[:, 1:].reshape(self._programs, self._events, -1)[used]
         programs = np.repeat(np.arange(self._programs), counts)
+        events[:, 0] -= self._shift
         if world.trace == points.MEMREALTIME.value:
             events[:, 0] *= 10
         dropped = int(words[0] + (slots[:, 0] - counts).sum())
         unit = "ns" if world.device.type == "cuda" else "accesses"
-        return Raw(world.rank, _flag_base(world), programs, events, dropped, unit, _clock(world))
+        return Raw(world.rank, _flag_base(world), programs, events, dropped, unit, self._clock)
 
     def close(self) -> None:
         self._world.trace = 0
@@ -102,9 +105,3 @@ def record_call(world: World, launch: Callable[[], Any], programs: int, events: 
 def _flag_base(world: World) -> int:
     """Any address that has the same place among the flags of every rank."""
     return int(world.ctx.data_ptr())
-
-
-def _clock(world: World) -> str:
-    if world.backend in ("sim", "virtual"):
-        return "all ranks read one clock"
-    return "every rank reads the timer of its GPU; shifts between GPUs are not taken out"

@@ -20,6 +20,7 @@ SPAN = np.dtype([
     ("rank", "i4"), ("program", "i4"), ("kind", "i4"), ("begin", "i8"), ("end", "i8"),
     ("what", "i8"), ("value", "i8"), ("peer", "i4"), ("ended_by", "i4"),
 ])  # fmt: skip
+_FIELDS = SPAN.names or ()
 ARROW = np.dtype([("source", _ENDS), ("target", _ENDS)])
 
 
@@ -101,7 +102,7 @@ def _spans(raw: Raw, start: int) -> np.ndarray:
 
 def _connect(spans: np.ndarray, size: int) -> np.ndarray:
     """Give every wait the signal that ended it; returns the arrows between different ranks."""
-    rank, program, kind, begin, end, flag, value, peer, _ = (spans[n].tolist() for n in SPAN.names)
+    rank, program, kind, begin, end, flag, value, peer, _ = (spans[n].tolist() for n in _FIELDS)
     sent: dict[tuple[int, int, int], int] = {}  # rank, flag, value: the span that signalled
     for at in np.flatnonzero(np.isin(kind, (SIGNAL.value, BARRIER.value))).tolist():
         if peer[at] < 0:

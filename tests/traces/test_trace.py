@@ -18,7 +18,7 @@ from sundog.trace.perfetto import write
 
 from . import late_op
 
-pytestmark = pytest.mark.sim_only
+pytestmark = [pytest.mark.sim_only, pytest.mark.compat]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,15 @@ def test_file_nests_and_every_arrow_has_two_ends(timeline: Timeline, tmp_path: P
     places |= {(e["pid"], e["tid"], e["ts"] + e["dur"]) for e in slices}
     for each in (*starts.values(), *ends.values()):
         assert (each["pid"], each["tid"], each["ts"]) in places
+
+
+def test_clocks_of_processes_are_aligned() -> None:
+    """Each process counts its own accesses, from 0: the late one's clock runs far ahead."""
+    made = trace_op(late_op, 2, "shm")
+    assert "shifted" in made.clock
+    waits = kinds(made, "wait")
+    assert len(waits) == 2 * 2 * 3
+    assert (waits["ended_by"] == 1 - waits["rank"]).all()
 
 
 def test_full_buffer_counts_what_it_drops(timeline: Timeline) -> None:
