@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import knobs
+from .backends.link import LINKS
 from .backends.sim import Sim
 from .target import has_gpu
 from .world import World
@@ -24,23 +25,26 @@ def run(
     *,
     heap_size: int = 0,
     timeout: float = 0,
+    link: str = "",
     sim: Sim | None = None,
 ) -> list[Any]:
     """Run `fn(world)` once per rank and return the results by rank.
 
     Without a backend's name: the GPU if there is one (`virtual`), else the simulator. `sim` says
-    how to simulate (schedule, SMs, whether waits run out) and is for that backend alone.
+    how to simulate (schedule, SMs, whether waits run out) and is for that backend alone. With
+    link="pcie", on `virtual`, all ranks but the first keep their data in host memory (docs/gpu.md).
     """
     if world_size < 1:
         raise ValueError(f"world_size {world_size}: a world has at least one rank")
     asked = backend or (None if sim is None else "sim")
     name = _backend(asked, "virtual" if has_gpu() else "sim")
+    _check_link(link, name)
     seconds = timeout or knobs.timeout.get()
     if name == "virtual":
         from .backends import virtual
 
         _no_sim(sim, name)
-        return virtual.run(fn, world_size, _gpu_heap_size(heap_size), seconds)
+        return virtual.run(fn, world_size, _gpu_heap_size(heap_size), seconds, link)
     if name == "symm":
         from .backends import processes, symm
 
@@ -82,6 +86,17 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return shm.open_world(rank, size, store, _heap_size(heap_size, local), seconds)
+
+
+def _check_link(link: str, name: str) -> None:
+    if link not in LINKS:
+        raise ValueError(f"link {link!r}: expected 'pcie', or none")
+    if link and name != "virtual":
+        raise ValueError(
+            f"link={link!r} puts a real link between ranks on one GPU: it is for backend "
+            f"'virtual', not {name!r}. sim=Sim(split_heaps=True) on backend 'sim' shows on a CPU "
+            "whether kernels are ready for it."
+        )
 
 
 def _no_sim(sim: Sim | None, name: str) -> None:

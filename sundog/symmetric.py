@@ -1,4 +1,4 @@
-"""One rank's view of symmetric memory: which allocation a tensor is, and where each rank's copy lies.
+"""One rank's view of symmetric memory: which allocation a tensor is, and where ranks' copies lie.
 
 A rank has its data and its flags at the same offsets of two segments, which are one and the same
 unless a link separates them (docs/gpu.md). Flags are what `world.signals` made, and the context.

@@ -33,6 +33,7 @@ class World(Streams):
         self.device = backend.device
         self.num_sms = backend.num_sms
         self.backend = backend.name
+        self.passive = backend.passive
         self.trace = 0  # the clock that kernels read at their trace points; 0: they have none
         self._backend = backend
         self._ranks = ranks

@@ -18,6 +18,7 @@ from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
 from ..sim.memory import Memory, Region
 from ..sim.schedule import from_token
+from ..sim.split import SplitHeaps
 from ..sim.streams import switched
 from ..sim.tasks import Event, Host, Program
 from ..world import World
@@ -185,8 +186,10 @@ def simulate(
     """The same on a given machine, whose hosts have the results and `failure` the first error."""
     if current_machine() is not None:
         raise ValueError("sundog.run inside a rank: open the second world after the first is done")
-    segments = [make_segment(heap_size) for _ in range(world_size)]
-    flags = [make_segment(heap_size) for _ in segments] if split_heaps else segments
+    segments = flags = [make_segment(heap_size) for _ in range(world_size)]
+    if split_heaps:
+        machine.memory.split = SplitHeaps.make(world_size, heap_size)
+        segments, flags = machine.memory.split.data, machine.memory.split.flags
     shared = Shared(machine, segments, flags, {})
     for rank in range(world_size):
         machine.add_host(rank, _host(fn, shared, rank), [HostMode(machine)])

@@ -24,6 +24,7 @@ from ..sim.schedule import from_token
 from ..world import World
 from .gang import Gang
 from .gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
+from .link import check_host_memory, pinned_heap
 from .sim import Meeting, _with_rank, run_rank
 
 __all__ = ["run"]
@@ -40,6 +41,7 @@ class Shared:
     machine: Machine
     gang: Gang
     segments: list[torch.Tensor]
+    flags: list[torch.Tensor]  # the same, unless a link separates them
     contexts: list[Contexts]
     streams: list[torch.cuda.Stream]
     meetings: dict[str, Meeting]
@@ -51,7 +53,6 @@ class VirtualBackend:
     """One rank of a world on one GPU."""
 
     name = "virtual"
-    passive = False
     stream_number = 0
     guard = 0
 
@@ -61,13 +62,15 @@ class VirtualBackend:
         self.device = shared.segments[rank].device
         self.num_sms = shared.num_sms
         self.polls = shared.polls
-        self.bases = self.flag_bases = [segment.data_ptr() for segment in shared.segments]
+        self.bases = [segment.data_ptr() for segment in shared.segments]
+        self.flag_bases = [segment.data_ptr() for segment in shared.flags]
+        self.passive = shared.segments[rank] is not shared.flags[rank]
         self._shared = shared
         self._streams = {0: shared.streams[rank]}
         self._failed = False
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
-        return self._shared.segments[rank]
+        return (self._shared.flags if is_flags else self._shared.segments)[rank]
 
     def record(self, num_words: int) -> torch.Tensor:
         return pinned_words(num_words)
@@ -111,11 +114,13 @@ class VirtualBackend:
             self.synchronize()
 
 
-def run(fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: float) -> list[Any]:
+def run(
+    fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: float, link: str = ""
+) -> list[Any]:
     """Run `fn` on every rank, interleaved, until all have returned."""
     if current_machine() is not None:
         raise ValueError("sundog.run inside a rank: open the second world after the first is done")
-    shared = _open(world_size, heap_size, timeout)
+    shared = _open(world_size, heap_size, timeout, link)
     machine = shared.machine
     hosts = [
         machine.add_host(rank, _host(fn, shared, rank), [SynchronizeFirst(shared.gang.read_back)])
@@ -131,27 +136,37 @@ def run(fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: fl
     finally:
         # Coroutines and what they hold are cycles: without this, heaps wait for the collector.
         shared.segments.clear()
+        shared.flags.clear()
         shared.contexts.clear()
         for host in hosts:
             host.result = None
 
 
-def _open(world_size: int, heap_size: int, timeout: float) -> Shared:
+def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Shared:
     device = _device()
     gpu = Gpu(device)
+    # Behind a link, passive ranks need one SM each and rank 0 may fill the others. All ranks are
+    # told the same, so that they plan the same.
     num_sms = gpu.target.num_sms // world_size
-    if num_sms == 0 or world_size > _QUEUES:
+    if link:
+        num_sms = gpu.target.num_sms - (world_size - 1)
+    if num_sms <= 0 or world_size > _QUEUES:
         raise ValueError(
             f"{world_size} ranks on one {gpu.target.name}: it has {gpu.target.num_sms} SMs and "
             f"{_QUEUES} queues, and every rank needs one of each"
         )
     machine = Machine(from_token(f"random:{knobs.seed.get()}"), num_sms, expire=False)
-    segments = _heaps(world_size, heap_size, device)
+    flags = _heaps(world_size, heap_size, device)
+    segments = list(flags)
+    if link:
+        check_host_memory(world_size - 1, heap_size)
+        segments[1:] = [pinned_heap(heap_size, device) for _ in flags[1:]]
     return Shared(
         machine,
         Gang(machine, gpu),
         segments,
-        [Contexts(segment) for segment in segments],
+        flags,
+        [Contexts(segment) for segment in flags],
         [_stream(device.index, rank, 0) for rank in range(world_size)],
         {},
         max(int(timeout * polls_per_second(device.index)), 1),

@@ -4,7 +4,8 @@ Epochs up to the largest, 2^63 - 1, are compared rightly, and they do not wrap: 
 nanosecond per epoch would come there after 292 years.
 
 A flag (from `world.signals`) lies in the heap of the rank that waits for it, so that polling stays
-local; the signaller writes it across the link. Three patterns cover everything (docs/memory_model.md has them whole):
+local; the signaller writes it across the link. Three patterns cover everything
+(docs/memory_model.md has them whole):
 
     produce, then signal      store tiles to the peer; signal(flag, peer, epoch, ctx)
     wait, then consume        wait(flag, peer, epoch, ctx); load the tiles

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from ..errors import BadAccess
 from .numerics import is_raw
+from .split import SplitHeaps
 
 __all__ = ["Memory", "Region", "heaps", "poison_like", "poison_tensor"]
 
@@ -56,6 +57,7 @@ class Memory:
         self._freed: dict[int, Region] = {}  # the latest last: to name a use after free
         self._recent: Region | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None  # starts, sizes
+        self.split: SplitHeaps | None = None  # where data and flags lie apart
 
     def add(self, region: Region) -> None:
         at = bisect.bisect_left(self._starts, region.start)
@@ -153,6 +155,9 @@ class Memory:
         return region.index(address) if region is not None else f"address {address:#x}"
 
     def _explain(self, address: int, size: int, verb: str) -> str:
+        mixed_up = self._mixed_up(address)
+        if mixed_up:
+            return f"{verb} of {size} bytes {mixed_up}"
         latest = reversed(self._freed.values())
         freed = next((r for r in latest if r.start <= address < r.end), None)
         if freed is not None:
@@ -175,6 +180,20 @@ class Memory:
             f"{verb} of {size} bytes outside any live allocation: {where} of rank {near.rank} "
             f"({count} elements of {near.itemsize} bytes). Check {hint}"
         )
+
+    def _mixed_up(self, address: int) -> str:
+        """Flags that were taken for data, or the other way round, where the two lie apart."""
+        for meant, is_flags in self.split.mixed_up(address) if self.split else ():
+            region = self.find(meant, meant + 1)
+            if region is None:
+                continue
+            what = "flags, and was taken for data" if is_flags else "data, and was taken for flags"
+            return (
+                f"where nothing lies: {region.index(meant)} of rank {region.rank} is {what}. Reach "
+                "a peer's flags (world.signals) by device.signal and its data by device.memory: "
+                "they may lie in different memories."
+            )
+        return ""
 
 
 def poison_tensor(tensor: torch.Tensor) -> None:

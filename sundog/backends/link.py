@@ -1,0 +1,47 @@
+"""A real link on one GPU: peers' data in pinned host memory, which kernels reach across PCIe.
+
+Rank 0 is measured; the other ranks are passive and only play their side of the protocol. Their
+flags stay in device memory: the GPU's atomics on host memory are slow.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+__all__ = ["LINKS", "check_host_memory", "pinned_heap"]
+
+LINKS = ("", "pcie")
+
+
+class _Mapped:
+    """Pinned memory that says of itself that a GPU may use it, at the address that it has."""
+
+    def __init__(self, host: torch.Tensor) -> None:
+        self._host = host  # a tensor made from this object keeps it, and with it the memory
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (host.numel(),),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def pinned_heap(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Bytes of host memory as a tensor of the GPU: torch's work on it is in stream order too."""
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    view = torch.as_tensor(_Mapped(host), device=device)
+    assert view.data_ptr() == host.data_ptr(), "torch made a copy of mapped memory"
+    return view
+
+
+def check_host_memory(num_heaps: int, nbytes: int) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_heaps * nbytes > memory // 2:
+        raise ValueError(
+            f"link='pcie' pins {num_heaps} heaps of {nbytes:,} bytes, {num_heaps * nbytes:,} in "
+            f"all; this machine has {memory:,}, of which sundog pins at most half. Ask for less "
+            "with heap_size= or SUNDOG_HEAP_SIZE."
+        )

@@ -1,0 +1,171 @@
+"""Data and flags in different memories, as behind a link: on the simulator, with split heaps.
+
+The tests of the device functions and the examples run again here, with a `run` whose worlds are so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from test_device_memory import *  # noqa: F403
+from test_device_signal import *  # noqa: F403
+from test_examples import test_example_in_process  # noqa: F401
+
+import sundog
+from sundog.backends.sim import Sim
+from sundog.device import memory, signal
+from sundog.errors import BadAccess, WaitTimeout
+
+Run = Callable[..., list]
+pytestmark = pytest.mark.sim_only
+
+
+@pytest.fixture
+def run() -> Run:
+    def call(fn: Callable[[sundog.World], Any], world_size: int, **options: Any) -> list[Any]:
+        given = options.pop("sim", Sim())
+        split = Sim(given.schedule, given.num_sms, given.expire, split_heaps=True)
+        return sundog.run(fn, world_size, "sim", sim=split, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_all_gather(run: Run, size: int) -> None:
+    def main(world: sundog.World) -> torch.Tensor:
+        x = world.randn((5, 7))
+        out = world.all_gather(world.all_gather(x))
+        return torch.cat([x, out])
+
+    results = run(main, size)
+    expected = torch.cat([result[:5] for result in results] * size)
+    assert all(torch.equal(result[5:], expected) for result in results)
+
+
+def test_data_and_flags_lie_apart(run: Run) -> None:
+    def main(world: sundog.World) -> tuple[int, int]:
+        x, flags = world.zeros(3), world.signals(3, "flags")
+        assert flags.untyped_storage().data_ptr() == world.ctx.untyped_storage().data_ptr()
+        assert flags.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+        peer = (world.rank + 1) % world.size
+        x[1] = world.rank
+        flags[2] = 10 * world.rank
+        world.barrier()
+        return int(world.peer(x, peer)[1]), int(world.peer(flags[1:], peer)[1])
+
+    assert run(main, 3) == [(1, 10), (2, 20), (0, 0)]
+
+
+@triton.jit
+def write_flag_as_data(flags, x, peer, ctx):
+    memory.store(flags + 2, 1, peer, ctx)
+
+
+@triton.jit
+def signal_data(flags, x, peer, ctx):
+    signal.signal(x + 2, peer, 1, ctx)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (write_flag_as_data, r"flags\[2\] of rank {} is flags, and was taken for data"),
+        (signal_data, r"x\[2\] of rank {} is data, and was taken for flags"),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_who_mixes_them_up_is_told(run: Run, kernel: Any, words: str, size: int) -> None:
+    rank, peer = random.Random(size).sample(range(size), 2)
+
+    def main(world: sundog.World) -> None:
+        flags, x = world.signals(4, "flags"), world.zeros(4, torch.int64, "x")
+        world.barrier()
+        if world.rank == rank:
+            kernel[(1,)](flags, x, peer, world.ctx)
+
+    with pytest.raises(BadAccess, match=words.format(peer)):
+        run(main, size)
+    sundog.run(main, size, "sim")  # where they lie together nobody sees it
+
+
+@triton.jit
+def arrive(counter, seen, ctx, PROGRAMS: tl.constexpr):
+    """A count of arrivals at rank 0, by an atomic of the kernel's own."""
+    one = tl.full((), 1, tl.int64)
+    tl.debug_barrier()
+    tl.atomic_add(signal.translate(counter, 0, ctx), one, sem="release", scope="sys")
+    if (tl.load(ctx) == 0) & (tl.program_id(0) == 0):
+        signal.wait(counter, 1, PROGRAMS * tl.load(ctx + 1), ctx)
+        tl.store(seen, 1)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_flag_is_translated_for_an_atomic_of_ones_own(run: Run, size: int) -> None:
+    def main(world: sundog.World) -> tuple[int, int]:
+        counter, seen = world.signals(1, "arrivals"), world.zeros(1, torch.int32)
+        world.barrier()
+        arrive[(2,)](counter, seen, world.ctx, PROGRAMS=2)
+        world.barrier()
+        return int(counter), int(seen)
+
+    assert run(main, size) == [(2 * size, 1)] + [(0, 0)] * (size - 1)
+
+
+@triton.jit
+def wait_for(flag, epoch, ctx):
+    signal.wait(flag, 1, epoch, ctx)
+
+
+@triton.jit
+def exchange(x, out, flags, ctx, LANES: tl.constexpr):
+    peer = (tl.load(ctx) + 1) % tl.load(ctx + 1)
+    signal.barrier_ranks(flags, 1, ctx, LANES)
+    memory.get(out, x, peer, ctx)
+
+
+def test_a_wait_runs_out_and_a_group_goes_on(run: Run) -> None:
+    """The record names the flag, the flags are set back, and a group inside has both memories."""
+
+    def main(world: sundog.World) -> tuple[Any, int]:
+        world.empty(100)  # so that offsets differ from those in the group
+        with world.scope():
+            group = world.group([2, 0])
+            record = None
+            if group is not None:
+                flags = group.signals((1, 2), "group.flags")
+                x, out = group.full(1, 100 + world.rank), group.zeros(1)
+                group.barrier()
+                if group.rank == 0:
+                    flags[0, 1] = 3
+                    wait_for[(1,)](flags[0, 1:], 7, group.ctx)
+                    with pytest.raises(WaitTimeout) as caught:
+                        group.synchronize()
+                    record = caught.value.record
+                group.barrier()
+                assert flags.tolist() == [[0, 0]]
+                exchange[(1,)](x, out, flags, group.ctx, LANES=2)
+                group.barrier()
+                return record, int(out)
+        return None, 0
+
+    results = run(main, 3, sim=Sim(expire=True))
+    assert [value for _, value in results] == [102, 0, 100]
+    record = results[2][0]
+    assert (record.flag, record.expected, record.seen, record.peer) == ("group.flags[1]", 7, 3, 1)
+
+
+def test_link_is_for_virtual() -> None:
+    with pytest.raises(ValueError, match=r"for backend 'virtual', not 'sim'.*split_heaps"):
+        sundog.run(lambda world: None, 2, "sim", link="pcie")
+    with pytest.raises(ValueError, match="link 'nvlink': expected 'pcie'"):
+        sundog.run(lambda world: None, 2, "sim", link="nvlink")
+
+
+def test_nobody_is_passive_without_a_link(run: Run) -> None:
+    assert run(lambda world: world.passive, 2) == [False, False]
