@@ -26,6 +26,8 @@ OPS = {
     "all_gather.push": "sundog.collectives.all_gather_push",
     "all_reduce.one_shot": "sundog.collectives.all_reduce_one_shot",
     "all_reduce.two_shot": "sundog.collectives.all_reduce_two_shot",
+    "all_reduce.ring": "sundog.collectives.all_reduce_ring",
+    "all_reduce.atomic": "sundog.collectives.all_reduce_atomic",
     "reduce_scatter.direct": "sundog.collectives.reduce_scatter",
 }
 BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default

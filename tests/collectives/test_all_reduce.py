@@ -242,6 +242,7 @@ def test_shape_out_and_handle(run: Run) -> None:
         assert torch.equal(scalar, want[0, 0, 0])
 
 
+X = torch.zeros(4)
 BAD = [
     ({"op": "xor"}, "op 'xor' is not known; there are: sum, avg"),
     ({"x": torch.zeros(4, dtype=torch.complex64)}, "no reduction of torch.complex64"),
@@ -252,6 +253,10 @@ BAD = [
     ({"out": torch.zeros(4, dtype=torch.float64)}, "4 elements of torch.float64"),
     ({"algo": "best"}, "algo 'best' is not known; there are: auto, one_shot, two_shot"),
     ({"algo": "one_shot", "config": find("all_reduce.one_shot").Config(block=48)}, "block 48"),
+    ({"algo": "atomic", "x": X, "out": X}, "atomic adds up in out, so out=x is not possible"),
+    ({"algo": "atomic", "op": "max"}, "atomic can only sum, not max"),
+    ({"algo": "atomic", "x": X.half()}, "32 and 64 bits, not torch.float16"),
+    ({"algo": "ring", "op": "avg", "x": X.int()}, "no average"),
     ({"algo": "two_shot", "config": find("all_reduce.two_shot").Config(programs=0)}, "programs 0"),
 ]
 
@@ -260,7 +265,8 @@ BAD = [
 def test_bad_input(run: Run, change: dict[str, Any], text: str) -> None:
     def main(world: sundog.World) -> None:
         given = {"x": torch.zeros(4), **change}
-        given = {k: v.to(world.device) if torch.is_tensor(v) else v for k, v in given.items()}
+        moved = {id(v): v.to(world.device) for v in given.values() if torch.is_tensor(v)}
+        given = {name: moved.get(id(v), v) for name, v in given.items()}
         with pytest.raises(ValueError, match=text):
             world.all_reduce(**given)
 

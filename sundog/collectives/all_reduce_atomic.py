@@ -1,0 +1,117 @@
+"""All-reduce, atomic: every rank adds its tensor to every rank's output, by atomics at the peer.
+
+Sums only, and the order in which the ranks' parts arrive is chance: floats differ from run to run
+in their last bits, also between ranks. It runs only if it is asked for. Nothing is read from a
+peer, so it suits links where loads wait long and the adding is done by the memory's side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, memory, signal
+from ..op import Plan, agree
+from . import reduction
+from .all_reduce import Problem, cost, inputs, reference
+from .all_reduce import cases as all_cases
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)  # what GPUs add to by atomics
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 1024  # elements of a tile
+    programs: int = 16
+    num_warps: int = 4
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if problem.op != "sum":
+        return f"atomic can only sum, not {problem.op}"
+    if problem.dtype not in DTYPES:
+        return f"atomic adds numbers of 32 and 64 bits, not {problem.dtype}"
+    return reduction.refused(config.block, config.programs)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [
+        Config(block, programs, num_warps)
+        for block in (512, 1024, 2048)
+        for programs in (4, 8, 16, 32, 64, 128)
+        for num_warps in (4, 8)
+    ]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """No more programs than tiles, or than SMs: all of them wait for their peers at once."""
+    tiles = triton.cdiv(problem.numel, Config.block)
+    return Config(programs=max(1, min(tiles, num_sms)))
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
+    kinds = zip(all_cases(size), DTYPES, strict=False)
+    return [replace(each, dtype=dtype, op="sum") for each, dtype in kinds]
+
+
+@triton.jit
+def _atomic_kernel(
+    x, out, zeroed, done, epochs, ctx, numel,
+    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    first = program.to(tl.int64) * BLOCK
+    step = tl.num_programs(0) * BLOCK
+    for start in range(first, numel, step):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.zeros((BLOCK,), out.dtype.element_ty), mask=at < numel)
+    # My zeros before the flags, for the peers' programs with this number, which add to just those
+    # tiles; the peers' zeros before my adding.
+    signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, LANES)
+    outs = ()
+    for place in tl.static_range(SIZE):  # each rank begins with another peer
+        outs = outs + (memory.translate(out, (rank + place) % SIZE, ctx),)
+    for start in range(first, numel, step):
+        at = start + tl.arange(0, BLOCK)
+        tile = tl.load(x + at, mask=at < numel)
+        for place in tl.static_range(SIZE):
+            tl.atomic_add(outs[place] + at, tile, mask=at < numel, sem="relaxed", scope="sys")
+    # My part before the flags; all peers' parts before whatever follows this kernel here.
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. Takes any contiguous x, and a symmetric out, which is not x."""
+    agree(world, "all_reduce.atomic", problem, config, valid(problem, config))
+    shape = (config.programs, problem.size)
+    zeroed = world.signals(shape, "all_reduce.zeroed")
+    done = world.signals(shape, "all_reduce.done")
+    epochs = world.signals(config.programs, "all_reduce.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _atomic_kernel[(config.programs,)](
+            x, out, zeroed, done, epochs, world.ctx, problem.numel, SIZE=problem.size,
+            LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (zeroed, done, epochs), launch)

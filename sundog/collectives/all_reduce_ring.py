@@ -1,0 +1,159 @@
+"""All-reduce, ring: partial sums of W slices go round, then the finished slices go round.
+
+Every rank talks to its two neighbours only, 2 (W - 1) steps; each link carries 2 (W - 1) / W of the
+tensor, the least there can be, so it wins where all ranks together can't use every link at once.
+
+The order of the sum is another one for every slice (it begins with the slice's own rank), and a
+partial sum is rounded to the dtype at every step, as NCCL's ring does. So its bits are not those of
+one_shot and two_shot, though the same in every run, and it runs only if it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, memory, signal
+from ..op import Plan, agree
+from . import reduction
+from .all_reduce import Problem, cases, cost, inputs, reference
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 2048  # elements of a tile
+    programs: int = 16
+    num_warps: int = 4
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if problem.op == "avg" and not problem.dtype.is_floating_point:
+        return f"ring passes sums on as {problem.dtype}, where they may wrap: no average of those"
+    return reduction.refused(config.block, config.programs)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [
+        Config(block, programs, num_warps)
+        for block in (1024, 2048, 4096, 8192)
+        for programs in (4, 8, 16, 32, 64, 128)
+        for num_warps in (4, 8)
+    ]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """Tiles of 4 KB; no more programs than tiles, or than SMs: all wait for their peers at once."""
+    block = 4096 // problem.dtype.itemsize
+    return Config(block, max(1, min(triton.cdiv(_slice(problem), block), num_sms)))
+
+
+def _slice(problem: Problem) -> int:
+    """Elements of a slice: a multiple of 128 bytes, so the last ones may be shorter, or empty."""
+    line = 128 // problem.dtype.itemsize
+    return triton.cdiv(triton.cdiv(problem.numel, problem.size), line) * line
+
+
+@triton.jit
+def _ring_kernel(
+    x, out, inbox, arrived, epochs, ctx, numel, slice_numel,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program p of a rank talks to programs p of its neighbours, about tiles p of every slice.
+
+    No flag says that an inbox or an out may be written: the rank before me finishes no slice, and
+    ends no call, without my part of it. So when it writes my out I have launched this call, and
+    when it writes my inbox in the next call I have read all of it in this one.
+    """
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    after, before = (rank + 1) % SIZE, (rank + SIZE - 1) % SIZE
+    next_inbox, next_out = memory.translate(inbox, after, ctx), memory.translate(out, after, ctx)
+    flags = arrived + program * 2 * SIZE  # a flag per step
+    for step in range(SIZE - 1):  # slice rank - step goes on, with my part added
+        place = (rank + SIZE - step) % SIZE
+        if step == 0:
+            _step(next_inbox, None, x, None, place, numel, slice_numel, OP, SIZE, BLOCK)
+        else:
+            _step(next_inbox, None, x, inbox, place, numel, slice_numel, OP, SIZE, BLOCK)
+        # My partial sums before the flag, for the rank after me, which adds its own to them; those
+        # of the rank before me before my loads in the next step.
+        signal.signal(flags + step, after, epoch, ctx)
+        signal.wait(flags + step, before, epoch, ctx)
+    if SIZE == 1:
+        _step(next_out, out, x, None, after, numel, slice_numel, OP, SIZE, BLOCK)
+    else:
+        _step(next_out, out, x, inbox, after, numel, slice_numel, OP, SIZE, BLOCK)
+    for step in range(SIZE - 1):  # slice rank - step arrives finished, and goes on
+        # My finished slice before the flag, for the rank after me; that of the rank before me
+        # before my loads, and before whatever follows this kernel here.
+        signal.signal(flags + SIZE + step, after, epoch, ctx)
+        signal.wait(flags + SIZE + step, before, epoch, ctx)
+        if step < SIZE - 2:
+            place = (rank + SIZE - step) % SIZE
+            _step(next_out, None, out, None, place, numel, slice_numel, OP, SIZE, BLOCK)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _step(
+    to, own, x, inbox, place, numel, slice_numel,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slice `place` of x, added to the inbox's if there is one, goes to the next rank.
+
+    With `own`, it is finished here, and goes there too.
+    """
+    begin = place * slice_numel
+    end = tl.minimum(begin + slice_numel, numel)
+    for start in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        if start + BLOCK <= end:  # without a mask, which might end inside 16 bytes
+            _tile(to, own, x, inbox, at, None, OP, SIZE)
+        else:
+            _tile(to, own, x, inbox, at, at < end, OP, SIZE)
+
+
+@triton.jit
+def _tile(to, own, x, inbox, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
+    tile = reduction.widen(tl.load(x + at, mask=mask))
+    if inbox is not None:
+        tile = reduction.combine(reduction.widen(tl.load(inbox + at, mask=mask)), tile, OP)
+    if own is not None:
+        tile = reduction.finish(tile, OP, SIZE)
+        tl.store(own + at, tile.to(x.dtype.element_ty), mask=mask)
+    tl.store(to + at, tile.to(x.dtype.element_ty), mask=mask)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate an inbox, of x's size, and flags. Takes any contiguous x, and a symmetric out."""
+    agree(world, "all_reduce.ring", problem, config, valid(problem, config))
+    inbox = world.empty((problem.numel,), reduction.kind(problem.dtype), "all_reduce.inbox")
+    arrived = world.signals((config.programs, 2, problem.size), "all_reduce.arrived")
+    epochs = world.signals(config.programs, "all_reduce.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+    op, slice_numel = reduction.operator(problem.op, problem.dtype), _slice(problem)
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _ring_kernel[(config.programs,)](
+            reduction.storage(x), reduction.storage(out), inbox, arrived, epochs, world.ctx,
+            problem.numel, slice_numel, OP=op, SIZE=problem.size, BLOCK=config.block,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (inbox, arrived, epochs), launch)
