@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -47,14 +48,22 @@ class Choice:
     why: str
 
 
-def choose(op: str, problem: Any, target: str, num_sms: int) -> Choice:
-    """The algorithm that should be fastest here, among those that give the same bits."""
+def choose(op: str, problem: Any, target: str, num_sms: int, config: Any = None) -> Choice:
+    """The algorithm that should be fastest here, among those that give the same bits.
+
+    With a `config`, among those that take it.
+    """
     modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
-    configs = {a: config_for(f"{op}.{a}", m, problem, target, num_sms) for a, m in modules.items()}
-    usable = {a: m for a, m in modules.items() if m.valid(problem, configs[a]) is None}
+    configs, reasons = {}, {}
+    for algo, module in modules.items():
+        given = config or config_for(f"{op}.{algo}", module, problem, target, num_sms)
+        configs[algo] = given
+        reasons[algo] = _refusal(module, problem, given)
+    usable = {a: m for a, m in modules.items() if reasons[a] is None}
     if not usable:
-        reasons = "; ".join(f"{a}: {m.valid(problem, configs[a])}" for a, m in modules.items())
-        raise ValueError(f"{op}: no algorithm takes {problem}: {reasons}")
+        told = "; ".join(f"{algo}: {reason}" for algo, reason in reasons.items())
+        with_config = f" with {config}" if config else ""
+        raise ValueError(f"{op}: no algorithm takes {problem}{with_config}: {told}")
     times = {a: _estimate(f"{op}.{a}", m, problem, target) for a, m in usable.items()}
     known = {a: t for a, t in times.items() if t is not None}
     if not known:
@@ -66,12 +75,19 @@ def choose(op: str, problem: Any, target: str, num_sms: int) -> Choice:
     return Choice(algo, configs[algo], f"{op}: {algo}, expected on {target}: {expected}")
 
 
+def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:
+    if not isinstance(config, module.Config):
+        return f"its config is a {module.Config.__module__}.{module.Config.__name__}"
+    reason: str | None = module.valid(problem, config)
+    return reason
+
+
 def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: int) -> Any:
     """The config measured for this very problem, or the nearest one's, or the rule's."""
-    near = sorted(_comparable(op, module, problem, target), key=_first)
+    near = sorted(_comparable(op, module, problem, target), key=_distance_of)
     for _, _, entry in near:
-        config = module.Config(**entry.config)
-        if module.valid(problem, config) is None:
+        config = _made(module.Config, entry.config)
+        if config is not None and module.valid(problem, config) is None:
             return config
     return module.default(problem, num_sms)
 
@@ -92,7 +108,9 @@ def write_entries(path: Path, new: list[Entry]) -> None:
     kept = {(e.op, json.dumps(e.problem, sort_keys=True)): e for e in (*old, *new)}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
-    path.write_text(f"[\n{lines}\n]\n")
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(f"[\n{lines}\n]\n")
+    beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
 
 
 def _package(target: str) -> Path:
@@ -113,38 +131,49 @@ def _read(path: Path, mtime: int) -> tuple[Entry, ...]:
 
 def _comparable(
     op: str, module: ModuleType, problem: Any, target: str
-) -> list[tuple[float, int, Entry]]:
-    """Entries that differ from a problem in sizes only: distance, work, entry."""
+) -> list[tuple[tuple[float, float], int, Entry]]:
+    """Entries that differ from a problem in sizes and dtype only: distance, work, entry."""
     found = []
     for entry in entries(target):
         if entry.op != op:
             continue
-        other = module.Problem(**{k: _parsed(v) for k, v in entry.problem.items()})
-        distance = _distance(problem, other)
+        other = _made(module.Problem, {k: _parsed(v) for k, v in entry.problem.items()})
+        distance = None if other is None else _distance(problem, other)
         if distance is not None:
             found.append((distance, _work(module, other), entry))
     return found
 
 
-def _distance(a: Any, b: Any) -> float | None:
-    """How many times larger or smaller, in powers of two over all sizes; None: another kind."""
-    total = 0.0
+def _made(kind: Any, fields: dict[str, Any]) -> Any:
+    """A Problem or a Config; None if it was measured with another version's fields."""
+    try:
+        return kind(**fields)
+    except TypeError:
+        return None
+
+
+def _distance(a: Any, b: Any) -> tuple[float, float] | None:
+    """Of the dtypes, and of the sizes, in powers of two; None: another kind of problem."""
+    kinds = sizes = 0.0
     for field in dataclasses.fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
         if isinstance(x, torch.dtype) and isinstance(y, torch.dtype):
-            total += abs(math.log2(x.itemsize / y.itemsize)) + (x != y) * 0.01
+            kinds += abs(math.log2(x.itemsize / y.itemsize)) + (x != y) * 0.01
         elif field.name == "size" or type(x) is not int or type(y) is not int:
             if x != y:
                 return None
         else:
-            total += abs(math.log2((x + 1) / (y + 1)))
-    return total
+            sizes += abs(math.log2((x + 1) / (y + 1)))
+    return kinds, sizes
 
 
 def _estimate(op: str, module: ModuleType, problem: Any, target: str) -> float | None:
-    points = sorted((work, e.seconds) for _, work, e in _comparable(op, module, problem, target))
-    if not points:
+    """Between the measured sizes, of the nearest dtype that was measured."""
+    found = _comparable(op, module, problem, target)
+    if not found:
         return None
+    kind = min(distance[0] for distance, _, _ in found)
+    points = sorted((work, e.seconds) for distance, work, e in found if distance[0] == kind)
     work = _work(module, problem)
     below = [p for p in points if p[0] <= work]
     above = [p for p in points if p[0] >= work]
@@ -166,8 +195,9 @@ def _parsed(value: Any) -> Any:
     return kind if isinstance(kind, torch.dtype) else value
 
 
-def _first(item: tuple) -> Any:
-    return item[0]
+def _distance_of(item: tuple) -> Any:
+    kinds, sizes = item[0]
+    return kinds + sizes
 
 
 def _second(item: tuple) -> Any:

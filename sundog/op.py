@@ -24,6 +24,9 @@ __all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
 OPS = {
     "all_gather.push": "sundog.collectives.all_gather_push",
+    "all_gather.pull": "sundog.collectives.all_gather_pull",
+    "all_gather.partitioned": "sundog.collectives.all_gather_partitioned",
+    "all_to_all.push": "sundog.collectives.all_to_all_push",
     "all_reduce.one_shot": "sundog.collectives.all_reduce_one_shot",
     "all_reduce.two_shot": "sundog.collectives.all_reduce_two_shot",
     "all_reduce.ring": "sundog.collectives.all_reduce_ring",

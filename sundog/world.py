@@ -11,6 +11,7 @@ import torch
 from .backends import Backend
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
+from .collectives.all_to_all import all_to_all
 from .collectives.reduce_scatter import reduce_scatter
 from .device import context
 from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
@@ -145,6 +146,7 @@ class World(Streams):
     # ops: functions of a world, one file each
 
     all_gather = all_gather
+    all_to_all = all_to_all
     all_reduce = all_reduce
     reduce_scatter = reduce_scatter
 

@@ -12,6 +12,7 @@ import torch
 
 from ..op import Cost
 from .call import Options, call, check_contiguous, check_out
+from .words import random_tensor
 
 if TYPE_CHECKING:
     from ..world import World
@@ -25,9 +26,13 @@ class Problem:
     dtype: torch.dtype
     size: int  # ranks
 
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
 
 def cost(problem: Problem) -> Cost:
-    nbytes = problem.numel * problem.dtype.itemsize
+    nbytes = problem.nbytes
     return Cost(0, nbytes, nbytes * problem.size, nbytes * (problem.size - 1))
 
 
@@ -35,15 +40,14 @@ def cases(size: int) -> list[Problem]:
     """Small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(numel, dtype, size)
-        for numel, dtype in ((37, torch.float32), (4099, torch.int16), (1, torch.int64))
-    ]
+        for numel, dtype in (
+            (37, torch.float32), (4099, torch.int16), (1, torch.int64), (1536, torch.bfloat16),
+        )
+    ]  # fmt: skip
 
 
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
-    """Random bits of every element: the op only moves them."""
-    torch.manual_seed(seed * 1000 + world.rank)
-    x = world.empty((problem.numel,), problem.dtype, "x")
-    return (x.copy_(torch.randint(-99, 99, (problem.numel,)).to(problem.dtype)),)
+    return (random_tensor(world, problem.numel, problem.dtype, seed),)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -58,8 +62,8 @@ def all_gather(
     """As torch's all_gather_into_tensor: the ranks' tensors along the first dimension.
 
     Without `out` the result is an ordinary tensor. What an algorithm needs on the heap and is not
-    there is copied: push and gluon want `out` symmetric, pull and partitioned `x`. With `async_op`
-    a handle, whose `wait()` gives the result.
+    there is copied: push, partitioned and gluon want `out` symmetric, pull wants `x`. With
+    `async_op` a handle, whose `wait()` gives the result.
     """
     check_contiguous("all_gather", x=x)
     if out is None:

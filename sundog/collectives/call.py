@@ -4,30 +4,36 @@ An algorithm's file says which of its tensors peers touch: SYMMETRIC = ("x",), (
 tensor of the user's that is not on the heap is copied through one that is, which belongs to the
 cached call. Its reuse by the next call is safe because no kernel ends before its peers are done
 with this rank's tensors.
+
+A plan is found again by all that it depends on, the stream too: one plan runs on one stream at a
+time. Making one is where ranks agree; what they disagree about is named before anything is
+allocated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .. import target
 from ..choice import choose, config_for
+from ..errors import RankMismatch, by_rank
 from ..op import Plan, algorithms
 
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["Handle", "Options", "call", "check_contiguous", "check_out"]
+__all__ = [
+    "ASYNC_STREAM", "Handle", "Options", "call", "check_contiguous", "check_out", "on_stream",
+]  # fmt: skip
 
 ASYNC_STREAM = 1
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What every collective takes besides its tensors."""
 
     algo: str = "auto"
@@ -42,12 +48,26 @@ class Handle:
 
     world: World
     done: Any
-    result: torch.Tensor
+    result: Any
+    used: tuple[torch.Tensor, ...]  # memory that must not go to others before the op is done
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Any:
         """What this rank launches from here on comes behind the op. The host does not wait."""
         self.world.wait_event(self.done)
         return self.result
+
+
+class _Staged(NamedTuple):
+    """Which tensors are not on the heap."""
+
+    x: bool
+    out: bool
+
+    def __str__(self) -> str:
+        return f"x {_WHERE[self.x]}, out {_WHERE[self.out]}"
+
+
+_WHERE = ("on the heap", "an ordinary tensor")
 
 
 @dataclass(frozen=True)
@@ -57,63 +77,105 @@ class _Call:
     plan: Plan
     x: torch.Tensor | None
     out: torch.Tensor | None
+    why: str
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        source = x if self.x is None else self.x.copy_(x.view(-1))
-        self.plan(source, out if self.out is None else self.out)
-        if self.out is not None:
-            out.view(-1).copy_(self.out)
+        source = x if x.dim() == 1 else x.view(-1)
+        result = out if out.dim() == 1 else out.view(-1)
+        if self.x is not None:
+            source = self.x.copy_(source)
+        if self.out is None:
+            self.plan.launch(source, result)
+        else:
+            self.plan.launch(source, self.out)
+            result.copy_(self.out)
 
 
 def call(
     world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options
 ) -> Any:
     """Run an op from `x` into `out`, which have the problem's sizes; with a plan made before."""
-    staged = (not world.is_symmetric(x), not world.is_symmetric(out), x.numel(), out.numel())
-    key = (op, problem, options.algo, options.config, staged, options.async_op)
-    made = world.cached_plan(key, lambda: _plan(world, op, problem, options, staged))
-    if not options.async_op:
-        made.run(x, out)
-        return out
+    if options.async_op:
+        return on_stream(world, ASYNC_STREAM, lambda: _run(world, op, problem, x, out, options), x)
+    return _run(world, op, problem, x, out, options)
+
+
+def on_stream(world: World, number: int, run: Any, *used: torch.Tensor) -> Handle:
+    """`run` on another stream of this rank, behind all that is on the current one."""
     before = world.record_event()
-    with world.stream(ASYNC_STREAM):
-        world.wait_event(before)  # x, and what used out before, come first
-        made.run(x, out)
-        return Handle(world, world.record_event(), out)
+    with world.stream(number):
+        world.wait_event(before)  # what wrote the inputs, and what used the output before
+        result = run()
+        return Handle(world, world.record_event(), result, used)
+
+
+def _run(
+    world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options
+) -> torch.Tensor:
+    staged = _Staged(not world.is_symmetric(x), not world.is_symmetric(out))
+    key = (op, problem, options.algo, options.config, staged, world.stream_number)
+    made = world.cached_plan(key, lambda: _plan(world, op, problem, x, out, options, staged))
+    if options.explain and world.rank == 0:
+        print(made.why)
+    made.run(x, out)
+    return out
 
 
 def _plan(
-    world: World, op: str, problem: Any, options: Options, staged: tuple[bool, bool, int, int]
-) -> _Call:
-    module, config = _decide(world, op, problem, options)
-    is_x, is_out, num_x, num_out = staged
-    x = out = None
-    if is_x and "x" in module.SYMMETRIC:
-        x = world.empty((num_x,), problem.dtype, f"{op}.x")
-    if is_out and "out" in module.SYMMETRIC:
-        out = world.empty((num_out,), problem.dtype, f"{op}.out")
-    return _Call(module.plan(world, problem, config), x, out)
+    world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options,
+    staged: _Staged,
+) -> _Call:  # fmt: skip
+    module, config, why = _agreed(world, op, problem, options, staged)
+    on_heap: list[torch.Tensor | None] = [None, None]
+    for place, (name, tensor, needs) in enumerate(zip(("x", "out"), (x, out), staged, strict=True)):
+        if needs and name in module.SYMMETRIC:
+            on_heap[place] = world.empty((tensor.numel(),), tensor.dtype, f"{op}.{name}")
+            why += f"; {name} is not on the heap and goes through a copy that is"
+    return _Call(module.plan(world, problem, config), on_heap[0], on_heap[1], why)
 
 
-def _decide(world: World, op: str, problem: Any, options: Options) -> tuple[ModuleType, Any]:
+def _agreed(
+    world: World, op: str, problem: Any, options: Options, staged: _Staged
+) -> tuple[ModuleType, Any, str]:
+    """The choice, once all ranks have made the same one; where they differ, or it is wrong, why."""
+    refused: str | None = None
+    try:
+        algo, module, config, why = _decide(world, op, problem, options)
+        mine = f"{problem}, {algo}, {config}, {staged}"
+    except ValueError as error:
+        refused = str(error)
+        mine = f"{problem}, refused: {refused}"
+    everyone = world.exchange(mine, f"plan of {op}")
+    if len(set(everyone)) > 1:
+        text = by_rank(everyone)
+        raise RankMismatch(f"{op}: ranks ask for different things:\n{text}")
+    if refused is not None:
+        raise ValueError(refused)
+    return module, config, why
+
+
+def _decide(
+    world: World, op: str, problem: Any, options: Options
+) -> tuple[str, ModuleType, Any, str]:
+    """Algorithm, its module, config, and why."""
     modules = algorithms(op)
+    algo, config = options.algo, options.config
     kind = target.of(world.device).key if world.device.type == "cuda" else "the simulator"
-    if options.algo == "auto":
-        choice = choose(op, problem, kind, world.num_sms)
-        if options.explain and world.rank == 0:
-            print(choice.why)
-        config = choice.config if options.config is None else options.config
-        return modules[choice.algo], config
-    if options.algo not in modules:
+    if algo == "auto":
+        choice = choose(op, problem, kind, world.num_sms, config)
+        return choice.algo, modules[choice.algo], choice.config, choice.why
+    if algo not in modules:
         known = ", ".join(modules)
-        raise ValueError(f"{op}: algo {options.algo!r} is not known; there are: auto, {known}")
-    module = modules[options.algo]
-    config = options.config
+        raise ValueError(f"{op}: algo {algo!r} is not known; there are: auto, {known}")
     if config is None:
-        config = config_for(f"{op}.{options.algo}", module, problem, kind, world.num_sms)
-    if options.explain and world.rank == 0:
-        print(f"{op}: {options.algo}, as asked, with {config}")
-    return module, config
+        config = config_for(f"{op}.{algo}", modules[algo], problem, kind, world.num_sms)
+    elif not isinstance(config, modules[algo].Config):
+        expected = f"{modules[algo].Config.__module__}.{modules[algo].Config.__name__}"
+        raise ValueError(f"{op}: config {config!r} is not a {expected}, which algo {algo!r} takes")
+    reason = modules[algo].valid(problem, config)
+    if reason is not None:
+        raise ValueError(f"{op}: algo {algo!r} does not take {problem} with {config}: {reason}")
+    return algo, modules[algo], config, f"{op}: {algo}, as asked, with {config}"
 
 
 def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
@@ -131,9 +193,11 @@ def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:
         raise ValueError(
             f"{op}: out has {out.numel()} elements of {out.dtype}, expected {numel} of {x.dtype}"
         )
+    if out.device != x.device:
+        raise ValueError(f"{op}: out is on {out.device} and x on {x.device}; put them together")
     check_contiguous(op, out=out)
-    a, b = (t.data_ptr() for t in (x, out))
-    if a < b + out.numel() * out.itemsize and b < a + x.numel() * x.itemsize:
+    a, b = x.data_ptr(), out.data_ptr()
+    if a < b + numel * out.itemsize and b < a + x.numel() * x.itemsize:
         raise ValueError(
             f"{op}: out shares memory with x, {abs(a - b)} bytes apart; give it memory of its own"
         )

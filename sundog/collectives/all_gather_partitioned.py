@@ -1,0 +1,45 @@
+"""All-gather, partitioned: programs split by destination, each copies my tensor to one peer.
+
+Every rank loads its tensor W times, most of them from the cache, and each program waits for one
+peer instead of all: a rank that is late holds up only what goes to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..op import Plan, agree
+from . import words
+from .all_gather import Problem, cases, cost, inputs, reference
+from .spans import Span, default_config, plan_spans, wrong_programs
+from .words import Config
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return wrong_programs(config, problem.size)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [config for config in words.configs() if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return default_config(problem.nbytes, problem.size, num_sms)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """The plan takes any contiguous x, only read here, and a symmetric out."""
+    agree(world, "all_gather.partitioned", problem, config, valid(problem, config))
+    nbytes = problem.nbytes
+    spans = [Span(0, world.rank * nbytes, nbytes, nbytes)] * problem.size
+    return plan_spans(world, "all_gather", problem, config, spans)

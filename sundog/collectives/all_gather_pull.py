@@ -1,0 +1,85 @@
+"""All-gather, pull: load every rank's tensor, store it here.
+
+As push the other way round: a barrier says that the peers' tensors are there, a second one that all
+have read mine. The output is touched by this rank only and may lie anywhere. Reads wait for the
+link where writes need not, so it wins only where the output is an ordinary tensor, and staging it
+for push would cost more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, memory, signal
+from ..op import Plan, agree
+from . import words
+from .all_gather import Problem, cases, cost, inputs, reference
+from .words import Config
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("x",)
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return words.wrong_config(config)
+
+
+def space(problem: Problem) -> list[Config]:
+    return words.configs()
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return words.config_for(problem.nbytes, num_sms)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _pull_kernel(
+    x, out, ready, done, epochs, ctx, n,
+    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    # My tensor was written before this kernel on the stream; the peers read it behind this.
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    for step in tl.static_range(SIZE):
+        peer = (rank + step) % SIZE
+        src = memory.translate(x, peer, ctx)
+        words.copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
+    # My loads before the flags: whatever follows this kernel here may overwrite my tensor.
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. The plan takes a symmetric x, and any contiguous out."""
+    agree(world, "all_gather.pull", problem, config, valid(problem, config))
+    shape = (config.programs, problem.size)
+    ready = world.signals(shape, "all_gather.ready")
+    done = world.signals(shape, "all_gather.done")
+    epochs = world.signals(config.programs, "all_gather.epochs")
+    lanes = triton.next_power_of_2(problem.size)
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if problem.numel:
+            (source, target), aligned = words.as_words(problem.nbytes, x, out)
+            _pull_kernel[(config.programs,)](
+                source, target, ready, done, epochs, world.ctx, source.numel(),
+                SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
+                num_warps=config.num_warps,
+            )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (ready, done, epochs), launch)

@@ -1,0 +1,44 @@
+"""All-to-all, push: every part is stored straight to its place in the peer's output.
+
+Programs split by destination, another one on every rank at a time. Moves every byte once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..op import Plan, agree
+from . import words
+from .all_to_all import Problem, cases, cost, inputs, reference
+from .spans import Span, default_config, plan_spans, wrong_programs
+from .words import Config
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return wrong_programs(config, problem.size)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [config for config in words.configs() if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return default_config(problem.nbytes, problem.size, num_sms)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """The plan takes any contiguous x, only read here, and a symmetric out."""
+    agree(world, "all_to_all.push", problem, config, valid(problem, config))
+    nbytes = problem.nbytes
+    spans = [Span(p * nbytes, world.rank * nbytes, nbytes, nbytes) for p in range(problem.size)]
+    return plan_spans(world, "all_to_all", problem, config, spans)
