@@ -83,6 +83,21 @@ class WaitTimeout(SundogError):
         return WaitTimeout, (str(self), self.record)
 
 
+class CaptureError(SundogError):
+    """Something that a graph can't hold was done during capture: the call, its line, the reason."""
+
+    def __init__(self, message: str, call: str, where: str, reason: str) -> None:
+        super().__init__(message)
+        self.call, self.where, self.reason = call, where, reason
+
+    def __reduce__(self) -> tuple:
+        return CaptureError, (str(self), self.call, self.where, self.reason)
+
+
+class NotOrdered(SundogError):
+    """One plan on two streams, with nothing that orders its uses."""
+
+
 class NotResident(SundogError):
     """Programs that wait for each other can't all be on the GPU at once: they would hang."""
 

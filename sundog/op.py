@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from .errors import RankMismatch, by_rank
 if TYPE_CHECKING:
     import torch
 
+    from .order import Use
     from .world import World
 
 __all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "find"]
@@ -63,12 +64,17 @@ class Plan:
     config: Any
     workspaces: tuple[torch.Tensor, ...]
     launch: Callable[..., Any]
+    used: list[Use] = field(default_factory=list, repr=False, compare=False)  # the latest one
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        self.world.uses(self)
         return self.launch(*tensors)
 
     def free(self) -> None:
-        """Give the workspaces back, on every rank at the same place in its program."""
+        """Give the workspaces back, on every rank at the same place in its program.
+
+        Refused while a captured graph uses them: graph.free() comes first.
+        """
         self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
         for tensor in self.workspaces:
             self.world.free(tensor)

@@ -8,7 +8,7 @@ import sys
 import torch
 import triton
 
-__all__ = ["caller", "caller_frame", "relative"]
+__all__ = ["caller", "caller_frame", "raised_at", "relative"]
 
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
@@ -31,6 +31,18 @@ def caller() -> str:
     """The same as file:line."""
     path, line, _ = caller_frame()
     return f"{relative(path)}:{line}"
+
+
+def raised_at(error: BaseException) -> tuple[str, int, str]:
+    """The same for the line that an error came from."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        own = code.co_filename.startswith(_OURS) and code.co_filename not in _EXAMPLES
+        if found is None or not own:
+            found = code.co_filename, trace.tb_lineno, code.co_name
+        trace = trace.tb_next
+    return found or ("?", 0, "")
 
 
 def relative(path: str) -> str:

@@ -10,17 +10,24 @@ order, unless an event stands between:
         done = world.record_event()
     world.wait_event(done)                # and what follows here comes behind the all-gather
 
-None of these makes the host wait.
+None of these makes the host wait. `world.capture()` records what is put on streams: see `capture`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from .capture import NESTED, Graph
+from .errors import NotOrdered, SundogError
+from .order import Event
 
 if TYPE_CHECKING:
     from .backends import Backend
+    from .op import Plan
+    from .symmetric import Symmetric
 
 __all__ = ["Streams"]
 
@@ -29,6 +36,11 @@ class Streams:
     """The same on every backend."""
 
     _backend: Backend
+    _memory: Symmetric
+    _graphs: WeakSet[Graph]
+
+    def synchronize(self) -> None:
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -55,12 +67,74 @@ class Streams:
             finally:
                 backend.stream_number = before
 
-    def record_event(self) -> Any:
+    def record_event(self) -> Event:
         """A point on the current stream, behind all that was put there so far."""
         self._check_open()
-        return self._backend.record_event()
+        return Event(self._backend.record_event(), self._backend.order.of(self.stream_number))
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         """What is put on the current stream from now on comes behind the event."""
         self._check_open()
-        self._backend.wait_event(event)
+        if not isinstance(event, Event):
+            raise ValueError(f"wait_event: {event!r} is not what world.record_event returned")
+        self._backend.wait_event(event.inner)
+        self._backend.order.learn(self.stream_number, event.behind)
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """`with world.capture() as graph:` what is launched inside runs at graph.replay() only."""
+        self._refuse_in_capture("world.capture", NESTED, "A graph can't hold another.")
+        return self._captured()
+
+    @contextmanager
+    def _captured(self) -> Iterator[Graph]:
+        self.synchronize()
+        graph = Graph(self, self._backend.begin_capture())
+        self._graphs.add(graph)
+        self._backend.graph = graph
+        try:
+            yield graph
+        except BaseException as error:
+            told = graph.abort(error)
+            if told is not None:
+                raise told from error
+            raise
+        else:
+            graph.end()
+        finally:
+            self._backend.graph = None
+
+    def uses(self, plan: Plan) -> None:
+        """A plan is called on the current stream; refused if another stream may still run it."""
+        order, number = self._backend.order, self.stream_number
+        if plan.used and not order.is_behind(number, plan.used[0]):
+            raise NotOrdered(
+                f"a plan of {plan.problem} is called on stream {number}, and its last call, on "
+                f"stream {plan.used[0][0]}, may still be running. Wait for an event that was "
+                "recorded behind that call, or make a plan for each stream."
+            )
+        plan.used[:] = [order.use(number)]
+        graph = self._backend.graph
+        if graph is not None and all(each is not plan for each in graph.plans):
+            graph.plans.append(plan)
+
+    # inside
+
+    def _check_replay(self, graph: Graph) -> None:
+        self._check_open()
+        self._refuse_in_capture("graph.replay", NESTED, "A graph can't hold another.")
+        for plan in graph.plans:
+            self.uses(plan)
+
+    def _refuse_in_capture(self, call: str, reason: str, instead: str) -> None:
+        if self._backend.graph is not None:
+            raise self._backend.graph.refuse(call, reason, instead)
+
+    def _check_no_graph_uses(self, offset: int) -> None:
+        for graph in self._graphs:
+            for plan in graph.plans:
+                blocks = [self._memory.find(tensor) for tensor in plan.workspaces]
+                if any(block is not None and block.offset == offset for block in blocks):
+                    raise SundogError(
+                        f"a graph that was captured uses a plan of {plan.problem}, and this would "
+                        "free its workspaces. Call graph.free() first, on every rank."
+                    )

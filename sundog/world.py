@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from .backends import Backend
+from .capture import ALLOCATION, BARRIER, COLLECTIVE, PLAN, READ
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
@@ -47,6 +49,7 @@ class World(Streams):
         self._scopes: list[list[int]] = []
         self._signals: dict[int, torch.Tensor] = {}  # by offset
         self._plans: dict[Hashable, Any] = {}
+        self._graphs = WeakSet()
         self.ctx = self._make_context()
 
     def __repr__(self) -> str:
@@ -97,6 +100,7 @@ class World(Streams):
     def free(self, tensor: torch.Tensor) -> None:
         """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
         self._check_open()
+        self._refuse_in_capture("world.free", ALLOCATION, "Free it outside.")
         block = self._memory.block_of(tensor)
         inside = self._memory.inside(tensor, block)
         if inside != 0:
@@ -107,6 +111,7 @@ class World(Streams):
         self._free(block.offset)
 
     def _free(self, offset: int) -> None:
+        self._check_no_graph_uses(offset)
         block = self._memory.free(offset)
         if not block.is_arena:
             self._signals.pop(offset, None)
@@ -153,6 +158,7 @@ class World(Streams):
     def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan made for this key before, or a new one (a collective on the host)."""
         if key not in self._plans:
+            self._refuse_in_capture("this call", PLAN, "Call it once before, with such tensors.")
             scopes, self._scopes = self._scopes, []  # a plan outlives the scope that asked for it
             try:
                 self._plans[key] = make()
@@ -168,6 +174,7 @@ class World(Streams):
         Also where ranks find out that their heaps differ, and where a world whose waits ran out
         sets its flags back and goes on.
         """
+        self._refuse_in_capture("world.barrier", BARRIER, "world.device_barrier() can be captured.")
         self.synchronize()
         mine = (self._heap.num_calls, self._heap.digest, self._waits.expired)
         everyone = self.exchange(mine, "barrier")
@@ -180,12 +187,16 @@ class World(Streams):
     def synchronize(self) -> None:
         """Wait for what this rank launched; raises WaitTimeout if a wait inside it ran out."""
         self._check_open()
+        self._refuse_in_capture("world.synchronize", READ, "Nothing runs during a capture.")
         self._backend.synchronize()
+        self._backend.order.synchronize()
         self._waits.raise_if_expired(self.rank, self._memory.name_of)
 
     def exchange(self, value: Any, what: str = "exchange") -> list[Any]:
         """Every rank's value, by rank. A collective on the host, with a timeout."""
         self._check_open()
+        reason = PLAN if what.startswith("plan of") else COLLECTIVE
+        self._refuse_in_capture(f"world.exchange ({what})", reason, "Do it before the capture.")
         everyone = self._backend.exchange((what, value), what, self._ranks, self._channel)
         calls = [call for call, _ in everyone]
         if len(set(calls)) > 1:
@@ -255,6 +266,7 @@ class World(Streams):
 
     def _allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
         self._check_open()
+        self._refuse_in_capture("world.empty", ALLOCATION, "Allocate before the capture.")
         tensor = self._memory.allocate(shape, dtype, name, kind)
         if self._scopes:
             self._scopes[-1].append(self._memory.block_of(tensor).offset)

@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ..capture import Graph, Recording
 from ..heap import Allocation
+from ..order import Order
 
 __all__ = ["Backend"]
 
@@ -25,6 +27,8 @@ class Backend(Protocol):
     bases: list[int]  # address of every rank's heap, as this rank's kernels see it
     flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
     stream_number: int  # where this rank's work goes now: set by `world.stream`
+    order: Order  # of the uses of its streams
+    graph: Graph | None  # that is being captured: set by `world.capture`
     passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
 
     def segment(self, rank: int, is_flags: bool) -> torch.Tensor:
@@ -47,6 +51,9 @@ class Backend(Protocol):
 
     def wait_event(self, event: Any) -> None:
         """The current stream waits for an event of this rank; the host does not."""
+
+    def begin_capture(self) -> Recording:
+        """From here on nothing runs: this rank's work is recorded."""
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         """An allocation became live; `base` is where the heap it came from starts."""

@@ -104,11 +104,22 @@ class Gang:
         """In a host: returns when the kernel has been started, not when it has ended."""
         prepared = self._device.prepare(kernel, grid, args, kwargs)
         stream = self._device.current_stream()
-        if self._device.is_capturing():  # nothing starts now
+        capturing = self._device.is_capturing()
+        if self._machine.host.recording is not None:
+            self._machine.host.recording.launched(prepared, stream, capturing)
+        if capturing:  # nothing starts now
             return prepared.start(stream)
         if not prepared.loaded:
-            self._wait([f.event for f in self._flying if f.event], f"to load {prepared.name}", True)
+            self.wait_for_all(f"to load {prepared.name}")
             prepared.load()
+        return self.put(prepared, stream)
+
+    def wait_for_all(self, what: str) -> None:
+        """In a host: until nothing runs on the GPU, and nothing starts before this host goes on."""
+        self._wait([f.event for f in self._flying if f.event], what, True)
+
+    def put(self, prepared: Prepared, stream: Any) -> Any:
+        """In a host: returns when what is loaded has been started, together with the others'."""
         self._held.append(Flight(self._machine.host, prepared, stream, prepared.footprint()))
         answer = self._machine.block(f"the other ranks, to launch {prepared.name} together")
         if isinstance(answer, BaseException):

@@ -17,11 +17,14 @@ import torch
 import triton
 
 from .. import knobs
+from ..capture import Graph
 from ..errors import RankMismatch
 from ..heap import ALIGNMENT, Allocation, Heap
+from ..order import Order
 from ..sim.host_ops import HostMode
 from ..sim.launcher import Installed
 from ..sim.machine import Machine
+from ..sim.recording import Recording
 from ..sim.schedule import RandomSchedule
 from ..sim.streams import switched
 from ..sim.tasks import Event, Program
@@ -49,6 +52,7 @@ class ShmBackend:
     name = "shm"
     passive = False
     stream_number = 0
+    graph: Graph | None = None
     device = torch.device("cpu")
     guard = ALIGNMENT
     polls = UNBOUNDED  # seconds are counted by `_look_outside`
@@ -57,6 +61,7 @@ class ShmBackend:
         self.rank, self.size = rank, size
         self.num_sms = knobs.num_sms.get()
         self.machine = Machine(RandomSchedule(knobs.seed.get() + rank), self.num_sms, expire=True)
+        self.order = Order()
         self._exchange = Exchange(rank, store)
         self._pending: Pending | None = None  # the exchange that the host waits in
         self._peers = Peers()
@@ -123,6 +128,9 @@ class ShmBackend:
 
     def wait_event(self, event: Any) -> None:
         self.machine.streams.wait(self.machine.host.stream, event)
+
+    def begin_capture(self) -> Recording:
+        return Recording(self.machine)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         for rank in range(self.size):  # a peer's copy is where the peer, doing the same, put it

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from .. import knobs
+from ..capture import Graph
 from ..device import context
 from ..heap import ALIGNMENT, Allocation, Heap
+from ..order import Order
 from ..sim.host_ops import HostMode
 from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
 from ..sim.memory import Memory, Region
+from ..sim.recording import Recording
 from ..sim.schedule import from_token
 from ..sim.split import SplitHeaps
 from ..sim.streams import switched
@@ -85,6 +88,7 @@ class SimBackend:
     name = "sim"
     passive = False
     stream_number = 0
+    graph: Graph | None = None
     device = torch.device("cpu")
     guard = GUARD
     polls = UNBOUNDED
@@ -95,6 +99,7 @@ class SimBackend:
         self.num_sms = shared.machine.num_sms
         self.bases = [segment.data_ptr() for segment in shared.segments]
         self.flag_bases = [segment.data_ptr() for segment in shared.flags]
+        self.order = Order()
         self._shared = shared
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
@@ -121,6 +126,9 @@ class SimBackend:
     def wait_event(self, event: Any) -> None:
         machine = self._shared.machine
         machine.streams.wait(machine.host.stream, event)
+
+    def begin_capture(self) -> Recording:
+        return Recording(self._shared.machine)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         region = region_of(base, allocation, self.rank)

@@ -23,12 +23,15 @@ import torch.distributed._symmetric_memory as symmetric
 from triton.runtime.jit import JITFunction
 
 from .. import target
+from ..capture import Graph
 from ..errors import NotResident, PeerLost, SundogError
 from ..heap import Allocation, Heap
+from ..order import Order
 from ..sim.launcher import Installed
 from ..world import World
 from .exchange import Exchange, Peers, died, open_store
 from .gpu import Contexts, Launch, grid_of, pinned_words, polls_per_second
+from .gpu_graph import CudaRecording
 from .preflight import check, facts
 
 __all__ = ["check_can_fork", "open_alone", "open_world"]
@@ -91,6 +94,9 @@ class SymmBackend:
     name = "symm"
     passive = False
     stream_number = 0
+    graph: Graph | None = None
+    recording: CudaRecording | None = None
+    _captured = 0  # the number of the stream whose work it records
     guard = 0
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float) -> None:
@@ -106,6 +112,7 @@ class SymmBackend:
         # A rank whose kernel waits in vain comes a timeout late: that must not end the world.
         self._patience = 2 * timeout + 10
         self._streams: dict[torch.cuda.Stream, None] = {}  # those that kernels were launched on
+        self.order = Order()
         self._numbered = {0: torch.cuda.current_stream()}
         self._lost: PeerLost | None = None
         self._contexts: Contexts | None = None
@@ -174,9 +181,16 @@ class SymmBackend:
         torch.cuda.synchronize(self.device)
 
     def stream(self, number: int) -> AbstractContextManager[None]:
+        if self.recording is not None and number == self._captured:
+            return torch.cuda.stream(self.recording.stream)
         if number not in self._numbered:
             self._numbered[number] = torch.cuda.Stream(self.device)
         return torch.cuda.stream(self._numbered[number])
+
+    def begin_capture(self) -> CudaRecording:
+        """On a stream of its own: where a process starts, CUDA can't capture."""
+        self._captured = self.stream_number
+        return CudaRecording(self, torch.cuda.Stream(self.device), CudaRecording.start)
 
     def record_event(self) -> torch.cuda.Event:
         return torch.cuda.current_stream().record_event()
@@ -230,6 +244,10 @@ class SymmBackend:
     def _launch(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
         self._streams[torch.cuda.current_stream()] = None
         shape = grid_of(kernel, grid, args, kwargs)
+        if self.recording is not None:
+            capturing = torch.cuda.is_current_stream_capturing()
+            launch = Launch(kernel, shape, args, kwargs)
+            self.recording.launched(launch, torch.cuda.current_stream(), capturing)
         if math.prod(shape) * kwargs.get("num_ctas", 1) > self.num_sms:  # one an SM always fits
             self._check_resident(Launch(kernel, shape, args, kwargs))
         return Installed.original(kernel, *args, grid=shape, warmup=False, **kwargs)

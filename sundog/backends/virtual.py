@@ -16,14 +16,17 @@ from typing import Any
 import torch
 
 from .. import knobs
+from ..capture import Graph
 from ..errors import SundogError
 from ..heap import Allocation
+from ..order import Order
 from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
 from ..sim.schedule import from_token
 from ..world import World
 from .gang import Gang
 from .gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
+from .gpu_graph import CudaRecording
 from .link import check_host_memory, pinned_heap
 from .sim import Meeting, _with_rank, run_rank
 
@@ -54,6 +57,7 @@ class VirtualBackend:
 
     name = "virtual"
     stream_number = 0
+    graph: Graph | None = None
     guard = 0
 
     def __init__(self, shared: Shared, rank: int) -> None:
@@ -66,6 +70,7 @@ class VirtualBackend:
         self.flag_bases = [segment.data_ptr() for segment in shared.flags]
         self.passive = shared.segments[rank] is not shared.flags[rank]
         self._shared = shared
+        self.order = Order()
         self._streams = {0: shared.streams[rank]}
         self._failed = False
 
@@ -92,6 +97,14 @@ class VirtualBackend:
                 )
             self._streams[number] = _stream(self.device.index, self.rank, number)
         return torch.cuda.stream(self._streams[number])
+
+    def begin_capture(self) -> CudaRecording:
+        """The host does not give way until the capture ends: making a graph must meet no kernel
+        that spins, as loading one must not."""
+        gang = self._shared.gang
+        gang.wait_for_all("to capture a graph")
+        stream = torch.cuda.current_stream()
+        return CudaRecording(self._shared.machine.host, stream, gang.put)
 
     def record_event(self) -> torch.cuda.Event:
         return torch.cuda.current_stream().record_event()

@@ -21,7 +21,7 @@ from .machine import Machine
 from .memory import heaps
 from .tasks import Launch
 
-__all__ = ["Installed", "current_machine"]
+__all__ = ["Installed", "current_machine", "repeat"]
 
 _OPTIONS = {field.name for kind in (CUDAOptions, HIPOptions) for field in dataclasses.fields(kind)}
 
@@ -55,6 +55,12 @@ class Installed:
     def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
         assert self.machine is not None
         launch = _prepare(self.machine, kernel, args, kwargs, grid)
+        version = _version(kernel, launch.arguments)
+        recording = self.machine.host.recording
+        if recording is not None:
+            recording.launch(launch, loaded=version in self.machine.loaded)
+            return
+        self.machine.loaded.add(version)
         self.machine.streams.launch(launch, self.machine.host.stream)
 
 
@@ -107,6 +113,31 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
         caller(),
         kwargs.get("num_warps", CUDAOptions.num_warps),
     )
+
+
+def repeat(machine: Machine, launch: Launch) -> Launch:
+    """The same launch once more, of the same tensors."""
+    tensors = _tensors(launch.name, launch.arguments)
+    if machine.checker is not None:
+        with torch._C.DisableTorchFunction():
+            for _, tensor in tensors:
+                machine.checker.meet(tensor.untyped_storage())
+    held = [machine.memory.hold(tensor, name, launch.rank) for name, tensor in tensors]
+    return dataclasses.replace(
+        launch,
+        arguments=dict(launch.arguments),
+        held=[start for start in held if start is not None],
+    )
+
+
+def _version(kernel: JITFunction, arguments: dict[str, Any]) -> tuple:
+    """What of a launch decides which binary it needs, as far as a simulator can tell."""
+    constants = {p.name for p in kernel.params if p.is_constexpr}
+    kinds = [
+        str(value) if name in constants else str(getattr(value, "dtype", type(value)))
+        for name, value in arguments.items()
+    ]
+    return kernel, *kinds
 
 
 def _bind(kernel: JITFunction, args: Any, kwargs: Any) -> dict[str, Any]:

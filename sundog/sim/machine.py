@@ -53,6 +53,7 @@ class Machine:
         self.current: Task | None = None
         self.failure: BaseException | None = None
         self.checker: Checker | None = None
+        self.loaded: set[tuple] = set()  # kernels that were launched, by what a binary depends on
         self.on_idle: Callable[[], bool] | None = None  # shm: look outside this process
         self.on_expire: Callable[[list[Program]], None] = lambda programs: None
         self._hub = greenlet.greenlet(self._loop)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .tasks import Entry, Event, Host, Launch, Program, Record, Stream, Wait
+from .tasks import Entry, Event, Host, Launch, Operation, Program, Record, Stream, Wait
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -49,6 +49,9 @@ class Streams:
 
     def record(self, stream: Stream) -> Event:
         """An event behind all that is on the stream now."""
+        recording = self._machine.host.recording
+        if recording is not None:
+            return recording.record()
         event = Event(stream.rank)
         self.put(Record(event), stream)
         return event
@@ -59,6 +62,15 @@ class Streams:
             raise ValueError(
                 f"wait_event on rank {stream.rank}: {event} is no event of this rank. An event "
                 "orders the streams of the rank that recorded it; ranks meet in kernels."
+            )
+        recording = self._machine.host.recording
+        if recording is not None:
+            recording.wait(event)
+            return
+        if event.recording is not None:
+            raise ValueError(
+                f"wait_event on rank {stream.rank}: the event was recorded during a capture, and "
+                "is a part of that graph. Record one behind graph.replay()."
             )
         self.put(Wait(event), stream)
 
@@ -110,6 +122,11 @@ class Streams:
         if isinstance(entry, Launch):
             return self._start_programs(entry, stream)
         checker = self._machine.checker
+        if isinstance(entry, Operation):
+            if checker is not None:
+                checker.streams.learn(stream, entry.known)
+            entry.run(stream)
+            return True
         if isinstance(entry, Record):
             entry.event.passed = True
             if checker is not None:

@@ -13,7 +13,8 @@ import numpy as np
 from .torch_state import TorchState
 
 __all__ = [
-    "Entry", "Event", "Host", "Launch", "Poll", "Program", "Record", "Stream", "Task", "Wait",
+    "Entry", "Event", "Host", "Launch", "Operation", "Poll", "Program", "Record", "Stream", "Task",
+    "Wait",
 ]  # fmt: skip
 
 
@@ -54,6 +55,7 @@ class Event:
     rank: int
     passed: bool = False
     clock: dict[int, int] = field(default_factory=dict)  # what its stream knew then
+    recording: Any = None  # the capture that it is a part of
 
 
 @dataclass(eq=False)
@@ -74,7 +76,16 @@ class Wait:
     known: dict[int, int] = field(default_factory=dict)
 
 
-Entry = Launch | Record | Wait
+@dataclass(eq=False)
+class Operation:
+    """In a queue: a torch operation of a replayed graph."""
+
+    name: str
+    run: Callable[[Stream], None]
+    known: dict[int, int] = field(default_factory=dict)
+
+
+Entry = Launch | Operation | Record | Wait
 
 
 @dataclass(eq=False)
@@ -94,6 +105,7 @@ class Host:
     stream: Stream  # where its work goes now
     state: TorchState
     attached: bool = False  # the code that called `init`, not a coroutine of ours
+    recording: Any = None  # the capture that it is in
     waits_for: str = ""
     site: tuple[str, int, str] = ("", 0, "")  # where it waits: file, line, function
     mail: Any = None  # what woke it
