@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import sundog
+from sundog.backends.link import LINKS
 from sundog.target import has_gpu
 
 BACKENDS = ("sim", "shm", "virtual", "symm")
@@ -24,6 +25,7 @@ _NO_GPU = "needs a GPU, and torch finds none"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", choices=BACKENDS, default="sim", help="where worlds run")
+    parser.addoption("--link", choices=LINKS, default="", help="of worlds on `virtual`")
     parser.addoption("--outcomes", default="", help="file that gets a JSON line per test event")
 
 
@@ -75,8 +77,10 @@ def run(backend: str, request: pytest.FixtureRequest) -> Callable[..., list[Any]
         together = request.getfixturevalue("ranks")
         return lambda fn, world_size, **options: together.run(fn, world_size, **options)
 
+    link = {"link": request.config.getoption("--link")} if backend == "virtual" else {}
+
     def call(fn: Callable[[sundog.World], Any], world_size: int, **options: Any) -> list[Any]:
-        return sundog.run(fn, world_size, **{"backend": backend, **options})
+        return sundog.run(fn, world_size, **{"backend": backend, **link, **options})
 
     return call
 

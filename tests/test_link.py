@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import link_kernels
 import pytest
 import torch
 import triton
@@ -18,9 +19,12 @@ from test_device_signal import *  # noqa: F403
 from test_examples import test_example_in_process  # noqa: F401
 
 import sundog
+from sundog.backends.link import check_host_memory
 from sundog.backends.sim import Sim
 from sundog.device import memory, signal
 from sundog.errors import BadAccess, WaitTimeout
+from sundog.exercise import function_of
+from sundog.op import OPS
 
 Run = Callable[..., list]
 pytestmark = pytest.mark.sim_only
@@ -46,6 +50,17 @@ def test_all_gather(run: Run, size: int) -> None:
     results = run(main, size)
     expected = torch.cat([result[:5] for result in results] * size)
     assert all(torch.equal(result[5:], expected) for result in results)
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_every_op_keeps_data_and_flags_apart(run: Run, name: str) -> None:
+    run(function_of(name, 2), 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_rank_0_fetches_while_stand_ins_play_the_others(run: Run, size: int) -> None:
+    results = run(lambda world: link_kernels.pull_all(world, 1003, 256, world.rank > 0), size)
+    link_kernels.check_pulled(results[0], size, 1003)
 
 
 def test_data_and_flags_lie_apart(run: Run) -> None:
@@ -165,6 +180,12 @@ def test_link_is_for_virtual() -> None:
         sundog.run(lambda world: None, 2, "sim", link="pcie")
     with pytest.raises(ValueError, match="link 'nvlink': expected 'pcie'"):
         sundog.run(lambda world: None, 2, "sim", link="nvlink")
+
+
+def test_pinned_memory_is_the_hosts() -> None:
+    check_host_memory(7, 1 << 16)
+    with pytest.raises(ValueError, match=r"pins 7 heaps of 1,125,899,906,842,624 bytes"):
+        check_host_memory(7, 1 << 50)
 
 
 def test_nobody_is_passive_without_a_link(run: Run) -> None:
