@@ -73,6 +73,7 @@ class Heap:
         self._by_end: dict[int, int] = {}  # and end -> start
         self._classes: dict[int, list[tuple[int, int]]] = {}  # class -> sorted (size, start)
         self._bitmap = 0  # bit c is set where class c has a block
+        self._starts: list[int] = []  # of live blocks, sorted
         self._give(0, self.capacity)
 
     def alloc(
@@ -89,10 +90,18 @@ class Heap:
             self._give(start + size, whole - size)
         block = Allocation(start, nbytes, size, name or f"unnamed@{site}", site, itemsize, kind)
         self.live[start] = block
+        bisect.insort(self._starts, start)
         return block
+
+    def at(self, offset: int) -> Allocation | None:
+        """The live block that has this byte."""
+        place = bisect.bisect_right(self._starts, offset)
+        block = self.live[self._starts[place - 1]] if place else None
+        return block if block is not None and offset < block.offset + block.size else None
 
     def free(self, offset: int) -> Allocation:
         block = self.live.pop(offset)
+        del self._starts[bisect.bisect_left(self._starts, offset)]
         self._record(Call("free", block.nbytes, block.name, caller()))
         self._give(block.offset, block.size)
         return block

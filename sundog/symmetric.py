@@ -34,6 +34,8 @@ class Symmetric:
         for is_flags in (False, True):
             storage = backend.segment(backend.rank, is_flags).untyped_storage()
             heaps[storage.data_ptr()] = storage
+        own = {is_flags: self.base(self._rank, is_flags) for is_flags in (True, False)}
+        self._own = [(f, base) for f, base in own.items() if not f or base != own[False]]
 
     def allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
         sizes = _sizes(shape)
@@ -105,10 +107,10 @@ class Symmetric:
         return self.base(rank, is_flags) - self.base(self._rank, is_flags)
 
     def _at(self, address: int) -> Allocation | None:
-        # Live blocks are few and this is not a launch path: a scan is fine.
-        for block in self.heap.live.values():
-            inside = address - self.base(self._rank, block.is_flags) - block.offset
-            if 0 <= inside < block.size:
+        """On the path of every collective: two lookups at most."""
+        for is_flags, base in self._own:
+            block = self.heap.at(address - base)
+            if block is not None and (block.is_flags == is_flags or len(self._own) == 1):
                 return block
         return None
 
@@ -120,6 +122,9 @@ class Symmetric:
 
 def _address(tensor: torch.Tensor) -> int:
     """Where it starts, also if it is empty: data_ptr() would be 0 then."""
+    address = tensor.data_ptr()
+    if address:
+        return address
     storage = tensor.untyped_storage().data_ptr()
     return storage + int(tensor.storage_offset()) * tensor.itemsize
 
