@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .clocks import Actor, Clocks
 from .findings import SUGGESTIONS, Event, Finding
 from .memory import Memory, Region
-from .shadow import CLEAN, UNWRITTEN, Mark, Shadow, State, States, Touch, after, bounds, index_range
+from .shadow import UNWRITTEN, Mark, State, States, Touch, after, bounds, index_range
+from .shadows import Shadows
 from .signals import ACQUIRES, Signals, both_reach, explain
 from .stream_clocks import StreamClocks
 from .tasks import Launch, Program, Stream
@@ -34,12 +34,11 @@ class Checker:
         self._memory = memory
         self._clocks = Clocks()
         self._states = States()
-        self._shadows: dict[int, Shadow] = {}
-        self._owners: dict[int, StorageWeakRef] = {}  # whose memory an ordinary tensor's shadow is
         self.streams = StreamClocks(self._clocks)
         self._actors: dict[Program, Actor] = {}
         self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
         self._signals = Signals()
+        self._shadows = Shadows(memory, self._signals.forget)
         self._events: dict[tuple, Event] = {}
         self._num_launches = 0
 
@@ -82,7 +81,7 @@ class Checker:
 
     def proxy_fence(self, program: Program) -> None:
         actor = self._actors[program]
-        actor.proxy = actor.published(tensor=False)
+        actor.fenced = actor.published(tensor=False)
 
     # accesses
 
@@ -151,30 +150,15 @@ class Checker:
 
     # allocations
 
-    def allocated(self, region: Region, written: bool = False) -> None:
-        number = CLEAN if written else UNWRITTEN
-        self._shadows[region.start] = Shadow(region.start, region.end, region.itemsize, number)
+    def allocated(self, region: Region) -> None:
+        self._shadows.allocated(region, UNWRITTEN)
 
     def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
-        """Before an ordinary tensor is touched: what was known of its memory may be of another.
-
-        Torch may hand out freed memory again without our seeing either, for an unpickled tensor for
-        example. An `unwritten` tensor, the size of its elements, was made just now and not filled.
-        """
-        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        if start == end or self._memory.is_heap(start, end):
-            return
-        owner = self._owners.get(start)
-        if owner is None or owner.expired():
-            self.freed(start)
-            self._owners[start] = StorageWeakRef(storage)
-            if unwritten:
-                self.allocated(Region(start, end, "tensor", -1, unwritten, is_heap=False))
+        """Before an ordinary tensor is touched. An `unwritten` one was made now and not filled."""
+        self._shadows.meet(storage, unwritten)
 
     def freed(self, start: int) -> None:
-        shadow = self._shadows.pop(start, None)
-        if shadow is not None:
-            self._signals.forget(shadow.start, shadow.end)
+        self._shadows.freed(start)
 
     # inside
 
@@ -207,10 +191,7 @@ class Checker:
             for address in addresses.flat:
                 self._access(event, self._one(int(address), size))
             return
-        shadow = self._shadows.get(region.start)
-        if shadow is None or shadow.end != region.end:
-            self.allocated(region, written=True)  # made before we looked
-            shadow = self._shadows[region.start]
+        shadow = self._shadows.of(region)
         places = shadow.places(addresses, size)
         if isinstance(places, slice) and places.stop - places.start == 1:  # most accesses
             state = self._states[int(shadow.numbers[places.start])]
