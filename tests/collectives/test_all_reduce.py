@@ -255,7 +255,7 @@ BAD = [
     ({"algo": "one_shot", "config": find("all_reduce.one_shot").Config(block=48)}, "block 48"),
     ({"algo": "atomic", "x": X, "out": X}, "atomic adds up in out, so out=x is not possible"),
     ({"algo": "atomic", "op": "max"}, "atomic can only sum, not max"),
-    ({"algo": "atomic", "x": X.half()}, "32 and 64 bits, not torch.float16"),
+    ({"algo": "atomic", "x": X.short()}, "no atomic that adds torch.int16"),
     ({"algo": "ring", "op": "avg", "x": X.int()}, "no average"),
     ({"algo": "two_shot", "config": find("all_reduce.two_shot").Config(programs=0)}, "programs 0"),
 ]
