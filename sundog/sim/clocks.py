@@ -39,6 +39,7 @@ class Actor:
     zero: int
     clock: Clock  # learnt from others
     proxy: Clock  # what a descriptor may read
+    fenced: Clock | None = None  # and after the next CTA barrier: a fence is each thread's own
     barriers: int = 1
     steps: int = 1
     steps_at_barrier: int = 0
@@ -55,6 +56,8 @@ class Actor:
         for clock in self.pending.values():
             self.learn(clock)
         self.pending, self.pending_from = {}, {}
+        if self.fenced is not None:
+            self.proxy, self.fenced = self.fenced, None
         self.barriers += 1
         self.steps_at_barrier = self.steps
         self.steps += 1
