@@ -89,6 +89,22 @@ def _copy_by_branch(x, out, numel, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _copy_by_helper(x, out, numel, BLOCK: tl.constexpr):
+    """One line in both branches: AMD's compiler makes one store of them, at no line of its own."""
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        if start + BLOCK <= numel:
+            _copy_tile(x, out, at, None)
+        else:
+            _copy_tile(x, out, at, at < numel)
+
+
+@triton.jit
+def _copy_tile(x, out, at, mask):
+    tl.store(out + at, tl.load(x + at, mask=mask), mask=mask)
+
+
+@triton.jit
 def _copy_tail_narrow(x, out, numel, BLOCK: tl.constexpr):
     """A tail beside it excuses no narrow store in the loop."""
     whole = numel // BLOCK * BLOCK
@@ -100,11 +116,27 @@ def _copy_tail_narrow(x, out, numel, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _copy_and_more(x, out, numel, BLOCK: tl.constexpr):
+    """No mask, no tail: a whole tile behind the loop that is narrow all the same."""
+    for start in range(tl.program_id(0) * BLOCK, numel // BLOCK * BLOCK, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at))
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at + numel, tl.load(x + at))
+
+
+@triton.jit
 def _too_small(x, out, numel):
     """A tile of an element a thread can't be wide, and there is no larger one."""
     for start in range(tl.program_id(0) * 128, numel, tl.num_programs(0) * 128):
         at = start + tl.arange(0, 128)
         tl.store(out + at, tl.load(x + at))
+
+
+@triton.jit
+def _look(flags):
+    """Triton makes a load of this atomic; it is none of the kernel's loads."""
+    tl.store(flags + 1, tl.atomic_add(flags, 0, sem="acquire", scope="sys"))
 
 
 @gluon.jit
@@ -163,12 +195,20 @@ run_odd = _runner(_copy_whole, ODD)
 run_even = _runner(_copy_whole)
 run_tail = _runner(_copy_with_tail, ODD)
 run_branch = _runner(_copy_by_branch, ODD)
+run_helper = _runner(_copy_by_helper)
 run_tail_narrow = _runner(_copy_tail_narrow, ODD)
+run_more = _runner(_copy_and_more, ODD)
 run_too_small = _runner(_too_small)
 run_gluon = _runner(_gluon_copy, EACH=8, LANES=32)
 run_gluon_narrow = _runner(_gluon_copy, EACH=1, LANES=32)
 run_spilling = _runner(_many_values, dtype=torch.float32, maxnreg=24)
 run_spilling_amd = _runner(_many_values, dtype=torch.float32, num_warps=1, waves_per_eu=8)
+
+
+def run_look(world: World) -> None:
+    flags = world.signals(2, "flags")
+    for _ in range(2):
+        _look[(1,)](flags)
 
 
 def run_nothing(world: World) -> None:

@@ -49,7 +49,9 @@ CASES = {
     "even": set(),
     "tail": set(),
     "branch": set(),
+    "helper": set(),
     "tail_narrow": {("narrow", SHIFTED), ("narrow", COPY)},
+    "more": {("narrow", SHIFTED)},
     "too_small": {("narrow", UNMASKED)},
 }
 
@@ -59,6 +61,13 @@ def test_marks(name: str) -> None:
     """What happened upstream (by_bases), its milder forms, and what must not be marked."""
     for kernel in kernels(name):
         assert rules(kernel) == CASES[name], kernel.target
+
+
+def test_a_merged_place_stands_for_several() -> None:
+    one = isa.assembly.Instruction("store", 16, False, (("a.py", 7, 3), ("b.py", 0, 0)))
+    assert one.is_at((("a.py", 7, 3), ("b.py", 12, 5)))
+    assert not one.is_at((("a.py", 8, 3), ("b.py", 12, 5)))
+    assert not one.is_at((("a.py", 7, 3),))
 
 
 def test_gluon_is_as_wide_as_its_layout() -> None:
@@ -91,6 +100,14 @@ def test_counts() -> None:
         ("load", ("x",)): "wide", ("store", ("out",)): "wide", ("load", ("ctx",)): "flags",
     }  # fmt: skip
     assert {s.role for s in push.sites if not s.tile} == {"scalar"}
+
+
+def test_a_flag_that_is_read_is_an_atomic() -> None:
+    """On AMD by a plain load. Launched twice, shown once."""
+    for kernel in kernels("look"):  # one a target
+        assert (kernel.loads, kernel.stores) == ({}, {8: 1})
+        assert kernel.atomics == {"add acquire sys": 1}
+    assert [k.target for k in kernels("look")] == list(BOTH)
 
 
 def test_tensor_cores_and_descriptors() -> None:

@@ -145,9 +145,10 @@ def _cause(error: BaseException) -> str:
 def _widths(
     moves: list[assembly.Instruction], kind: str, met: list[accesses.Access]
 ) -> dict[int, int]:
-    flags = {access.place for access in met if access.kind == "atomic"}
-    found = Counter(m.nbytes for m in moves if m.kind == kind and m.place not in flags)
-    return dict(sorted(found.items()))
+    here = [access.place for access in met if access.kind == kind]
+    # AMD reads a flag by a plain load past the caches, where the source has no load.
+    plain = [m for m in moves if not m.ordered or any(m.is_at(place) for place in here)]
+    return dict(sorted(Counter(m.nbytes for m in plain if m.kind == kind).items()))
 
 
 def _sites(met: list[accesses.Access], roles: list[str]) -> list[Site]:
@@ -180,6 +181,5 @@ def _amd_resources(text: str) -> tuple[int, int]:
         found = re.search(rf"^\s*\.{name}:\s+(\d+)", text, re.MULTILINE)
         return int(found[1]) if found else 0
 
-    # Scalar registers are spilled into lanes of vector registers, which is not memory.
-    spilled = max(4 * number("vgpr_spill_count"), number("private_segment_fixed_size"))
-    return number("vgpr_count"), spilled
+    # Not sgpr_spill_count: those go into lanes of vector registers, which is not memory.
+    return number("vgpr_count"), number("private_segment_fixed_size")

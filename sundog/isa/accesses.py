@@ -65,16 +65,10 @@ class Load:
 def find(flow: Flow, instructions: Iterable[Instruction]) -> list[Access]:
     """All accesses, each with the widths of the instructions at its place."""
     accesses = [_access(flow, op) for op in flow.operations if short(op) in _MEMORY]
-    at: dict[tuple[str, Place], list[Access]] = {}
-    for access in accesses:
-        at.setdefault((access.kind, access.place), []).append(access)
     for each in instructions:
-        # AMD reads a flag by a plain load with cache bits: the atomic at this place is meant.
-        for kind in (each.kind, "atomic"):
-            if same := at.get((kind, each.place)):
-                for access in same:
-                    access.widths[each.nbytes] += 1
-                break
+        for access in accesses:
+            if access.kind == each.kind and each.is_at(access.place):
+                access.widths[each.nbytes] += 1
     return accesses
 
 

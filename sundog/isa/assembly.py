@@ -2,7 +2,8 @@
 
 Every instruction keeps the source position that the compiler wrote beside it, the innermost call
 first: ("memory.py", 52, 13), ("all_gather.py", 107, 31). TTGIR has the same positions, which is how
-an instruction finds the access that it was made for.
+an instruction finds the access that it was made for. Line 0 stands for several: the compiler has
+merged what two branches do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["Assembly", "Instruction", "Place", "read"]
 Place = tuple[tuple[str, int, int], ...]
 
 _LOC = re.compile(r"^\s*\.loc\s+(\d+ \d+ \d+)(?:.*inlined_at (\d+ \d+ \d+))?.*?(?://|;)\s*(.*)$")
-_STEP = re.compile(r"([^\s\[\]@:]+):(\d+):(\d+)")
+_STEP = re.compile(r"([^\s\[\]@:]+):(\d+)(?::(\d+))?")
 _PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s*(.*)$")
 _AMD = re.compile(r"^\s+([a-z]\w+)\b(.*)$")
 _AMD_MOVE = re.compile(r"(?:global|buffer|flat)_(load|store)_(?:lds_)?(\w+)")
@@ -31,7 +32,15 @@ class Instruction:
 
     kind: str  # load or store
     nbytes: int  # of one thread
+    ordered: bool  # AMD: past a cache, as Triton reads a flag, but also by a cache modifier
     place: Place
+
+    def is_at(self, place: Place) -> bool:
+        if self.place == place:
+            return True
+        pairs = zip(self.place, place, strict=False)
+        merged = len(self.place) == len(place) and any(line == 0 for _, line, _ in self.place)
+        return merged and all(mine == theirs or mine[1] == 0 for mine, theirs in pairs)
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ def read(text: str, is_ptx: bool) -> Assembly:
     for name, rest, place in _instructions(text, _PTX if is_ptx else _AMD):
         move = _ptx_move(name, rest) if is_ptx else _amd_move(name)
         if move is not None:
-            moves.append(Instruction(*move, place))
+            ordered = not is_ptx and bool(re.search(r"\b(sc0|sc1|glc)\b", rest))
+            moves.append(Instruction(*move, ordered, place))
         elif product := re.match(r"wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_s?mfma\w*", name):
             matrix[product[0].split("_f32")[0] if is_ptx else name] += 1
         else:
@@ -73,7 +83,7 @@ def _instructions(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, st
 
 def _place(text: str) -> Place:
     """`memory.py:52:13 @[ push.py:107:31 ]`; without the calls where `inlined_at` has them."""
-    return tuple((file, int(line), int(column)) for file, line, column in _STEP.findall(text))
+    return tuple((file, int(line), int(column or 0)) for file, line, column in _STEP.findall(text))
 
 
 def _ptx_move(name: str, rest: str) -> tuple[str, int] | None:
