@@ -135,8 +135,9 @@ def _tile(to, own, x, inbox, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
         tile = reduction.combine(reduction.widen(tl.load(inbox + at, mask=mask)), tile, OP)
     if own is not None:
         tile = reduction.finish(tile, OP, SIZE)
-        tl.store(own + at, tile.to(x.dtype.element_ty), mask=mask)
     tl.store(to + at, tile.to(x.dtype.element_ty), mask=mask)
+    if own is not None:
+        tl.store(own + at, tile.to(x.dtype.element_ty), mask=mask)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
