@@ -33,6 +33,7 @@ OPS = {
     "all_reduce.ring": "sundog.collectives.all_reduce_ring",
     "all_reduce.atomic": "sundog.collectives.all_reduce_atomic",
     "reduce_scatter.direct": "sundog.collectives.reduce_scatter",
+    "reduce.direct": "sundog.collectives.reduce",
 }
 BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
 SHAPE = (

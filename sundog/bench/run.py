@@ -16,6 +16,7 @@ import torch
 
 from .. import target
 from ..errors import SundogError
+from ..exercise import output
 from ..launch import run as run_ranks
 from ..op import Cost, find
 from ..world import World
@@ -146,7 +147,7 @@ def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
         inputs = op.inputs(world, problem, seed)
         world.barrier()
         expected = _reference(world, op, problem, inputs)
-        sets.append((inputs, world.empty(expected.shape, expected.dtype)))
+        sets.append((inputs, output(world, expected)))
     world.barrier()
     return sets
 

@@ -1,0 +1,161 @@
+"""Reduce: one rank gets the sum (average, ...) of all ranks' tensors.
+
+One algorithm, direct: that rank pulls all tensors and reduces them in rank order; the others wait
+until it has read theirs. The bits are those of all_reduce. The simplest that is right: one rank's
+links carry everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal
+from ..op import Cost, Plan, agree
+from . import reduction
+from .call import ASYNC_STREAM, Options, call, check_contiguous, check_out, on_stream
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reduce",
+    "reference", "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("x",)
+
+
+@dataclass(frozen=True)
+class Problem:
+    numel: int  # of each rank's tensor
+    dtype: torch.dtype
+    size: int  # ranks
+    op: str = "sum"
+    dst: int = 0  # the rank that gets the result
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 2048  # elements of a tile
+    programs: int = 16
+    num_warps: int = 4
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return reduction.refused(config.block, config.programs)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [Config(block, programs) for block in (1024, 2048, 4096) for programs in (8, 16, 64)]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """Tiles of 4 KB; no more programs than tiles, or than SMs: all wait for their peers at once."""
+    block = 4096 // problem.dtype.itemsize
+    return Config(block, max(1, min(triton.cdiv(problem.numel, block), num_sms)))
+
+
+def cost(problem: Problem) -> Cost:
+    """Of the rank that gets the result; the others do nothing."""
+    nbytes = problem.numel * problem.dtype.itemsize
+    others = problem.size - 1
+    return Cost(problem.numel * others, nbytes * problem.size, nbytes, nbytes * others)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
+    return [
+        Problem(37, torch.float32, size, "sum", 0),
+        Problem(4099, torch.bfloat16, size, "avg", size - 1),
+        Problem(1, torch.int64, size, "prod", size // 2),
+    ]
+
+
+def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
+    torch.manual_seed(seed * 1000 + world.rank)
+    x = world.empty((problem.numel,), problem.dtype, "x")
+    return (x.copy_(reduction.random(problem.numel, problem.dtype, problem.op, exact)),)
+
+
+def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The answer on a rank, from all ranks' inputs; nothing on the others."""
+    return reduction.reference(problem.op, parts)[: problem.numel if rank == problem.dst else 0]
+
+
+def reduce(
+    world: World, x: torch.Tensor, dst: int, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> Any:  # fmt: skip
+    """As torch's reduce, but into `out`: the result on rank `dst`, None on the others.
+
+    `op` as for all_reduce. Only `dst` uses `out`; without it the result is an ordinary tensor. An x
+    that is not symmetric is copied to the heap. With `async_op` a handle for `wait()`.
+    """
+    reduction.check("reduce", op, x.dtype)
+    check_contiguous("reduce", x=x)
+    if not 0 <= dst < world.size:
+        raise ValueError(f"reduce: dst {dst} is none of the ranks 0 to {world.size - 1}")
+    problem = Problem(x.numel(), x.dtype, world.size, op, dst)
+    options = Options(algo, config, False, explain)
+    if world.rank != dst:
+        result, out = x.new_empty(0), None
+    else:
+        out = torch.empty_like(x) if out is None else out
+        check_out("reduce", x, out, x.numel())
+        # Where out lies must not matter: the other ranks don't know it, and all make one plan.
+        result = torch.empty_like(x) if world.is_symmetric(out) else out
+
+    def run() -> torch.Tensor | None:
+        call(world, "reduce", problem, x, result, options)
+        if out is not None and out is not result:
+            out.copy_(result.view(out.shape))
+        return out
+
+    return on_stream(world, ASYNC_STREAM, run, x, result) if async_op else run()
+
+
+@triton.jit
+def _direct_kernel(
+    x, out, ready, done, epochs, ctx, numel, dst,
+    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    epoch = tl.load(epochs + program) + 1
+    # My x is written: what came before on the stream is over. The program of dst with this number
+    # reads it behind this barrier.
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    if tl.load(ctx + context.RANK) == dst:
+        xs = reduction.everywhere(x, ctx, SIZE)
+        first = program.to(tl.int64) * BLOCK
+        for start in range(first, numel, tl.num_programs(0) * BLOCK):
+            reduction.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)
+    # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. Takes a symmetric x and any contiguous out, which only `dst` writes."""
+    agree(world, "reduce.direct", problem, config, valid(problem, config))
+    shape = (config.programs, problem.size)
+    ready = world.signals(shape, "reduce.ready")
+    done = world.signals(shape, "reduce.done")
+    epochs = world.signals(config.programs, "reduce.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+    op = reduction.operator(problem.op, problem.dtype)
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _direct_kernel[(config.programs,)](
+            reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
+            problem.numel, problem.dst, OP=op, SIZE=problem.size,
+            LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (ready, done, epochs), launch)
