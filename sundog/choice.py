@@ -1,7 +1,7 @@
 """Which algorithm and which config: from what was measured on this kind of GPU, else by rule.
 
 One JSON per target in the package (sundog/targets/nvidia-h200.json), overlaid by the user's own in
-SUNDOG_CACHE. A file is a list of measurements, and nothing is in it that was not measured:
+SUNDOG_CACHE, one per version of torch and Triton. A file is a list of measurements, and nothing is in it that was not measured:
 
     {"op": "all_gather.push", "problem": {"numel": 65536, "dtype": "bfloat16", "size": 8},
      "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "..."}
@@ -22,11 +22,18 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import triton
 
 from . import knobs
 from .op import BY_REQUEST, algorithms
 
-__all__ = ["Choice", "Entry", "choose", "config_for", "entries", "write_entries"]
+__all__ = [
+    "Choice", "Entry", "choose", "config_for", "entries", "package_file", "read_entries",
+    "user_file", "write_entries",
+]  # fmt: skip
+
+
+_RANKS = ("src", "dst")  # fields of a problem that do not change its time
 
 
 @dataclass(frozen=True)
@@ -94,17 +101,16 @@ def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: 
 
 def entries(target: str) -> tuple[Entry, ...]:
     """What was measured on a target: the package's entries, then the user's, which win."""
-    files = (_package(target), _user(target))
     found: dict[tuple, Entry] = {}
-    for path in files:
-        for entry in _read(path, path.stat().st_mtime_ns) if path.exists() else ():
+    for path in (package_file(target), user_file(target)):
+        for entry in read_entries(path):
             found[entry.op, json.dumps(entry.problem, sort_keys=True)] = entry
     return tuple(found.values())
 
 
 def write_entries(path: Path, new: list[Entry]) -> None:
     """Add entries to a target's file; those of the same op and problem are replaced."""
-    old = _read(path, path.stat().st_mtime_ns) if path.exists() else ()
+    old = read_entries(path)
     kept = {(e.op, json.dumps(e.problem, sort_keys=True)): e for e in (*old, *new)}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
@@ -113,12 +119,17 @@ def write_entries(path: Path, new: list[Entry]) -> None:
     beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
 
 
-def _package(target: str) -> Path:
+def package_file(target: str) -> Path:
     return Path(__file__).parent / "targets" / f"{target}.json"
 
 
-def _user(target: str) -> Path:
-    return Path(knobs.cache.get()).expanduser() / "targets" / f"{target}.json"
+def user_file(target: str) -> Path:
+    versions = f"torch-{torch.__version__}-triton-{triton.__version__}"
+    return Path(knobs.cache.get()).expanduser() / versions / f"{target}.json"
+
+
+def read_entries(path: Path) -> tuple[Entry, ...]:
+    return _read(path, path.stat().st_mtime_ns) if path.exists() else ()
 
 
 @functools.lru_cache(maxsize=16)
@@ -157,6 +168,8 @@ def _distance(a: Any, b: Any) -> tuple[float, float] | None:
     kinds = sizes = 0.0
     for field in dataclasses.fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
+        if field.name in _RANKS:
+            continue
         if isinstance(x, torch.dtype) and isinstance(y, torch.dtype):
             kinds += abs(math.log2(x.itemsize / y.itemsize)) + (x != y) * 0.01
         elif field.name == "size" or type(x) is not int or type(y) is not int:

@@ -14,8 +14,13 @@ from .capture import ALLOCATION, BARRIER, COLLECTIVE, PLAN, READ
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
+from .collectives.broadcast import broadcast
+from .collectives.device_barrier import device_barrier
+from .collectives.gather import gather
 from .collectives.reduce import reduce
 from .collectives.reduce_scatter import reduce_scatter
+from .collectives.scatter import scatter
+from .collectives.send_recv import mailboxes, recv, send
 from .device import context
 from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
 from .heap import Heap, divergence
@@ -52,6 +57,7 @@ class World(Streams):
         self._plans: dict[Hashable, Any] = {}
         self._graphs = WeakSet()
         self.ctx = self._make_context()
+        self._mail = mailboxes(self, heap.capacity)
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, backend={self.backend!r})"
@@ -153,6 +159,12 @@ class World(Streams):
 
     all_gather = all_gather
     all_to_all = all_to_all
+    broadcast = broadcast
+    device_barrier = device_barrier
+    gather = gather
+    recv = recv
+    scatter = scatter
+    send = send
     all_reduce = all_reduce
     reduce_scatter = reduce_scatter
     reduce = reduce

@@ -1,10 +1,13 @@
 """All-to-all: every rank sends a part of its tensor to each rank, and gets one from each.
 
-What the op is. Equal parts go straight to their place: all_to_all_push.py.
+What the op is. Equal parts go straight to their place (all_to_all_push.py), others through
+mailboxes (all_to_all_mail.py): where a part goes in the peer's output depends on what the others
+send there, which a rank is not told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ import torch
 
 from ..op import Cost
 from .call import Options, call, check_contiguous, check_out
+from .unequal import by_mail
 from .words import random_tensor
 
 if TYPE_CHECKING:
@@ -22,21 +26,29 @@ __all__ = ["Problem", "all_to_all", "cases", "cost", "inputs", "reference"]
 
 @dataclass(frozen=True)
 class Problem:
-    numel: int  # of what a rank sends to each rank
+    numel: int  # of what a rank sends to each rank, if all is equal
     dtype: torch.dtype
     size: int  # ranks
+    splits: tuple[tuple[int, ...], ...] | None = None  # else elements from rank (row) to rank
 
     @property
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
 
+    @property
+    def matrix(self) -> tuple[tuple[int, ...], ...]:
+        return self.splits or ((self.numel,) * self.size,) * self.size
+
 
 def cost(problem: Problem) -> Cost:
-    nbytes = problem.nbytes
-    return Cost(0, nbytes * problem.size, nbytes * problem.size, nbytes * (problem.size - 1))
+    """Of the rank that sends the most."""
+    most = max(sum(row) for row in problem.matrix) * problem.dtype.itemsize
+    away = max(sum(r) - r[i] for i, r in enumerate(problem.matrix)) * problem.dtype.itemsize
+    return Cost(0, most, most, away)
 
 
 def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(numel, dtype, size)
         for numel, dtype in ((37, torch.float32), (1, torch.uint8), (3072, torch.bfloat16))
@@ -44,25 +56,33 @@ def cases(size: int) -> list[Problem]:
 
 
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
-    return (random_tensor(world, problem.numel * problem.size, problem.dtype, seed),)
+    most = max(sum(row) for row in problem.matrix)
+    x = random_tensor(world, most, problem.dtype, seed)
+    return (x[: sum(problem.matrix[world.rank])],)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    n = problem.numel
-    return torch.cat([part.flatten()[rank * n : (rank + 1) * n] for part in parts])
+    """The answer on a rank, from all ranks' inputs."""
+    splits = [part.flatten().split(row) for part, row in zip(parts, problem.matrix, strict=True)]
+    return torch.cat([each[rank] for each in splits])
 
 
 def all_to_all(
-    world: World, x: torch.Tensor, out: torch.Tensor | None = None, *, algo: str = "auto",
-    config: Any = None, async_op: bool = False, explain: bool = False,
+    world: World, x: torch.Tensor, out: torch.Tensor | None = None,
+    in_splits: Sequence[int] | None = None, out_splits: Sequence[int] | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
     """As torch's all_to_all_single: part i of `x` along the first dimension goes to rank i.
 
-    Without `out` the result is an ordinary tensor of the shape of `x`. An `out` that is not
-    symmetric is filled by way of one that is. With `async_op` a handle, whose `wait()` gives the
-    result.
+    Parts are equal, or `in_splits[i]` rows for rank i and `out_splits[i]` from it: give both, on
+    all ranks. Without `out` the result is an ordinary tensor. Equal parts go straight to a
+    symmetric `out`, and by way of one if it is not; others through mailboxes (mail.py), from and
+    to any tensor. With `async_op` a handle, whose `wait()` gives the result.
     """
     check_contiguous("all_to_all", x=x)
+    options = Options(algo, config, async_op, explain)
+    if in_splits is not None or out_splits is not None:
+        return by_mail(world, x, out, in_splits, out_splits, options)
     rows = x.shape[0] if x.dim() else 1
     if rows % world.size:
         raise ValueError(
@@ -73,4 +93,4 @@ def all_to_all(
         out = torch.empty_like(x)
     check_out("all_to_all", x, out, x.numel())
     problem = Problem(x.numel() // world.size, x.dtype, world.size)
-    return call(world, "all_to_all", problem, x, out, Options(algo, config, async_op, explain))
+    return call(world, "all_to_all", problem, x, out, options)

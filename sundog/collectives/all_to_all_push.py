@@ -25,6 +25,8 @@ SYMMETRIC = ("out",)
 
 
 def valid(problem: Problem, config: Config) -> str | None:
+    if problem.splits is not None:
+        return "its parts are not equal, so a rank does not know where they go: use mail"
     return wrong_programs(config, problem.size)
 
 

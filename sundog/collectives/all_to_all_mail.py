@@ -1,0 +1,66 @@
+"""All-to-all, mail: chunk by chunk through the receivers' mailboxes.
+
+Nothing need be symmetric, and no rank need know what the others send to each other: the one for
+unequal parts. Every byte is written once more than push writes it, most of them to the cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..op import Plan, agree
+from . import words
+from .all_to_all import Problem, cost, inputs, reference
+from .mail import Mail
+from .spans import default_config, wrong_programs
+from .unequal import messages
+from .words import Config
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return wrong_programs(config, problem.size)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [config for config in words.configs() if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """By the average part."""
+    nbytes = sum(map(sum, problem.matrix)) * problem.dtype.itemsize // problem.size**2
+    return default_config(nbytes, problem.size, num_sms)
+
+
+def cases(size: int) -> list[Problem]:
+    """A message longer than all slots, empty ones, and odd ones; every rank sends as much."""
+    row = [13000, 0, 37, 1, 0, 5, 801, 2][:size]
+    turned = tuple(tuple(row[(j - i) % size] for j in range(size)) for i in range(size))
+    return [Problem(0, torch.int16, size, turned), Problem(3, torch.float64, size)]
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate boxes and flags. The plan takes any contiguous x and out."""
+    agree(world, "all_to_all.mail", problem, config, valid(problem, config))
+    mail = Mail(world, "all_to_all", config)
+    sent = problem.matrix[world.rank]
+    received = [row[world.rank] for row in problem.matrix]
+    told = messages(sent, received, problem.dtype.itemsize)
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        mail.launch(x, out, told)
+        return out
+
+    return Plan(world, problem, config, mail.workspaces, launch)

@@ -1,0 +1,109 @@
+"""Broadcast: rank `src`'s tensor on every rank. It pushes; the others wait for it only."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..op import Cost, Plan, agree
+from . import words
+from .call import Options, call, check_contiguous, check_out
+from .spans import Span, default_config, plan_spans, wrong_programs
+from .words import Config, random_tensor
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "broadcast", "cases", "cost", "default", "inputs", "plan",
+    "reference", "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+
+
+@dataclass(frozen=True)
+class Problem:
+    numel: int
+    dtype: torch.dtype
+    size: int  # ranks
+    src: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return wrong_programs(config, problem.size)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [config for config in words.configs() if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return default_config(problem.nbytes, problem.size, num_sms)
+
+
+def cost(problem: Problem) -> Cost:
+    """Of the rank that sends."""
+    nbytes = problem.nbytes
+    return Cost(0, nbytes, nbytes * problem.size, nbytes * (problem.size - 1))
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
+    return [Problem(n, d, size, size // 2) for n, d in ((37, torch.int16), (2048, torch.half))]
+
+
+def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
+    return (random_tensor(world, problem.numel, problem.dtype, seed),)
+
+
+def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[problem.src].flatten()
+
+
+def broadcast(
+    world: World, x: torch.Tensor, src: int = 0, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> Any:  # fmt: skip
+    """As torch's broadcast, but into `out`; `out=x` overwrites x, as torch does.
+
+    `x` has the same size on every rank, its values count on rank `src`. Without `out` the result
+    is an ordinary tensor. An `out` that is not symmetric is filled by way of one that is. With
+    `async_op` a handle, whose `wait()` gives the result.
+    """
+    world._check_rank(src)
+    check_contiguous("broadcast", x=x)
+    if out is None:
+        out = torch.empty_like(x)
+    if out is not x:
+        check_out("broadcast", x, out, x.numel())
+    problem = Problem(x.numel(), x.dtype, world.size, src)
+    return call(world, "broadcast", problem, x, out, Options(algo, config, async_op, explain))
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """The plan takes any contiguous x, only read on `src`, and a symmetric out, which may be x."""
+    agree(world, "broadcast.push", problem, config, valid(problem, config))
+    is_src = world.rank == problem.src
+    sent = problem.nbytes if is_src else 0
+    others = [peer != world.rank for peer in range(problem.size)]
+    spans = [
+        Span(0, 0, sent * others[peer], problem.nbytes * (peer == problem.src) * others[peer])
+        for peer in range(problem.size)
+    ]
+    pushed = plan_spans(world, "broadcast", problem, config, spans)
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if is_src and x.data_ptr() != out.data_ptr():
+            out.copy_(x)  # not by the kernel: if out is x, its programs would race
+        pushed.launch(x, out)
+        return out
+
+    return dataclasses.replace(pushed, launch=launch)

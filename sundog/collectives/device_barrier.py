@@ -1,0 +1,46 @@
+"""A barrier of all ranks on the device: on the stream, without the host, so a graph may have it.
+
+What was on any rank's stream before it comes before what is on any rank's stream behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import signal
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = ["device_barrier"]
+
+
+@triton.jit
+def _barrier_kernel(flags, epochs, ctx, LANES: tl.constexpr):
+    epoch = tl.load(epochs) + 1
+    # Releases what came before this kernel on its stream, acquires the same of all ranks.
+    signal.barrier_ranks(flags, epoch, ctx, LANES)
+    tl.store(epochs, epoch)  # read by the next barrier, behind this one on the stream
+
+
+def device_barrier(world: World) -> None:
+    """All ranks, on the current stream. The host does not wait; `world.barrier()` is where it does.
+
+    The first one on a stream makes the flags, which is a collective on the host.
+    """
+    key = ("device_barrier", world.stream_number)
+    flags, epochs = world.cached_plan(key, lambda: _plan(world))
+    _barrier_kernel[(1,)](
+        flags, epochs, world.ctx, LANES=triton.next_power_of_2(world.size), num_warps=1
+    )
+
+
+def _plan(world: World) -> tuple[torch.Tensor, torch.Tensor]:
+    flags = world.signals(world.size, "device_barrier.flags")
+    epochs = world.signals(1, "device_barrier.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+    return flags, epochs

@@ -1,0 +1,146 @@
+"""Gather: rank `dst` gets all ranks' tensors, one after the other. It pulls, the others wait.
+
+Who is not `dst` says that its tensor is there, and leaves when `dst` has read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, memory, signal
+from ..op import Cost, Plan, agree
+from . import words
+from .call import Handle, Options, call, check_contiguous, check_out
+from .words import Config, random_tensor
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "gather", "inputs", "plan",
+    "reference", "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("x",)
+
+
+@dataclass(frozen=True)
+class Problem:
+    numel: int  # of each rank's input
+    dtype: torch.dtype
+    size: int  # ranks
+    dst: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return words.wrong_config(config)
+
+
+def space(problem: Problem) -> list[Config]:
+    return words.configs()
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return words.config_for(problem.nbytes, num_sms)
+
+
+def cost(problem: Problem) -> Cost:
+    """Of the rank that receives."""
+    nbytes = problem.nbytes * problem.size
+    return Cost(0, nbytes, nbytes, nbytes - problem.nbytes)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
+    return [Problem(n, d, size, size // 2) for n, d in ((37, torch.int16), (3072, torch.bfloat16))]
+
+
+def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
+    return (random_tensor(world, problem.numel, problem.dtype, seed),)
+
+
+def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The answer on a rank, from all ranks' inputs; nothing but on `dst`."""
+    whole = torch.cat([part.flatten() for part in parts])
+    return whole if rank == problem.dst else whole[:0]
+
+
+def gather(
+    world: World, x: torch.Tensor, dst: int = 0, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> Any:  # fmt: skip
+    """As torch's gather: rank `dst` gets the ranks' tensors along the first dimension, others None.
+
+    Without `out` the result is an ordinary tensor; only `dst` may give one. An `x` that is not
+    symmetric is copied to the heap. With `async_op` a handle, whose `wait()` gives the result.
+    """
+    world._check_rank(dst)
+    check_contiguous("gather", x=x)
+    if world.rank != dst and out is not None:
+        raise ValueError(f"gather: rank {world.rank} gives an out, but rank {dst} gets the result")
+    if world.rank == dst and out is None:
+        shape = (world.size * x.shape[0], *x.shape[1:]) if x.dim() else (world.size,)
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out is not None:
+        check_out("gather", x, out, world.size * x.numel())
+    problem = Problem(x.numel(), x.dtype, world.size, dst)
+    options = Options(algo, config, async_op, explain)
+    answer = call(world, "gather", problem, x, x if out is None else out, options)
+    if world.rank == dst:
+        return answer
+    return Handle(world, answer.done, None, (x,)) if async_op else None
+
+
+@triton.jit(do_not_specialize=["n", "dst"])
+def _gather_kernel(
+    x, out, ready, done, epochs, ctx, n, dst,
+    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    # My tensor was written before this kernel on the stream; dst reads it behind this.
+    signal.signal(ready + program * SIZE + rank, dst, epoch, ctx)
+    if rank == dst:
+        signal.wait_all(ready + program * SIZE, epoch, ctx, LANES)  # everybody's tensor is there
+        for peer in tl.static_range(SIZE):
+            src = memory.translate(x, peer, ctx)
+            place = out + peer * n.to(tl.int64)
+            words.copy((place,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
+        # My loads before the flags: the others may then overwrite their tensors.
+        signal.signal_all(done + program * SIZE, epoch, ctx, LANES)
+    signal.wait(done + program * SIZE + dst, dst, epoch, ctx)  # dst has read mine
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. The plan takes a symmetric x, and on `dst` any contiguous out."""
+    agree(world, "gather.pull", problem, config, valid(problem, config))
+    shape = (config.programs, problem.size)
+    ready = world.signals(shape, "gather.ready")
+    done = world.signals(shape, "gather.done")
+    epochs = world.signals(config.programs, "gather.epochs")
+    lanes = triton.next_power_of_2(problem.size)
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if problem.numel:
+            target = out if world.rank == problem.dst else x
+            (source, result), aligned = words.as_words(problem.nbytes, x, target)
+            _gather_kernel[(config.programs,)](
+                source, result, ready, done, epochs, world.ctx, source.numel(), problem.dst,
+                SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
+                num_warps=config.num_warps,
+            )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (ready, done, epochs), launch)

@@ -1,0 +1,110 @@
+"""Scatter: each rank gets its part of rank `src`'s tensor. It pushes; the others wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..op import Cost, Plan, agree
+from . import words
+from .call import Options, call, check_contiguous, check_out
+from .spans import Span, default_config, plan_spans, wrong_programs
+from .words import Config, random_tensor
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "scatter", "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+
+
+@dataclass(frozen=True)
+class Problem:
+    numel: int  # of each rank's part
+    dtype: torch.dtype
+    size: int  # ranks
+    src: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return wrong_programs(config, problem.size)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [config for config in words.configs() if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return default_config(problem.nbytes, problem.size, num_sms)
+
+
+def cost(problem: Problem) -> Cost:
+    """Of the rank that sends."""
+    nbytes = problem.nbytes * problem.size
+    return Cost(0, nbytes, nbytes, nbytes - problem.nbytes)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems with awkward sizes: what check, probe and tests run."""
+    return [Problem(n, d, size, size - 1) for n, d in ((37, torch.int16), (1024, torch.float32))]
+
+
+def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
+    return (random_tensor(world, problem.numel * problem.size, problem.dtype, seed),)
+
+
+def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[problem.src].flatten().chunk(problem.size)[rank]
+
+
+def scatter(
+    world: World, x: torch.Tensor | None, src: int = 0, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> Any:  # fmt: skip
+    """As torch's scatter: part i of rank `src`'s `x`, along the first dimension, to rank i.
+
+    A rank that is not `src` gives None and its `out`, or a tensor of the shape of `x`. Without
+    `out` the result is an ordinary tensor. An `out` that is not symmetric is filled by way of one
+    that is. With `async_op` a handle, whose `wait()` gives the result.
+    """
+    world._check_rank(src)
+    check_contiguous("scatter", x=x)
+    if x is None and (out is None or world.rank == src):
+        what = "x, of which it is the source" if world.rank == src else "x nor out"
+        raise ValueError(f"scatter: rank {world.rank} gives no {what}")
+    if x is not None:
+        if not x.dim() or x.shape[0] % world.size:
+            raise ValueError(
+                f"scatter: x of shape {tuple(x.shape)} does not split into {world.size} equal parts"
+            )
+        if out is None:
+            shape = (x.shape[0] // world.size, *x.shape[1:])
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        check_out("scatter", x, out, x.numel() // world.size)
+    assert out is not None
+    check_contiguous("scatter", out=out)
+    problem = Problem(out.numel(), out.dtype, world.size, src)
+    options = Options(algo, config, async_op, explain)
+    return call(world, "scatter", problem, out if x is None else x, out, options)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """The plan takes any contiguous x, only read on `src`, and a symmetric out."""
+    agree(world, "scatter.push", problem, config, valid(problem, config))
+    nbytes = problem.nbytes
+    sent = nbytes if world.rank == problem.src else 0
+    spans = [
+        Span(sent and peer * nbytes, 0, sent, nbytes if peer == problem.src else 0)
+        for peer in range(problem.size)
+    ]
+    return plan_spans(world, "scatter", problem, config, spans)

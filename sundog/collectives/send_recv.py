@@ -1,0 +1,81 @@
+"""Send and receive: one message between two ranks, through the receiver's mailbox (mail.py).
+
+Only the two take part, so the boxes are made with the world. All sends of a rank are on one stream
+of their own, in turn, and all receives on another; by default the current stream waits for them.
+Up to four chunks a message is on its way when `send` has ended; a longer one ends with the receive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .call import ASYNC_STREAM, check_contiguous, on_stream
+from .mail import NOTHING, SLOTS, Mail, Message
+from .words import Config
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = ["mailboxes", "recv", "send"]
+
+SEND_STREAM, RECV_STREAM = ASYNC_STREAM, ASYNC_STREAM + 1
+_LARGEST, _SMALLEST = 16384, 1024  # bytes of a chunk
+_SHARE = 64  # of the heap, at most, for the boxes
+
+
+def mailboxes(world: World, heap_size: int) -> Mail | None:
+    """A new world's boxes; None if they would take too much of its heap."""
+    most = heap_size // (_SHARE * SLOTS.value * world.size)
+    if world.size == 1 or most < _SMALLEST:
+        return None
+    block = min(1 << (most.bit_length() - 1), _LARGEST)
+    return Mail(world, "send_recv", Config(block, programs=1, num_warps=4))
+
+
+def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> Any:
+    """As torch's send (with `async_op` isend): `x` to rank `dst`, which receives as many bytes.
+
+    Two ranks that both send a long message first, and receive then, wait for each other for ever,
+    as with torch: let one of them receive first, or give `async_op`.
+    """
+    mail = _mail(world, "send", dst)
+    check_contiguous("send", x=x)
+    told = _only(world, dst, (0, x.numel() * x.itemsize, 0, NOTHING))
+    flat = x.view(-1)
+    handle = on_stream(world, SEND_STREAM, lambda: mail.launch(flat, flat, told), x)
+    return handle if async_op else handle.wait()
+
+
+def recv(world: World, out: torch.Tensor, src: int, *, async_op: bool = False) -> Any:
+    """As torch's recv (with `async_op` irecv): `out` from rank `src`; returns it."""
+    mail = _mail(world, "recv", src)
+    check_contiguous("recv", out=out)
+    told = _only(world, src, (0, NOTHING, 0, out.numel() * out.itemsize))
+    flat = out.view(-1)
+
+    def run() -> torch.Tensor:
+        mail.launch(flat, flat, told)
+        return out
+
+    handle = on_stream(world, RECV_STREAM, run)
+    return handle if async_op else handle.wait()
+
+
+def _mail(world: World, verb: str, peer: int) -> Mail:
+    world._check_rank(peer)
+    if peer == world.rank:
+        raise ValueError(f"{verb}: rank {peer} is this rank; copy the tensor")
+    if world._mail is None:
+        raise ValueError(
+            f"{verb}: this world's heap, {world._heap.capacity:,} bytes, is too small for "
+            f"mailboxes of {world.size} ranks; open it with a larger heap_size, at least "
+            f"{_SMALLEST * _SHARE * SLOTS.value * world.size:,}"
+        )
+    return world._mail
+
+
+def _only(world: World, peer: int, message: Message) -> tuple[Message, ...]:
+    nothing = (0, NOTHING, 0, NOTHING)
+    return tuple(message if rank == peer else nothing for rank in range(world.size))
