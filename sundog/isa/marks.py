@@ -75,9 +75,7 @@ def judge(kernel: Compiled, classes: list[str], spills: int) -> list[Mark]:
     marks = []
     for access, role in zip(kernel.accesses, classes, strict=True):
         if role == "wide":
-            marks += _narrow(access, kernel.threads)
-        if role in ("wide", "tail", "small"):
-            marks += _reloads(kernel.flow, access)
+            marks += _narrow(access, kernel.threads) + _reloads(kernel.flow, access)
         marks += _cuts(access, kernel.roles)
     if spills:
         marks.append(Mark("spill", "", f"{spills} bytes a thread are spilled to memory"))
@@ -100,16 +98,18 @@ def _narrow(access: Access, threads: int) -> list[Mark]:
 
 
 def _reloads(flow: Flow, access: Access) -> list[Mark]:
-    """Addresses that need a word which every iteration of a loop loads again."""
+    """Addresses that need a word which the innermost loop loads, and had loaded before.
+
+    Before: in the same loop, or when a loop around it ran it the last time.
+    """
     marks = []
     for load in access.needs:
-        inside = flow.loops(load.op)
-        again = [p for p in access.loops if p in inside and not flow.varies(load.address, p)]
-        if again:
+        is_inside = access.loops == flow.loops(load.op)[: len(access.loops)]
+        if is_inside and not all(flow.varies(load.address, loop) for loop in access.loops):
             name = ", ".join(load.arguments) or "memory"
             text = (
-                f"the address of this {access.kind} needs a word of {name} that each iteration of "
-                "the loop loads again: load it (translate the scalar base) before the loop"
+                f"the address of this {access.kind} needs a word of {name} that the loop loads "
+                "again and again: load it (translate the scalar base) before the loop"
             )
             marks.append(Mark("reload", access.where, text))
     return marks

@@ -41,10 +41,15 @@ def functions(target: str, case: Case) -> Iterator[Function]:
 
 
 def typical(module: ModuleType, size: int) -> Any:
-    """The op's first case; with a size that is no tail, where it has just a number of elements."""
+    """The op's first case, without what is optional; with a size that is no tail, if it has one."""
     first = module.cases(size)[0]
+    optional = {
+        field.name: field.default
+        for field in dataclasses.fields(first)
+        if field.default is not dataclasses.MISSING
+    }
     larger = {"numel": _NUMEL, "dtype": torch.bfloat16}
-    return _changed(first, {k: v for k, v in larger.items() if hasattr(first, k)})
+    return _changed(first, optional | {k: v for k, v in larger.items() if hasattr(first, k)})
 
 
 def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]:
