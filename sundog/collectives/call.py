@@ -12,6 +12,7 @@ allocated.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,6 +113,8 @@ def on_stream(world: World, number: int, run: Any, *used: torch.Tensor) -> Handl
 def _run(
     world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options
 ) -> torch.Tensor:
+    if not isinstance(options.config, Hashable):
+        raise ValueError(f"{op}: config {options.config!r} is not a Config of one of its algorithms")
     staged = _Staged(not world.is_symmetric(x), not world.is_symmetric(out))
     key = (op, problem, options.algo, options.config, staged, world.stream_number)
     made = world.cached_plan(key, lambda: _plan(world, op, problem, x, out, options, staged))
