@@ -38,6 +38,8 @@ OPS = {
     "all_reduce.atomic": "sundog.collectives.all_reduce_atomic",
     "reduce_scatter.direct": "sundog.collectives.reduce_scatter",
     "reduce.direct": "sundog.collectives.reduce",
+    "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
+    "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
 }
 BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
 SHAPE = (

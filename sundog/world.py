@@ -23,6 +23,7 @@ from .collectives.scatter import scatter
 from .collectives.send_recv import mailboxes, recv, send
 from .device import context
 from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
+from .fused.all_gather_matmul import all_gather_matmul
 from .heap import Heap, divergence
 from .streams import Streams
 from .symmetric import Shape, Symmetric
@@ -168,6 +169,7 @@ class World(Streams):
     all_reduce = all_reduce
     reduce_scatter = reduce_scatter
     reduce = reduce
+    all_gather_matmul = all_gather_matmul
 
     def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan made for this key before, or a new one (a collective on the host)."""

@@ -13,7 +13,7 @@ and a short one is mostly filling and draining.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,7 +23,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..device import tiles
 
 __all__ = [
-    "Tiles", "accumulate", "emit", "launch_arguments", "matmul", "operand", "swizzle", "valid",
+    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Shape", "Tiles", "accumulate", "arguments",
+    "block_of", "emit", "matmul", "operand", "shape_of", "swizzle", "valid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -69,6 +70,25 @@ def valid(config: Tiles, dtype: torch.dtype) -> str | None:
 _SHARED = 227 << 10  # of sm_90, the largest; a target with less refuses when it compiles
 
 
+class Shape(NamedTuple):
+    """What a kernel is compiled for: constants, as one argument."""
+
+    tile_m: Any
+    tile_n: Any
+    tile_k: Any
+    group_m: Any
+    a_kind: Any
+    b_kind: Any
+    shards: Any
+    activation: Any
+
+
+def shape_of(config: Tiles, a_kind: str, b_kind: str, shards: int, activation: str | None) -> Shape:
+    sizes = config.tile_m, config.tile_n, config.tile_k, config.group_m
+    constants = *sizes, a_kind, b_kind, shards, activation
+    return Shape(*map(tl.constexpr, constants))
+
+
 def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> tuple[Any, str]:
     """A matrix as a kernel takes it, and which way: VIEW, ROWS or COLUMNS."""
     for matrix, sizes, kind in ((tensor, block, ROWS), (tensor.T, block[::-1], COLUMNS)):
@@ -79,13 +99,14 @@ def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> 
 
 
 def _describable(matrix: torch.Tensor) -> bool:
-    step = matrix.stride(0) * matrix.itemsize
-    return (
-        matrix.device.type != "cuda" or torch.cuda.get_device_capability(matrix.device) >= (9, 0)
-    ) and (
-        matrix.numel() > 0 and matrix.stride(1) == 1 and step > 0
-        and step % _ALIGNED == 0 and matrix.data_ptr() % _ALIGNED == 0
-    )  # fmt: skip
+    """Whether TMA takes it; on the simulator, as on a GPU that has TMA."""
+    device, step = matrix.device, matrix.stride(0) * matrix.itemsize
+    if torch.version.hip is not None:
+        return False
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    aligned = step % _ALIGNED == matrix.data_ptr() % _ALIGNED == 0
+    return matrix.numel() > 0 and matrix.stride(1) == 1 and step > 0 and aligned
 
 
 @triton.jit
@@ -109,71 +130,48 @@ def block_of(x, row, col, KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.const
 
 
 @triton.jit
-def accumulate(
-    acc, a, b, row, col, first, last, K, shift,
-    SHARDS: tl.constexpr, A_KIND: tl.constexpr, B_KIND: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-):  # fmt: skip
+def accumulate(acc, a, b, row, col, first, last, K, shift, S):
     """acc + A @ B: A's rows from `row`, B's columns from `col`, blocks `first` to `last` along K.
 
-    B has SHARDS shards of K rows one below the other. A's blocks begin in shard `shift` of B, go on
-    to the next, and from the last to the first.
+    B has S.shards shards of K rows one below the other. Block 0 of A meets shard `shift`; where a
+    shard ends the next one follows, and the first one after the last.
     """
-    blocks = tl.cdiv(K, TILE_K)
+    blocks = tl.cdiv(K, S.tile_k)
     for block in tl.range(first, last):
-        x = block_of(a, row, block * TILE_K, A_KIND, TILE_M, TILE_K)
-        if SHARDS == 1:
-            y = block_of(b, block * TILE_K, col, B_KIND, TILE_K, TILE_N)
+        x = block_of(a, row, block * S.tile_k, S.a_kind, S.tile_m, S.tile_k)
+        if S.shards == 1:
+            y = block_of(b, block * S.tile_k, col, S.b_kind, S.tile_k, S.tile_n)
         else:
-            shard = (block // blocks + shift) % SHARDS
-            k = block % blocks * TILE_K
-            if B_KIND == "view":  # a part, so that what belongs to the next shard reads as zero
-                y = tiles.load(tiles.part(b, shard * K, K), k, col, TILE_K, TILE_N)
+            shard = (block // blocks + shift) % S.shards
+            k = block % blocks * S.tile_k
+            if S.b_kind == "view":  # a part: what belongs to the next shard reads as zero
+                y = tiles.load(tiles.part(b, shard * K, K), k, col, S.tile_k, S.tile_n)
             else:
-                y = block_of(b, shard * K + k, col, B_KIND, TILE_K, TILE_N)
+                y = block_of(b, shard * K + k, col, S.b_kind, S.tile_k, S.tile_n)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def emit(out, bias, acc, row, col, ACTIVATION: tl.constexpr):
+def emit(out, bias, acc, row, col, S):
     """Write a tile of the result: bias per column, activation, the output's type."""
     if bias is not None:
-        columns = col + tl.arange(0, acc.shape[1])
+        columns = col + tl.arange(0, S.tile_n)
         acc += tl.load(bias + columns, mask=columns < out.cols, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION == "silu":
+    if S.activation == "silu":
         acc = acc * tl.sigmoid(acc)
     tiles.store(out, row, col, acc)
 
 
 @triton.jit
-def _gemm_kernel(
-    a, b, out, bias, K,
-    ACTIVATION: tl.constexpr, A_KIND: tl.constexpr, B_KIND: tl.constexpr, GROUP_M: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-):  # fmt: skip
-    rows, cols = tl.cdiv(out.rows, TILE_M), tl.cdiv(out.cols, TILE_N)
+def _gemm_kernel(a, b, out, bias, K, S):
+    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0)):
-        i, j = swizzle(tile, rows, cols, GROUP_M)
-        acc = tl.zeros((TILE_M, TILE_N), tl.float32)
-        acc = accumulate(
-            acc, a, b, i * TILE_M, j * TILE_N, 0, tl.cdiv(K, TILE_K), K, 0,
-            1, A_KIND, B_KIND, TILE_M, TILE_N, TILE_K,
-        )  # fmt: skip
-        emit(out, bias, acc, i * TILE_M, j * TILE_N, ACTIVATION)
-
-
-def launch_arguments(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
-    activation: str | None, config: Tiles,
-) -> tuple[tuple, dict[str, Any]]:  # fmt: skip
-    a_given, a_kind = operand(a, (config.tile_m, config.tile_k), config.descriptors)
-    b_given, b_kind = operand(b, (config.tile_k, config.tile_n), config.descriptors)
-    return (a_given, b_given, tiles.view(out), bias, a.shape[1]), dict(
-        ACTIVATION=activation, A_KIND=a_kind, B_KIND=b_kind, GROUP_M=config.group_m,
-        TILE_M=config.tile_m, TILE_N=config.tile_n, TILE_K=config.tile_k,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+        i, j = swizzle(tile, rows, cols, S.group_m)
+        row, col = i * S.tile_m, j * S.tile_n
+        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+        acc = accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), K, 0, S)
+        emit(out, bias, acc, row, col, S)
 
 
 def matmul(
@@ -183,6 +181,19 @@ def matmul(
     """Launch a GEMM into `out`. What the tensors must be is the caller's to check."""
     grid = triton.cdiv(out.shape[0], config.tile_m) * triton.cdiv(out.shape[1], config.tile_n)
     if grid > 0:
-        args, options = launch_arguments(a, b, out, bias, activation, config)
-        _gemm_kernel[(min(grid, programs),)](*args, **options)
+        _gemm_kernel[(min(grid, programs),)](
+            *arguments(a, b, out, bias, activation, config),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     return out
+
+
+def arguments(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
+    activation: str | None, config: Tiles,
+) -> tuple:  # fmt: skip
+    """Of the kernel: what `isa` and the tests compile is what `matmul` launches."""
+    a_given, a_kind = operand(a, (config.tile_m, config.tile_k), config.descriptors)
+    b_given, b_kind = operand(b, (config.tile_k, config.tile_n), config.descriptors)
+    shape = shape_of(config, a_kind, b_kind, 1, activation)
+    return a_given, b_given, tiles.view(out), bias, a.shape[1], shape

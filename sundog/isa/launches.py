@@ -84,6 +84,8 @@ def _launch(
 
 
 def _pointer(value: Any, heap_size: int) -> Any:
+    if hasattr(value, "_fields"):  # a view of a matrix, say
+        return type(value)(*(_pointer(each, heap_size) for each in value))
     if not isinstance(value, torch.Tensor):
         return value
     with torch._C.DisableTorchFunction():

@@ -60,6 +60,8 @@ def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]
         config = module.default(problem, world.num_sms)
         if hasattr(config, "threads_per_warp"):
             config = dataclasses.replace(config, threads_per_warp=case.warp_size)
+        if hasattr(config, "descriptors") and case.warp_size != 32:  # AMD has no TMA
+            config = dataclasses.replace(config, descriptors=False)
         config = _changed(config, case.config)
         plan = module.plan(world, problem, config)
         given = module.inputs(world, problem, 0)

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+import sundog
 from sundog.dataset.compile import gpu_target
+from sundog.exercise import expected
 
 ARCHS = ("sm_90", "gfx942", "gfx950")
 on_every_arch = pytest.mark.parametrize("arch", ARCHS)
@@ -53,3 +56,26 @@ def spills(made: Any) -> int:
             ).stdout
         return max(int(n) for n in re.findall(r"STACK:(\d+)", text))
     return max(int(n) for n in re.findall(r"\.private_segment_fixed_size: *(\d+)", assembly(made)))
+
+
+def answers(op: Any, problem: Any, config: Any, calls: int = 2, exact: bool = True) -> Callable:
+    """A rank's function: calls back to back on different data, and then what was wanted of each."""
+
+    def main(world: sundog.World) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        plan = op.plan(world, problem, config)
+        given = [op.inputs(world, problem, seed, exact) for seed in range(calls)]
+        wanted = [expected(world, op, problem, each) for each in given]
+        outs = [world.empty(want.shape, want.dtype, "out") for want in wanted]
+        world.barrier()  # peers may be touched
+        for each, out in zip(given, outs, strict=True):
+            plan(*each, out)
+        return [(out.cpu(), want) for out, want in zip(outs, wanted, strict=True)]
+
+    return main
+
+
+def compare(results: list[list[tuple[torch.Tensor, torch.Tensor]]]) -> None:
+    """Bit by bit."""
+    for rank, calls in enumerate(results):
+        for number, (got, want) in enumerate(calls):
+            assert torch.equal(got, want), f"rank {rank}, call {number}: {(got - want).nonzero()}"

@@ -124,7 +124,8 @@ def test_wide_accesses_and_tensor_cores_by_pointers(arch: str, layout: str) -> N
 
 def _compiled(arch: str, layout: str, config: gemm.Tiles) -> object:
     a, b = (matrix(512, 512, order, torch.bfloat16, 0) for order in layout)
-    args, options = gemm.launch_arguments(a, b, torch.empty_like(a), None, None, config)
+    args = gemm.arguments(a, b, torch.empty_like(a), None, None, config)
+    options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     return compiled(gemm._gemm_kernel, arch, args, options)
 
 

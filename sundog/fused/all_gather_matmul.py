@@ -1,0 +1,122 @@
+"""All-gather + GEMM: activation(A @ B + bias), where A is sharded over the ranks and B is local.
+
+Along K (shard="k"): rank r has columns [r*K/W, (r+1)*K/W) of A, and every rank gets A @ B of its
+own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M/W, (r+1)*M/W).
+
+    barrier       gather all of A, then multiply
+    hbm_buffer    one kernel: some programs fetch the peers' tiles, the others multiply them as
+                  they arrive
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..op import Cost
+from .call import Options, call, check_matrices
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = ["Problem", "all_gather_matmul", "cases", "cost", "inputs", "reference"]
+
+OP = "all_gather_matmul"
+
+
+@dataclass(frozen=True)
+class Problem:
+    m: int  # of the whole A
+    n: int
+    k: int  # of the whole A
+    dtype: torch.dtype
+    size: int  # ranks
+    shard: str = "k"  # or "m"
+    has_bias: bool = False
+    activation: str | None = None
+    out_dtype: torch.dtype | None = None  # None: as the input
+
+    @property
+    def shard_shape(self) -> tuple[int, int]:
+        """Of a rank's part of A."""
+        if self.shard == "k":
+            return self.m, self.k // self.size
+        return self.m // self.size, self.k
+
+
+def cost(problem: Problem) -> Cost:
+    item, out = problem.dtype.itemsize, (problem.out_dtype or problem.dtype).itemsize
+    m, n, k = problem.m, problem.n, problem.k
+    remote = m * k * item * (problem.size - 1) // problem.size
+    return Cost(2 * m * n * k, (m * k + k * n) * item, m * n * out, remote)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems: aligned for descriptors and not, sharded both ways."""
+    return [
+        Problem(40, 16, 128 * size, torch.float16, size, "k"),
+        Problem(17 * size, 10, 70, torch.bfloat16, size, "m", has_bias=True),
+    ]
+
+
+def inputs(
+    world: World, problem: Problem, seed: int, exact: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """A rank's part of A, its B and its bias; `exact`: whole numbers that add up without rounding.
+
+    On the heap where peers read them, and that is A.
+    """
+    torch.manual_seed(seed * 1000 + world.rank)
+    a = world.empty(problem.shard_shape, problem.dtype, "a")
+    b = torch.empty((problem.k, problem.n), dtype=problem.dtype, device=world.device)
+    given = [a, b]
+    if problem.has_bias:
+        given.append(torch.empty(problem.n, dtype=problem.dtype, device=world.device))
+    return tuple(tensor.copy_(_random(tensor.shape, exact)) for tensor in given)
+
+
+def _random(shape: Any, exact: bool) -> torch.Tensor:
+    return torch.randint(-2, 3, shape).float() if exact else torch.randn(shape)
+
+
+def reference(
+    problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
+    bias: list[torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The answer on a rank, from all ranks' inputs, in float64."""
+    whole = torch.cat(a, dim=1 if problem.shard == "k" else 0).double()
+    exact = whole @ b[rank].double()
+    if bias is not None:
+        exact = exact + bias[rank].double()
+    if problem.activation == "silu":
+        exact = torch.nn.functional.silu(exact)
+    return exact.to(problem.out_dtype or problem.dtype)
+
+
+def all_gather_matmul(
+    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, shard: str = "k",
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """activation(A @ b + bias) on every rank, where `a` is this rank's part of A.
+
+    Any strides: the weight of a linear layer is `weight.T`. `bias` has an element per column,
+    `activation` is None or "silu". An `a` that is not symmetric is copied to the heap. Without
+    `out` the result is an ordinary tensor. float32 is multiplied without tf32.
+    """
+    if shard not in ("k", "m") or a.dim() != 2:
+        raise ValueError(
+            f"{OP}: shard {shard!r}, a of shape {tuple(a.shape)}: expected 'k' or 'm', and two "
+            "dimensions"
+        )
+    m, k = a.shape
+    m, k = (m, k * world.size) if shard == "k" else (m * world.size, k)
+    dtype, shape = out_dtype or a.dtype, (m, b.shape[-1])
+    out = check_matrices(OP, a, b, k, bias, activation, out, shape, dtype)
+    has_bias = bias is not None
+    problem = Problem(*shape, k, a.dtype, world.size, shard, has_bias, activation, dtype)
+    tensors = (a, b) if bias is None else (a, b, bias)
+    return call(world, OP, problem, tensors, out, Options(algo, config, False, explain))

@@ -1,0 +1,120 @@
+"""All-gather, then GEMM: the baseline. Wins where there is little to hide, as with a small M.
+
+A kernel pulls all ranks' parts of A into one matrix, framed by two barriers of the programs with
+one number; a plain GEMM follows on the stream. All ranks add in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal, tiles
+from ..op import Plan, agree
+from . import gemm
+from .all_gather_matmul import Problem, cases, cost, inputs, reference
+from .call import fitting, hint_of
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("a",)
+_TILE = (16, 256)  # of the gather; along a row, or a column where those are contiguous
+
+
+@dataclass(frozen=True)
+class Config(gemm.Tiles):
+    programs: int = 132
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    return gemm.valid(config, problem.dtype)
+
+
+def space(problem: Problem) -> list[Config]:
+    made = [
+        Config(tile_m, tile_n, 64, group_m, num_stages=num_stages)
+        for tile_m, tile_n in ((64, 64), (64, 128), (128, 128), (128, 256))
+        for group_m in (1, 4, 8)
+        for num_stages in (3, 4)
+    ]
+    return [config for config in made if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    base = fitting(problem.m, problem.m, problem.n, problem.k, problem.dtype, num_sms)
+    most = triton.cdiv(problem.m * problem.k, _TILE[0] * _TILE[1])  # tiles to gather
+    most = max(
+        most, triton.cdiv(problem.m, base["tile_m"]) * triton.cdiv(problem.n, base["tile_n"])
+    )
+    return Config(**base, programs=max(1, min(num_sms, most)))
+
+
+@triton.jit
+def _gather_kernel(
+    a, whole, ready, done, epochs, ctx,
+    SIZE: tl.constexpr, LANES: tl.constexpr, BY_K: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HINT: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    epoch = tl.load(epochs + program) + 1
+    rows, cols = tl.cdiv(a.rows, ROWS), tl.cdiv(a.cols, COLS)
+    # My A is complete: what came before on the stream is over. The peers' programs with this number
+    # read it behind this barrier.
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    for n in range(program, SIZE * rows * cols, tl.num_programs(0)):
+        peer = (rank + n // (rows * cols)) % SIZE  # each rank begins with another peer: itself
+        row, col = n // cols % rows * ROWS, n % cols * COLS
+        tile = tiles.gather(a, row, col, peer, ctx, ROWS, COLS, HINT)
+        if BY_K:
+            mask = tiles.inside(a, row, col, ROWS, COLS)  # what is outside belongs to the next one
+            at = tiles.at(whole, row, peer * a.cols + col, ROWS, COLS)
+            tl.store(at, tile, mask=mask)
+        else:
+            tiles.store(tiles.part(whole, peer * a.rows, a.rows), row, col, tile)
+    # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags and the gathered A. The plan takes a symmetric a, any b, bias and out."""
+    refused = valid(problem, config)
+    if refused is None and config.programs > world.num_sms:
+        refused = (
+            f"{config.programs} programs wait for their peers and {world.num_sms} SMs hold one "
+            f"each: ask for at most {world.num_sms}"
+        )
+    agree(world, "all_gather_matmul.barrier", problem, config, refused)
+    shape = (config.programs, problem.size)
+    ready = world.signals(shape, "all_gather_matmul.ready")
+    done = world.signals(shape, "all_gather_matmul.done")
+    epochs = world.signals(config.programs, "all_gather_matmul.epochs")
+    whole = world.empty((problem.m, problem.k), problem.dtype, "all_gather_matmul.gathered")
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *bias, out = rest
+        hint = hint_of(a)
+        rows, cols = _TILE[::-1] if hint[0] > 1 else _TILE
+        _gather_kernel[(config.programs,)](
+            tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
+            LANES=triton.next_power_of_2(problem.size), BY_K=problem.shard == "k", ROWS=rows,
+            COLS=cols, HINT=hint,
+        )  # fmt: skip
+        added = bias[0] if bias else None
+        return gemm.matmul(whole, b, out, added, problem.activation, config, config.programs)
+
+    return Plan(world, problem, config, (ready, done, epochs, whole), launch)

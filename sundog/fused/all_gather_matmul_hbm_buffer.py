@@ -1,0 +1,321 @@
+"""All-gather + GEMM in one kernel: fetchers pull the peers' tiles of A, workers multiply them.
+
+The remote part of A is a grid of tiles, R rows by B blocks along K: of all peers side by side where
+A is sharded along K, one below the other along M. Peer rank+1 comes first, so every rank begins
+with another one. A fetcher copies `k_per_flag` blocks of a row into the staging buffer and
+publishes a flag; a worker takes output tiles from a queue, multiplies its own part of A in place,
+then waits for the flags of its row, one after the other, and multiplies what they stand for. A
+fetcher that has nothing left to fetch becomes a worker.
+
+Between two flags the loop over K is a plain one, which the compiler pipelines: long flags are fast,
+short ones let workers begin early. `k_per_flag` 0 is one flag for a whole row.
+
+Deterministic; but each rank adds its own part first, so two ranks with the same B may differ in the
+last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, local, proxy, signal, tiles
+from ..op import Plan, agree
+from . import gemm
+from .all_gather_matmul import Problem, cases, cost, inputs, reference
+from .call import fitting, hint_of
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("a",)
+LAYOUTS = ("k_contiguous", "m_contiguous")
+
+
+@dataclass(frozen=True)
+class Config(gemm.Tiles):
+    k_per_flag: int = 0  # blocks of a row that one flag stands for; 0: all
+    fetchers: int = 16
+    fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
+    first_fetchers: int = 0  # ... is fetched by so many programs; 0: as many as afterwards
+    layout: str = "k_contiguous"  # of the staging buffer
+    programs: int = 132
+
+    @property
+    def most_fetchers(self) -> int:
+        return max(self.fetchers, self.first_fetchers)
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if config.layout not in LAYOUTS:
+        return f"layout {config.layout!r}: expected one of {', '.join(LAYOUTS)}"
+    if config.k_per_flag < 0 or config.fetch_stages < 1 or config.first_fetchers < 0:
+        return (
+            f"k_per_flag {config.k_per_flag} and first_fetchers {config.first_fetchers} must be at "
+            f"least 0, and fetch_stages {config.fetch_stages} at least 1"
+        )
+    if config.fetchers < 1 or config.most_fetchers > config.programs:
+        return (
+            f"{config.fetchers} fetchers, {config.first_fetchers} at first, of {config.programs} "
+            "programs: at least one, and no more than there are"
+        )
+    return gemm.valid(config, problem.dtype)
+
+
+def space(problem: Problem) -> list[Config]:
+    made = [
+        Config(
+            tile_m, tile_n, 64, group_m, k_per_flag=k_per_flag, fetchers=fetchers,
+            fetch_stages=stages, first_fetchers=first,
+        )
+        for tile_m, tile_n in ((64, 128), (128, 128), (128, 256))
+        for group_m in (1, 4, 8)
+        for k_per_flag in (0, 16, 32)
+        for fetchers in (4, 8, 16, 32)
+        for stages, first in ((1, 0), (4, 64))
+    ]  # fmt: skip
+    return [config for config in made if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """Tiles that give every SM one; an eighth of the programs fetch, as long as there is anything.
+
+    Not measured yet: the sizes are those of the fastest GEMM, the fetchers a first guess.
+    """
+    m, k = problem.shard_shape
+    config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
+    tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
+    fetchers = max(1, min(num_sms // 8, _staged_tiles(problem, config)[0]))
+    programs = min(num_sms, fetchers + tiles_m * triton.cdiv(problem.n, config.tile_n))
+    return replace(config, fetchers=fetchers, programs=programs)
+
+
+class _Flags(NamedTuple):
+    ready: Any  # by rank: its part of A may be read
+    done: Any  # by fetcher and rank: has read all that it will of this rank's A
+    staged: Any  # by row and group of blocks: is in the staging buffer
+    tickets: Any  # how many output tiles were asked for, by all calls
+    epochs: Any  # by program: how often it has run
+
+
+class _Fetch(NamedTuple):
+    """Constants of the fetching."""
+
+    size: Any
+    lanes: Any
+    by_k: Any
+    per_flag: Any  # blocks
+    fetchers: Any
+    first_fetchers: Any
+    most_fetchers: Any
+    stages: Any
+    hint: Any
+
+
+@triton.jit
+def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T):
+    program = tl.program_id(0)
+    epoch = tl.load(flags.epochs + program) + 1
+    if program == 0:
+        # My part of A is complete: what wrote it came before this kernel on the stream. The peers'
+        # fetchers read it only when they have seen this.
+        signal.signal_all(flags.ready, epoch, ctx, F.lanes)
+    units = 0
+    if program < F.most_fetchers:
+        units = _fetch(a, buffer, flags, epoch, ctx, F, S)
+    _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T)
+    if units > 0:
+        # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
+        # when this kernel has ended.
+        signal.wait_all(flags.done + program * F.size, epoch, ctx, F.lanes)
+    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _remote(a, F, S):
+    """Rows of remote tiles, blocks in such a row, and flags of such a row."""
+    rows, blocks = tl.cdiv(a.rows, S.tile_m), tl.cdiv(a.cols, S.tile_k)
+    if F.by_k:
+        blocks *= F.size - 1
+    else:
+        rows *= F.size - 1
+    return rows, blocks, tl.cdiv(blocks, F.per_flag)
+
+
+@triton.jit
+def _fetch(a, buffer, flags, epoch, ctx, F, S):
+    """Copy this program's share of the remote tiles, in the order in which workers want them.
+
+    Its number of units, which is the same on all ranks.
+    """
+    program = tl.program_id(0)
+    rows, blocks, groups = _remote(a, F, S)
+    # The peers' A is complete, as program 0 of each of them says.
+    signal.wait_all(flags.ready, epoch, ctx, F.lanes)
+    units = rows * groups
+    first = tl.cdiv(rows, F.stages) * groups  # units of the first stage
+    mine = tl.where(program < F.first_fetchers, first - program + F.first_fetchers - 1, 0)
+    mine = tl.maximum(mine, 0) // F.first_fetchers
+    more = tl.where(program < F.fetchers, units - first - program + F.fetchers - 1, 0)
+    more = tl.maximum(more, 0) // F.fetchers
+    for n in range(mine + more):
+        later = first + program + (n - mine) * F.fetchers
+        unit = tl.where(n < mine, program + n * F.first_fetchers, later)
+        # A band of rows flag by flag, as `swizzle` lets the workers go over its columns.
+        row, group = gemm.swizzle(unit, rows, groups, S.group_m)
+        last = tl.minimum((group + 1) * F.per_flag, blocks)
+        for block in range(group * F.per_flag, last):
+            _fetch_tile(a, buffer, row, block, ctx, F, S)
+        if n == mine + more - 1:
+            # My loads of the peers' A before the flags: they may overwrite it when their kernel,
+            # which waits for this, has ended.
+            signal.signal_all(flags.done + program * F.size, epoch, ctx, F.lanes)
+        # The tiles of this group, stored by all warps, before the flag: workers wait for it.
+        local.signal(flags.staged + row * groups + group, epoch, ctx)
+    return mine + more
+
+
+@triton.jit
+def _fetch_tile(a, buffer, row, block, ctx, F, S):
+    """Where a row or a block ends, zeros are stored too: the buffer has whole tiles."""
+    if F.by_k:
+        per_peer = tl.cdiv(a.cols, S.tile_k)
+        step, i, k = block // per_peer, row, block % per_peer
+    else:
+        per_peer = tl.cdiv(a.rows, S.tile_m)
+        step, i, k = row // per_peer, row % per_peer, block
+    peer = (tl.load(ctx + context.RANK).to(tl.int32) + 1 + step) % F.size
+    tile = tiles.gather(
+        a, i * S.tile_m, k * S.tile_k, peer, ctx, S.tile_m, S.tile_k, F.hint
+    )  # fmt: skip
+    tiles.store(buffer, row * S.tile_m, block * S.tile_k, tile)
+
+
+@triton.jit
+def _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T):
+    """Compute output tiles from the queue until it is empty. S: with the own A, T: the staged."""
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    _, blocks, groups = _remote(a, F, S)
+    own_rows, own_blocks = tl.cdiv(a.rows, S.tile_m), tl.cdiv(a.cols, S.tile_k)
+    rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    if not F.by_k:
+        rows *= F.size
+    # Every program asks once too often, so this is what former calls have asked.
+    before = (epoch - 1) * (rows * cols + tl.num_programs(0))
+    tile = _ticket(flags.tickets) - before
+    while tile < rows * cols:
+        i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
+        row, col, peer = i, j * S.tile_n, 0
+        has_own, num_flags = own_blocks, groups
+        if not F.by_k:  # a tile is of one rank: this one's come first
+            row, peer = i - own_rows, (rank + i // own_rows) % F.size
+            has_own = tl.where(i < own_rows, own_blocks, 0)
+            num_flags = tl.where(i < own_rows, 0, groups)
+        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+        acc = gemm.accumulate(acc, own, b, i * S.tile_m, col, 0, has_own, a.cols, rank, S)
+        for group in range(num_flags):
+            # The fetcher's stores before my loads of what this flag stands for.
+            local.wait(flags.staged + row * groups + group, epoch, ctx)
+            if T.a_kind != "view":
+                proxy.fence()  # and before those by descriptor
+            first = group * F.per_flag
+            last = tl.minimum(first + F.per_flag, blocks)
+            acc = gemm.accumulate(
+                acc, staged, b, row * S.tile_m, col, first, last, a.cols, rank + 1, T
+            )  # fmt: skip
+        part = tiles.part(out, peer * a.rows, a.rows)
+        gemm.emit(part, bias, acc, i % own_rows * S.tile_m, col, S)
+        tile = _ticket(flags.tickets) - before
+
+
+@triton.jit
+def _ticket(tickets):
+    """A number that no other program has. Orders nothing."""
+    return tl.atomic_add(tickets, tl.full((), 1, tl.int64), sem="relaxed", scope="gpu")
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags and the staging buffer. The plan takes a symmetric a, any b, bias and out."""
+    refused = valid(problem, config)
+    if refused is None and config.programs > world.num_sms:
+        refused = (
+            f"{config.programs} programs wait for each other and {world.num_sms} SMs hold one "
+            f"each: ask for at most {world.num_sms}"
+        )
+    agree(world, "all_gather_matmul.hbm_buffer", problem, config, refused)
+    rows, cols = _staged_tiles(problem, config)
+    groups = triton.cdiv(cols, _per_flag(problem, config))
+    flags = _Flags(
+        world.signals(problem.size, "all_gather_matmul.ready"),
+        world.signals((config.most_fetchers, problem.size), "all_gather_matmul.done"),
+        world.signals(rows * groups, "all_gather_matmul.staged"),
+        world.signals(1, "all_gather_matmul.tickets"),
+        world.signals(config.programs, "all_gather_matmul.epochs"),
+    )
+    shape = (rows * config.tile_m, cols * config.tile_k)
+    is_k = config.layout == "k_contiguous"
+    storage = world.empty(
+        shape if is_k else shape[::-1], problem.dtype, "all_gather_matmul.staging"
+    )
+    buffer = storage if is_k else storage.T
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *given, out = rest
+        bias = given[0] if given else None
+        _hbm_buffer_kernel[(config.programs,)](
+            *arguments(problem, config, a, buffer, b, out, bias, flags, world.ctx),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (*flags, storage), launch)
+
+
+def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
+    """Rows and blocks of remote tiles."""
+    m, k = problem.shard_shape
+    rows, blocks = triton.cdiv(m, config.tile_m), triton.cdiv(k, config.tile_k)
+    others = problem.size - 1
+    return (rows, others * blocks) if problem.shard == "k" else (others * rows, blocks)
+
+
+def _per_flag(problem: Problem, config: Config) -> int:
+    blocks = max(1, _staged_tiles(problem, config)[1])
+    return min(config.k_per_flag or blocks, blocks)
+
+
+def arguments(
+    problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor, b: torch.Tensor,
+    out: torch.Tensor, bias: torch.Tensor | None, flags: _Flags, ctx: torch.Tensor,
+) -> tuple:  # fmt: skip
+    """Of the kernel: what `isa` and the tests compile is what a plan launches."""
+    by_k = problem.shard == "k"
+    block = (config.tile_m, config.tile_k)
+    own, own_kind = gemm.operand(a, block, config.descriptors)
+    staged, staged_kind = gemm.operand(buffer, block, config.descriptors)
+    # A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
+    # the next shard: 0 times infinity is not 0.
+    whole = not by_k or problem.size == 1 or a.shape[1] % config.tile_k == 0
+    given, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
+    shards = problem.size if by_k else 1
+    shapes = [
+        gemm.shape_of(config, kind, b_kind, shards, problem.activation)
+        for kind in (own_kind, staged_kind)
+    ]
+    fetch = _Fetch(*map(tl.constexpr, (
+        problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
+        config.fetchers, config.first_fetchers or config.fetchers, config.most_fetchers,
+        config.fetch_stages, hint_of(a),
+    )))  # fmt: skip
+    views = tiles.view(a), own, tiles.view(buffer), staged
+    return *views, given, tiles.view(out), bias, flags, ctx, fetch, *shapes

@@ -1,0 +1,193 @@
+"""What the fused ops share on the host: checks, the choice of tiles, the call itself.
+
+An algorithm's file says which tensors peers touch: SYMMETRIC = ("a",), ("out",) or (). A tensor of
+the user's that is not on the heap is copied through one that is, which belongs to the cached call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+
+from ..collectives.call import Options
+from ..collectives.call import _agreed as agreed
+from ..errors import RankMismatch, by_rank
+from ..op import Plan
+from . import gemm
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = ["Options", "call", "check_matrices", "fitting", "hint_of"]
+
+_WIDEST = 16  # bytes of an access
+
+
+class _Staged(NamedTuple):
+    """Which tensors are not on the heap."""
+
+    a: bool
+    out: bool
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A plan, and where the tensors go that peers must reach."""
+
+    plan: Plan
+    on_heap: tuple[str, ...]  # which of the user's tensors peers reach
+    a: torch.Tensor | None
+    out: torch.Tensor | None
+    why: str
+
+    def run(self, tensors: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        a, *others = tensors
+        if self.a is not None:
+            a = self.a.copy_(a)
+        self.plan.launch(a, *others, out if self.out is None else self.out)
+        if self.out is not None:
+            out.copy_(self.out)
+
+
+def call(
+    world: World, op: str, problem: Any, tensors: tuple[torch.Tensor, ...], out: torch.Tensor,
+    options: Options,
+) -> torch.Tensor:  # fmt: skip
+    """Run an op of `a`, ... into `out`, which have the problem's sizes; with a plan made before."""
+    if out.numel() == 0:
+        return out
+    staged = _Staged(not world.is_symmetric(tensors[0]), not world.is_symmetric(out))
+    key = (op, problem, options.algo, options.config, staged, world.stream_number)
+    made = world.cached_plan(key, lambda: _plan(world, op, problem, tensors, out, options, staged))
+    if options.explain and world.rank == 0:
+        print(made.why)
+    for name in made.on_heap:
+        _check_place(world, op, name, tensors[0] if name == "a" else out)
+    made.run(tensors, out)
+    return out
+
+
+def _plan(
+    world: World, op: str, problem: Any, tensors: tuple[torch.Tensor, ...], out: torch.Tensor,
+    options: Options, staged: _Staged,
+) -> _Call:  # fmt: skip
+    module, config, why = agreed(world, op, problem, options, staged)
+    copies: list[torch.Tensor | None] = [None, None]
+    on_heap = []
+    for place, (name, tensor) in enumerate((("a", tensors[0]), ("out", out))):
+        if name in module.SYMMETRIC and not staged[place]:
+            on_heap.append(name)
+        elif name in module.SYMMETRIC:
+            copies[place] = world.empty(tensor.shape, tensor.dtype, f"{op}.{name}")
+            why += f"; {name} is not on the heap and goes through a copy that is"
+    return _Call(module.plan(world, problem, config), tuple(on_heap), *copies, why)
+
+
+def _check_place(world: World, op: str, name: str, tensor: torch.Tensor) -> None:
+    """Peers find theirs by this rank's offset and strides: all ranks compare them, once."""
+    place = tensor.data_ptr() - world.ctx.data_ptr(), tensor.stride()
+
+    def compare() -> None:
+        everyone = world.exchange(place, f"place of {name}")
+        if len(set(everyone)) > 1:
+            lines = [f"{offset:+,} bytes from its context, strides {s}" for offset, s in everyone]
+            raise RankMismatch(
+                f"{op}: {name} does not lie at the same place of every rank's heap:\n"
+                f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."
+            )
+
+    world.cached_plan((op, name, place), compare)
+
+
+def check_matrices(
+    op: str, a: torch.Tensor, b: torch.Tensor, k: int, bias: torch.Tensor | None,
+    activation: str | None, out: torch.Tensor | None, shape: tuple[int, int], dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """ValueError if these can't be multiplied; else the output."""
+    if b.dim() != 2 or b.shape[0] != k:
+        raise ValueError(
+            f"{op}: b has shape {tuple(b.shape)}, expected {k} rows and two dimensions"
+        )
+    if bias is not None and (tuple(bias.shape) != (b.shape[1],) or not bias.is_contiguous()):
+        raise ValueError(
+            f"{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}, expected "
+            f"({b.shape[1]},), an element per column of b, contiguous"
+        )
+    if activation not in gemm.ACTIVATIONS:
+        raise ValueError(f"{op}: activation {activation!r}: expected None or 'silu'")
+    named = {"a": a, "b": b, "bias": bias}
+    kinds = {name: t.dtype for name, t in named.items() if t is not None}
+    if len(set(kinds.values())) > 1 or a.dtype not in gemm.DTYPES or dtype not in gemm.DTYPES:
+        text = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+        raise ValueError(
+            f"{op}: {text}, output {dtype}: expected one of float16, bfloat16 and float32, the "
+            "same for all inputs"
+        )
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=a.device)
+    named["out"] = out
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(
+            f"{op}: out is {tuple(out.shape)} of {out.dtype}, expected {shape} of {dtype}"
+        )
+    _check_memory(op, named)
+    return out
+
+
+def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:
+    """The output shares no memory with an input."""
+    out = named["out"]
+    assert out is not None
+    for name, tensor in named.items():
+        if tensor is None or name == "out":
+            continue
+        if tensor.device != out.device:
+            raise ValueError(f"{op}: {name} is on {tensor.device} and out on {out.device}")
+        (a, end_a), (b, end_b) = _extent(tensor), _extent(out)
+        if a < end_b and b < end_a:
+            raise ValueError(f"{op}: out shares memory with {name}; give it memory of its own")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.itemsize if tensor.numel() else begin
+
+
+def hint_of(matrix: torch.Tensor) -> tuple[int, int]:
+    """What may be promised of a matrix: see `tiles.hinted`."""
+    many = _WIDEST // matrix.itemsize
+    if matrix.data_ptr() % _WIDEST == 0:
+        if matrix.stride(1) == 1 and matrix.stride(0) % many == matrix.shape[1] % many == 0:
+            return 1, many
+        if matrix.stride(0) == 1 and matrix.stride(1) % many == matrix.shape[0] % many == 0:
+            return many, 1
+    return 1, 1
+
+
+def fitting(
+    rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
+) -> dict[str, Any]:
+    """Tiles of the fastest GEMM that was measured, halved until every SM has one.
+
+    On AMD, where nothing was measured, those that fit its shared memory without spilling.
+    """
+    is_amd, wide = torch.version.hip is not None, dtype.itemsize > 2
+    tile_m, tile_n = (64, 64) if wide else (128, 128 if is_amd else 256)  # wide: no tensor cores
+    tile_m = min(tile_m, max(16, triton.next_power_of_2(shard_rows)))
+    while triton.cdiv(rows, tile_m) * triton.cdiv(cols, tile_n) < num_sms and tile_n > 16:
+        if tile_n > tile_m or tile_m == 16:
+            tile_n //= 2
+        else:
+            tile_m //= 2
+    return dict(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=min(32 if wide else 64, max(16, triton.next_power_of_2(k))),
+        descriptors=not is_amd,
+        num_warps=8 if tile_m * tile_n >= 128 * 128 else 4,
+        num_stages=2 if is_amd else 3,
+    )

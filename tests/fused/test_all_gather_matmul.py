@@ -1,0 +1,270 @@
+"""All-gather + GEMM: every corner of the config, both ways of sharding, worlds of 1 to 4."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+
+import sundog
+from sundog.errors import OutOfHeap, RankMismatch
+from sundog.fused import all_gather_matmul_barrier as barrier
+from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
+from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
+
+from . import Run, answers, assembly, compare, compiled, on_every_arch, spills
+
+SMALL = hbm_buffer.Config(16, 16, 16, group_m=2, num_warps=4, k_per_flag=2, fetchers=2, programs=4)
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def by_k(size: int, m: int = 40, n: int = 16, k: int = 40, dtype: torch.dtype = F16) -> Problem:
+    """Three rows of tiles, which are no multiple of the group; three blocks of K on every rank."""
+    return Problem(m, n, k * size, dtype, size, "k")
+
+
+def by_m(size: int, m: int = 40, n: int = 16, k: int = 40, dtype: torch.dtype = F16) -> Problem:
+    return Problem(m * size, n, k, dtype, size, "m")
+
+
+both_ways = pytest.mark.parametrize("problem_of", [by_k, by_m])
+
+CORNERS = {
+    "a flag per block": dict(k_per_flag=1),
+    "a flag per row": dict(k_per_flag=0),
+    "a flag for more than a row": dict(k_per_flag=99),
+    "flags across peers": dict(k_per_flag=4),
+    "one fetcher": dict(fetchers=1),
+    "all programs fetch": dict(fetchers=4),
+    "more fetchers than tiles": dict(fetchers=16, programs=16),
+    "one program": dict(fetchers=1, programs=1),
+    "more at first": dict(fetchers=1, first_fetchers=4, fetch_stages=2),
+    "fewer at first": dict(fetchers=3, first_fetchers=1, fetch_stages=3),
+    "more stages than rows": dict(fetch_stages=50, first_fetchers=3),
+    "one row a group": dict(group_m=1),
+    "all rows a group": dict(group_m=64),
+    "m_contiguous": dict(layout="m_contiguous"),
+    "pointers": dict(descriptors=False),
+    "pointers, m_contiguous": dict(descriptors=False, layout="m_contiguous"),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("corner", CORNERS)
+def test_every_corner_of_the_config(run: Run, problem_of: type, corner: str) -> None:
+    config = replace(SMALL, **CORNERS[corner])
+    assert hbm_buffer.valid(problem_of(3), config) is None
+    compare(run(answers(hbm_buffer, problem_of(3), config), 3))
+
+
+@both_ways
+@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_worlds(run: Run, op: ModuleType, problem_of: type, size: int) -> None:
+    problem = problem_of(size)
+    compare(run(answers(op, problem, op.default(problem, 8), calls=3), size))
+
+
+@both_ways
+@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 1), (3, 5, 19), (16, 16, 16)])
+def test_ragged_sizes(run: Run, op: ModuleType, problem_of: type, m: int, n: int, k: int) -> None:
+    problem = problem_of(2, m, n, k, BF16)
+    config = SMALL if op is hbm_buffer else barrier.Config(16, 16, 16, num_warps=4, programs=2)
+    compare(run(answers(op, problem, config), 2))
+
+
+@both_ways
+@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_random_numbers_against_float64(
+    run: Run, op: ModuleType, problem_of: type, dtype: torch.dtype
+) -> None:
+    """Bias, silu and a float32 output: what is left is the rounding of adding in float32."""
+    problem = replace(problem_of(2, dtype=dtype), has_bias=True, activation="silu", out_dtype=F32)
+    results = run(answers(op, problem, op.default(problem, 8), calls=1, exact=False), 2)
+    for ((got, want),) in results:
+        assert got.dtype == F32
+        assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@both_ways
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_an_infinity_stays_in_its_column(run: Run, problem_of: type, descriptors: bool) -> None:
+    """A shard of 24 ends within a tile: its zeros must not meet the next shard's infinity in B."""
+    problem = problem_of(2, k=24)
+    config = replace(SMALL, descriptors=descriptors)
+
+    def main(world: sundog.World) -> torch.Tensor:
+        plan = hbm_buffer.plan(world, problem, config)
+        a, b = hbm_buffer.inputs(world, problem, 1)
+        a.fill_(1.0)
+        b.fill_(1.0)
+        b[24 % problem.k, 5] = float("inf")
+        out = torch.empty(problem.m, problem.n, dtype=F16, device=world.device)
+        world.barrier()
+        return plan(a, b, out).cpu()
+
+    for got in run(main, 2):
+        assert bool((got[:, 5] == float("inf")).all())
+        assert bool((got[:, :5] == problem.k).all())
+        assert bool((got[:, 6:] == problem.k).all())
+
+
+@pytest.mark.parametrize("algo", ["auto", "barrier", "hbm_buffer"])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("on_heap", [False, True])
+def test_the_call(run: Run, algo: str, layout: str, on_heap: bool) -> None:
+    """Any strides, tensors on the heap or not; the second call finds the plan of the first."""
+    m, n, k, size = 24, 40, 32, 2
+
+    def main(world: sundog.World) -> torch.Tensor:
+        torch.manual_seed(world.rank)
+        make = world.empty if on_heap else torch.empty
+        a = make((m, k) if layout[0] == "N" else (k, m), dtype=F16).to(world.device)
+        b = torch.empty((k * size, n) if layout[1] == "N" else (n, k * size), dtype=F16)
+        for x in (a, b):
+            x.copy_(torch.randint(-2, 3, x.shape))
+        whole = torch.cat(world.exchange((a if layout[0] == "N" else a.T).cpu()), dim=1)
+        x, y = a if layout[0] == "N" else a.T, b if layout[1] == "N" else b.T
+        bias = torch.arange(n).to(F16)
+        wanted = (whole.double() @ y.double() + bias.double()).to(F16)
+        y, bias = y.to(world.device), bias.to(world.device)
+        world.barrier()
+        outs = [all_gather_matmul(world, x, y, bias, algo=algo) for _ in range(2)]
+        return torch.stack([*(out.cpu() for out in outs), wanted])
+
+    for first, second, wanted in run(main, size):
+        assert torch.equal(first, wanted)
+        assert torch.equal(second, wanted)
+
+
+BAD = {
+    "two dimensions": lambda w, a, b: (a[0], b, {}),
+    "b has shape (31, 8), expected 32 rows": lambda w, a, b: (a, b[:31], {}),
+    "shard 'n'": lambda w, a, b: (a, b, dict(shard="n")),
+    "b has shape (32, 8), expected 16 rows": lambda w, a, b: (a, b, dict(shard="m")),
+    "bias has shape (7,)": lambda w, a, b: (a, b, dict(bias=torch.zeros(7, dtype=F16))),
+    "activation 'relu'": lambda w, a, b: (a, b, dict(activation="relu")),
+    "a torch.float16, b torch.bfloat16": lambda w, a, b: (a, b.to(BF16), {}),
+    "output torch.int32": lambda w, a, b: (a, b, dict(out_dtype=torch.int32)),
+    "out is (3, 3) of torch.float32, expected (4, 8)": lambda w, a, b: (
+        a, b, dict(out=torch.zeros(3, 3)),
+    ),
+    "out shares memory with b": lambda w, a, b: (a, b, dict(out=b[:4])),
+    "algo 'fast' is not known": lambda w, a, b: (a, b, dict(algo="fast")),
+    "tile_m 3 is not a power": lambda w, a, b: (
+        a, b, dict(algo="hbm_buffer", config=replace(SMALL, tile_m=3)),
+    ),
+    "99 programs wait for each other and 16 SMs": lambda w, a, b: (
+        a, b, dict(algo="hbm_buffer", config=replace(SMALL, programs=99)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input(run: Run, message: str) -> None:
+    def main(world: sundog.World) -> None:
+        a, b = torch.zeros(4, 16, dtype=F16), torch.zeros(32, 8, dtype=F16)
+        x, y, options = BAD[message](world, a, b)
+        all_gather_matmul(world, x, y, **options)
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(main, 2)
+
+
+def test_ranks_that_differ_are_named(run: Run) -> None:
+    def shapes(world: sundog.World) -> None:
+        n = 8 + world.rank
+        all_gather_matmul(world, world.zeros((4, 16)), torch.zeros(32, n, device=world.device))
+
+    with pytest.raises(RankMismatch, match=r"(?s)n=8.*n=9"):
+        run(shapes, 2)
+
+    def places(world: sundog.World) -> None:
+        a = world.zeros((16, 16))
+        x = a if world.rank == 0 else a.T
+        all_gather_matmul(world, x, torch.zeros(32, 8, device=world.device))
+
+    with pytest.raises(RankMismatch, match=r"(?s)same place.*strides \(16, 1\).*strides \(1, 16\)"):
+        run(places, 2)
+
+
+@pytest.mark.sim_only
+def test_a_staging_buffer_that_does_not_fit(run: Run) -> None:
+    problem = Problem(512, 16, 1024 * 2, F16, 2, "k")
+    config = replace(SMALL, tile_m=128, tile_k=64)
+
+    def main(world: sundog.World) -> None:
+        hbm_buffer.plan(world, problem, config)
+
+    with pytest.raises(OutOfHeap, match=r"all_gather_matmul.staging.*1,048,576"):
+        run(main, 2, heap_size=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(layout="rows"), "layout 'rows': expected one of k_contiguous, m_contiguous"),
+        (dict(k_per_flag=-1), "k_per_flag -1"),
+        (dict(fetch_stages=0), "fetch_stages 0"),
+        (dict(fetchers=0), "0 fetchers, 0 at first, of 4 programs"),
+        (dict(first_fetchers=5), "2 fetchers, 5 at first, of 4 programs"),
+        (dict(tile_n=512, tile_k=128), "bytes of shared memory"),
+    ],
+)
+def test_configs_that_are_refused(change: dict, reason: str) -> None:
+    assert reason in (hbm_buffer.valid(by_k(2), replace(SMALL, **change)) or "")
+
+
+@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+def test_what_a_tuner_may_try_is_valid(op: ModuleType) -> None:
+    problem = Problem(4096, 3584, 8192, BF16, 8, "k")
+    configs = [*op.space(problem), op.default(problem, 132)]
+    assert len(set(configs)) > 10
+    assert all(op.valid(problem, config) is None for config in configs)
+
+
+@pytest.mark.compat
+@on_every_arch
+@pytest.mark.parametrize("shard", ["k", "m"])
+def test_what_the_compilers_make_of_the_default(
+    arch: str, shard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both loops over K with tensor cores, and on sm_90 by TMA in three stages; no spills."""
+    problem = Problem(8192, 4096, 4096, BF16, 8, shard)
+    if arch != "sm_90":
+        monkeypatch.setattr(torch.version, "hip", "6.4")
+    config = hbm_buffer.default(problem, 132)
+    made = compiled(hbm_buffer._hbm_buffer_kernel, arch, _arguments(problem, config), _of(config))
+    text = assembly(made)
+    assert spills(made) == 0
+    if arch == "sm_90":
+        assert (config.tile_m, config.tile_n) == (128, 256)
+        assert len(re.findall(r"wgmma\.mma_async", text)) == 2 * 4
+        assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) == 2 * 6
+        assert re.search(r"fence\.proxy\.async\.global", text)
+        assert set(re.findall(r"\bld\.global\.v4\.b32", text))  # the fetchers' loads
+        assert not re.findall(r"\b(?:ld|st)\.global\.b16", text)
+    else:
+        assert re.search("mfma", text)
+        assert re.search(r"(?:buffer|global)_load_dwordx4", text)
+        assert not re.search(r"(?:buffer|global)_load_(?:ushort|short)", text)
+
+
+def _arguments(problem: Problem, config: hbm_buffer.Config) -> tuple:
+    a, b = (torch.empty(s, dtype=BF16) for s in (problem.shard_shape, (problem.k, problem.n)))
+    out = torch.empty(problem.m, problem.n, dtype=BF16)
+    rows, blocks = hbm_buffer._staged_tiles(problem, config)
+    buffer = torch.empty(rows * config.tile_m, blocks * config.tile_k, dtype=BF16)
+    words = torch.empty(64, dtype=torch.int64)
+    flags = hbm_buffer._Flags(*[words] * 5)
+    return hbm_buffer.arguments(problem, config, a, buffer, b, out, None, flags, words)
+
+
+def _of(config: hbm_buffer.Config) -> dict[str, int]:
+    return dict(num_warps=config.num_warps, num_stages=config.num_stages)
