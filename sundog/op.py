@@ -27,6 +27,7 @@ OPS = {
     "all_gather.push": "sundog.collectives.all_gather_push",
     "all_gather.pull": "sundog.collectives.all_gather_pull",
     "all_gather.partitioned": "sundog.collectives.all_gather_partitioned",
+    "all_gather.gluon": "sundog.collectives.all_gather_gluon",
     "all_to_all.push": "sundog.collectives.all_to_all_push",
     "all_to_all.mail": "sundog.collectives.all_to_all_mail",
     "broadcast.push": "sundog.collectives.broadcast",

@@ -1,0 +1,190 @@
+"""All-gather in Gluon: as push, with the threads' places written down instead of found.
+
+A rank's tensor is a matrix whose rows are as long as the programs' shares side by side, so each
+program walks down a strip of its own and all of them share the last, shorter rows. A tile is
+block_m rows of a strip, laid out in one dimension: 16 bytes a thread, rows and columns by division
+and remainder. It is loaded once and stored W times, beginning with another peer on every rank.
+Flags and barriers are push's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .. import target
+from ..device import context
+from ..device import gluon as device
+from ..op import Plan, agree
+from . import words
+from .all_gather import Problem, cases, cost, inputs, reference
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+WIDE = words.WIDE
+_ROW = 2048  # bytes of a tile's row, where nothing was measured
+_MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Config:
+    block_m: int = 8  # rows of a tile
+    block_n: int = _ROW  # bytes of a row
+    programs: int = 16
+    num_warps: int = 8
+    threads_per_warp: int = 32  # 64 on AMD's CDNA
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if config.threads_per_warp not in (32, 64):
+        return f"threads_per_warp {config.threads_per_warp}: GPUs have 32 or 64"
+    if config.block_m < 1 or config.block_m & (config.block_m - 1):
+        return f"block_m {config.block_m} is not a power of two"
+    if config.block_n < WIDE.value or config.block_n & (config.block_n - 1):
+        return f"block_n {config.block_n} is not a power of two from {WIDE.value}"
+    tile, threads = config.block_m * config.block_n, config.threads_per_warp * config.num_warps
+    reason = words.wrong_config(words.Config(tile, config.programs, config.num_warps))
+    if reason is not None:
+        return reason.replace("block ", "block_m x block_n ")
+    if threads > _MOST_THREADS:
+        return f"{config.num_warps} warps of {config.threads_per_warp} are over {_MOST_THREADS}"
+    if tile < threads * WIDE.value:
+        return f"a tile of {tile} bytes does not give {threads} threads {WIDE.value} bytes each"
+    return None
+
+
+def space(problem: Problem) -> list[Config]:
+    threads = _threads_per_warp()
+    tried = (
+        Config(flat.block // row, row, flat.programs, flat.num_warps, threads)
+        for flat in words.configs()
+        for row in (1024, 4096)
+    )
+    return [config for config in tried if valid(problem, config) is None]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    flat, threads = words.config_for(problem.nbytes, num_sms), _threads_per_warp()
+    warps = max(flat.num_warps * 32 // threads, 1)
+    return Config(flat.block // _ROW, _ROW, flat.programs, warps, threads)
+
+
+def _threads_per_warp() -> int:
+    return 64 if torch.version.hip else 32
+
+
+@gluon.jit(do_not_specialize=["n"])
+def _gluon_kernel(
+    x, out, ready, arrived, epochs, ctx, n,
+    SIZE: gl.constexpr, LANES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    THREADS: gl.constexpr, ALIGNED: gl.constexpr,
+):  # fmt: skip
+    program = gl.program_id(0)
+    rank = gl.load(ctx + context.RANK)
+    epoch = gl.load(epochs + program) + 1
+    # Where my tensor goes at every rank, once: 64-bit, since the rank is.
+    places = ()
+    for step in gl.static_range(SIZE):
+        there = device.translate(out + rank * n, (rank + step) % SIZE, ctx)
+        places = places + (there,)  # type: ignore[assignment]
+    # This rank's output is free: what read it last came before this kernel on the stream. The
+    # peers' programs with this number write it only behind this barrier.
+    device.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, THREADS, ALIGNED)
+    # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
+    device.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES)
+    gl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@gluon.jit
+def _copy(
+    dsts, src, n, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    THREADS: gl.constexpr, ALIGNED: gl.constexpr,
+):  # fmt: skip
+    """Store n words from `src` to each of COUNT `dsts`, which are equal modulo 16. As words.copy.
+
+    ALIGNED: all pointers, and n words, are multiples of 16 bytes. Orders nothing.
+    """
+    nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
+    PER: gl.constexpr = WIDE // nbytes
+    COLUMNS: gl.constexpr = BLOCK_N // nbytes
+    layout: gl.constexpr = gl.BlockedLayout([PER], [THREADS], [gl.num_warps()], [0])
+    if ALIGNED:
+        head = 0
+        body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
+    else:
+        head = gl.minimum((WIDE - dsts[0].to(gl.int64) % WIDE) % WIDE // nbytes, n)
+        body = (n - head) // PER * PER
+        if gl.program_id(0) == gl.num_programs(0) - 1:
+            _copy_ends(dsts, src, n, head, body, COUNT, THREADS)
+    place = gl.arange(0, BLOCK_M * COLUMNS, layout)
+    pitch = gl.num_programs(0).to(gl.int64) * COLUMNS  # a row of the matrix
+    inside = place // COLUMNS * pitch + place % COLUMNS
+    for start in range(gl.program_id(0).to(gl.int64) * COLUMNS, body, BLOCK_M * pitch):
+        at = start + inside
+        source = src + head + at
+        if ALIGNED:
+            source = gl.multiple_of(gl.max_contiguous(source, PER), WIDE)
+        tile = gl.load(source, mask=at < body)
+        for i in gl.static_range(COUNT):
+            # On the tile, not on its base: a hint on what a function was given is lost.
+            there = gl.multiple_of(gl.max_contiguous(dsts[i] + head + at, PER), WIDE)
+            gl.store(there, tile, mask=at < body)
+
+
+@gluon.jit
+def _copy_ends(dsts, src, n, head, body, COUNT: gl.constexpr, THREADS: gl.constexpr):
+    """The words before and behind the body, each fewer than 16 bytes."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [THREADS], [gl.num_warps()], [0])
+    lane = gl.arange(0, 2 * WIDE, layout)
+    at = gl.where(lane < WIDE, lane, head + body + lane - WIDE)
+    mask = gl.where(lane < WIDE, lane < head, at < n)
+    tile = gl.load(src + at, mask=mask)
+    for i in gl.static_range(COUNT):
+        gl.store(dsts[i] + at, tile, mask=mask)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. The plan takes any contiguous x, only read here, and a symmetric out."""
+    refused = valid(problem, config) or _wrong_warps(world, config)
+    agree(world, "all_gather.gluon", problem, config, refused)
+    shape = (config.programs, problem.size)
+    ready = world.signals(shape, "all_gather.ready")
+    arrived = world.signals(shape, "all_gather.arrived")
+    epochs = world.signals(config.programs, "all_gather.epochs")
+    lanes = triton.next_power_of_2(problem.size)
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if problem.numel:
+            (source, target), aligned = words.as_words(problem.nbytes, x, out)
+            _gluon_kernel[(config.programs,)](
+                source, target, ready, arrived, epochs, world.ctx, source.numel(),
+                SIZE=problem.size, LANES=lanes, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+                THREADS=config.threads_per_warp, ALIGNED=aligned, num_warps=config.num_warps,
+            )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (ready, arrived, epochs), launch)
+
+
+def _wrong_warps(world: World, config: Config) -> str | None:
+    """The layout is for one kind of GPU only; the simulator takes both."""
+    if world.device.type == "cpu":
+        return None
+    here, asked = target.of(world.device), config.threads_per_warp
+    if asked == here.warp_size:
+        return None
+    return f"threads_per_warp {asked}, but a warp of {here.name} has {here.warp_size}"
