@@ -32,9 +32,11 @@ def op(
         content |= {"machine": results.machine(), "rates": rates.as_json()}
         results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
     if csv_file:
-        _write_csv(csv_file, rows)
+        _write_csv(csv_file, rows, size)
     if plot_file:
-        _plot(plot_file, rows)
+        from .plot import draw  # matplotlib is an extra
+
+        draw(plot_file, rows, size)
     return 1 if any(row.wrong for row in rows) else 0
 
 
@@ -56,25 +58,20 @@ def bound(sizes: Sequence[int], backend: str, json_file: str) -> int:
     return 0
 
 
-def _write_csv(path: str, rows: list[Row]) -> None:
+def _write_csv(path: str, rows: list[Row], size: int) -> None:
+    head = ["problem", "variant", "config", "programs", "median_us", "p20_us", "p80_us"]
     with Path(path).open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["problem", "variant", "config", "median_us", "p20_us", "p80_us", "wrong"])
+        writer.writerow([*head, "gb_per_s", "of_limit", "wrong"])
         for row in rows:
-            times = row.times
-            cells = [times.median, times.percentile(20), times.percentile(80)] if times else []
-            shown = [f"{1e6 * t:.3f}" for t in cells] or ["", "", ""]
-            writer.writerow([row.problem, row.variant, row.config, *shown, row.wrong])
+            known = [row.problem, row.variant, row.config, row.programs or ""]
+            writer.writerow([*known, *_measured(row, size), row.wrong])
 
 
-def _plot(path: str, rows: list[Row]) -> None:
-    """Achieved bytes per second over the bytes of a rank, one line per variant."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots()
-    for name in dict.fromkeys(row.variant for row in rows):
-        points = [(r.cost.hbm_bytes, r.times) for r in rows if r.variant == name and r.times]
-        axes.plot([n for n, _ in points], [n / t.median / 1e9 for n, t in points], "o-", label=name)
-    axes.set(xscale="log", xlabel="bytes read and written per rank", ylabel="GB/s per rank")
-    axes.legend()
-    figure.savefig(path)
+def _measured(row: Row, size: int) -> list[str]:
+    times = row.times
+    if times is None:
+        return [""] * 5
+    micro = [1e6 * t for t in (times.median, times.percentile(20), times.percentile(80))]
+    rate = row.cost.hbm_bytes * size / times.median / 1e9  # of all ranks
+    return [*(f"{t:.3f}" for t in micro), f"{rate:.1f}", f"{row.limit / times.median:.3f}"]

@@ -62,7 +62,7 @@ def _op(content: dict[str, Any]) -> tuple[str, str]:
 
 def _op_cells(row: dict[str, Any], ranks: int) -> list[str]:
     problem = row["problem"].removeprefix("Problem(").removesuffix(")").replace("torch.", "")
-    name = row["config"] or row["variant"]
+    name = f"{row['variant']} {row['config']}".strip().removeprefix("sundog ")
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", "", "", "", ""]
     times = _times(row["times"])

@@ -64,6 +64,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "variant": row.variant,
         "problem": row.problem,
         "config": row.config,
+        "programs": row.programs,
         "flops": row.cost.flops,
         "hbm_bytes": row.cost.hbm_bytes,
         "link_bytes": row.cost.link_bytes,
@@ -90,7 +91,7 @@ def print_rows(rows: list[Row], size: int) -> None:
 
 
 def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
-    name = row.config or row.variant
+    name = f"{row.variant} {row.config}".strip()
     if row.times is None:
         return [row.problem, name, f"wrong: {row.wrong}", *[""] * 7]
     times = row.times
@@ -98,7 +99,7 @@ def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
     others = [
         f"{other.variant} {other.times.median / times.median:.2f}"
         for other in rows
-        if other.problem == row.problem and other.variant != "sundog" and other.times is not None
+        if other.problem == row.problem and not other.config and other.times is not None
     ]
     return [
         row.problem,
@@ -107,5 +108,5 @@ def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
         f"{row.cost.hbm_bytes * size / times.median / 1e9:.0f}",
         f"{row.cost.flops * size / times.median / 1e12:.1f}",
         f"{row.limit / times.median:.2f}",
-        ", ".join(others) if row.variant == "sundog" else "",
+        ", ".join(others) if row.config else "",
     ]

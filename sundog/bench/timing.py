@@ -64,11 +64,12 @@ class Times:
 
 
 def measure(
-    world: World, variants: Sequence[Variant], samples: int = 30, at_least: int = 20
-) -> list[Times]:
+    world: World, variants: Sequence[Variant], samples: int = 30, at_least: int = 20,
+    step: Callable[[str], None] = lambda name: None,
+) -> list[Times]:  # fmt: skip
     """Time all variants, on all ranks together; every rank gets all ranks' times.
 
-    A sample is `at_least` calls or more: each input set equally often.
+    A sample is `at_least` calls or more: each input set equally often. `step` is told of each.
     """
     gate = Gate(world)
     replays = [_replay(world, variant, at_least) for variant in variants]
@@ -78,6 +79,7 @@ def measure(
             seconds = gate.time(replay) / calls
             if sample >= 2:  # the first ones warm up
                 mine[number].append(seconds)
+                step(variants[number].name)
     everyone = world.exchange(mine, "times")
     gate.free()
     return [

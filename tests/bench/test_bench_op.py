@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -10,24 +12,51 @@ from sundog.bench.limits import Rates, seconds
 from sundog.bench.run import parse_axes
 from sundog.bench.timing import Times
 from sundog.cli import app
-from sundog.op import Cost, find
+from sundog.op import Cost, algorithms, find
 from sundog.target import has_gpu
 
 RATES = Rates(copy=4e12, fill=2e12, read=5e12, gemm=8e14)
 
 
+def parse(name: str, *axes: str, size: int = 2) -> tuple[list, list]:
+    return parse_axes(name, algorithms(name), axes, size)
+
+
 def test_axes_of_problem_and_config_are_combined() -> None:
-    op = find("all_gather")
-    cases = parse_axes(op, ["numel=10,20", "dtype=bfloat16", "programs=4,8"], 3)
-    assert [(p.numel, c["programs"]) for p, c in cases] == [(10, 4), (10, 8), (20, 4), (20, 8)]
-    assert {(p.dtype, p.size) for p, _ in cases} == {(torch.bfloat16, 3)}
-    assert parse_axes(op, [], 2) == [(op.cases(2)[0], {})]
+    axes = ["numel=10,20", "dtype=bfloat16", "algo=push", "programs=4,8"]
+    problems, choices = parse("all_gather", *axes, size=3)
+    assert [(p.numel, p.dtype, p.size) for p in problems] == [
+        (10, torch.bfloat16, 3),
+        (20, torch.bfloat16, 3),
+    ]
+    assert choices == [("push", {"programs": 4}), ("push", {"programs": 8})]
 
 
-@pytest.mark.parametrize("axis", ["nosuch=1", "numel=", "numel", "numel=many"])
+def test_without_axes_all_algorithms_that_need_no_asking_for_are_timed() -> None:
+    problems, choices = parse("all_reduce")
+    assert problems == find("all_reduce").cases(2)[:1]
+    assert choices == [("one_shot", {}), ("two_shot", {})]
+    assert parse("all_reduce.ring")[1] == [("ring", {})]
+    assert parse("all_reduce", "algo=ring,two_shot")[1] == [("ring", {}), ("two_shot", {})]
+
+
+def test_an_axis_is_for_the_configs_that_have_it() -> None:
+    """One variant, not three, of an algorithm that does not know the axis."""
+    assert "threads_per_warp" not in {f.name for f in fields(find("all_gather.push").Config)}
+    _, choices = parse("all_gather", "algo=push,gluon", "threads_per_warp=32,64", "programs=4")
+    assert choices == [
+        ("push", {"programs": 4}),
+        ("gluon", {"threads_per_warp": 32, "programs": 4}),
+        ("gluon", {"threads_per_warp": 64, "programs": 4}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "axis", ["nosuch=1", "numel=", "numel", "numel=many", "algo=nosuch", "programs=few"]
+)
 def test_bad_axes_are_refused(axis: str) -> None:
-    with pytest.raises(ValueError, match=r"many|axis"):
-        parse_axes(find("all_gather"), [axis], 2)
+    with pytest.raises(ValueError, match=f"axis '{axis}'"):
+        parse("all_gather", axis)
 
 
 def test_the_limit() -> None:

@@ -1,0 +1,76 @@
+"""What `sundog bench OP` draws: bytes per second, a line per algorithm and baseline."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .run import Row
+
+__all__ = ["draw"]
+
+
+def draw(path: str, rows: list[Row], size: int) -> None:
+    """Against the number of programs, a panel per problem; against bytes where that is fixed."""
+    import matplotlib.pyplot as plt
+
+    timed = [row for row in rows if row.times is not None]
+    if len({row.programs for row in timed if row.config}) > 1:
+        figure = _by_programs(plt, timed, size)
+    else:
+        figure = _by_bytes(plt, timed, size)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
+    problems = list(dict.fromkeys(row.problem for row in rows))
+    across = min(3, len(problems))
+    down = math.ceil(len(problems) / across)
+    figure, panels = plt.subplots(
+        down, across, figsize=(5 * across, 4 * down), squeeze=False, sharex=True, layout="tight"
+    )
+    for panel, problem in zip(panels.flat, problems, strict=False):
+        _panel(panel, [row for row in rows if row.problem == problem], size)
+        panel.set_title(_short(problem), fontsize=9)
+    for panel in panels.flat[len(problems) :]:
+        panel.set_visible(False)
+    panels.flat[0].legend(fontsize=8)
+    figure.supxlabel("programs")
+    figure.supylabel("GB/s of all ranks, read and written")
+    return figure
+
+
+def _panel(panel: Any, rows: list[Row], size: int) -> None:
+    """Several configs with one number of programs: the fastest counts."""
+    for number, name in enumerate(dict.fromkeys(row.variant for row in rows)):
+        mine = [row for row in rows if row.variant == name]
+        if mine[0].config:
+            best: dict[int, float] = {}
+            for row in mine:
+                best[row.programs] = max(best.get(row.programs, 0.0), _rate(row, size))
+            panel.plot(sorted(best), [best[n] for n in sorted(best)], "o-", label=name)
+        else:
+            panel.axhline(_rate(mine[0], size), label=name, linestyle="--", color=f"C{number}")
+    limit = rows[0].cost.hbm_bytes * size / rows[0].limit / 1e9
+    panel.axhline(limit, label="limit", linestyle=":", color="black")
+    panel.set_ylim(bottom=0)
+
+
+def _by_bytes(plt: Any, rows: list[Row], size: int) -> Any:
+    figure, axes = plt.subplots()
+    for name in dict.fromkeys(row.variant for row in rows):
+        points = sorted((r.cost.hbm_bytes, _rate(r, size)) for r in rows if r.variant == name)
+        axes.plot([n for n, _ in points], [rate for _, rate in points], "o-", label=name)
+    axes.set(xscale="log", xlabel="bytes read and written per rank", ylabel="GB/s of all ranks")
+    axes.legend()
+    return figure
+
+
+def _rate(row: Row, size: int) -> float:
+    assert row.times is not None
+    return row.cost.hbm_bytes * size / row.times.median / 1e9
+
+
+def _short(problem: str) -> str:
+    return problem.removeprefix("Problem(").removesuffix(")").replace("torch.", "")

@@ -1,0 +1,176 @@
+"""`sundog bench OP` from axes to files, on the simulator: all but the timing itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sundog
+from sundog.bench import commands, limits, plot, results
+from sundog.bench import run as bench
+from sundog.bench.baselines import BASELINES
+from sundog.bench.limits import Rates
+from sundog.bench.timing import Times, Variant
+from sundog.op import find
+
+pytestmark = pytest.mark.sim_only
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The simulator in a GPU's place, and a clock by which every variant takes 10 us more."""
+    told: list[str] = []
+
+    def measure(
+        world: sundog.World, variants: Sequence[Variant], samples: int, step: Callable[[str], None]
+    ) -> list[Times]:
+        for variant in variants:
+            step(variant.name)
+            told.append(variant.name)
+        seconds = [1e-5 * (n + 1) for n in range(len(variants))]
+        return [
+            Times(v.name, [[t] * world.size] * samples)
+            for v, t in zip(variants, seconds, strict=True)
+        ]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench.target, "has_gpu", lambda: True)
+    monkeypatch.setattr(bench.target, "of", lambda _: SimpleNamespace(key="none", l2_bytes=1 << 12))
+    monkeypatch.setattr(limits, "measure_rates", lambda _: Rates(4e12, 2e12, 5e12, 8e14))
+    monkeypatch.setattr(
+        bench, "run_ranks", lambda main, size, backend: sundog.run(main, size, backend="sim")
+    )
+    return told
+
+
+AXES = ["algo=push,pull", "programs=2,3", "numel=48,96", "dtype=float32"]
+
+
+def run(*axes: str, op: str = "all_gather", only: str = "torch.cat,copy_") -> list[bench.Row]:
+    return bench.bench(op, axes, 3, "virtual", only, 5)[0]
+
+
+def test_every_variant_is_run_compared_and_timed(simulated: list[str]) -> None:
+    rows = run(*AXES)
+    assert [(r.variant, r.programs, r.wrong) for r in rows[:6]] == [
+        ("push", 2, ""), ("push", 3, ""), ("pull", 2, ""), ("pull", 3, ""),
+        ("torch.cat", 0, ""), ("copy_", 0, ""),
+    ]  # fmt: skip
+    assert len(rows) == 12
+    assert len(simulated) == 3 * 12  # on every rank
+    assert all(row.times is not None for row in rows)
+
+
+def test_a_wrong_baseline_is_not_timed(
+    simulated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Callable[[], None]:
+        def launch() -> None:
+            raise RuntimeError("not for this GPU\nand more")
+
+        return launch
+
+    makes = {"idle": lambda *given: lambda: None, "fails": fails}
+    broken = {name: bench.Baseline(make) for name, make in makes.items()}
+    monkeypatch.setitem(BASELINES, "all_gather", broken)
+    rows = {row.variant: row for row in run("algo=push", "numel=48", "dtype=int32", only="")}
+    assert rows["push"].times is not None
+    # 144 elements on each of 3 ranks, of 4 sets: two L2 caches full of them.
+    assert rows["idle"].wrong == f"{144 * 3 * 4} elements differ from the reference"
+    assert rows["fails"].wrong == "not for this GPU"
+    assert rows["idle"].times is rows["fails"].times is None
+
+
+def test_a_config_that_does_not_fit_is_named(
+    simulated: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = run("algo=push", "programs=2,0", "numel=48")
+    assert {row.programs for row in rows if row.config} == {2}
+    assert "not run: all_gather.push" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
+def test_baselines_on_peers_give_the_same_answers(simulated: list[str], op: str) -> None:
+    rows = run("numel=48", "dtype=float32", op=op, only="")
+    assert {row.variant for row in rows if not row.config} in (
+        {"torch.cat", "copy_"}, {"add_"}, {"copy_"},
+    )  # fmt: skip
+    assert not [row.wrong for row in rows if row.wrong]
+
+
+def _on_gloo(world: sundog.World, op: str, folder: str) -> bool:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{op}", rank=world.rank, world_size=world.size
+    )
+    module = find(op)
+    problem = module.cases(world.size)[0]
+    inputs = module.inputs(world, problem, 0)
+    parts = world.exchange([tensor.clone() for tensor in inputs])
+    want = module.reference(problem, world.rank, *map(list, zip(*parts, strict=True)))
+    out = torch.full_like(want, 7)
+    BASELINES[op]["gloo"].make(world, problem, inputs, out)()
+    dist.destroy_process_group()
+    return torch.equal(out, want)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
+def test_torch_distributed_gives_the_same_answers(op: str, tmp_path: Path) -> None:
+    def main(world: sundog.World) -> bool:
+        return _on_gloo(world, op, str(tmp_path))
+
+    assert sundog.run(main, 2, backend="shm") == [True, True]
+
+
+def test_files(simulated: list[str], tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("a.csv", "a.json", "a.png")]
+    assert commands.op("all_gather", AXES, 3, "virtual", "torch.cat", 5, *names) == 0
+    with open(names[0]) as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10
+    assert [row["programs"] for row in rows[:5]] == ["2", "3", "2", "3", ""]
+    assert rows[0]["median_us"] == "10.000"
+    moved = 4 * (48 + 3 * 48)  # each rank: reads its own, writes all
+    assert float(rows[0]["gb_per_s"]) == pytest.approx(3 * moved / 1e-5 / 1e9, abs=0.05)
+    assert json.loads(Path(names[1]).read_text())["rows"][1]["programs"] == 3
+    assert Path(names[2]).stat().st_size > 10_000
+
+
+def lines_of(panel: Any) -> dict[str, tuple[list, list]]:
+    return {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines
+    }
+
+
+def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[str]) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    rows = run(*AXES)
+    figure = plot._by_programs(plt, rows, 3)
+    small, large = figure.axes
+    assert [panel.get_title() for panel in figure.axes] == [
+        "numel=48, dtype=float32, size=3", "numel=96, dtype=float32, size=3",
+    ]  # fmt: skip
+    lines = lines_of(large)
+    assert list(lines) == ["push", "pull", "torch.cat", "copy_", "limit"]
+    rates = [row.cost.hbm_bytes * 3 / row.times.median / 1e9 for row in rows[6:] if row.times]
+    assert lines["push"] == ([2, 3], rates[:2])
+    assert lines["pull"] == ([2, 3], rates[2:4])
+    assert set(lines["torch.cat"][1]) == {rates[4]}
+    assert lines_of(small)["push"][1] != lines["push"][1]
+    plt.close(figure)
+
+
+def test_the_table_names_algorithms(
+    simulated: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    results.print_rows(run("algo=push", "programs=2", "numel=48", only="copy_"), 3)
+    shown = capsys.readouterr().out
+    assert "push" in shown
+    assert "copy_ 2.00" in shown  # times as fast as
