@@ -1,7 +1,8 @@
 """Which algorithm and which config: from what was measured on this kind of GPU, else by rule.
 
 One JSON per target in the package (sundog/targets/nvidia-h200.json), overlaid by the user's own in
-SUNDOG_CACHE, one per version of torch and Triton. A file is a list of measurements, and nothing is in it that was not measured:
+SUNDOG_CACHE, for each version of torch and Triton apart. A file is a list of measurements, and
+nothing is in it that was not measured:
 
     {"op": "all_gather.push", "problem": {"numel": 65536, "dtype": "bfloat16", "size": 8},
      "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "..."}

@@ -97,6 +97,40 @@ def isa(
 
 
 @app.command()
+def tune(
+    op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")] = "",
+    problem: Annotated[str, typer.Option(help="name=value,... instead of the first case's")] = "",
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    budget: Annotated[int, typer.Option(help="configs to try, of each algorithm")] = 200,
+    search: Annotated[str, typer.Option(help="pattern, random or exhaustive")] = "pattern",
+    log: Annotated[str, typer.Option(help="base name of the dataset; default: tune-OP")] = "",
+    seed: Annotated[int, typer.Option(help="of the search")] = 0,
+    resume: Annotated[bool, typer.Option(help="go on with what the log has of this run")] = False,
+    compile_only: Annotated[bool, typer.Option(help="time nothing; needs no GPU")] = False,
+    target: Annotated[str, typer.Option(help="compile for these, or promote these")] = "",
+    promote: Annotated[bool, typer.Option(help="put the bests into the package's JSON")] = False,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+) -> None:
+    """Search for the best config of an op. Every attempt is kept, in the dataset LOG.
+
+    Exit status: 0 tuned, 1 every config failed, 2 could not, 130 interrupted.
+
+    Example: sundog tune all_gather.push --problem numel=1048576,dtype=bfloat16 --budget 100
+    """
+    from .tune import Place, command
+
+    names = [name for name in target.split(",") if name]
+    if promote:
+        raise typer.Exit(command.run_promote(names))
+    targets = (names or ["sm_90", "gfx942"]) if compile_only else []
+    place = Place(backend, link)
+    raise typer.Exit(
+        command.run(op, problem, world, budget, search, log, seed, resume, targets, place)
+    )
+
+
+@app.command()
 def trace(
     op: Annotated[str, typer.Argument(help="an op, or a module with the names of one")],
     out: Annotated[str, typer.Option(help="the file for ui.perfetto.dev")],

@@ -31,7 +31,7 @@ class Backend(Protocol):
     graph: Graph | None  # that is being captured: set by `world.capture`
     passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
 
-    def segment(self, rank: int, is_flags: bool) -> torch.Tensor:
+    def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         """A rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
 
     def record(self, num_words: int) -> torch.Tensor | None:

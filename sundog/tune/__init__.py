@@ -1,0 +1,214 @@
+"""Tuning: search for the best config of an op, keep every attempt.
+
+    from sundog.tune import tune
+
+    for tuned in tune("all_gather", "numel=1048576,dtype=bfloat16", world=8, log="runs/gather"):
+        print(tuned.op, tuned.config, tuned.milliseconds)
+
+Every config that is tried is compiled, compared with the reference and timed, and is a row of the
+dataset `log`, whatever comes of it. The best goes into the user's cache, which `algo="auto"` and
+defaults read. `targets` compiles only, for GPUs that are not here: nothing is timed, and no time is
+made up.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..dataset.base import check_base
+from ..dataset.compile import gpu_target
+from ..dataset.identity import RunInfo, describe_value
+from ..dataset.machine import HARDWARE_FIELDS, versions
+from ..dataset.source import kernel_source
+from ..dataset.writer import Recorder
+from ..errors import SundogError
+from ..isa import NUM_SMS
+from ..target import has_gpu
+from . import cache
+from .compile import compile_config, launches_of
+from .evaluate import Evaluator
+from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
+from .search import SEARCHES
+from .space import Job, Space, fields_text, jobs
+from .workers import Failure, Worker, finished, serve
+
+__all__ = ["Place", "Progress", "Tuned", "tune"]
+
+_FINALISTS = 5
+_COMPILE_S, _MEASURE_S, _OPEN_S = 180.0, 60.0, 180.0
+_MOST_COMPILERS = 8
+
+Progress = Callable[[str, int, int, str], None]  # job, done, of how many, best so far
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of one algorithm on one target."""
+
+    op: str
+    target: str
+    run_id: str
+    tried: int
+    failed: int  # of those, in this session
+    config: Any  # the best; None where nothing was timed
+    milliseconds: float | None
+    busy: float  # part of the time in which the GPU's process had something to do
+
+    @property
+    def useful(self) -> bool:
+        return self.tried > self.failed
+
+
+@dataclass(frozen=True)
+class _Options:
+    budget: int
+    search: str
+    log: str
+    seed: int
+    resume: bool
+    progress: Progress
+
+
+def tune(
+    op: str,
+    problem: str = "",
+    *,
+    world: int = 8,
+    budget: int = 200,
+    search: str = "pattern",
+    log: str = "",
+    seed: int = 0,
+    resume: bool = False,
+    targets: Sequence[str] = (),
+    place: Place | None = None,
+    timer: Timer = time_on_gpu,
+    progress: Progress = lambda *_: None,
+) -> list[Tuned]:
+    """Tune an op (each algorithm that may be chosen), or one algorithm: 'all_gather.push'."""
+    log = log or f"tune-{op.rpartition('/')[2]}"
+    found = jobs(op, problem, world)
+    _check(budget, search, log, targets, timer)
+    options = _Options(budget, search, log, seed, resume, progress)
+    done = []
+    for job in found:
+        for target in targets:
+            done.append(_compile_only(job, target, options))
+        if not targets:
+            done.append(_measure(job, place or Place("virtual"), timer, options))
+    return done
+
+
+def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Timer) -> None:
+    if budget < 1:
+        raise ValueError(f"budget {budget}: at least one config must be tried")
+    if search not in SEARCHES:
+        raise ValueError(f"search {search!r}: expected one of {', '.join(SEARCHES)}")
+    for target in targets:
+        gpu_target(target)  # a ValueError if there is none of that name
+    wrong = check_base(log)
+    if wrong:
+        raise ValueError(f"--log {log}: {wrong}")
+    if not targets and timer is time_on_gpu and not has_gpu():
+        raise SundogError(
+            "torch finds no GPU here, so nothing can be timed. --compile-only --target "
+            "sm_90,gfx942 compiles every config and records what it takes."
+        )
+
+
+def _compile_only(job: Job, target: str, options: _Options) -> Tuned:
+    gpu = gpu_target(target)
+    space = Space.of(job, NUM_SMS, gpu.warp_size)
+    hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
+    info = _describe(job, space, f"compile {target}", hardware, options)
+    compilers = _compilers(job, target, os.cpu_count() or 1)
+    return _search(job, space, info, (compilers, None), target, "", options)
+
+
+def _measure(job: Job, place: Place, timer: Timer, options: _Options) -> Tuned:
+    measurer = Worker(serve_world(job, place, timer), _MEASURE_S)
+    try:
+        where = _where(measurer)
+        space = Space.of(job, where.num_sms, where.warp_size)
+        backend = f"{place.backend} {place.link}".strip()
+        info = _describe(job, space, backend, where.hardware, options)
+        compilers = _compilers(job, where.arch, max((os.cpu_count() or 2) - 1, 1))
+        name = "graph replay" if timer is time_on_gpu else "synthetic"
+        return _search(job, space, info, (compilers, measurer), where.target, name, options)
+    finally:
+        measurer.close()
+
+
+def _search(
+    job: Job, space: Space, info: RunInfo, workers: tuple[list[Worker], Worker | None],
+    target: str, timer: str, options: _Options,
+) -> Tuned:  # fmt: skip
+    compilers, measurer = workers
+    known = cache.known_results(options.log, info.run_id) if options.resume else {}
+    total = min(options.budget, len(space.configs))
+    begin = time.monotonic()
+    with Recorder(options.log, info) as recorder:
+
+        def step() -> None:
+            best = f"{evaluator.best[1]:.4f} ms" if evaluator.best else ""
+            options.progress(f"{job.op} on {target}", len(evaluator.times), total, best)
+
+        evaluator = Evaluator(recorder, compilers, measurer, known, timer, step)
+        try:
+            rng = random.Random(options.seed)
+            SEARCHES[options.search](space, evaluator, options.budget, rng)
+            evaluator.measure_again(_FINALISTS)
+        finally:  # Ctrl-C too: what was measured counts
+            for worker in compilers:
+                worker.close()
+            config, milliseconds = evaluator.best or (None, None)
+            if milliseconds is not None:
+                cache.keep(job, config, milliseconds, target, f"{options.log} {info.run_id[:16]}")
+        return Tuned(
+            job.op, target, info.run_id, len(evaluator.times), evaluator.failed, config,
+            milliseconds, measurer.busy_s / (time.monotonic() - begin) if measurer else 0.0,
+        )  # fmt: skip
+
+
+def _compilers(job: Job, target: str, count: int) -> list[Worker]:
+    body = serve(compile_config(job, target))
+    return [Worker(body, _COMPILE_S) for _ in range(min(count, _MOST_COMPILERS))]
+
+
+def _where(measurer: Worker) -> Where:
+    """Opens the world, which takes a while; what it runs on."""
+    measurer.submit(WHERE)
+    for _ in range(int(_OPEN_S / 0.2)):
+        for _, _, reply in finished([measurer]):
+            if isinstance(reply, Failure):
+                raise SundogError(f"the world that measures could not be opened: {reply.error}")
+            where: Where = reply
+            return where
+    raise SundogError(f"the world that measures was not open after {_OPEN_S:.0f} s")
+
+
+def _describe(
+    job: Job, space: Space, backend: str, hardware: dict[str, Any], options: _Options
+) -> RunInfo:
+    """The run: all kernels that the op launches, and the problem as their arguments."""
+    kernels = dict.fromkeys(each.kernel for each in launches_of(job, space.configs[0]))
+    source: list[dict[str, Any]] = []
+    for kernel in kernels:
+        source += [item for item in kernel_source(kernel) if item not in source]
+    fields = {name: getattr(job.problem, name) for name in job.problem.__dataclass_fields__}
+    return RunInfo(
+        kernel_name=job.op,
+        kernel_source=source,
+        codegen_settings={},
+        arguments=[{"name": name, **describe_value(value)} for name, value in fields.items()],
+        settings={"search": options.search, "budget": options.budget, "seed": options.seed,
+                  "space": len(space.configs), "default": fields_text(space.configs[0])},
+        world=job.size,
+        backend=backend,
+        hardware=hardware,
+        versions=versions(),
+    )  # fmt: skip

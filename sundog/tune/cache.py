@@ -1,0 +1,87 @@
+"""What tuning leaves for later: the best configs, by problem, target and versions.
+
+They go into the user's file for the target (choice.py reads it). `promote` turns them into the
+package's own, which everybody gets.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import choice
+from ..choice import Entry
+from ..dataset.schema import CSV_COLUMNS, file_names
+from .space import Job
+
+__all__ = ["keep", "known_results", "promote"]
+
+
+def keep(job: Job, config: Any, milliseconds: float, target: str, run: str) -> Path:
+    """Put a best config into the user's file; the file's path."""
+    entry = Entry(
+        job.op,
+        _fields(job.problem),
+        _fields(config),
+        milliseconds * 1e-3,
+        time.strftime("%Y-%m-%d", time.gmtime()),
+        run,
+    )
+    path = choice.user_file(target)
+    choice.write_entries(path, [entry])
+    return path
+
+
+def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
+    """The user's entries of these targets (default: of all) into the package's files."""
+    folder = choice.user_file("any").parent
+    names = targets or sorted(path.stem for path in folder.glob("*.json"))
+    written = []
+    for name in names:
+        mine = list(choice.read_entries(choice.user_file(name)))
+        if not mine:
+            raise ValueError(f"nothing was tuned for {name!r} here: {folder} has no entry for it")
+        path = choice.package_file(name)
+        choice.write_entries(path, mine)
+        written.append((path, mine))
+    if not written:
+        raise ValueError(f"nothing was tuned here: {folder} has no file of a target")
+    return written
+
+
+def known_results(base: str, run_id: str) -> dict[str, float | None]:
+    """What a base has of a run: configs, as JSON, and milliseconds, None where there is no time.
+
+    A config that was started and never ended is not in it: it is tried again.
+    """
+    times: dict[str, list[float]] = {}
+    path = Path(file_names(base)[0])
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for cells in csv.reader(file):
+            if len(cells) != len(CSV_COLUMNS):
+                continue  # torn by a crash
+            row = dict(zip(CSV_COLUMNS, cells, strict=True))
+            if row["run_id"] == run_id and row["status"] != "started":
+                found = times.setdefault(row["config"], [])
+                if row["status"] == "ok":
+                    found.append(float(row["perf_ms"]))
+    return {config: statistics.median(t) if t else None for config, t in times.items()}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A problem or config as JSON; a dtype by its name."""
+    plain = {
+        k: str(v).removeprefix("torch.") if isinstance(v, torch.dtype) else v
+        for k, v in dataclasses.asdict(value).items()
+    }
+    found: dict[str, Any] = json.loads(json.dumps(plain))
+    return found

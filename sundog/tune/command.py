@@ -1,0 +1,93 @@
+"""`sundog tune`: from the command line's words to a tuning run, a progress bar and a table.
+
+Exit status: 0 tuned, 1 nothing could be timed or compiled, 2 could not, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..errors import SundogError
+from . import Place, Tuned, tune
+from . import Progress as Step
+from .cache import promote
+from .space import fields_text
+
+__all__ = ["run", "run_promote"]
+
+DONE, NOTHING, CANNOT, INTERRUPTED = 0, 1, 2, 130
+
+
+def run(
+    op: str, problem: str, world: int, budget: int, search: str, log: str, seed: int, resume: bool,
+    targets: list[str], place: Place,
+) -> int:  # fmt: skip
+    errors = Console(stderr=True)
+    try:
+        if not op:
+            raise ValueError("which op? For example: sundog tune all_gather")
+        with _bar(errors) as step:
+            done = tune(
+                op, problem, world=world, budget=budget, search=search, log=log, seed=seed,
+                resume=resume, targets=targets, place=place, progress=step,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        text = "interrupted. What was measured is kept; the same command with --resume goes on."
+        errors.print(f"sundog tune: {text}", soft_wrap=True)
+        return INTERRUPTED
+    except (ValueError, ImportError, SundogError) as error:
+        errors.print(escape(f"sundog tune: {error}"), style="red", soft_wrap=True)
+        return CANNOT
+    _print(done)
+    return DONE if any(each.useful for each in done) else NOTHING
+
+
+def run_promote(targets: list[str]) -> int:
+    """The user's measured bests into the package."""
+    try:
+        written = promote(targets)
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(escape(f"sundog tune --promote: {error}"), style="red")
+        return CANNOT
+    for path, entries in written:
+        print(f"{path}: {len(entries)} entries")
+        for entry in entries:
+            print(f"  {entry.op} {entry.problem}: {1e6 * entry.seconds:.1f} us, {entry.date}")
+    return DONE
+
+
+@contextlib.contextmanager
+def _bar(console: Console) -> Iterator[Step]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[best]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, object] = {}
+
+        def step(job: str, done: int, total: int, best: str) -> None:
+            if job not in tasks:
+                tasks[job] = bar.add_task(job, total=total, best="")
+            shown = f"best {best}" if best else ""
+            bar.update(tasks[job], completed=done, best=shown)  # type: ignore[arg-type]
+
+        yield step
+
+
+def _print(done: list[Tuned]) -> None:
+    table = Table("op", "target", "tried", "failed", "best ms", "config", "GPU busy", "run")
+    for each in done:
+        timed = each.milliseconds is not None
+        table.add_row(
+            each.op, each.target, str(each.tried), str(each.failed),
+            f"{each.milliseconds:.4f}" if timed else "-",
+            escape(fields_text(each.config)) if timed else "-",
+            f"{each.busy:.0%}" if timed else "-", each.run_id[:12],
+        )  # fmt: skip
+    Console().print(table)

@@ -1,0 +1,188 @@
+"""The one evaluator: compile, compare, time, and write a row, whatever comes of it.
+
+Compilers run beside the measurements, one process each, and the world that measures is a process
+too: a config that crashes or hangs costs its own row and no more. What a base knows of the same run
+from before is not tried again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..dataset.identity import config_json
+from ..dataset.writer import Recorder, Trial
+from ..errors import SundogError
+from .compile import Compiled
+from .measure import Measured
+from .space import fields_text
+from .workers import Failure, Worker, finished
+
+__all__ = ["Evaluator"]
+
+_MOST_DEATHS = 5
+
+
+class Evaluator:
+    """`known`: configs, as JSON, that were tried before, and what they took.
+
+    Without a measurer configs are compiled and no more; without compilers they are compiled where
+    they are measured.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        compilers: list[Worker],
+        measurer: Worker | None,
+        known: dict[str, float | None],
+        timer: str,
+        step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.times: dict[Any, float | None] = {}  # of all that was asked for
+        self._recorder = recorder
+        self._compilers = compilers
+        self._measurer = measurer
+        self._known = known
+        self._timer = timer
+        self._step = step
+        self._trials: dict[Any, Trial] = {}
+        self._compiled: dict[Any, Compiled] = {}
+        self.failed = 0  # of those that were tried
+        self._deaths = 0  # of the measurer, in a row
+
+    def __call__(self, configs: list[Any], generation: int) -> list[float | None]:
+        new = []
+        for config in dict.fromkeys(configs):
+            if config in self.times:
+                continue
+            if config_json(config) in self._known:
+                self._done(config, self._known[config_json(config)])
+            else:
+                new.append(config)
+        self._run(new, generation)
+        return [self.times[config] for config in configs]
+
+    @property
+    def best(self) -> tuple[Any, float] | None:
+        """The config with the least time, and its milliseconds."""
+        timed = [(t, n) for n, t in enumerate(self.times.values()) if t is not None]
+        if not timed:
+            return None
+        time, number = min(timed)
+        return list(self.times)[number], time
+
+    def measure_again(self, count: int) -> None:
+        """The best few once more, in turns: this is what decides."""
+        timed = {c: t for c, t in self.times.items() if t is not None}
+        finalists = sorted(timed, key=lambda config: timed[config])[:count]
+        if self._measurer is None or len(finalists) < 2:
+            return
+        self._measurer.submit(finalists)
+        _, _, reply = next(_answers([self._measurer]))
+        if isinstance(reply, Failure):
+            reply = [Measured(failure=reply)] * len(finalists)
+        for config, measured in zip(finalists, reply, strict=True):
+            if config not in self._trials:  # from a run before this one
+                self._trials[config] = self._recorder.start(config, decorator=_text(config))
+            self._end(config, measured)
+            if measured.failure is None:
+                self.times[config] = statistics.median(measured.samples_ms)
+
+    # inside
+
+    def _run(self, configs: list[Any], generation: int) -> None:
+        to_compile, to_measure = deque(configs), deque[Any]()
+        if not self._compilers:
+            to_compile, to_measure = to_measure, to_compile
+        while to_compile or to_measure or self._busy():
+            self._hand_out(to_compile, to_measure, generation)
+            for worker, task, reply in finished(self._workers()):
+                if worker is self._measurer:
+                    self._measured(task[0], reply)
+                elif self._is_compiled(task, reply):
+                    to_measure.append(task)
+
+    def _workers(self) -> list[Worker]:
+        return [*self._compilers, *([self._measurer] if self._measurer else [])]
+
+    def _busy(self) -> bool:
+        return any(worker.task is not None for worker in self._workers())
+
+    def _hand_out(self, to_compile: deque, to_measure: deque, generation: int) -> None:
+        for worker in self._compilers:
+            if worker.task is None and to_compile:
+                worker.submit(self._start(to_compile.popleft(), generation))
+        if self._measurer is not None and self._measurer.task is None and to_measure:
+            self._measurer.submit([self._start(to_measure.popleft(), generation)])
+
+    def _start(self, config: Any, generation: int) -> Any:
+        if config not in self._trials:
+            self._trials[config] = self._recorder.start(
+                config, decorator=_text(config), generation=generation
+            )
+        return config
+
+    def _is_compiled(self, config: Any, reply: Compiled | Failure) -> bool:
+        """True if it is to be measured now; else its row is written."""
+        if isinstance(reply, Failure):
+            self._trials[config].end(reply.status, error=reply.error)
+            self.failed += 1
+            self._done(config, None)
+            return False
+        self._compiled[config] = reply
+        if self._measurer is not None:
+            return True
+        self._trials[config].end("compiled", **self._facts(config))
+        self._done(config, None)
+        return False
+
+    def _measured(self, config: Any, reply: list[Measured] | Failure) -> None:
+        measured = Measured(failure=reply) if isinstance(reply, Failure) else reply[0]
+        self._end(config, measured)
+        self._deaths = self._deaths + 1 if isinstance(reply, Failure) else 0
+        if self._deaths == _MOST_DEATHS:
+            raise SundogError(
+                f"the last {_MOST_DEATHS} configs all ended the process that measures, the last "
+                f"one like this: {measured.failure and measured.failure.error}. Is the GPU still "
+                "there? What was measured is kept: --resume goes on from it."
+            )
+        failed = measured.failure is not None
+        self.failed += failed
+        self._done(config, None if failed else statistics.median(measured.samples_ms))
+
+    def _end(self, config: Any, measured: Measured) -> None:
+        facts = self._facts(config)
+        if measured.failure is not None:
+            failure = measured.failure
+            self._trials[config].end(failure.status, error=failure.error, **facts)
+        else:
+            samples = measured.samples_ms
+            self._trials[config].end("ok", samples=samples, timer=self._timer, **facts)
+
+    def _facts(self, config: Any) -> dict[str, Any]:
+        compiled = self._compiled.get(config)
+        if compiled is None:
+            return {}
+        ids = [self._recorder.add_graph(graph) for graph in compiled.graphs]
+        return {
+            "compile_time_s": compiled.seconds,
+            "metrics": compiled.metrics,
+            "ir_id": list(dict.fromkeys(filter(None, ids))),
+        }
+
+    def _done(self, config: Any, time: float | None) -> None:
+        self.times[config] = time
+        self._step()
+
+
+def _answers(workers: list[Worker]) -> Iterator[Any]:
+    while True:
+        yield from finished(workers)
+
+
+def _text(config: Any) -> str:
+    return fields_text(config) if dataclasses.is_dataclass(config) else str(config)

@@ -1,0 +1,83 @@
+"""Which configs to try next. Each search is a short function over one evaluator.
+
+An evaluator takes configs, and the number of their generation, and returns what each takes, in
+milliseconds, None where it failed. It knows what it was asked before: asking again costs nothing,
+which is also how a run is resumed, by doing it again with the same seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from .space import Space
+
+__all__ = ["SEARCHES", "Evaluate", "exhaustive", "pattern", "random_search"]
+
+Evaluate = Callable[[list[Any], int], list[float | None]]
+Search = Callable[[Space, Evaluate, int, random.Random], None]
+
+_FIRST_SHARE = 5  # pattern: one in so many of the budget is spent on random configs first
+_TOGETHER = 4  # and the neighbours of so many of the best are tried in one generation
+
+
+def exhaustive(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
+    """All configs, in the order of the space, as far as the budget goes."""
+    evaluate(list(space.configs[:budget]), 0)
+
+
+def random_search(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
+    """The default, then configs by lot."""
+    evaluate(_by_lot(space, budget, rng), 0)
+
+
+def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
+    """Some by lot, then the neighbours of the best, until the budget or the space is spent.
+
+    A generation tries the neighbours of the best few that have some left, so that a search that is
+    stuck at one goes on around the next.
+    """
+    times: dict[Any, float | None] = {}
+
+    def ask(configs: list[Any], generation: int) -> None:
+        configs = configs[: budget - len(times)]
+        times.update(zip(configs, evaluate(configs, generation), strict=True))
+
+    ask(_by_lot(space, max(budget // _FIRST_SHARE, min(budget, 8)), rng), 0)
+    generation = 0
+    while len(times) < min(budget, len(space.configs)):
+        generation += 1
+        ask(_around_the_best(space, times) or _untried(space, times, rng), generation)
+
+
+SEARCHES: dict[str, Search] = {
+    "pattern": pattern,
+    "random": random_search,
+    "exhaustive": exhaustive,
+}
+
+
+def _by_lot(space: Space, count: int, rng: random.Random) -> list[Any]:
+    first, *others = space.configs
+    return [first, *rng.sample(others, min(max(count - 1, 0), len(others)))][:count]
+
+
+def _around_the_best(space: Space, times: dict[Any, float | None]) -> list[Any]:
+    """New neighbours of the best config that has any, and of the next ones of the best few."""
+    ranked = sorted((t, n) for n, t in enumerate(times.values()) if t is not None)
+    tried = list(times)
+    found: dict[Any, None] = {}
+    centres = 0
+    for _, number in ranked:
+        new = [c for c in space.neighbours(tried[number]) if c not in times]
+        found.update(dict.fromkeys(new))
+        centres += bool(new)
+        if centres == _TOGETHER:
+            break
+    return list(found)
+
+
+def _untried(space: Space, times: dict[Any, float | None], rng: random.Random) -> list[Any]:
+    left = [config for config in space.configs if config not in times]
+    return rng.sample(left, min(len(left), 8))

@@ -1,0 +1,153 @@
+"""Processes that do one thing at a time. One that crashes or hangs doing it harms nobody else.
+
+A worker is forked when it first gets a task, and again after it died. It ends with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+__all__ = ["Body", "Failure", "Worker", "finished", "serve"]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LONGEST_WAIT = 0.2  # seconds between two looks at the clock and the processes
+
+Body = Callable[[Connection], None]  # receives tasks and sends answers, until the pipe ends
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Instead of an answer."""
+
+    status: str  # as in the dataset: error, timeout or accuracy_error
+    error: str
+
+
+def serve(answer: Callable[[Any], Any]) -> Body:
+    """A body that answers each task by a function; what it raises is a Failure."""
+
+    def body(pipe: Connection) -> None:
+        while True:
+            task = pipe.recv()
+            try:
+                reply = answer(task)
+            except Exception as error:
+                reply = Failure("error", f"{type(error).__name__}: {error}")
+            pipe.send(reply)
+
+    return body
+
+
+class Worker:
+    """One process at a time. `seconds`: after which a task counts as hung."""
+
+    def __init__(self, body: Body, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.task: Any = None  # what it is at
+        self.busy_s = 0.0  # with tasks that have ended
+        self._body = body
+        self._seconds = seconds
+        self._clock = clock
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._since = 0.0
+
+    def submit(self, task: Any) -> None:
+        assert self.task is None
+        if self._process is None:
+            self._start()
+        assert self._pipe is not None
+        self.task, self._since = task, self._clock()
+        with suppress(OSError):  # it died between two tasks: `answer` says so
+            self._pipe.send(task)
+
+    def answer(self) -> Any:
+        """What it sent, or the Failure that it is; None while it is at it."""
+        assert self._pipe is not None
+        assert self._process is not None
+        late = self._clock() - self._since > self._seconds
+        try:
+            if self._pipe.poll():
+                return self._ended(self._pipe.recv())
+        except (EOFError, OSError):
+            return self._ended(Failure("error", f"the process {_how(self._wait_for_death())}"))
+        if late:
+            self.close()
+            text = f"no answer after {self._seconds:.0f} s: it hangs, and was ended"
+            return self._ended(Failure("timeout", text))
+        return None
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._wait_for_death()
+
+    @property
+    def pipe(self) -> Connection:
+        assert self._pipe is not None
+        return self._pipe
+
+    def _ended(self, reply: Any) -> Any:
+        self.busy_s += self._clock() - self._since
+        self.task = None
+        return reply
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        arguments = (self._body, theirs, os.getpid())
+        self._process = context.Process(target=_child, args=arguments, daemon=False)
+        self._process.start()
+        theirs.close()
+
+    def _wait_for_death(self) -> int | None:
+        assert self._process is not None
+        assert self._pipe is not None
+        self._process.join(5)
+        self._process.kill()
+        self._process.join()
+        code = self._process.exitcode
+        self._process.close()
+        self._pipe.close()
+        self._process = self._pipe = None
+        return code
+
+
+def finished(workers: Sequence[Worker]) -> list[tuple[Worker, Any, Any]]:
+    """Wait a moment for those that are at something: worker, task and answer of the ready ones."""
+    busy = [worker for worker in workers if worker.task is not None]
+    wait([worker.pipe for worker in busy], _LONGEST_WAIT)
+    found = []
+    for worker in busy:
+        task = worker.task
+        reply = worker.answer()
+        if reply is not None:
+            found.append((worker, task, reply))
+    return found
+
+
+def _child(body: Body, pipe: Connection, parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # don't outlive the caller
+    if os.getppid() != parent:
+        os._exit(1)  # it died before that
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this one
+    torch.set_num_threads(1)  # the parent's OpenMP threads did not come along
+    with suppress(EOFError):  # the caller has no more tasks
+        body(pipe)
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    return f"ended with status {code}"

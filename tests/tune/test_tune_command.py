@@ -1,0 +1,126 @@
+"""`sundog tune` as a process: compiling only, interrupted, killed, resumed; and bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sundog.cli import app
+from sundog.target import has_gpu
+
+pytestmark = pytest.mark.sim_only
+OP = "tune.toy_op"
+WORDS = ["--world", "2", "--compile-only", "--target", "sm_90", "--search", "exhaustive"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.chdir(tmp_path)
+
+
+def statuses(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [row["status"] for row in csv.DictReader(file)]
+
+
+def start(tmp_path: Path) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-m", "sundog", "tune", OP, *WORDS, "--log", str(tmp_path / "log")]
+    return subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_and_resumed(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path)
+    path = tmp_path / "log.csv"
+    while statuses(path).count("compiled") < 2:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    before = statuses(path).count("compiled")
+    assert 2 <= before < 20
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "the same command with --resume goes on" in errors
+    assert CliRunner().invoke(app, ["data", "validate", "log"]).exit_code == 0
+    done = CliRunner().invoke(app, ["tune", OP, *WORDS, "--log", "log", "--resume"])
+    assert done.exit_code == 0, done.output
+    assert statuses(path).count("compiled") == 20, "each config once, in two sessions"
+    validated = CliRunner().invoke(app, ["data", "validate", "log"])
+    assert validated.exit_code == 0, validated.output
+    assert "2 runs" in validated.output
+
+
+@pytest.mark.parametrize("op", ["all_gather.push"])
+def test_compile_only(tmp_path: Path, op: str) -> None:
+    words = ["--problem", "numel=4096,dtype=bfloat16", "--world", "2", "--compile-only"]
+    words += ["--target", "sm_90,gfx942", "--budget", "3", "--search", "random", "--log", "log"]
+    done = CliRunner().invoke(app, ["tune", op, *words])
+    assert done.exit_code == 0, done.output
+    with open("log.csv", newline="") as file:
+        ended = [row for row in csv.DictReader(file) if row["status"] != "started"]
+    assert [row["status"] for row in ended] == ["compiled"] * 6
+    for row in ended:
+        assert row["perf_ms"] == row["p50_ms"] == row["num_samples"] == ""
+        metrics = json.loads(row["metrics"])
+        (kernel,) = metrics["kernels"]
+        assert kernel["registers"] > 10
+        assert kernel["stores"]["16"] >= 1
+        assert metrics["spills"] == 0
+    assert {json.loads(row["metrics"])["target"] for row in ended} == {"sm_90", "gfx942"}
+    assert len({row["run_id"] for row in ended}) == 2
+    assert CliRunner().invoke(app, ["data", "validate", "log"]).exit_code == 0
+    assert not (tmp_path / "cache").exists(), "nothing was timed, so nothing is best"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nothing.of_that_name"], "is not known"),
+        ([], "which op?"),
+        ([OP, "--problem", "rows=3"], "none of its fields"),
+        ([OP, "--problem", "numel=0", "--compile-only"], "there is nothing to double"),
+        ([OP, "--search", "clever"], "expected one of pattern, random, exhaustive"),
+        ([OP, "--budget", "0"], "at least one config"),
+        ([OP, "--world", "0"], "at least one rank"),
+        ([OP, "--compile-only", "--target", "h200"], "unknown architecture 'h200'"),
+        ([OP, "--compile-only", "--log", "no/such\0name"], "--log"),
+        (["--promote"], "nothing was tuned here"),
+    ],
+)
+def test_bad_input_is_a_sentence(words: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["tune", *words])
+    assert done.exit_code == 2
+    assert told in " ".join(done.output.split())
+    assert len(done.output.splitlines()) <= 4
+    assert not list(Path().glob("*.csv"))
+
+
+def test_a_base_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("other,columns\n")
+    done = CliRunner().invoke(app, ["tune", OP, *WORDS, "--log", "log"])
+    assert done.exit_code == 2
+    assert "has other columns" in " ".join(done.output.split())
+
+
+@pytest.mark.skipif(has_gpu(), reason="about machines without a GPU")
+def test_without_a_gpu_nothing_is_timed() -> None:
+    done = CliRunner().invoke(app, ["tune", OP])
+    assert done.exit_code == 2
+    assert "--compile-only --target sm_90,gfx942" in " ".join(done.output.split())

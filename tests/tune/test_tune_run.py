@@ -1,0 +1,186 @@
+"""Whole tuning runs on the CPU: the op runs on the simulator, and the clock is made up."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sundog.tune
+from sundog import World, choice
+from sundog.bench.timing import Times, Variant
+from sundog.dataset.reader import read
+from sundog.dataset.validate import validate
+from sundog.errors import SundogError
+from sundog.fields import parse
+from sundog.tune import Place, tune
+from sundog.tune.cache import known_results, promote
+
+from . import toy_op
+
+pytestmark = pytest.mark.sim_only
+OP = "tune.toy_op"
+ON_SIM = Place("sim", samples=5)
+
+
+def fake_clock(world: World, variants: Sequence[Variant], samples: int) -> list[Times]:
+    """Least for block=256,num_warps=2; a variant's name is its config. The last rank is slower."""
+    found = []
+    for variant in variants:
+        config = parse(variant.name)
+        for call in variant.calls:
+            call()
+        one = 1e-3 * (1 + abs(config["block"] - 256) / 64 + abs(config["num_warps"] - 2))
+        times = [[one * (1 + 0.001 * n), 2 * one * (1 + 0.001 * n)] for n in range(samples)]
+        found.append(Times(variant.name, times))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+
+
+def rows(base: str) -> list[dict[str, str]]:
+    with open(f"{base}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def check_base(base: str) -> None:
+    assert validate(read(base)).damage == []
+
+
+def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
+    base = str(tmp_path / "log")
+    seen: list[tuple] = []
+    (tuned,) = tune(
+        OP, "numel=1000", world=2, budget=50, log=base, place=ON_SIM, timer=fake_clock,
+        progress=lambda *step: seen.append(step),
+    )  # fmt: skip
+    assert tuned.config == toy_op.Config(256, 2)
+    assert tuned.milliseconds == pytest.approx(2 * 1.002), "of the slowest rank, the median"
+    assert (tuned.tried, tuned.failed, tuned.target) == (20, 0, "simulator")
+    assert seen[-1][1:3] == (20, 20)
+    assert seen[-1][3] == "2.0040 ms"
+    ended = [row for row in rows(base) if row["status"] == "ok"]
+    assert len(ended) == 20 + 5, "five finalists are measured again"
+    assert sum(row["repeat"] == "1" for row in ended) == 5
+    assert all(row["num_samples"] == "5" and row["timer"] == "synthetic" for row in ended)
+    assert all(json.loads(row["metrics"])["registers"] > 0 for row in ended)
+    check_base(base)
+    data = read(base)
+    assert data.runs.kernel_name.tolist() == [OP]
+    assert all(len(row["ir_id"]) == 64 for row in ended)
+    (entry,) = choice.entries("simulator")
+    assert entry.op == OP
+    assert entry.problem == {"numel": 1000, "dtype": "float32", "size": 2, "bad": False}
+    assert entry.config == {"block": 256, "num_warps": 2, "mode": "fine"}
+    assert entry.seconds == pytest.approx(2.004e-3)
+    assert tuned.run_id[:16] in entry.run
+    problem = toy_op.Problem(1000, toy_op.torch.float32, 2)
+    assert choice.config_for(OP, toy_op, problem, "simulator", 16) == toy_op.Config(256, 2)
+
+
+def test_what_misbehaves_costs_its_row_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sundog.tune, "_MEASURE_S", 4.0)
+    base = str(tmp_path / "log")
+    (tuned,) = tune(
+        OP, "bad=true", world=2, budget=50, search="exhaustive", log=base, place=ON_SIM,
+        timer=fake_clock,
+    )  # fmt: skip
+    assert tuned.config == toy_op.Config(256, 2)
+    assert (tuned.tried, tuned.failed) == (25, 5)
+    bad = {}
+    for row in rows(base):
+        mode = json.loads(row["config"])["mode"]
+        if mode != "fine" and row["status"] != "started":
+            bad[mode] = row["status"], row["error"], row["perf_ms"]
+    assert set(bad) == set(toy_op.BAD)
+    assert bad["crash"] == ("error", "the process ended with status 7", "")
+    assert bad["hang"] == ("timeout", "no answer after 4 s: it hangs, and was ended", "")
+    assert bad["wrong"][0] == "accuracy_error"
+    assert "99 of 100 elements differ from the reference" in bad["wrong"][1] or (
+        "100 of 100" in bad["wrong"][1]
+    )
+    assert bad["refused"][0] == "error"
+    assert "this config is refused" in bad["refused"][1]
+    assert "KeyError: 'a bug in this op'" in bad["raises"][1]
+    check_base(base)
+
+
+def test_a_run_is_resumed(tmp_path: Path) -> None:
+    base = str(tmp_path / "log")
+    options: dict[str, Any] = {"world": 2, "log": base, "place": ON_SIM, "timer": fake_clock}
+    (first,) = tune(OP, budget=9, search="random", **options)
+    with open(f"{base}.csv", "a") as file:
+        file.write("torn")  # by a crash
+    (again,) = tune(OP, budget=14, search="random", resume=True, **options)
+    assert again.run_id == first.run_id
+    assert (first.tried, again.tried) == (9, 14)
+    # A sample of 14 begins like one of 9 does; what is known is not started again.
+    sessions: dict[str, list[str]] = {}
+    for row in rows(base):
+        if row["status"] == "started":
+            sessions.setdefault(row["session"], []).append(row["config"])
+    before, after = sessions.values()
+    assert len(before) == 9
+    known = known_results(base, first.run_id)
+    assert len(known) == 14
+    assert all(known.values())
+    tried_now = {row["config"] for row in rows(base) if row["generation"] == "0"} - set(before)
+    assert len(tried_now) == 5
+    assert set(after) >= tried_now
+    (other,) = tune(OP, "numel=99", budget=2, resume=True, **options)
+    assert other.run_id != first.run_id, "another problem is another run"
+    assert other.tried == 2
+
+
+def test_a_measurement_without_a_world_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the GPU had gone: five configs in a row end the process; what was measured stays."""
+    base = str(tmp_path / "log")
+
+    def gone(world: World, variants: Sequence[Variant], samples: int) -> list[Times]:
+        os._exit(9)
+
+    with pytest.raises(SundogError, match=r"last 5 configs all ended the process.*still there"):
+        tune(OP, budget=20, log=base, world=2, place=ON_SIM, timer=gone)
+    assert sum(row["status"] == "error" for row in rows(base)) == 5
+    check_base(base)
+    assert choice.entries("simulator") == ()
+
+
+def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "package_file", lambda name: tmp_path / "package" / f"{name}.json")
+    with pytest.raises(ValueError, match="nothing was tuned here"):
+        promote([])
+    options: dict[str, Any] = {"world": 2, "budget": 3, "place": ON_SIM, "timer": fake_clock}
+    for numel in (10, 20):
+        tune(OP, f"numel={numel}", log=str(tmp_path / "log"), **options)
+    ((path, entries),) = promote([])
+    assert path == tmp_path / "package" / "simulator.json"
+    assert [entry.problem["numel"] for entry in entries] == [10, 20]
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path / "empty"))
+    assert choice.entries("simulator") == tuple(entries), "from the package now"
+    with pytest.raises(ValueError, match="nothing was tuned for 'nvidia-h200'"):
+        promote(["nvidia-h200"])
+
+
+def test_a_cache_that_cannot_be_read_keeps_the_rows(tmp_path: Path) -> None:
+    path = choice.user_file("simulator")
+    path.parent.mkdir(parents=True)
+    path.write_text('[{"another": "version"}]')
+    base = str(tmp_path / "log")
+    with pytest.raises(ValueError, match="not a list of measurements"):
+        tune(OP, budget=2, log=base, world=2, place=ON_SIM, timer=fake_clock)
+    assert sum(row["status"] == "ok" for row in rows(base)) >= 2
+    check_base(base)
