@@ -21,12 +21,13 @@ import triton.language as tl
 
 from ..device import context, memory, signal
 from . import words
+from .spans import default_config
 from .words import Config
 
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["NOTHING", "Mail", "Message"]
+__all__ = ["NOTHING", "SLOTS", "Mail", "Message", "default_mail"]
 
 SLOTS = tl.constexpr(4)
 NOTHING = -1  # in place of a length: no message, not even an empty one
@@ -127,6 +128,11 @@ def _receive(
     )
     # My loads before the flag: the writer fills the slot again behind it.
     signal.signal(emptied + rank * PARTS + part, writer, number, ctx)
+
+
+def default_mail(nbytes: int, size: int, num_sms: int) -> Config:
+    """For messages of `nbytes`: programs enough that each has more chunks than slots."""
+    return default_config(nbytes // SLOTS.value, size, num_sms)
 
 
 class Mail:

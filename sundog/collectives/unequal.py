@@ -11,14 +11,16 @@ import torch
 
 from ..errors import RankMismatch
 from .call import ASYNC_STREAM, Options, check_out, on_stream
-from .mail import Mail, Message
-from .spans import default_config, wrong_programs
+from .mail import Mail, Message, default_mail
+from .spans import wrong_programs
 from .words import Config
 
 if TYPE_CHECKING:
     from ..world import World
 
 __all__ = ["by_mail", "messages"]
+
+_USUAL = 1 << 20  # bytes of a message that the boxes are made for; any others go through them too
 
 
 def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple[Message, ...]:
@@ -59,7 +61,7 @@ def _mail(world: World, options: Options, told: tuple[Message, ...]) -> Mail:
     """The boxes of this stream: any splits go through them."""
     if options.algo not in ("auto", "mail"):
         raise ValueError(f"all_to_all: algo {options.algo!r} takes equal parts only; use mail")
-    config = options.config or default_config(1 << 20, world.size, world.num_sms)
+    config = options.config or default_mail(_USUAL, world.size, world.num_sms)
     key = ("all_to_all.mail", config, world.stream_number)
     mail: Mail = world.cached_plan(key, lambda: _make(world, config, told))
     if options.explain and world.rank == 0:

@@ -1,0 +1,308 @@
+"""Broadcast, gather, scatter, send and receive against torch's meaning, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import sundog
+from sundog import testing
+from sundog.backends.sim import Sim
+from sundog.check import check
+from sundog.collectives import words
+from sundog.errors import RankMismatch, WaitTimeout
+from sundog.exercise import exercise
+from sundog.op import find
+
+from .gloo import gloo
+from .moving import DTYPES, joined, part, same
+
+Run = Callable[..., list]
+CASES = [(0, torch.int8), (1, torch.bool), (37, torch.bfloat16), (1500, torch.float32)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_broadcast_gather_and_scatter(run: Run, size: int) -> None:
+    """From, and to, a rank in the middle."""
+    cases = CASES if size < 8 else CASES[2:3]
+    root = size // 2
+
+    def main(world: sundog.World) -> list[list[Any]]:
+        found = []
+        for numel, dtype in cases:
+            x = part(world.rank, numel, dtype).to(world.device)
+            whole = part(99, size * numel, dtype).to(world.device)
+            out = torch.empty((numel,), dtype=dtype, device=world.device)
+            assert world.scatter(whole if world.rank == root else None, root, out) is out
+            gathered = world.gather(x, root)
+            assert (gathered is None) == (world.rank != root)
+            found.append([world.broadcast(x, root), gathered, out])
+        return [[each if each is None else each.cpu() for each in row] for row in found]
+
+    for rank, result in enumerate(run(main, size)):
+        for (numel, dtype), (sent, gathered, own) in zip(cases, result, strict=True):
+            parts = [part(each, numel, dtype) for each in range(size)]
+            assert same(sent, parts[root])
+            assert same(own, part(99, size * numel, dtype)[rank * numel : (rank + 1) * numel])
+            if rank == root:
+                assert same(gathered, joined(parts))
+
+
+def test_every_dtype(run: Run) -> None:
+    def main(world: sundog.World) -> list[list[torch.Tensor]]:
+        found = []
+        for dtype in DTYPES:
+            x = part(world.rank, 34, dtype).view(2, 17).to(world.device)
+            other = torch.empty_like(x)
+            world.send(x, 1 - world.rank, async_op=True)
+            world.recv(other, 1 - world.rank)
+            got = world.gather(x, 0)
+            found.append(
+                [world.broadcast(x, 1), world.scatter(x, 0), other, x if got is None else got]
+            )
+        return [[each.cpu() for each in row] for row in found]
+
+    zero, one = run(main, 2)
+    for dtype, mine, theirs in zip(DTYPES, zero, one, strict=True):
+        first, second = (part(rank, 34, dtype) for rank in range(2))
+        assert [each.shape for each in mine] == [(2, 17), (1, 17), (2, 17), (4, 17)]
+        assert same(mine[0], second)
+        assert same(theirs[0], second)
+        assert same(joined([mine[1], theirs[1]]), first)
+        assert same(mine[2], second)
+        assert same(theirs[2], first)
+        assert same(mine[3], joined([first, second]))
+
+
+def test_gloo_gives_the_same(run: Run) -> None:
+    def theirs(group: Any) -> list[Any]:
+        x = part(group.rank, 20, torch.int64)
+        sent = x.clone()
+        dist.broadcast(sent, 2)
+        parts = [torch.empty_like(x) for _ in range(3)] if group.rank == 1 else None
+        dist.gather(x, parts, 1)
+        own = torch.empty(20, dtype=torch.int64)
+        whole = list(part(50, 60, torch.int64).chunk(3)) if group.rank == 0 else None
+        dist.scatter(own, whole, 0)
+        return [sent, torch.cat(parts) if parts else None, own]
+
+    def ours(world: sundog.World) -> list[Any]:
+        x = part(world.rank, 20, torch.int64).to(world.device)
+        whole = part(50, 60, torch.int64).to(world.device)
+        gathered = world.gather(x, 1)
+        sent, own = world.broadcast(x, 2), world.scatter(whole, 0)
+        return [sent.cpu(), gathered if gathered is None else gathered.cpu(), own.cpu()]
+
+    for mine, torchs in zip(run(ours, 3), gloo(theirs, 3), strict=True):
+        for out, want in zip(mine, torchs, strict=True):
+            assert (out is None) == (want is None)
+            assert out is None or same(out, want)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_broadcast_in_place_is_clean(symmetric: bool) -> None:
+    def main(world: sundog.World) -> torch.Tensor:
+        x = part(world.rank, 1000, torch.int16)
+        x = world.as_symmetric(x) if symmetric else x
+        world.barrier()
+        for src in (1, 0):
+            assert world.broadcast(x, src, out=x) is x
+            x.add_(src)
+        return x.clone()
+
+    report = testing.check(main, 3, schedules=3)
+    want = part(1, 1000, torch.int16).add_(1)
+    assert all(same(out, want) for out in report.results)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("op", ["broadcast", "gather", "scatter"])
+def test_the_checker_finds_nothing(op: str) -> None:
+    testing.check(exercise(find(op), 2), 2, schedules=2)
+
+
+def test_a_ring_of_long_messages(run: Run) -> None:
+    """More chunks than slots, again and again; everybody sends first, without waiting for it."""
+    numel = 5000
+
+    def main(world: sundog.World) -> torch.Tensor:
+        x = part(world.rank, numel, torch.float32).to(world.device)
+        for _ in range(3):
+            out = torch.empty_like(x)
+            sent = world.send(x, (world.rank + 1) % 3, async_op=True)
+            assert world.recv(out, (world.rank - 1) % 3) is out
+            assert sent.wait() is None
+            x = out
+        return x.cpu()
+
+    results = run(main, 3, heap_size=4 << 20)
+    assert all(same(out, part(rank, numel, torch.float32)) for rank, out in enumerate(results))
+
+
+def test_only_the_two_ranks_take_part(run: Run) -> None:
+    """Messages cross, of many sizes, while a third rank does nothing at all."""
+    sizes = (1, 0, 3000, 17)
+
+    def main(world: sundog.World) -> list[torch.Tensor]:
+        found = []
+        for numel in sizes if world.rank < 2 else ():
+            x = part(10 * numel + world.rank, numel, torch.int32).to(world.device)
+            out = torch.empty_like(x)
+            for verb in ("send", "recv")[:: 1 if world.rank else -1]:
+                (
+                    world.send(x, 1 - world.rank)
+                    if verb == "send"
+                    else world.recv(out, 1 - world.rank)
+                )
+            found.append(out.cpu())
+        return found
+
+    results = run(main, 3)
+    for rank in range(2):
+        for numel, out in zip(sizes, results[rank], strict=True):
+            assert same(out, part(10 * numel + 1 - rank, numel, torch.int32))
+
+
+@pytest.mark.sim_only
+def test_send_and_receive_are_clean_and_all_is_needed() -> None:
+    def main(world: sundog.World) -> torch.Tensor:
+        outs = []
+        for number in range(2):
+            x = part(2 * number + world.rank, 1100, torch.int32)
+            out = torch.empty_like(x)
+            sent = world.send(x, 1 - world.rank, async_op=True)
+            outs.append(world.recv(out, 1 - world.rank))
+            sent.wait()
+            x.zero_()
+        return torch.cat(outs)
+
+    def impatient(world: sundog.World) -> None:
+        x = part(world.rank, 50, torch.int32)
+        world.send(x, 1 - world.rank, async_op=True)
+        x.zero_()  # it may be under way
+        world.recv(x, 1 - world.rank)
+
+    report = check(main, 2, schedules=4, heap_size=1 << 20)  # chunks of 2 KB
+    assert not report.findings, report
+    for rank, out in enumerate(report.results):
+        assert same(out, joined([part(2 * n + 1 - rank, 1100, torch.int32) for n in range(2)]))
+    assert {f.kind for f in check(impatient, 2, schedules=4).findings} == {"race"}
+
+
+@pytest.mark.sim_only
+def test_a_message_of_another_length_is_named() -> None:
+    def main(world: sundog.World) -> str:
+        if world.rank == 0:
+            world.send(torch.zeros(75), 1)
+            world.exchange(None)
+            return ""
+        world.recv(torch.zeros(100), 0)
+        with pytest.raises(WaitTimeout) as error:
+            world.synchronize()
+        world.exchange(None)
+        return str(error.value)
+
+    told = sundog.run(main, 2, "sim", sim=Sim(expire=True))[1]
+    assert "waited for send_recv.bytes[1] to reach 400, saw 300; rank 0 owes" in told
+
+
+BAD: list[tuple[str, tuple[Any, ...], str]] = [
+    ("broadcast", (torch.zeros(4), 2), "rank 2 is outside this world of 2 ranks"),
+    ("broadcast", (torch.zeros(4), 0, torch.zeros(5)), "out has 5 elements of torch.float32"),
+    ("broadcast", (torch.zeros(4, 4).t(), 0), "not contiguous"),
+    ("gather", (torch.zeros(4), -1), "rank -1 is outside"),
+    ("scatter", (torch.zeros(5), 0), r"x of shape \(5,\) does not split into 2 equal parts"),
+    ("scatter", (torch.zeros(4), 0, torch.zeros(3)), "out has 3 elements .* expected 2"),
+    ("scatter", (None, 0), "gives no x"),
+    ("send", (torch.zeros(4), 5), "rank 5 is outside"),
+    ("recv", (torch.zeros(4, 4).t(), 1), "not contiguous|this rank"),
+]
+
+
+def test_bad_input(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        for op, given, text in BAD:
+            moved = [v.to(world.device) if torch.is_tensor(v) else v for v in given]
+            with pytest.raises(ValueError, match=text):
+                getattr(world, op)(*moved)
+        with pytest.raises(ValueError, match=f"send: rank {world.rank} is this rank"):
+            world.send(torch.zeros(4), world.rank)
+        with pytest.raises(ValueError, match=f"gather: rank {world.rank} gives an out"):
+            world.gather(torch.zeros(4), 1 - world.rank, torch.zeros(8))
+        with pytest.raises(RankMismatch, match="src=0"):
+            world.broadcast(torch.zeros(4), world.rank)
+
+    run(main, 2)
+
+
+def test_a_heap_too_small_for_mailboxes_says_so(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        with pytest.raises(ValueError, match=r"262,144 bytes, is too small.*at least 524,288"):
+            world.send(torch.zeros(4, device=world.device), 1 - world.rank)
+
+    run(main, 2, heap_size=1 << 18)
+
+
+@triton.jit(do_not_specialize=["n", "part"])
+def copy_part(dst, src, n, part, parts, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
+    words.copy((dst,), src, n, tl.program_id(0) + part, parts, 1, BLOCK, ALIGNED)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("shift", [0, 1])
+def test_offsets_are_64_bit(run: Run, shift: int) -> None:
+    """One program's tiles of more than 2^31 bytes; the rest is never touched, nor in memory."""
+    end, block, parts = 1 << 31, 1 << 19, 1024
+    n = end + 1024
+
+    def main(world: sundog.World) -> None:
+        src = torch.empty(n + 16, dtype=torch.uint8)[:n]
+        dst = torch.empty(n + 16, dtype=torch.uint8)[shift : n + shift]
+        src[-2000:] = part(0, 2000, torch.uint8)
+        dst[-2000:] = 0
+        copy_part[(1,)](dst, src, n, 0, parts, BLOCK=block, ALIGNED=shift == 0)
+        assert same(dst[end + 16 : -16], src[end + 16 : -16])
+        assert not dst[-2000:end].any()
+
+    run(main, 1)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("kind", ["i32", "i16", "u8"])
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_words_are_moved_16_bytes_at_a_time(target: str, kind: str) -> None:
+    """Loads and stores where all is aligned; where it is not, still all stores but the ends'."""
+    gpu = GPUTarget("cuda", 90, 32) if target == "sm_90" else GPUTarget("hip", "gfx942", 64)
+    signature = {"dst": f"*{kind}", "src": f"*{kind}", "n": "i64", "part": "i32", "parts": "i32"}
+    signature |= {"BLOCK": "constexpr", "ALIGNED": "constexpr"}
+    divisible = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}
+    wide = "v4.b32" if target == "sm_90" else "dwordx4"
+    for aligned in (True, False):
+        constants = {"BLOCK": 4096, "ALIGNED": aligned}
+        source = ASTSource(copy_part, signature, constexprs=constants, attrs=divisible)
+        compiled = triton.compile(source, target=gpu, options={"num_warps": 4})
+        text = compiled.asm["ptx" if target == "sm_90" else "amdgcn"]
+        loads, stores = accesses(text, "load"), accesses(text, "store")
+        narrow = [each for each in stores if wide not in each]
+        assert len(stores) > len(narrow)
+        if aligned:
+            assert not narrow
+            assert all(wide in each for each in loads)
+        else:
+            assert len(narrow) <= 2  # the ends, at most 32 lanes of one store
+
+
+def accesses(text: str, verb: str) -> list[str]:
+    """The instructions that load or store global memory."""
+    names = {"load": ("ld.global", "global_load_", "buffer_load_")}
+    names |= {"store": ("st.global", "global_store_", "buffer_store_")}
+    return [line for line in text.splitlines() if any(name in line for name in names[verb])]
