@@ -12,10 +12,10 @@ from .backends.sim import Sim
 from .target import has_gpu
 from .world import World
 
-__all__ = ["init", "run"]
+__all__ = ["GPU_HEAP", "init", "run"]
 
 _CPU_HEAP = 64 << 20
-_GPU_HEAP = 4 << 30
+GPU_HEAP = 4 << 30  # bytes of a rank
 
 
 def run(
@@ -126,7 +126,7 @@ def _heap_size(asked: int, local_ranks: int) -> int:
 
 
 def _gpu_heap_size(asked: int) -> int:
-    return _at_least(asked or knobs.heap_size.get() or _GPU_HEAP)
+    return _at_least(asked or knobs.heap_size.get() or GPU_HEAP)
 
 
 def _at_least(nbytes: int) -> int:

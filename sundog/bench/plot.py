@@ -28,11 +28,19 @@ def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
     across = min(3, len(problems))
     down = math.ceil(len(problems) / across)
     figure, panels = plt.subplots(
-        down, across, figsize=(5 * across, 4 * down), squeeze=False, sharex=True, layout="tight"
+        down,
+        across,
+        figsize=(5 * across, 4 * down),
+        squeeze=False,
+        sharex=True,
+        layout="constrained",
     )
+    variants = list(dict.fromkeys(row.variant for row in rows))
     for panel, problem in zip(panels.flat, problems, strict=False):
-        _panel(panel, [row for row in rows if row.problem == problem], size)
-        panel.set_title(_short(problem), fontsize=9)
+        mine = [row for row in rows if row.problem == problem]
+        _panel(panel, mine, variants, size)
+        read = mine[0].cost.read_bytes / (1 << 20)
+        panel.set_title(f"{_short(problem)}\n{read:.3g} MiB read by each rank", fontsize=9)
     for panel in panels.flat[len(problems) :]:
         panel.set_visible(False)
     panels.flat[0].legend(fontsize=8)
@@ -41,17 +49,19 @@ def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
     return figure
 
 
-def _panel(panel: Any, rows: list[Row], size: int) -> None:
+def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
     """Several configs with one number of programs: the fastest counts."""
-    for number, name in enumerate(dict.fromkeys(row.variant for row in rows)):
+    for number, name in enumerate(variants):
         mine = [row for row in rows if row.variant == name]
-        if mine[0].config:
-            best: dict[int, float] = {}
-            for row in mine:
-                best[row.programs] = max(best.get(row.programs, 0.0), _rate(row, size))
-            panel.plot(sorted(best), [best[n] for n in sorted(best)], "o-", label=name)
-        else:
-            panel.axhline(_rate(mine[0], size), label=name, linestyle="--", color=f"C{number}")
+        best: dict[int, float] = {}
+        for row in mine:
+            best[row.programs] = max(best.get(row.programs, 0.0), _rate(row, size))
+        color = f"C{number}"  # the same in every panel, also where another one is missing
+        if mine and mine[0].config:
+            rates = [best[programs] for programs in sorted(best)]
+            panel.plot(sorted(best), rates, "o-", label=name, color=color)
+        elif mine:
+            panel.axhline(best[0], label=name, linestyle="--", color=color)
     limit = rows[0].cost.hbm_bytes * size / rows[0].limit / 1e9
     panel.axhline(limit, label="limit", linestyle=":", color="black")
     panel.set_ylim(bottom=0)

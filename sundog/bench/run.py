@@ -17,10 +17,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from .. import fields, target
+from .. import fields, knobs, target
 from ..choice import config_for
 from ..errors import SundogError
 from ..exercise import output
+from ..launch import GPU_HEAP
 from ..launch import run as run_ranks
 from ..op import BY_REQUEST, Cost, algorithms
 from ..world import World
@@ -158,8 +159,15 @@ def bench(
                     rows += _problem(world, common, problem)
         return rows, rates
 
-    rows, rates = run_ranks(main, size, backend)[0]
+    most = max(next(iter(modules.values())).cost(problem).hbm_bytes for problem in problems)
+    rows, rates = run_ranks(main, size, backend, heap_size=_heap_size(most))[0]
     return rows, rates
+
+
+def _heap_size(nbytes: int) -> int:
+    """Of a rank, for two sets of that many bytes and what plans need; 0, the default, if larger."""
+    needed = nbytes * 5 // 2 + (1 << 30)
+    return 0 if knobs.heap_size.get() or needed <= GPU_HEAP else needed
 
 
 @contextmanager

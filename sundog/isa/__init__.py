@@ -26,6 +26,7 @@ from triton.errors import TritonError
 from ..dataset.compile import gpu_target, source_of
 from ..dataset.triton_module import read_module
 from ..errors import SundogError
+from ..launch import GPU_HEAP
 from . import accesses, assembly
 from .flow import Flow
 from .launches import Launch, record
@@ -35,7 +36,6 @@ from .problems import Case, functions
 __all__ = ["TARGETS", "Kernel", "Mark", "Site", "inspect"]
 
 TARGETS = ("sm_90", "gfx942", "gfx950")
-GPU_HEAP = 4 << 30  # bytes, the default on a GPU
 NUM_SMS = 132
 
 _ATOMIC = re.compile(r"\batomic_(?:rmw )?(\w+)(?:, | )([a-z_]+), ([a-z]+),")

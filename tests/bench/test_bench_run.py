@@ -45,9 +45,12 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(bench.target, "has_gpu", lambda: True)
     monkeypatch.setattr(bench.target, "of", lambda _: SimpleNamespace(key="none", l2_bytes=1 << 12))
     monkeypatch.setattr(limits, "measure_rates", lambda _: Rates(4e12, 2e12, 5e12, 8e14))
-    monkeypatch.setattr(
-        bench, "run_ranks", lambda main, size, backend: sundog.run(main, size, backend="sim")
-    )
+
+    def run_ranks(main: Any, size: int, backend: str, heap_size: int) -> list:
+        assert heap_size == 0  # these problems are small
+        return sundog.run(main, size, backend="sim")
+
+    monkeypatch.setattr(bench, "run_ranks", run_ranks)
     return told
 
 
@@ -95,6 +98,15 @@ def test_a_config_that_does_not_fit_is_named(
     rows = run("algo=push", "programs=2,0", "numel=48")
     assert {row.programs for row in rows if row.config} == {2}
     assert "not run: all_gather.push" in capsys.readouterr().err
+
+
+def test_large_problems_get_a_large_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 MB of each of 8 ranks, all-gathered: two sets of inputs and outputs."""
+    monkeypatch.delenv("SUNDOG_HEAP_SIZE", raising=False)
+    assert bench._heap_size(1 << 20) == 0
+    assert 2 * (9 << 29) < bench._heap_size(9 << 29) < 3 * (9 << 29)
+    monkeypatch.setenv("SUNDOG_HEAP_SIZE", "16G")
+    assert bench._heap_size(9 << 29) == 0
 
 
 @pytest.mark.parametrize("op", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
@@ -154,7 +166,7 @@ def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[
     rows = run(*AXES)
     figure = plot._by_programs(plt, rows, 3)
     small, large = figure.axes
-    assert [panel.get_title() for panel in figure.axes] == [
+    assert [panel.get_title().partition("\n")[0] for panel in figure.axes] == [
         "numel=48, dtype=float32, size=3", "numel=96, dtype=float32, size=3",
     ]  # fmt: skip
     lines = lines_of(large)
