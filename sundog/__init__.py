@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backends.sim import Sim
     from .launch import init, run
+    from .probing import probe
     from .world import World
 
-__all__ = ["Sim", "World", "init", "run"]
+__all__ = ["Sim", "World", "init", "probe", "run"]
 __version__ = "0.1.0"
 
-_HOMES = {"Sim": ".backends.sim", "World": ".world", "init": ".launch", "run": ".launch"}
+_HOMES = {
+    "Sim": ".backends.sim", "World": ".world", "init": ".launch", "probe": ".probing",
+    "run": ".launch",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

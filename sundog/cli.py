@@ -151,6 +151,30 @@ def trace(
     raise typer.Exit(command.run(op, out, world, backend, plot, programs, events))
 
 
+@app.command()
+def probe(
+    targets: Annotated[list[str] | None, typer.Argument(help="ops, or module:function")] = None,
+    backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "",
+    world: Annotated[int, typer.Option(help="ranks")] = 2,
+    replays: Annotated[int, typer.Option(help="default: 12 on the simulator, 100 on a GPU")] = 0,
+    seed: Annotated[int, typer.Option(help="of the simulator's schedules")] = 0,
+    details: Annotated[bool, typer.Option(help="all that is known of what went wrong")] = False,
+    json: Json = "",
+) -> None:
+    """Can it be captured in a graph, and do replays see new data and compute the right thing?
+
+    Exit status: 0 every verdict is as expected, 1 one is not, 2 it could not be probed.
+
+    Example: sundog probe all_gather --world 2 --replays 20
+    """
+    from . import probe_command
+
+    options = probe_command.Options(
+        tuple(targets or ()), world, backend, replays, seed, details, json
+    )
+    raise typer.Exit(probe_command.run(options))
+
+
 @bench.command("sim")
 def bench_sim(json: Json = "") -> None:
     """What the simulator costs, next to Triton's own interpreter. No GPU needed.

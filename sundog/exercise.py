@@ -22,14 +22,14 @@ import torch
 from . import op as ops
 from .world import World
 
-__all__ = ["exercise", "expected", "function_of", "load_package", "output"]
+__all__ = ["exercise", "expected", "function_of", "load_file", "load_package", "output"]
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
     """The rank's function that a target names; ValueError with one sentence if there is none."""
     path, _, name = target.partition(":")
     if path.endswith(".py"):
-        return _attribute(_from_file(path), name or "main", target)
+        return _attribute(load_file(path), name or "main", target)
     if name:
         try:
             return _attribute(importlib.import_module(path), name, target)
@@ -102,7 +102,7 @@ def _compare(world: World, result: torch.Tensor, want: torch.Tensor) -> None:
         )
 
 
-def _from_file(path: str) -> ModuleType:
+def load_file(path: str) -> ModuleType:
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such file")
     name = os.path.splitext(os.path.basename(path))[0]

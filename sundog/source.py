@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 import torch
 import triton
@@ -14,7 +15,10 @@ _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (__file__, torch.__file__, triton.__file__)
 )
-_EXAMPLES = (os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo.py"),)
+_EXAMPLES = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    for name in ("demo.py", "probe_subjects.py")
+)
 
 
 def caller_frame() -> tuple[str, int, str]:
@@ -35,14 +39,11 @@ def caller() -> str:
 
 def raised_at(error: BaseException) -> tuple[str, int, str]:
     """The same for the line that an error came from."""
-    trace, found = error.__traceback__, None
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        own = code.co_filename.startswith(_OURS) and code.co_filename not in _EXAMPLES
-        if found is None or not own:
-            found = code.co_filename, trace.tb_lineno, code.co_name
-        trace = trace.tb_next
-    return found or ("?", 0, "")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(_OURS) or f.filename in _EXAMPLES]
+    for frame in (own or frames)[-1:]:
+        return frame.filename, frame.lineno or 0, frame.name
+    return "?", 0, ""
 
 
 def relative(path: str) -> str:

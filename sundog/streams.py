@@ -103,6 +103,11 @@ class Streams:
         finally:
             self._backend.graph = None
 
+    @property
+    def is_capturing(self) -> bool:
+        """Is this rank inside `with world.capture()`?"""
+        return self._backend.graph is not None
+
     def uses(self, plan: Plan) -> None:
         """A plan is called on the current stream; refused if another stream may still run it."""
         order, number = self._backend.order, self.stream_number

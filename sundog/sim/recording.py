@@ -11,6 +11,7 @@ from typing import Any
 
 from ..capture import LOAD, STREAM, refusal
 from ..errors import CaptureError
+from ..source import caller_frame
 from .clocks import join
 from .launcher import repeat
 from .machine import Machine
@@ -30,6 +31,7 @@ class Recording:
         self._entries: list[tuple[Stream, Entry]] = []
         # How many entries of each stream a captured stream is behind: have all been joined?
         self._behind: dict[Stream, dict[int, int]] = {self._origin: {}}
+        self._latest: dict[Stream, tuple] = {}  # the line of each stream's latest entry
         self._private: dict[Stream, Stream] = {}
         self._refused: CaptureError | None = None
         self._operations = Operations(machine, self)
@@ -37,8 +39,8 @@ class Recording:
 
     # during the capture
 
-    def refuse(self, call: str, reason: str, instead: str) -> CaptureError:
-        error = refusal(call, reason, instead)
+    def refuse(self, call: str, reason: str, instead: str, at: Any = None) -> CaptureError:
+        error = refusal(call, reason, instead, at)
         self._refused = self._refused or error
         return error
 
@@ -69,6 +71,7 @@ class Recording:
                 "this capture; then it is a part of it.",
             )
         self._entries.append((stream, entry))
+        self._latest[stream] = caller_frame()
         self._behind[stream][id(stream)] = len(self._entries)
 
     def record(self) -> Event:
@@ -91,14 +94,13 @@ class Recording:
     def end(self) -> None:
         self.abort()
         known = self._behind[self._origin]
-        loose = [
-            s.number for s, own in self._behind.items() if own.get(id(s), 0) > known.get(id(s), 0)
-        ]
+        loose = [s for s, own in self._behind.items() if own.get(id(s), 0) > known.get(id(s), 0)]
         if loose and self._refused is None:
             self.refuse(
-                f"the end, with work left on stream {loose[0]},",
+                f"work on stream {loose[0].number} that nothing waits for",
                 STREAM,
                 f"Record an event behind it, and wait for that on stream {self._origin.number}.",
+                self._latest[loose[0]],
             )
         if self._refused is not None:
             raise self._refused

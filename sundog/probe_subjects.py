@@ -1,0 +1,133 @@
+"""What `sundog probe` probes: ops by their names, barriers, functions of users by their paths."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import op as ops
+from .exercise import expected, load_file, output
+from .probe_data import Subject, Tensors, as_tuple
+from .world import World
+
+__all__ = ["all_names", "subjects"]
+
+
+def all_names() -> list[str]:
+    """What is probed where nothing is named: every op's algorithms, and the barriers."""
+    names = [*ops.OPS, *_BARRIERS]
+    if not hasattr(World, "device_barrier"):
+        names.remove("barrier")
+    return names
+
+
+def subjects(target: str, size: int) -> Iterator[Subject]:
+    """By name: an op, an algorithm, a barrier, or module:function. An algorithm has several."""
+    path, _, name = target.partition(":")
+    if target in _BARRIERS:
+        yield _BARRIERS[target]
+    elif name or path.endswith(".py"):
+        yield _of_user(path, name or "main", target)
+    else:
+        for algo, module in ops.algorithms(path).items():
+            op = path.partition(".")[0]
+            yield from _of_op(f"{op}.{algo}" if algo else path, module, size)
+
+
+def _of_op(name: str, op: ModuleType, size: int) -> Iterator[Subject]:
+    """One for each of its cases; all columns for the first of them."""
+    for place, problem in enumerate(op.cases(size)):
+        yield Subject(
+            name,
+            partial(_planned, op=op, problem=problem),
+            partial(_inputs, op=op, problem=problem),
+            partial(op.reference, problem),
+            beside=True,
+            case=_short(problem),
+            columns=("replays",) if place else (),
+        )
+
+
+def _inputs(world: World, seed: int, op: ModuleType, problem: Any) -> Tensors:
+    return as_tuple(op.inputs(world, problem, seed))
+
+
+def _planned(world: World, op: ModuleType, problem: Any) -> Callable[..., Any]:
+    plan = op.plan(world, problem, op.default(problem, world.num_sms))
+    outs: dict[tuple, torch.Tensor] = {}  # an output for every set of inputs
+
+    def call(*inputs: torch.Tensor) -> Any:
+        key = tuple(tensor.data_ptr() for tensor in inputs)
+        if key not in outs:
+            outs[key] = output(world, expected(world, op, problem, inputs))
+            world.barrier()  # peers may be touched
+        return plan(*inputs, outs[key])
+
+    return call
+
+
+def _short(problem: Any) -> str:
+    values = vars(problem).items()
+    return ",".join(str(value).removeprefix("torch.") for name, value in values if name != "size")
+
+
+def _of_user(path: str, name: str, target: str) -> Subject:
+    """A `Subject`, or a function beside whose module's `make_inputs` and `reference` it stands."""
+    try:
+        module = load_file(path) if path.endswith(".py") else importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{target}: no module named {error.name}") from None
+    found = getattr(module, name, None)
+    if isinstance(found, Subject):
+        return found
+    make_inputs, reference = (getattr(module, n, None) for n in ("make_inputs", "reference"))
+    if not callable(found) or make_inputs is None or reference is None:
+        raise ValueError(
+            f"{target}: expected a function {name}(world, *inputs), with make_inputs(world, seed) "
+            "and reference(rank, *parts) beside it, or a sundog.probing.Subject"
+        )
+    return Subject(target, lambda world: partial(found, world), make_inputs, reference)
+
+
+# A barrier has no output: each rank writes, meets the others, and reads what its neighbour wrote.
+
+
+def _values(world: World, seed: int) -> tuple[torch.Tensor]:
+    torch.manual_seed(seed * 1000 + world.rank)
+    return (torch.randint(-99, 99, (37,)).float().to(world.device),)
+
+
+def _neighbours(barrier: str) -> Callable[[World], Callable[..., Any]]:
+    def prepare(world: World) -> Callable[..., Any]:
+        buffer = world.empty((37,), name="buffer")
+        theirs = world.peer(buffer, (world.rank + 1) % world.size)
+        world.barrier()
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            buffer.copy_(x)
+            getattr(world, barrier)()  # what I wrote, before what my neighbour reads
+            result = theirs.clone()
+            getattr(world, barrier)()  # what I read, before my neighbour writes again
+            return result
+
+        return call
+
+    return prepare
+
+
+def _neighbours_values(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
+    return xs[(rank + 1) % len(xs)]
+
+
+_BARRIERS = {
+    "barrier": Subject("barrier", _neighbours("device_barrier"), _values, _neighbours_values),
+    "host barrier": Subject(
+        "host barrier", _neighbours("barrier"), _values, _neighbours_values,
+        expected="NOT CAPTURABLE",
+    ),
+}  # fmt: skip

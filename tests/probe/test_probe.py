@@ -1,0 +1,192 @@
+"""The probe's verdicts: on ops of which we know what is wrong, on ours, on a user's function."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sundog
+from sundog.cli import app
+from sundog.op import OPS
+from sundog.probe_subjects import all_names, subjects
+from sundog.probing import Row, probe_subject
+
+from .wrong_ops import LABELS, SUBJECTS
+
+REPLAYS = 6
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_verdict_is_the_label(name, backend):
+    verdict, column, text = LABELS[name]
+    row = probe_subject(SUBJECTS[name], 2, backend, REPLAYS)
+    assert row.verdict == verdict, row
+    if verdict == "CAPTURABLE":
+        assert len(row.cells) == 6
+        return
+    assert row.worst[0] == column, row
+    if backend == "sim":
+        assert text in row.worst[1].detail, row
+    if verdict == "NOT CAPTURABLE":
+        assert "tests/probe/wrong_ops.py:" in row.worst[1].where
+        assert text in row.worst[1].reason
+
+
+def _inputs(world: sundog.World, seed: int) -> torch.Tensor:
+    torch.manual_seed(seed * 1000 + world.rank)
+    return torch.randint(-99, 99, (5,)).float().to(world.device)
+
+
+def _gathered(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(xs)
+
+
+def _probe(fn: Any, backend: str, **options: Any) -> Row:
+    given = {"make_inputs": _inputs, "reference": _gathered, "replays": 3, **options}
+    return sundog.probe(fn, backend=backend, **given)
+
+
+def test_a_users_function(backend):
+    def gather(world: sundog.World, x: torch.Tensor) -> torch.Tensor:
+        return world.all_gather(x)
+
+    def gather_and_look(world: sundog.World, x: torch.Tensor) -> torch.Tensor:
+        out = world.all_gather(x)
+        return out * 1 if out.sum().item() else out
+
+    assert _probe(gather, backend, world=3).verdict == "CAPTURABLE"
+    row = _probe(gather_and_look, backend)
+    assert row.verdict == "NOT CAPTURABLE", row
+    assert "if out.sum().item()" in row.worst[1].where
+
+
+def test_a_function_without_a_result_is_judged_by_its_inputs(backend):
+    def double(world: sundog.World, x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    def twice(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
+        return 2 * xs[rank]
+
+    def thrice(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
+        return 3 * xs[rank]
+
+    assert _probe(double, backend, reference=twice, world=1).verdict == "CAPTURABLE"
+    row = _probe(double, backend, reference=thrice, world=1)
+    assert (row.verdict, row.worst[1].replay) == ("WRONG", 0)
+    assert "also without a graph" in str(row)
+
+
+def test_a_tolerance_is_relative_to_the_largest_element(backend):
+    def nearly(world: sundog.World, x: torch.Tensor) -> torch.Tensor:
+        return x + 1e-3 * x.abs().max()
+
+    def same(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
+        return xs[rank]
+
+    options = {"reference": same, "world": 1}
+    assert _probe(nearly, backend, tolerance=2e-3, **options).verdict == "CAPTURABLE"
+    assert _probe(nearly, backend, tolerance=5e-4, **options).verdict == "WRONG"
+
+
+def test_inputs_that_could_hide_an_old_result_are_refused(backend):
+    def constant(world: sundog.World, seed: int) -> torch.Tensor:
+        return torch.ones(5, device=world.device)
+
+    def gather(world: sundog.World, x: torch.Tensor) -> torch.Tensor:
+        return world.all_gather(x)
+
+    row = _probe(gather, backend, make_inputs=constant)
+    assert row.verdict == "ERROR"
+    assert "inputs that depend on the seed" in str(row)
+
+
+def test_what_a_function_raises(backend):
+    def never(world: sundog.World, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("never")
+
+    def in_graphs(world: sundog.World, x: torch.Tensor) -> torch.Tensor:
+        if world.is_capturing:
+            raise KeyError("not in graphs")
+        return x
+
+    row = _probe(never, backend, world=1)
+    assert row.verdict == "ERROR"
+    assert "test_probe.py:" in str(row)
+    row = _probe(in_graphs, backend, reference=lambda rank, xs: xs[rank], world=1)
+    assert (row.verdict, row.worst[1].reason) == ("NOT CAPTURABLE", "it raised KeyError")
+    assert "not in graphs" in str(row)
+
+
+@pytest.mark.parametrize("name", ["right", "reads_item", "staged_outside"])
+def test_ranks_in_processes_agree(name):
+    subject = replace(SUBJECTS[name], columns=("replays",))
+    assert probe_subject(subject, 2, "shm", 2).verdict == LABELS[name][0]
+
+
+# the command
+
+FILE = """
+import os, torch
+
+def make_inputs(world, seed):
+    torch.manual_seed(seed * 1000 + world.rank)
+    return (torch.randint(-99, 99, (5,)).float(),)
+
+def reference(rank, xs):
+    return 2 * xs[rank]
+
+def double(world, x):
+    return x * 2
+
+def item(world, x):
+    return x * 2 if x.sum().item() else x + x
+
+def dies(world, x):
+    os._exit(7)
+"""
+
+
+@pytest.mark.sim_only
+def test_the_command(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    names = [f"mine.py:{name}" for name in ("dies", "item", "double")]
+    result = runner.invoke(app, ["probe", *names, "--replays", "2", "--json", "found.json"])
+    assert result.exit_code == 1
+    rows = {row["name"]: row for row in json.loads((tmp_path / "found.json").read_text())}
+    assert [rows[n]["verdict"] for n in names] == ["ERROR", "NOT CAPTURABLE", "CAPTURABLE"]
+    assert "status 7" in rows[names[0]]["columns"]["replays"]["detail"]
+    assert rows[names[1]]["columns"]["replays"]["where"].startswith("mine.py:15: ")
+    assert "item during capture (mine.py:15" in result.output
+    assert runner.invoke(app, ["probe", "mine.py:double", "--replays", "2"]).exit_code == 0
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nonsense"], "op 'nonsense' is not known"),
+        (["math:floor"], "with make_inputs(world, seed)"),
+        (["nonsense.module:fn"], "no module named nonsense"),
+        (["all_gather", "--world", "0"], "--world must be at least 1"),
+    ],
+)
+def test_what_cannot_be_probed(arguments, text):
+    result = CliRunner().invoke(app, ["probe", *arguments])
+    assert result.exit_code == 2
+    assert text in " ".join(result.output.split())
+
+
+@pytest.mark.sim_only
+def test_every_op_and_barrier_has_a_row():
+    names = all_names()
+    assert set(OPS) < set(names)
+    assert "host barrier" in names
+    cases = list(subjects("all_gather.push", 2))
+    assert [case.columns for case in cases] == [(), *[("replays",)] * (len(cases) - 1)]
