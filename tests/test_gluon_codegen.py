@@ -24,6 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from sundog.backends.gpu import first_ir, may_wait
 from sundog.collectives import all_gather_gluon
 from sundog.device import gluon as device
 
@@ -33,11 +34,17 @@ TILES = {"src": "*fp32", "dst": "*fp32"}
 WORDS = {"flag": "*i64", "peer": "i32", "epoch": "i64", "ctx": "*i64"}
 
 
-def compiled(
+def compiled(*args: Any) -> str:
+    """The kernel's PTX or AMD assembly."""
+    asm = all_stages(*args)
+    return asm["ptx"] if "ptx" in asm else asm["amdgcn"]
+
+
+def all_stages(
     kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any],
-    odd: tuple[str, ...] = (), num_warps: int = 4,
-) -> str:  # fmt: skip
-    """The kernel's PTX or AMD assembly; arguments that are not `odd` are multiples of 16."""
+    odd: tuple[str, ...] = (),
+) -> dict[str, str]:  # fmt: skip
+    """Arguments that are not `odd` are multiples of 16."""
     signature = {**types, **dict.fromkeys(constants, "constexpr")}
     order = {name: signature[name] for name in kernel.arg_names}
     even = {
@@ -46,8 +53,7 @@ def compiled(
         if name in types and name not in odd
     }
     source = GluonASTSource(kernel, order, constants, even)
-    made = triton.compile(source, target=TARGETS[target], options={"num_warps": num_warps})
-    return made.asm["ptx" if target == "sm_90" else "amdgcn"]
+    return triton.compile(source, target=TARGETS[target]).asm
 
 
 @gluon.jit
@@ -132,6 +138,14 @@ def test_barrier_of_ranks_is_one_atomic_per_side(target: str) -> None:
     assert between(target, text, acquired, loaded)
     if target == "sm_90":  # the other two are of a wait that ran out: its record, and POLLS
         assert len(offsets(exchange, text)) == 3
+
+
+@on_every_target
+def test_a_gpu_backend_sees_which_kernels_wait(target: str) -> None:
+    constants = {"T": TARGETS[target].warp_size}
+    for kernel, waits in ((produce, False), (consume, True), (meet, True)):
+        asm = all_stages(kernel, target, {**TILES, **WORDS}, constants)
+        assert may_wait(first_ir(asm)) == waits
 
 
 @gluon.jit

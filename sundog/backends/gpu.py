@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -82,9 +82,9 @@ class Launch:
         self._compiled._init_handles()
 
     def footprint(self) -> Footprint | None:
-        if not may_wait(self._compiled.asm["ttir"]):
-            return None
         compiled = self._compiled
+        if not may_wait(first_ir(compiled.asm)):
+            return None
         return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
 
     def start(self, stream: torch.cuda.Stream) -> Any:
@@ -96,9 +96,14 @@ class Launch:
         return self._compiled
 
 
-def may_wait(ttir: str) -> bool:
+def first_ir(asm: Mapping[str, str]) -> str:
+    """What the front end made: a Gluon kernel has its layouts, so its IR begins as TTGIR."""
+    return asm["ttir"] if "ttir" in asm else asm["ttgir"]
+
+
+def may_wait(ir: str) -> bool:
     """Could a program of this kernel wait for another one? Not without a loop around an atomic."""
-    return "tt.atomic_poll" in ttir or ("scf.while" in ttir and "tt.atomic" in ttir)
+    return "tt.atomic_poll" in ir or ("scf.while" in ir and "tt.atomic" in ir)
 
 
 def grid_of(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[int, ...]:

@@ -23,13 +23,13 @@ WRONG = {
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("function", [kernels.by_name, kernels.by_hand])
 def test_a_right_kernel_is_clean(function: Callable, world_size: int) -> None:
-    report = check(function, world_size, schedules=10)
+    report = check(function, world_size, schedules=6)
     assert not report.findings, report
 
 
 @pytest.mark.parametrize("function", WRONG, ids=lambda function: function.__name__)
 def test_a_wrong_kernel_is_found_out(function: Callable) -> None:
-    report = check(function, 2, schedules=10)
+    report = check(function, 2, schedules=6)
     races = [finding for finding in report.findings if finding.kind == "race"]
     assert races, report
     text = str(report)
