@@ -17,7 +17,7 @@ from typing import Any
 
 from . import knobs
 from .backends.sim import simulate
-from .errors import BadAccess, CannotInterpret, Deadlock, SundogError
+from .errors import BadAccess, CannotInterpret, Deadlock, SundogError, WaitTimeout
 from .sim.findings import Finding
 from .sim.machine import Machine
 from .sim.races import Checker
@@ -132,6 +132,8 @@ def _failure(machine: Machine) -> Finding:
         return Finding("error", CANNOT_INTERPRET, str(error))
     if isinstance(error, BadAccess):
         return Finding("bad access", "", str(error))
+    if isinstance(error, WaitTimeout):  # no wait runs out in a check: this one left too early
+        return Finding("wrong result", "", str(error))
     if isinstance(error, AssertionError):
         return Finding("wrong result", "", f"{who}{_where(error)}: {error}")
     kind = type(error).__name__
