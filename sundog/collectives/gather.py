@@ -108,8 +108,8 @@ def _gather_kernel(
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    # My tensor was written before this kernel on the stream; dst reads it behind this.
-    signal.signal(ready + program * SIZE + rank, dst, epoch, ctx)
+    # My tensor was written before this kernel on the stream; dst, alone, reads it behind this.
+    signal.signal_all(ready + program * SIZE, epoch, ctx, LANES)
     if rank == dst:
         signal.wait_all(ready + program * SIZE, epoch, ctx, LANES)  # everybody's tensor is there
         for peer in tl.static_range(SIZE):
