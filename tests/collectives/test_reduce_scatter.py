@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import sundog
 from sundog import testing
-from sundog.collectives.reduce_scatter import Config
+from sundog.collectives.reduce_scatter import Config, Problem, plan
 from sundog.errors import RankMismatch
 from sundog.exercise import exercise
 from sundog.op import find
@@ -21,6 +21,7 @@ from .gloo import gloo
 from .reducing import exact, oracle, random
 
 Run = Callable[..., list]
+module = find("reduce_scatter")
 SMALL = Config(block=64, programs=2)  # several tiles and programs
 
 
@@ -97,6 +98,32 @@ def test_in_a_group(run: Run) -> None:
     want = oracle("sum", [exact(rank, 90, torch.int32) for rank in (2, 0)]).view(2, 45)
     assert torch.equal(results[2], want[0])
     assert torch.equal(results[0], want[1])
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("numel", "dtype", "vector"),
+    [(8, torch.bfloat16, 8), (12, torch.bfloat16, 1), (12, torch.float32, 4), (3, torch.int8, 1)],
+)
+def test_slices_are_called_aligned_only_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, numel: int, dtype: torch.dtype, vector: int
+) -> None:
+    """A wrong hint would crash on a GPU and is nothing to the simulator: look at what is told."""
+    told = []
+
+    class Recorder:
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            return lambda *args, **constants: told.append(constants["VECTOR"])
+
+    def main(world: sundog.World) -> None:
+        problem = Problem(numel, dtype, 1)
+        plan(world, problem, SMALL)(
+            torch.zeros(numel, dtype=dtype), torch.zeros(numel, dtype=dtype)
+        )
+
+    monkeypatch.setattr(module, "_direct_kernel", Recorder())
+    sundog.run(main, 1, backend="sim")
+    assert told == [vector]
 
 
 @pytest.mark.sim_only
