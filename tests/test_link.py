@@ -23,8 +23,8 @@ from sundog.backends.link import check_host_memory
 from sundog.backends.sim import Sim
 from sundog.device import memory, signal
 from sundog.errors import BadAccess, WaitTimeout
-from sundog.exercise import function_of
-from sundog.op import OPS
+from sundog.exercise import _exercise
+from sundog.op import OPS, find
 
 Run = Callable[..., list]
 pytestmark = pytest.mark.sim_only
@@ -54,7 +54,8 @@ def test_all_gather(run: Run, size: int) -> None:
 
 @pytest.mark.parametrize("name", list(OPS))
 def test_every_op_keeps_data_and_flags_apart(run: Run, name: str) -> None:
-    run(function_of(name, 2), 2)
+    module = find(name)
+    run(lambda world: _exercise(world, module, module.cases(2)[0]), 2)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

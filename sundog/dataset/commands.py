@@ -52,7 +52,7 @@ def _summary(data: Dataset, session: str, rows: object) -> list[str]:
     name = runs.kernel_name.iloc[0] if len(runs) else "(no metadata)"
     seconds = f"{runs.seconds.iloc[0]:.1f}" if len(runs) and runs.ended.iloc[0] else "not ended"
     ok, started = rows[rows.status == "ok"], (rows.status == "started").sum()
-    failed = len(rows) - len(ok) - started
+    failed = len(rows) - len(ok) - started - (rows.status == "compiled").sum()
     shown = ["", ""]
     if ok.perf_ms.notna().any():
         # As in the end record, which a killed run lacks: the lowest median over repeats.

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 
 from ..bench.timing import Times, Variant
 from ..bench.timing import measure as time_on_gpu
@@ -123,7 +124,8 @@ def _measure(
         else:
             calls = [_call(plans[number], each) for each in sets]
             variants[number] = Variant(fields_text(config), calls)
-    for number, times in zip(variants, timer(world, list(variants.values()), samples), strict=True):
+    timed = timer(world, list(variants.values()), samples) if variants else []
+    for number, times in zip(variants, timed, strict=True):
         found[number] = Measured([1e3 * second for second in times.slowest])
     for plan in reversed(plans.values()):
         plan.free()
@@ -156,7 +158,7 @@ def _wrong(world: World, plan: Plan, each: _Set) -> Failure | None:
         world.synchronize()
     except WaitTimeout as error:
         return Failure("timeout", str(error))
-    except NotResident as error:
+    except (NotResident, TritonError) as error:  # too many programs, or too much shared memory
         return Failure("error", f"{type(error).__name__}: {error}")
     bad = int((each.out.view(each.want.shape) != each.want).sum().item())
     text = f"rank {world.rank}: {bad} of {each.want.numel()} elements differ from the reference"

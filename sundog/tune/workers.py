@@ -33,6 +33,7 @@ class Failure:
 
     status: str  # as in the dataset: error, timeout or accuracy_error
     error: str
+    last: bool = False  # of this process, which ends
 
 
 def serve(answer: Callable[[Any], Any]) -> Body:
@@ -79,7 +80,10 @@ class Worker:
         late = self._clock() - self._since > self._seconds
         try:
             if self._pipe.poll():
-                return self._ended(self._pipe.recv())
+                reply = self._pipe.recv()
+                if isinstance(reply, Failure) and reply.last:
+                    self._wait_for_death()
+                return self._ended(reply)
         except (EOFError, OSError):
             return self._ended(Failure("error", f"the process {_how(self._wait_for_death())}"))
         if late:
@@ -143,8 +147,12 @@ def _child(body: Body, pipe: Connection, parent: int) -> None:
         os._exit(1)  # it died before that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this one
     torch.set_num_threads(1)  # the parent's OpenMP threads did not come along
-    with suppress(EOFError):  # the caller has no more tasks
+    try:
         body(pipe)
+    except EOFError:
+        return  # the caller has no more tasks
+    except Exception as error:
+        pipe.send(Failure("error", f"{type(error).__name__}: {error}", last=True))
 
 
 def _how(code: int | None) -> str:

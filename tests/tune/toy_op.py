@@ -14,7 +14,7 @@ from sundog import World
 from sundog.op import Cost, Plan, agree
 from sundog.sim.launcher import Installed
 
-BAD = ("crash", "hang", "wrong", "refused", "raises")
+BAD = ("crash", "hang", "wrong", "refused", "raises", "fails")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             time.sleep(100)
         if config.mode == "raises":
             raise KeyError("a bug in this op")
+        if really and config.mode == "fails":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         _scale[(triton.cdiv(problem.numel, config.block),)](
             x, out, problem.numel, FACTOR=3 if config.mode == "wrong" else 2, BLOCK=config.block,
             num_warps=config.num_warps,
