@@ -1,0 +1,207 @@
+"""What all collectives' calls have in common: staging, plans made once, words about why."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import sundog
+from sundog import testing
+from sundog.collectives.words import Config
+from sundog.errors import RankMismatch
+
+from .moving import SMALL, joined, part, same
+
+Run = Callable[..., list]
+
+
+def tensor(world: sundog.World, shape: Any, symmetric: bool) -> torch.Tensor:
+    if symmetric:
+        return world.empty(shape, torch.int16)
+    return torch.empty(shape, dtype=torch.int16, device=world.device)
+
+
+def staged(world: sundog.World) -> set[str]:
+    """The names of what calls have put on the heap to go through."""
+    names = {block.name for block in world._heap.live.values()}
+    return names & {"all_gather.x", "all_gather.out"}
+
+
+@pytest.mark.parametrize("algo", ["push", "pull"])
+def test_tensors_of_any_kind(run: Run, algo: str) -> None:
+    """On the heap or not, out given or not: the same answer; copied only where peers must reach."""
+    needed = {"push": "out", "pull": "x"}[algo]
+
+    def main(world: sundog.World) -> list[torch.Tensor]:
+        found = []
+        for on_heap, out_on_heap in itertools.product((True, False), (True, False, None)):
+            with world.scope():
+                x = tensor(world, (11, 3), on_heap).copy_(
+                    part(world.rank, 33, torch.int16).view(11, 3)
+                )
+                out = None if out_on_heap is None else tensor(world, (66,), out_on_heap)
+                before = staged(world)
+                result = world.all_gather(x, out, algo=algo, config=SMALL)
+                assert result is out or (out is None and result.shape == (22, 3))
+                assert out is not None or not world.is_symmetric(result)
+                found.append(result.cpu().clone())
+                lies_there = {"x": on_heap, "out": bool(out_on_heap)}[needed]
+                assert staged(world) >= before
+                assert lies_there or f"all_gather.{needed}" in staged(world)
+        assert staged(world) == {f"all_gather.{needed}"}
+        return found
+
+    want = joined([part(rank, 33, torch.int16) for rank in range(2)])
+    for result in run(main, 2):
+        assert len(result) == 6
+        assert all(same(out, want) for out in result)
+
+
+def test_symmetric_tensors_are_not_copied(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x, out = tensor(world, (10,), True), tensor(world, (20,), True)
+        for algo in ("push", "pull"):
+            world.all_gather(x.fill_(world.rank), out, algo=algo)
+        assert staged(world) == set()
+
+    run(main, 2)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3, 5)])
+def test_shapes(run: Run, shape: tuple[int, ...]) -> None:
+    def main(world: sundog.World) -> tuple[Any, Any]:
+        x = torch.full(shape, world.rank + 1, device=world.device)
+        out = world.all_gather(x)
+        return tuple(out.shape), out.flatten().tolist()
+
+    count = torch.Size(shape).numel()
+    want = (2 * shape[0], *shape[1:]) if shape else (2,)
+    assert run(main, 2) == [(want, [1] * count + [2] * count)] * 2
+
+
+def test_a_call_like_one_before_only_launches(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = part(world.rank, 50, torch.int16).to(world.device)
+        with world.scope():
+            world.all_gather(x)  # the plan outlives the scope
+        before = world._heap.num_calls
+        world.exchange = None  # type: ignore[method-assign, assignment]
+        want = world.all_gather(part(7 + world.rank, 50, torch.int16).to(world.device))
+        assert world._heap.num_calls == before
+        del world.exchange
+        assert same(want, joined([part(7 + rank, 50, torch.int16) for rank in range(2)]))
+
+    run(main, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": torch.zeros(5)}, {"x": torch.zeros(4).half()}, {"algo": "pull"},
+        {"config": Config(512)}, {"async_op": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_another_call_gets_another_plan(run: Run, change: dict[str, Any]) -> None:
+    def main(world: sundog.World) -> int:
+        given: dict[str, Any] = {"x": torch.zeros(4), "algo": "push"}
+        for each in ({}, {}, change, change):
+            called = given | each
+            called["x"] = called["x"].to(world.device)
+            result = world.all_gather(**called)
+            if "async_op" in each:
+                result.wait()
+        return len([key for key in world._plans if key[0] == "all_gather"])
+
+    assert run(main, 2) == [2, 2]
+
+
+@pytest.mark.sim_only
+def test_staged_calls_without_a_wait_between_them_are_clean() -> None:
+    """The copy that a call goes through is free again when its kernel has ended."""
+
+    def main(world: sundog.World) -> list[torch.Tensor]:
+        xs = [part(10 * n + world.rank, 40, torch.int32) for n in range(3)]
+        return [world.all_gather(x, algo=a, config=SMALL) for x in xs for a in ("push", "pull")]
+
+    report = testing.check(main, 2, schedules=4)
+    for result in report.results:
+        for place, out in enumerate(result):
+            n = place // 2
+            assert same(out, joined([part(10 * n + rank, 40, torch.int32) for rank in range(2)]))
+
+
+def test_ranks_that_stage_differently_are_named(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        out = tensor(world, (20,), True)
+        out = out if world.rank else torch.empty_like(out)
+        text = r"(?s)rank 0: .*out an ordinary tensor.*rank 1: .*out on the heap"
+        with pytest.raises(RankMismatch, match=text):
+            world.all_gather(torch.zeros(10, dtype=torch.int16, device=world.device), out)
+
+    run(main, 2)
+
+
+def test_an_out_that_shares_memory_with_x(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        whole = torch.zeros(30, device=world.device)
+        for start, first, apart in ((0, 7, 28), (20, 5, 60), (0, 0, 0)):
+            x, out = whole[start : start + 8], whole[first : first + 16]
+            with pytest.raises(ValueError, match=f"out shares memory with x, {apart} bytes apart"):
+                world.all_gather(x, out)
+        assert world.all_gather(whole[:8].fill_(3), whole[8:24]).tolist() == [3.0] * 16
+
+    run(main, 2)
+
+
+@pytest.mark.sim_only
+def test_explain_says_why_on_rank_0_only(capfd: pytest.CaptureFixture[str]) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.zeros(4)
+        for _ in range(2):
+            world.all_gather(x, explain=True)
+        world.all_gather(x, explain=True, algo="pull", config=SMALL)
+        world.all_gather(x)
+
+    sundog.run(main, 2, "sim")
+    lines = capfd.readouterr().out.splitlines()
+    first = "all_gather: push, since nothing was measured on the simulator: the first of push, pull"
+    assert [line[: len(first)] for line in lines[:2]] == [first] * 2
+    assert lines[0].endswith("; out is not on the heap and goes through a copy that is")
+    third = f"all_gather: pull, as asked, with {SMALL}; x is not on the heap and goes through"
+    assert lines[2].startswith(third)
+    assert len(lines) == 3
+
+
+def test_a_handle_keeps_what_the_op_reads(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.zeros(4, device=world.device)
+        handle = world.all_gather(x, async_op=True)
+        assert any(each is x for each in handle.used)
+        assert handle.wait() is handle.wait()
+
+    run(main, 2)
+
+
+def test_looking_for_a_tensor_takes_no_longer_on_a_full_heap(run: Run) -> None:
+    """Every call asks whether its tensors are symmetric."""
+
+    def main(world: sundog.World) -> float:
+        def seconds(tensor: torch.Tensor) -> float:
+            found = []
+            for _ in range(5):
+                start = time.process_time()
+                assert all(world.is_symmetric(tensor) for _ in range(100))
+                found.append(time.process_time() - start)
+            return min(found)
+
+        few = seconds(world.empty((4,)))
+        many = [world.empty((4,)) for _ in range(2000)]
+        return seconds(many[-1]) / few
+
+    assert run(main, 1)[0] < 10
