@@ -86,8 +86,14 @@ def isa(
 ) -> None:
     """What the compilers make of an op's kernels (default: all ops'), for GPUs that are not here.
 
-    Widths, atomics, registers, spills; marked: a narrow access in the wide path, a spill, a heap
-    distance that a loop loads again. Exit status: 0 nothing marked, 1 marked, 2 could not.
+    Widths, atomics, registers, spills; marked: an access of less than 16 bytes in the wide path, a
+    spill, a heap distance that the innermost loop loads again, one that is cut to 32 bits.
+
+    The wide path is every access of a tile through an argument that holds data. Not part of it:
+    single elements, flags and the context, tiles of less than a sixteenth of the largest, and
+    tails: masked, behind the loop over whole tiles or in the other branch of an `if`.
+
+    Exit status: 0 nothing marked, 1 marked, 2 could not.
 
     Example: sundog isa all_gather.push --target sm_90 --problem numel=1048576,dtype=float32
     """

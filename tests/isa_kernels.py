@@ -6,7 +6,7 @@ Each `run_*` is a rank's function, as `sundog isa tests/isa_kernels.py:run_NAME`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -139,6 +139,19 @@ def _look(flags):
     tl.store(flags + 1, tl.atomic_add(flags, 0, sem="acquire", scope="sys"))
 
 
+@triton.jit
+def _by_ticket(pair, flags, ctx, numel, BLOCK: tl.constexpr):
+    """Arguments in tuples, data and flags. A ticket is no reload, a tile of flags not narrow."""
+    base = memory.translate(pair[1], 0, ctx)
+    tile = tl.atomic_add(flags.ticket, 1)
+    while tile * BLOCK < numel:
+        at = tile * BLOCK + tl.arange(0, BLOCK)
+        tl.store(base + at, tl.load(pair[0] + at, mask=at < numel), mask=at < numel)
+        tile = tl.atomic_add(flags.ticket, 1)
+    at = tl.arange(0, 64)
+    tl.store(flags.epochs + at, tl.load(flags.epochs + at) + 1)
+
+
 @gluon.jit
 def _gluon_copy(x, out, numel, EACH: gl.constexpr, LANES: gl.constexpr):
     """As wide as its layout says: EACH elements of a thread beside each other."""
@@ -203,6 +216,17 @@ run_gluon = _runner(_gluon_copy, EACH=8, LANES=32)
 run_gluon_narrow = _runner(_gluon_copy, EACH=1, LANES=32)
 run_spilling = _runner(_many_values, dtype=torch.float32, maxnreg=24)
 run_spilling_amd = _runner(_many_values, dtype=torch.float32, num_warps=1, waves_per_eu=8)
+
+
+class Flags(NamedTuple):
+    ticket: Any
+    epochs: Any
+
+
+def run_ticket(world: World) -> None:
+    pair = world.empty(NUMEL, torch.bfloat16), world.empty(NUMEL, torch.bfloat16)
+    flags = Flags(world.signals(1, "ticket"), world.signals(64, "epochs"))
+    _by_ticket[(4,)](pair, flags, world.ctx, NUMEL, BLOCK=2048)
 
 
 def run_look(world: World) -> None:

@@ -45,6 +45,7 @@ CASES = {
     "by_bases": {("narrow", STORE), ("reload", STORE)},
     "in_loop": {("reload", REMOTE)},
     "push": set(),
+    "ticket": set(),
     "odd": {("narrow", COPY)},
     "even": set(),
     "tail": set(),
@@ -122,11 +123,12 @@ def test_tensor_cores_and_descriptors() -> None:
     assert ("narrow", "load of a") in {(m.rule, m.text.partition(",")[0]) for m in amd.marks}
 
 
-def test_a_distance_cut_to_32_bits_is_marked() -> None:
+@pytest.mark.parametrize("name", ["push", "ticket"])
+def test_a_distance_cut_to_32_bits_is_marked(name: str) -> None:
     """AMD takes offsets inside memory below 2 GiB as 32-bit numbers: no peer is that near."""
-    (kernel,) = kernels("push", ("gfx942",), heap_size=1 << 30)
+    (kernel,) = kernels(name, ("gfx942",), heap_size=1 << 30)
     assert {mark.rule for mark in kernel.marks} == {"cut"}
-    (large,) = kernels("push", ("gfx942",), heap_size=4 << 30)
+    (large,) = kernels(name, ("gfx942",), heap_size=4 << 30)
     (nvidia,) = kernels("push", ("sm_90",), heap_size=1 << 30)
     assert not large.marks
     assert not nvidia.marks

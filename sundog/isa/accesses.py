@@ -22,6 +22,7 @@ _KINDS = {
     "load": "load", "buffer_load": "load", "async_copy_global_to_local": "load",
     "buffer_load_to_local": "load", "store": "store", "buffer_store": "store",
 }  # fmt: skip
+_LOADS = ("load", "buffer_load")
 _MEMORY = (*_KINDS, "atomic_rmw", "atomic_cas", "buffer_atomic_rmw", "buffer_atomic_cas")
 
 
@@ -99,19 +100,20 @@ def _access(flow: Flow, op: Operation) -> Access:
 
 
 def _sources(flow: Flow, address: list[Operand]) -> tuple[tuple[str, ...], list[Load]]:
-    """The kernel's pointer arguments in an address, and the loads: nothing behind those."""
+    """The kernel's pointer arguments in an address, and the loads: nothing behind those.
+
+    Nor behind an atomic, such as a ticket for the next tile; that is no address.
+    """
     names: dict[str, None] = {}
     loads: dict[int, Load] = {}
     cuts = _cut(flow, address)
     for start in address:
-        for value in flow.back(start, _is_loaded):
+        for value in flow.back(start, _is_from_memory):
             if isinstance(value.owner, Block):
                 if value.owner is flow.kernel.regions[0][0] and _is_pointer(value.type):
                     names[flow.arguments()[value.number]] = None
-            elif _is_loaded(value):
-                op = value.owner
-                if id(op) not in loads:
-                    loads[id(op)] = _load(flow, op, id(op) in cuts)
+            elif short(value.owner) in _LOADS and id(value.owner) not in loads:
+                loads[id(value.owner)] = _load(flow, value.owner, id(value.owner) in cuts)
     return tuple(names), list(loads.values())
 
 
@@ -127,10 +129,10 @@ def _cut(flow: Flow, address: list[Operand]) -> set[int]:
     """The loads whose result is cut from 64 bits to 32 before it reaches the address."""
     found: set[int] = set()
     for start in address:
-        for value in flow.back(start, _is_loaded):
+        for value in flow.back(start, _is_from_memory):
             if _is_cut(value):
-                behind = flow.back(flow.inputs(value)[0], _is_loaded)
-                found |= {id(v.owner) for v in behind if _is_loaded(v)}
+                behind = flow.back(flow.inputs(value)[0], _is_from_memory)
+                found |= {id(v.owner) for v in behind if _is_from_memory(v)}
     return found
 
 
@@ -158,8 +160,8 @@ def _is_cut(value: Operand) -> bool:
     return (_element(op.operands[0].type), _element(value.type)) == ("i64", "i32")
 
 
-def _is_loaded(value: Operand) -> bool:
-    return isinstance(value.owner, Operation) and short(value.owner) in ("load", "buffer_load")
+def _is_from_memory(value: Operand) -> bool:
+    return isinstance(value.owner, Operation) and short(value.owner) in _MEMORY
 
 
 def _place(location: Any) -> Place:

@@ -45,7 +45,7 @@ class Launch:
     kernel: JITFunction
     args: tuple
     kwargs: dict[str, Any]
-    roles: dict[str, str]  # of the arguments that are tensors: ctx, flags or data
+    roles: dict[str, str]  # of arguments that are tensors or tuples of them: ctx, flags or data
 
 
 def record(
@@ -74,7 +74,7 @@ def _launch(
     world: World, kernel: JITFunction, args: tuple, kwargs: dict[str, Any], heap_size: int
 ) -> Launch:
     named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
-    roles = {k: _role(world, v) for k, v in named.items() if isinstance(v, torch.Tensor)}
+    roles = {k: _role(world, v) for k, v in named.items() if isinstance(v, torch.Tensor | tuple)}
     return Launch(
         kernel,
         tuple(_pointer(value, heap_size) for value in args),
@@ -84,8 +84,9 @@ def _launch(
 
 
 def _pointer(value: Any, heap_size: int) -> Any:
-    if hasattr(value, "_fields"):  # a view of a matrix, say
-        return type(value)(*(_pointer(each, heap_size) for each in value))
+    if isinstance(value, tuple):  # a view of a matrix, say
+        items = [_pointer(item, heap_size) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if not isinstance(value, torch.Tensor):
         return value
     with torch._C.DisableTorchFunction():
@@ -94,7 +95,10 @@ def _pointer(value: Any, heap_size: int) -> Any:
         return Pointer(value.dtype, value.data_ptr(), reach)
 
 
-def _role(world: World, tensor: torch.Tensor) -> str:
+def _role(world: World, tensor: torch.Tensor | tuple) -> str:
+    if isinstance(tensor, tuple):  # one name in the kernel: data if any of them is
+        found = {_role(world, item) for item in tensor if isinstance(item, torch.Tensor | tuple)}
+        return DATA if DATA in found or not found else min(found)
     with torch._C.DisableTorchFunction():
         address = tensor.data_ptr()
         if address == world.ctx.data_ptr():

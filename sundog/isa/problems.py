@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from .. import op as ops
-from ..exercise import function_of
+from ..exercise import function_of, output
 from ..world import World
 
 __all__ = ["Case", "functions", "typical"]
 
-_NUMEL = 1 << 18
+_LARGE = {"numel": 1 << 18, "m": 2048, "n": 4096, "k": 1024}  # no tails, and tiles for all SMs
 _LEAST_HEAP = 64 << 20
 
 Function = tuple[str, Callable[[World], Any], int]  # name, of a rank, bytes of the heap
@@ -41,14 +41,14 @@ def functions(target: str, case: Case) -> Iterator[Function]:
 
 
 def typical(module: ModuleType, size: int) -> Any:
-    """The op's first case, without what is optional; with a size that is no tail, if it has one."""
+    """The op's first case, without what is optional, in a size that shows its wide path."""
     first = module.cases(size)[0]
     optional = {
         field.name: field.default
         for field in dataclasses.fields(first)
         if field.default is not dataclasses.MISSING
     }
-    larger = {"numel": _NUMEL, "dtype": torch.bfloat16}
+    larger = {"dtype": torch.bfloat16, **_LARGE}
     return _changed(first, optional | {k: v for k, v in larger.items() if hasattr(first, k)})
 
 
@@ -75,8 +75,7 @@ def _out(world: World, module: ModuleType, problem: Any, given: tuple) -> torch.
     shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
     parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
     by_input = (list(each) for each in zip(*parts, strict=True))
-    want = module.reference(problem, world.rank, *by_input)
-    return world.empty(want.shape, want.dtype, "out")
+    return output(world, module.reference(problem, world.rank, *by_input))
 
 
 def _changed(value: Any, fields: dict[str, Any]) -> Any:
