@@ -44,10 +44,16 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cases(size: int) -> list[Problem]:
-    """A message longer than all slots, empty ones, and odd ones; every rank sends as much."""
-    row = [5200, 0, 37, 1, 0, 5, 801, 2][:size]
-    turned = tuple(tuple(row[(j - i) % size] for j in range(size)) for i in range(size))
-    return [Problem(0, torch.int32, size, turned), Problem(3, torch.float64, size)]
+    """Empty messages and odd ones, and one that is longer than all slots.
+
+    Only one: if all were as long, each would tell its sender how far the others are, and no sender
+    would have to wait for an empty slot.
+    """
+    row = [0, 37, 1, 5, 0, 2, 301, 3]
+    splits = [[row[(j - i) % size] for j in range(size)] for i in range(size)]
+    splits[0][-1] = 5200
+    whole = tuple(tuple(each) for each in splits)
+    return [Problem(0, torch.int32, size, whole), Problem(3, torch.float64, size)]
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
