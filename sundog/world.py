@@ -24,6 +24,8 @@ from .collectives.send_recv import mailboxes, recv, send
 from .device import context
 from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
 from .fused.all_gather_matmul import all_gather_matmul
+from .fused.matmul_all_reduce import matmul_all_reduce
+from .fused.matmul_reduce_scatter import matmul_reduce_scatter
 from .heap import Heap, divergence
 from .streams import Streams
 from .symmetric import Shape, Symmetric
@@ -170,6 +172,8 @@ class World(Streams):
     reduce_scatter = reduce_scatter
     reduce = reduce
     all_gather_matmul = all_gather_matmul
+    matmul_all_reduce = matmul_all_reduce
+    matmul_reduce_scatter = matmul_reduce_scatter
 
     def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan made for this key before, or a new one (a collective on the host)."""

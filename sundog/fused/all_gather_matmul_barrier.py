@@ -17,7 +17,7 @@ from ..device import context, signal, tiles
 from ..op import Plan, agree
 from . import gemm
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
-from .call import fitting, hint_of
+from .call import fitting, hint_of, resident
 
 if TYPE_CHECKING:
     from ..world import World
@@ -91,12 +91,7 @@ def _gather_kernel(
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the gathered A. The plan takes a symmetric a, any b, bias and out."""
-    refused = valid(problem, config)
-    if refused is None and config.programs > world.num_sms:
-        refused = (
-            f"{config.programs} programs wait for their peers and {world.num_sms} SMs hold one "
-            f"each: ask for at most {world.num_sms}"
-        )
+    refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.barrier", problem, config, refused)
     shape = (config.programs, problem.size)
     ready = world.signals(shape, "all_gather_matmul.ready")

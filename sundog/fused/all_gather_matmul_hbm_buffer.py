@@ -17,7 +17,7 @@ last bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -25,9 +25,9 @@ import triton.language as tl
 
 from ..device import context, local, proxy, signal, tiles
 from ..op import Plan, agree
-from . import gemm
+from . import fetching, gemm
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
-from .call import fitting, hint_of
+from .call import fitting, hint_of, resident
 
 if TYPE_CHECKING:
     from ..world import World
@@ -99,28 +99,6 @@ def default(problem: Problem, num_sms: int) -> Config:
     return replace(config, fetchers=fetchers, programs=programs)
 
 
-class _Flags(NamedTuple):
-    ready: Any  # by rank: its part of A may be read
-    done: Any  # by fetcher and rank: has read all that it will of this rank's A
-    staged: Any  # by row and group of blocks: is in the staging buffer
-    tickets: Any  # how many output tiles were asked for, by all calls
-    epochs: Any  # by program: how often it has run
-
-
-class _Fetch(NamedTuple):
-    """Constants of the fetching."""
-
-    size: Any
-    lanes: Any
-    by_k: Any
-    per_flag: Any  # blocks
-    fetchers: Any
-    first_fetchers: Any
-    most_fetchers: Any
-    stages: Any
-    hint: Any
-
-
 @triton.jit
 def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T):
     program = tl.program_id(0)
@@ -131,7 +109,7 @@ def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T
         signal.signal_all(flags.ready, epoch, ctx, F.lanes)
     units = 0
     if program < F.most_fetchers:
-        units = _fetch(a, buffer, flags, epoch, ctx, F, S)
+        units = fetching.fetch(a, buffer, flags, epoch, ctx, F, S)
     _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
@@ -141,77 +119,17 @@ def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T
 
 
 @triton.jit
-def _remote(a, F, S):
-    """Rows of remote tiles, blocks in such a row, and flags of such a row."""
-    rows, blocks = tl.cdiv(a.rows, S.tile_m), tl.cdiv(a.cols, S.tile_k)
-    if F.by_k:
-        blocks *= F.size - 1
-    else:
-        rows *= F.size - 1
-    return rows, blocks, tl.cdiv(blocks, F.per_flag)
-
-
-@triton.jit
-def _fetch(a, buffer, flags, epoch, ctx, F, S):
-    """Copy this program's share of the remote tiles, in the order in which workers want them.
-
-    Its number of units, which is the same on all ranks.
-    """
-    program = tl.program_id(0)
-    rows, blocks, groups = _remote(a, F, S)
-    # The peers' A is complete, as program 0 of each of them says.
-    signal.wait_all(flags.ready, epoch, ctx, F.lanes)
-    units = rows * groups
-    first = tl.cdiv(rows, F.stages) * groups  # units of the first stage
-    mine = tl.where(program < F.first_fetchers, first - program + F.first_fetchers - 1, 0)
-    mine = tl.maximum(mine, 0) // F.first_fetchers
-    more = tl.where(program < F.fetchers, units - first - program + F.fetchers - 1, 0)
-    more = tl.maximum(more, 0) // F.fetchers
-    for n in range(mine + more):
-        later = first + program + (n - mine) * F.fetchers
-        unit = tl.where(n < mine, program + n * F.first_fetchers, later)
-        # A band of rows flag by flag, as `swizzle` lets the workers go over its columns.
-        row, group = gemm.swizzle(unit, rows, groups, S.group_m)
-        last = tl.minimum((group + 1) * F.per_flag, blocks)
-        for block in range(group * F.per_flag, last):
-            _fetch_tile(a, buffer, row, block, ctx, F, S)
-        if n == mine + more - 1:
-            # My loads of the peers' A before the flags: they may overwrite it when their kernel,
-            # which waits for this, has ended.
-            signal.signal_all(flags.done + program * F.size, epoch, ctx, F.lanes)
-        # The tiles of this group, stored by all warps, before the flag: workers wait for it.
-        local.signal(flags.staged + row * groups + group, epoch, ctx)
-    return mine + more
-
-
-@triton.jit
-def _fetch_tile(a, buffer, row, block, ctx, F, S):
-    """Where a row or a block ends, zeros are stored too: the buffer has whole tiles."""
-    if F.by_k:
-        per_peer = tl.cdiv(a.cols, S.tile_k)
-        step, i, k = block // per_peer, row, block % per_peer
-    else:
-        per_peer = tl.cdiv(a.rows, S.tile_m)
-        step, i, k = row // per_peer, row % per_peer, block
-    peer = (tl.load(ctx + context.RANK).to(tl.int32) + 1 + step) % F.size
-    tile = tiles.gather(
-        a, i * S.tile_m, k * S.tile_k, peer, ctx, S.tile_m, S.tile_k, F.hint
-    )  # fmt: skip
-    tiles.store(buffer, row * S.tile_m, block * S.tile_k, tile)
-
-
-@triton.jit
 def _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T):
     """Compute output tiles from the queue until it is empty. S: with the own A, T: the staged."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
-    _, blocks, groups = _remote(a, F, S)
+    _, blocks, groups = fetching.remote(a, F, S)
     own_rows, own_blocks = tl.cdiv(a.rows, S.tile_m), tl.cdiv(a.cols, S.tile_k)
     rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     if not F.by_k:
         rows *= F.size
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
-    tile = _ticket(flags.tickets) - before
+    tile = gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
         i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
         row, col, peer = i, j * S.tile_n, 0
@@ -234,27 +152,16 @@ def _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T):
             )  # fmt: skip
         part = tiles.part(out, peer * a.rows, a.rows)
         gemm.emit(part, bias, acc, i % own_rows * S.tile_m, col, S)
-        tile = _ticket(flags.tickets) - before
-
-
-@triton.jit
-def _ticket(tickets):
-    """A number that no other program has. Orders nothing."""
-    return tl.atomic_add(tickets, tl.full((), 1, tl.int64), sem="relaxed", scope="gpu")
+        tile = gemm.ticket(flags.tickets) - before
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the staging buffer. The plan takes a symmetric a, any b, bias and out."""
-    refused = valid(problem, config)
-    if refused is None and config.programs > world.num_sms:
-        refused = (
-            f"{config.programs} programs wait for each other and {world.num_sms} SMs hold one "
-            f"each: ask for at most {world.num_sms}"
-        )
+    refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.hbm_buffer", problem, config, refused)
     rows, cols = _staged_tiles(problem, config)
     groups = triton.cdiv(cols, _per_flag(problem, config))
-    flags = _Flags(
+    flags = fetching.Flags(
         world.signals(problem.size, "all_gather_matmul.ready"),
         world.signals((config.most_fetchers, problem.size), "all_gather_matmul.done"),
         world.signals(rows * groups, "all_gather_matmul.staged"),
@@ -296,7 +203,7 @@ def _per_flag(problem: Problem, config: Config) -> int:
 
 def arguments(
     problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor, b: torch.Tensor,
-    out: torch.Tensor, bias: torch.Tensor | None, flags: _Flags, ctx: torch.Tensor,
+    out: torch.Tensor, bias: torch.Tensor | None, flags: fetching.Flags, ctx: torch.Tensor,
 ) -> tuple:  # fmt: skip
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     by_k = problem.shard == "k"
@@ -312,7 +219,7 @@ def arguments(
         gemm.shape_of(config, kind, b_kind, shards, problem.activation)
         for kind in (own_kind, staged_kind)
     ]
-    fetch = _Fetch(*map(tl.constexpr, (
+    fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
         config.fetchers, config.first_fetchers or config.fetchers, config.most_fetchers,
         config.fetch_stages, hint_of(a),

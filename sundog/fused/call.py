@@ -21,7 +21,7 @@ from . import gemm
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["Options", "call", "check_matrices", "fitting", "hint_of"]
+__all__ = ["Options", "call", "check_matrices", "fitting", "hint_of", "resident"]
 
 _WIDEST = 16  # bytes of an access
 
@@ -155,6 +155,16 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.itemsize if tensor.numel() else begin
+
+
+def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
+    """What `valid` says; else whether all programs can run at once, which their waits ask for."""
+    if refused is not None or programs <= num_sms:
+        return refused
+    return (
+        f"{programs} programs wait for each other and {num_sms} SMs hold one each: ask for at most "
+        f"{num_sms}"
+    )
 
 
 def hint_of(matrix: torch.Tensor) -> tuple[int, int]:

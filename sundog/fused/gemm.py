@@ -24,7 +24,7 @@ from ..device import tiles
 
 __all__ = [
     "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Shape", "Tiles", "accumulate", "arguments",
-    "block_of", "emit", "matmul", "operand", "shape_of", "swizzle", "valid",
+    "block_of", "emit", "finish", "matmul", "operand", "shape_of", "swizzle", "ticket", "valid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -153,14 +153,26 @@ def accumulate(acc, a, b, row, col, first, last, K, shift, S):
 
 
 @triton.jit
-def emit(out, bias, acc, row, col, S):
-    """Write a tile of the result: bias per column, activation, the output's type."""
+def finish(bias, acc, col, cols, S):
+    """Bias per column and activation."""
     if bias is not None:
         columns = col + tl.arange(0, S.tile_n)
-        acc += tl.load(bias + columns, mask=columns < out.cols, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias + columns, mask=columns < cols, other=0.0).to(tl.float32)[None, :]
     if S.activation == "silu":
         acc = acc * tl.sigmoid(acc)
-    tiles.store(out, row, col, acc)
+    return acc
+
+
+@triton.jit
+def emit(out, bias, acc, row, col, S):
+    """Write a tile of the result: bias per column, activation, the output's type."""
+    tiles.store(out, row, col, finish(bias, acc, col, out.cols, S))
+
+
+@triton.jit
+def ticket(tickets):
+    """A number that no other program has, and none had in a former call. Orders nothing."""
+    return tl.atomic_add(tickets, tl.full((), 1, tl.int64), sem="relaxed", scope="gpu")
 
 
 @triton.jit

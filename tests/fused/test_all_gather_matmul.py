@@ -14,6 +14,7 @@ from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
+from sundog.fused.fetching import Flags
 
 from . import Run, answers, assembly, compare, compiled, on_every_arch, spills
 
@@ -262,7 +263,7 @@ def _arguments(problem: Problem, config: hbm_buffer.Config) -> tuple:
     rows, blocks = hbm_buffer._staged_tiles(problem, config)
     buffer = torch.empty(rows * config.tile_m, blocks * config.tile_k, dtype=BF16)
     words = torch.empty(64, dtype=torch.int64)
-    flags = hbm_buffer._Flags(*[words] * 5)
+    flags = Flags(*[words] * 5)
     return hbm_buffer.arguments(problem, config, a, buffer, b, out, None, flags, words)
 
 

@@ -15,6 +15,9 @@ from sundog.check import check
 from sundog.exercise import expected
 from sundog.fused import all_gather_matmul_barrier as gather_barrier
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
+from sundog.fused import matmul_all_reduce_one_shot as one_shot
+from sundog.fused import matmul_all_reduce_two_shot as two_shot
+from sundog.fused import matmul_reduce, matmul_reduce_scatter
 from sundog.mutation import find_mutants, mutate
 
 pytestmark = pytest.mark.sim_only
@@ -23,6 +26,8 @@ F16 = torch.float16
 SMALL = dict(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
 # Three rows of tiles for two fetchers, so that one has two of them. Aligned for descriptors.
 GATHERED = hbm_buffer.Problem(40, 16, 64, F16, 2, "k")
+REDUCED = matmul_reduce.Problem(32, 16, 24, F16, 2)
+PLAIN = matmul_reduce.Config(**SMALL, programs=2)
 CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     "all_gather_matmul.barrier": (
         gather_barrier, GATHERED, gather_barrier.Config(**SMALL, programs=2),
@@ -30,6 +35,9 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     "all_gather_matmul.hbm_buffer": (
         hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=2, programs=3),
     ),
+    "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
+    "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
+    "matmul_all_reduce.two_shot": (two_shot, REDUCED, PLAIN),
 }  # fmt: skip
 
 

@@ -1,0 +1,100 @@
+"""Fetchers: programs that pull the peers' parts of a sharded matrix into a staging buffer.
+
+The remote part is a grid of tiles, rows by blocks along K: of all peers side by side where the
+matrix is sharded along K, one below the other along M. The next rank's part comes first, so every
+rank begins with another peer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ..device import context, local, signal, tiles
+from . import gemm
+
+__all__ = ["Fetch", "Flags", "fetch", "remote"]
+
+
+class Flags(NamedTuple):
+    ready: Any  # by rank: its part of A may be read
+    done: Any  # by fetcher and rank: has read all that it will of this rank's A
+    staged: Any  # by row and group of blocks: is in the staging buffer
+    tickets: Any  # how many output tiles were asked for, by all calls
+    epochs: Any  # by program: how often it has run
+
+
+class Fetch(NamedTuple):
+    """Constants of the fetching."""
+
+    size: Any
+    lanes: Any
+    by_k: Any
+    per_flag: Any  # blocks
+    fetchers: Any
+    first_fetchers: Any
+    most_fetchers: Any
+    stages: Any
+    hint: Any
+
+
+@triton.jit
+def remote(a, F, S):
+    """Rows of remote tiles, blocks in such a row, and flags of such a row."""
+    rows, blocks = tl.cdiv(a.rows, S.tile_m), tl.cdiv(a.cols, S.tile_k)
+    if F.by_k:
+        blocks *= F.size - 1
+    else:
+        rows *= F.size - 1
+    return rows, blocks, tl.cdiv(blocks, F.per_flag)
+
+
+@triton.jit
+def fetch(a, buffer, flags, epoch, ctx, F, S):
+    """Copy this program's share of the remote tiles, in the order in which workers want them.
+
+    Its number of units, which is the same on all ranks.
+    """
+    program = tl.program_id(0)
+    rows, blocks, groups = remote(a, F, S)
+    # The peers' A is complete, as program 0 of each of them says.
+    signal.wait_all(flags.ready, epoch, ctx, F.lanes)
+    units = rows * groups
+    first = tl.cdiv(rows, F.stages) * groups  # units of the first stage
+    mine = tl.where(program < F.first_fetchers, first - program + F.first_fetchers - 1, 0)
+    mine = tl.maximum(mine, 0) // F.first_fetchers
+    more = tl.where(program < F.fetchers, units - first - program + F.fetchers - 1, 0)
+    more = tl.maximum(more, 0) // F.fetchers
+    for n in range(mine + more):
+        later = first + program + (n - mine) * F.fetchers
+        unit = tl.where(n < mine, program + n * F.first_fetchers, later)
+        # A band of rows flag by flag, as `swizzle` lets the workers go over its columns.
+        row, group = gemm.swizzle(unit, rows, groups, S.group_m)
+        last = tl.minimum((group + 1) * F.per_flag, blocks)
+        for block in range(group * F.per_flag, last):
+            _fetch_tile(a, buffer, row, block, ctx, F, S)
+        if n == mine + more - 1:
+            # My loads of the peers' A before the flags: they may overwrite it when their kernel,
+            # which waits for this, has ended.
+            signal.signal_all(flags.done + program * F.size, epoch, ctx, F.lanes)
+        # The tiles of this group, stored by all warps, before the flag: workers wait for it.
+        local.signal(flags.staged + row * groups + group, epoch, ctx)
+    return mine + more
+
+
+@triton.jit
+def _fetch_tile(a, buffer, row, block, ctx, F, S):
+    """Where a row or a block ends, zeros are stored too: the buffer has whole tiles."""
+    if F.by_k:
+        per_peer = tl.cdiv(a.cols, S.tile_k)
+        step, i, k = block // per_peer, row, block % per_peer
+    else:
+        per_peer = tl.cdiv(a.rows, S.tile_m)
+        step, i, k = row // per_peer, row % per_peer, block
+    peer = (tl.load(ctx + context.RANK).to(tl.int32) + 1 + step) % F.size
+    tile = tiles.gather(
+        a, i * S.tile_m, k * S.tile_k, peer, ctx, S.tile_m, S.tile_k, F.hint
+    )  # fmt: skip
+    tiles.store(buffer, row * S.tile_m, block * S.tile_k, tile)

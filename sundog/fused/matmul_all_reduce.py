@@ -1,0 +1,63 @@
+"""GEMM + all-reduce: activation(sum over ranks of A @ B, plus bias) on every rank.
+
+one_shot    every rank sends its partials to all ranks, and each adds all of them
+two_shot    a tile has one owner, who adds the partials and sends the result to all ranks
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..op import Cost
+from . import matmul_reduce
+from .call import Options
+from .matmul_reduce import Problem, inputs
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = ["OP", "Problem", "cases", "cost", "inputs", "matmul_all_reduce", "reference"]
+
+OP = "matmul_all_reduce"
+
+
+def cost(problem: Problem) -> Cost:
+    """What must be: two_shot sends this much, one_shot size/2 times as much."""
+    item, out = problem.dtype.itemsize, (problem.out_dtype or problem.dtype).itemsize
+    m, n, k = problem.m, problem.n, problem.k
+    sent = m * n * (item + out) * (problem.size - 1) // problem.size
+    read = (m * k + k * n + m * n) * item
+    return Cost(2 * m * n * k, read, m * n * (item + out), sent)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems: aligned for descriptors and not; with fewer tiles than ranks."""
+    return [
+        Problem(40, 32, 24, torch.float16, size),
+        Problem(5, 21, 19, torch.bfloat16, size, has_bias=True),
+    ]
+
+
+def reference(
+    problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
+    bias: list[torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The answer on every rank, from all ranks' inputs."""
+    return matmul_reduce.sum_of(problem, a, b, bias)
+
+
+def matmul_all_reduce(
+    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """activation(sum over ranks of a @ b, plus bias), the same bits on every rank.
+
+    Any strides. The bias is added once, to the sum, and must be the same on all ranks. Without
+    `out` the result is an ordinary tensor; two_shot wants `out` on the heap, else it copies.
+    """
+    options = Options(algo, config, False, explain)
+    return matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, 1, options)

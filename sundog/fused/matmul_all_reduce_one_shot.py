@@ -1,0 +1,103 @@
+"""GEMM + all-reduce, one shot in one kernel: a partial goes to all ranks as soon as it is computed.
+
+Programs take tiles from a queue: first all partials, then all tiles to add. Every partial crosses
+each link, but nothing waits for a second trip: for small results.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal, tiles
+from ..op import Plan, agree
+from . import gemm, matmul_reduce
+from .call import resident
+from .matmul_all_reduce import Problem, cases, cost, inputs, reference
+from .matmul_reduce import Config, space, valid
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return matmul_reduce.default_of(problem, problem.m, num_sms)
+
+
+class _Flags(NamedTuple):
+    ready: Any  # by rank: its inbox is free
+    arrived: Any  # by tile and rank: its partial is in the inbox
+    tickets: Any  # how many tiles were asked for, by all calls
+    epochs: Any  # by program: how often it has run
+
+
+@triton.jit
+def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    epoch = tl.load(flags.epochs + program) + 1
+    if program == 0:
+        # My inbox is free: the call that read it last is over. Peers fill it behind this.
+        signal.signal_all(flags.ready, epoch, ctx, F.lanes)
+    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    # Every program asks once too often, so this is what former calls have asked.
+    before = (epoch - 1) * (2 * rows * cols + tl.num_programs(0))
+    n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    while n < rows * cols:
+        i, j = gemm.swizzle(n, rows, cols, S.group_m)
+        acc = matmul_reduce.product(a, b, i * S.tile_m, j * S.tile_n, K, S)
+        signal.wait_all(flags.ready, epoch, ctx, F.lanes)  # they have read the last call's partial
+        for step in range(F.size):  # each rank begins with another peer
+            slot = (rank * rows * cols + n) * S.tile_m
+            tiles.scatter(inbox, slot, 0, acc, (rank + step) % F.size, ctx)
+        # The partial, stored by all warps, before the flags that all ranks wait for.
+        signal.signal_all(flags.arrived + n * F.size, epoch, ctx, F.lanes)
+        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    while n < 2 * rows * cols:
+        index = n - rows * cols
+        i, j = gemm.swizzle(index, rows, cols, S.group_m)
+        # All ranks' partials of this tile before my loads of them.
+        signal.wait_all(flags.arrived + index * F.size, epoch, ctx, F.lanes)
+        for strip in range(0, S.tile_m, matmul_reduce.STRIP):
+            acc = matmul_reduce.total(inbox, index, rows * cols, strip, F, S)
+            gemm.emit(out, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
+        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags and the inbox. The plan takes any a, b, bias and out."""
+    refused = resident(valid(problem, config), config.programs, world.num_sms)
+    agree(world, "matmul_all_reduce.one_shot", problem, config, refused)
+    num_tiles = triton.cdiv(problem.m, config.tile_m) * triton.cdiv(problem.n, config.tile_n)
+    flags = _Flags(
+        world.signals(problem.size, "matmul_all_reduce.ready"),
+        world.signals((num_tiles, problem.size), "matmul_all_reduce.arrived"),
+        world.signals(1, "matmul_all_reduce.tickets"),
+        world.signals(config.programs, "matmul_all_reduce.epochs"),
+    )
+    shape = (problem.size * num_tiles * config.tile_m, config.tile_n)
+    inbox = world.empty(shape, problem.dtype, "matmul_all_reduce.inbox")
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *added, out = rest
+        x, y, shape = matmul_reduce.given(problem, config, a, b)
+        _one_shot_kernel[(config.programs,)](
+            x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
+            world.ctx, problem.k, matmul_reduce.constants(problem), shape,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (*flags, inbox), launch)

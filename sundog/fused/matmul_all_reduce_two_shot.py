@@ -1,0 +1,115 @@
+"""GEMM + all-reduce, two shots in one kernel: partials go to a tile's owner, the sum to all ranks.
+
+Tile t belongs to rank t mod W. Programs take tiles from a queue: first partials, each rank
+beginning with another owner; then the own tiles, whose sums are stored to all ranks. Moves every
+byte twice over each link, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal, tiles
+from ..op import Plan, agree
+from . import gemm, matmul_reduce
+from .call import resident
+from .matmul_all_reduce import Problem, cases, cost, inputs, reference
+from .matmul_reduce import Config, space, valid
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return matmul_reduce.default_of(problem, problem.m, num_sms)
+
+
+class _Flags(NamedTuple):
+    arrived: Any  # by own tile and rank: its partial is in the inbox
+    final: Any  # by tile and rank: its owner has stored it here
+    tickets: Any  # how many tiles were asked for, by all calls
+    epochs: Any  # by program: how often it has run
+
+
+@triton.jit
+def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    epoch = tl.load(flags.epochs + program) + 1
+    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    owned = tl.cdiv(rows * cols, F.size)  # the last ranks may have one less
+    # Every program asks once too often, so this is what former calls have asked.
+    before = (epoch - 1) * (owned * (F.size + 1) + programs)
+    n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    while n < owned * F.size:
+        index, owner = n // F.size, (rank + 1 + n % F.size) % F.size
+        tile = index * F.size + owner
+        if tile < rows * cols:
+            i, j = gemm.swizzle(tile, rows, cols, S.group_m)
+            acc = matmul_reduce.product(a, b, i * S.tile_m, j * S.tile_n, K, S)
+            # The owner has read the last call's partial: I have waited for what came of it.
+            tiles.scatter(inbox, (rank * owned + index) * S.tile_m, 0, acc, owner, ctx)
+            # The partial, stored by all warps, before the flag that the owner waits for.
+            signal.signal(flags.arrived + index * F.size + rank, owner, epoch, ctx)
+        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    while n < owned * (F.size + 1):
+        index = n - owned * F.size
+        tile = index * F.size + rank
+        if tile < rows * cols:
+            i, j = gemm.swizzle(tile, rows, cols, S.group_m)
+            # All ranks' partials before my loads; and their out is free: they are in this call too.
+            signal.wait_all(flags.arrived + index * F.size, epoch, ctx, F.lanes)
+            for strip in range(0, S.tile_m, matmul_reduce.STRIP):
+                acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
+                acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
+                for step in range(F.size):  # each rank begins with another peer
+                    peer = (rank + step) % F.size
+                    tiles.scatter(out, i * S.tile_m + strip, j * S.tile_n, acc, peer, ctx)
+            # The result, stored by all warps, and my loads of the inbox, before the flags.
+            signal.signal_all(flags.final + tile * F.size, epoch, ctx, F.lanes)
+        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    for tile in range(program, rows * cols, programs):
+        # The owners' stores to my out, and their loads of my partials, before what follows here.
+        owner = tile % F.size
+        signal.wait(flags.final + tile * F.size + owner, owner, epoch, ctx)
+    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags and the inbox. The plan takes any a, b and bias, and a symmetric out."""
+    refused = resident(valid(problem, config), config.programs, world.num_sms)
+    agree(world, "matmul_all_reduce.two_shot", problem, config, refused)
+    num_tiles = triton.cdiv(problem.m, config.tile_m) * triton.cdiv(problem.n, config.tile_n)
+    owned = triton.cdiv(num_tiles, problem.size)
+    flags = _Flags(
+        world.signals((owned, problem.size), "matmul_all_reduce.arrived"),
+        world.signals((num_tiles, problem.size), "matmul_all_reduce.final"),
+        world.signals(1, "matmul_all_reduce.tickets"),
+        world.signals(config.programs, "matmul_all_reduce.epochs"),
+    )
+    shape = (problem.size * owned * config.tile_m, config.tile_n)
+    inbox = world.empty(shape, problem.dtype, "matmul_all_reduce.inbox")
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *added, out = rest
+        x, y, shape = matmul_reduce.given(problem, config, a, b)
+        _two_shot_kernel[(config.programs,)](
+            x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
+            world.ctx, problem.k, matmul_reduce.constants(problem), shape,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (*flags, inbox), launch)

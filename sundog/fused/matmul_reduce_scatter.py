@@ -1,0 +1,147 @@
+"""GEMM + reduce-scatter in one kernel: rank r gets rows slice r of the sum of all ranks' A @ B.
+
+Programs take tiles from a queue: first partials, of every rank's slice, beginning with the next
+rank's; each is pushed to the slice's owner as soon as it is computed. Then the own tiles: wait for
+all partials of one, add them in rank order. Moves every byte once over each link.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal, tiles
+from ..op import Cost, Plan, agree
+from . import gemm, matmul_reduce
+from .call import Options, resident
+from .matmul_reduce import Config, Problem, inputs, space, valid
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs",
+    "matmul_reduce_scatter", "plan", "reference", "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+OP = "matmul_reduce_scatter"
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return matmul_reduce.default_of(problem, problem.m // problem.size, num_sms)
+
+
+def cost(problem: Problem) -> Cost:
+    item, out = problem.dtype.itemsize, (problem.out_dtype or problem.dtype).itemsize
+    m, n, k = problem.m, problem.n, problem.k
+    sent = m * n * item * (problem.size - 1) // problem.size
+    read = (m * k + k * n + m * n) * item
+    return Cost(2 * m * n * k, read, m * n * item + m // problem.size * n * out, sent)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems: aligned for descriptors and not."""
+    return [
+        Problem(24 * size, 16, 24, torch.float16, size),
+        Problem(3 * size, 21, 19, torch.bfloat16, size, has_bias=True),
+    ]
+
+
+def reference(
+    problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
+    bias: list[torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The answer on a rank, from all ranks' inputs."""
+    return matmul_reduce.sum_of(problem, a, b, bias).chunk(problem.size)[rank]
+
+
+def matmul_reduce_scatter(
+    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """activation(sum over ranks of a @ b, plus bias), of which rank r gets slice r of the rows.
+
+    Any strides. The bias is added once, to the sum. Without `out` the result is an ordinary tensor.
+    """
+    options = Options(algo, config, False, explain)
+    return matmul_reduce.call_op(
+        world, OP, a, b, bias, activation, out_dtype, out, world.size, options
+    )
+
+
+class _Flags(NamedTuple):
+    ready: Any  # by rank: its inbox is free
+    arrived: Any  # by own tile and rank: its partial is in the inbox
+    tickets: Any  # how many tiles were asked for, by all calls
+    epochs: Any  # by program: how often it has run
+
+
+@triton.jit
+def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    epoch = tl.load(flags.epochs + program) + 1
+    for peer in range(program, F.size, tl.num_programs(0)):
+        # My inbox is free: the call that read it last is over. The peer fills it behind this.
+        signal.signal(flags.ready + rank, peer, epoch, ctx)
+    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    owned = rows * cols
+    # Every program asks once too often, so this is what former calls have asked.
+    before = (epoch - 1) * ((F.size + 1) * owned + tl.num_programs(0))
+    n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    while n < F.size * owned:
+        index, peer = n % owned, (rank + 1 + n // owned) % F.size
+        i, j = gemm.swizzle(index, rows, cols, S.group_m)
+        row = peer * out.rows + i * S.tile_m
+        acc = matmul_reduce.product(a, b, row, j * S.tile_n, K, S)
+        signal.wait(flags.ready + peer, peer, epoch, ctx)  # it has read the last call's partial
+        tiles.scatter(inbox, (rank * owned + index) * S.tile_m, 0, acc, peer, ctx)
+        # The partial, stored by all warps, before the flag that the owner waits for.
+        signal.signal(flags.arrived + index * F.size + rank, peer, epoch, ctx)
+        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    while n < (F.size + 1) * owned:
+        index = n - F.size * owned
+        i, j = gemm.swizzle(index, rows, cols, S.group_m)
+        # All ranks' partials of this tile before my loads of them.
+        signal.wait_all(flags.arrived + index * F.size, epoch, ctx, F.lanes)
+        for strip in range(0, S.tile_m, matmul_reduce.STRIP):
+            acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
+            gemm.emit(out, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
+        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags and the inbox. The plan takes any a, b, bias and out."""
+    refused = resident(valid(problem, config), config.programs, world.num_sms)
+    agree(world, OP, problem, config, refused)
+    owned = triton.cdiv(problem.m // problem.size, config.tile_m) * triton.cdiv(
+        problem.n, config.tile_n
+    )
+    flags = _Flags(
+        world.signals(problem.size, f"{OP}.ready"),
+        world.signals((owned, problem.size), f"{OP}.arrived"),
+        world.signals(1, f"{OP}.tickets"),
+        world.signals(config.programs, f"{OP}.epochs"),
+    )
+    shape = (problem.size * owned * config.tile_m, config.tile_n)
+    inbox = world.empty(shape, problem.dtype, f"{OP}.inbox")
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *added, out = rest
+        x, y, shape = matmul_reduce.given(problem, config, a, b, problem.m // problem.size)
+        _reduce_scatter_kernel[(config.programs,)](
+            x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
+            world.ctx, problem.k, matmul_reduce.constants(problem), shape,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (*flags, inbox), launch)
