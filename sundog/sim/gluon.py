@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from ..errors import CannotInterpret
+from .tasks import Launch
 
 __all__ = ["Gluon", "check_launch", "not_for_gluon", "twin_name"]
 
@@ -33,15 +34,16 @@ _SAME = frozenset([
     "static_assert", "static_print", "static_range", "store", "sub", "sum", "to_tensor", "umulhi",
     "where", "xor_sum",
 ])  # fmt: skip
-# These are nothing that could run: types, and the layouts that `_check` knows.
-_AS_THEY_ARE = frozenset([
-    "AutoLayout", "BlockedLayout", "CoalescedLayout", "SliceLayout", "constexpr", "dtype", "tensor",
-    "tuple",
-])  # fmt: skip
+# The layouts that `_check` knows are nothing that could run.
+_LAYOUTS = frozenset(["AutoLayout", "BlockedLayout", "CoalescedLayout", "SliceLayout"])
 # Of `tl`, what Gluon code may call besides the first list: the others want no layout.
 _ALSO_TL = frozenset(["debug_barrier", "range"])
 
-_NAMES = {id(value): name for name, value in vars(gl).items() if callable(value)}
+_NAMES = {
+    id(value): name
+    for name, value in vars(gl).items()
+    if name in _SAME or (callable(value) and vars(tl.core).get(name) is not value)  # Gluon's own
+}
 _HOME = gl.__name__  # triton.experimental.gluon.language
 
 
@@ -83,20 +85,21 @@ class Gluon:
     thread_barrier = barrier  # its name in Triton 3.6
 
     def num_warps(self) -> Any:
-        return tl.constexpr(self._num_warps)
+        return tl.constexpr(self._launch.num_warps)
 
     def num_ctas(self) -> Any:
         return tl.constexpr(1)
 
     @property
-    def _num_warps(self) -> int:
-        return self._builder.machine.program.launch.num_warps
+    def _launch(self) -> Launch:
+        launch: Launch = self._builder.machine.program.launch
+        return launch
 
     def _laid_out(self, value: Any, layout: Any) -> Any:
         layout = tl.core._unwrap_if_constexpr(layout)
         shape = [int(tl.core._unwrap_if_constexpr(n)) for n in value.shape]
         if layout is not None and shape:  # a scalar has none
-            reason = _check(layout, len(shape), self._num_warps)
+            reason = _check(layout, len(shape), self._launch)
             if reason is not None:
                 raise ValueError(f"a tensor of shape {shape} can't have {layout}: {reason}")
         return value
@@ -129,7 +132,7 @@ def twin_name(thing: Any, written: str) -> str | None:
         return None
     if name in _SAME:
         return f"tl.{name}"
-    if name in _AS_THEY_ARE:
+    if name in _LAYOUTS:
         return None
     if not hasattr(Gluon, name):
         raise LookupError(f"{written} is not simulated")
@@ -138,7 +141,7 @@ def twin_name(thing: Any, written: str) -> str | None:
 
 def not_for_gluon(thing: Any, written: str) -> str | None:
     """Why a Gluon kernel, or a function that it calls, can't use a thing of `triton.language`."""
-    if not _is_from("triton.language.", thing) or isinstance(thing, type) or id(thing) in _NAMES:
+    if not _is_from("triton.language.", thing) or isinstance(thing, type):
         return None
     if getattr(thing, "__name__", "") in _SAME | _ALSO_TL:
         return None
@@ -154,14 +157,14 @@ def _is_from(home: str, thing: Any) -> bool:
     return str(module).startswith(home)
 
 
-def _check(layout: Any, rank: int, num_warps: int) -> str | None:
+def _check(layout: Any, rank: int, launch: Launch) -> str | None:
     """None, or the reason why the compiler would refuse it."""
     if isinstance(layout, gl.AutoLayout | gl.CoalescedLayout):
         return None  # found by the compiler
     if isinstance(layout, gl.SliceLayout):
         if not 0 <= layout.dim <= rank:
             return f"dimension {layout.dim} is not one of its parent's {rank + 1}"
-        return _check(layout.parent, rank + 1, num_warps)
+        return _check(layout.parent, rank + 1, launch)
     if not isinstance(layout, gl.BlockedLayout):
         return f"{type(layout).__name__} is not simulated"
     sizes = layout.size_per_thread, layout.threads_per_warp, layout.warps_per_cta
@@ -174,13 +177,14 @@ def _check(layout: Any, rank: int, num_warps: int) -> str | None:
         return "every size must be a power of two"
     if threads not in (32, 64):
         return f"{threads} threads per warp, and no GPU has other than 32 or 64"
-    if warps != num_warps:
-        return f"{warps} warps, and the kernel is launched with num_warps={num_warps}"
-    return "clusters (cga_layout) are not simulated" if _clusters(layout) else None
-
-
-def _clusters(layout: Any) -> bool:
-    return bool(getattr(layout, "cga_layout", None))
+    if warps != launch.num_warps:
+        return f"{warps} warps, and the kernel is launched with num_warps={launch.num_warps}"
+    if getattr(layout, "cga_layout", None):
+        return "clusters (cga_layout) are not simulated"
+    launch.warp_size = launch.warp_size or threads
+    if threads != launch.warp_size:
+        return f"{threads} threads per warp, and another layout of this kernel {launch.warp_size}"
+    return None
 
 
 def _product(sizes: Iterable[Any]) -> int:

@@ -31,6 +31,7 @@ class Launch:
     held: list[int]  # ordinary tensors that it may touch
     site: str
     num_warps: int = 4
+    warp_size: int = 0  # as the first layout of a Gluon kernel says
     next: int = 0
     running: int = 0
     converted: dict[str, Any] | None = None

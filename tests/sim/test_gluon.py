@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import arange as imported_arange
 from triton.experimental.gluon.language import bank_conflicts
 
 import sundog
-from sundog.errors import CannotInterpret, KernelError
+from sundog.errors import CannotInterpret
 
 from .launching import Run, launch
+from .test_gluon_layouts import build
 
 pytestmark = pytest.mark.compat
 
@@ -82,94 +80,42 @@ def test_slices_of_a_layout(run: Run) -> None:
     assert torch.equal(out, torch.cat([x.sum(1), x.amax(0)]).int())
 
 
-@gluon.jit
-def layout_kernel(
-    out, N: gl.constexpr, TWO: gl.constexpr, WARPS: gl.constexpr, LAYOUT: gl.constexpr
-):
-    gl.static_assert(gl.num_warps() == WARPS)
-    if TWO:
-        gl.store(out + gl.zeros((N, N), gl.int32, LAYOUT), gl.full((N, N), 1, gl.int32, LAYOUT))
-    else:
-        at = gl.arange(0, N, LAYOUT)
-        gl.store(out + at, at)
-
-
-BLOCKED = gl.BlockedLayout
-LAYOUTS = {  # layout, size, two dimensions, warps
-    "fits": (BLOCKED([4], [32], [4], [0]), 1024, False, 4),
-    "warps of 64": (BLOCKED([4], [64], [4], [0]), 1024, False, 4),
-    "one warp": (BLOCKED([4], [32], [1], [0]), 1024, False, 1),
-    "larger than the tensor": (BLOCKED([8], [32], [4], [0]), 64, False, 4),
-    "a single element": (BLOCKED([8], [32], [4], [0]), 1, False, 4),
-    "too many warps": (BLOCKED([4], [32], [8], [0]), 1024, False, 4),
-    "too few warps": (BLOCKED([4], [32], [4], [0]), 1024, False, 8),
-    "16 threads": (BLOCKED([4], [16], [4], [0]), 1024, False, 4),
-    "128 threads": (BLOCKED([4], [128], [4], [0]), 1024, False, 4),
-    "not a power of two": (BLOCKED([3], [32], [4], [0]), 1024, False, 4),
-    "nothing per thread": (BLOCKED([0], [32], [4], [0]), 1024, False, 4),
-    "order": (BLOCKED([4], [32], [4], [1]), 1024, False, 4),
-    "rank 2 for 1": (BLOCKED([1, 4], [1, 32], [1, 4], [1, 0]), 1024, False, 4),
-    "two dimensions": (BLOCKED([1, 4], [4, 8], [2, 2], [1, 0]), 64, True, 4),
-    "the other order": (BLOCKED([1, 4], [4, 8], [2, 2], [0, 1]), 64, True, 4),
-    "order twice": (BLOCKED([1, 4], [4, 8], [2, 2], [1, 1]), 64, True, 4),
-    "threads in both": (BLOCKED([1, 4], [8, 16], [2, 2], [1, 0]), 64, True, 4),
-    "rank 1 for 2": (BLOCKED([4], [32], [4], [0]), 64, True, 4),
-    "slice": (gl.SliceLayout(0, BLOCKED([1, 4], [4, 8], [2, 2], [1, 0])), 64, False, 4),
-    "slice of too many warps": (gl.SliceLayout(1, BLOCKED([1, 4], [4, 8], [2, 4], [1, 0])), 64,
-                                False, 4),
-    "slice outside": (gl.SliceLayout(2, BLOCKED([1, 4], [4, 8], [2, 2], [1, 0])), 64, False, 4),
-    "slice of one dimension": (gl.SliceLayout(0, BLOCKED([4], [32], [4], [0])), 64, False, 4),
-    "slice for 2": (gl.SliceLayout(0, BLOCKED([1, 4], [4, 8], [2, 2], [1, 0])), 64, True, 4),
-}  # fmt: skip
-
-
-TARGETS = {32: GPUTarget("cuda", 90, 32), 64: GPUTarget("hip", "gfx942", 64)}
-
-
-def build(kernel: Any, types: dict[str, str], constants: dict[str, Any], threads: int) -> None:
-    signature = {**types, **dict.fromkeys(constants, "constexpr")}
-    num_warps = constants.get("WARPS", 4)
-    source = GluonASTSource(kernel, {k: signature[k] for k in kernel.arg_names}, constants, {})
-    triton.compile(source, target=TARGETS[threads], options={"num_warps": num_warps})
-
-
 def test_the_kernels_above_are_gluon_indeed() -> None:
     types = {"x": "*i32", "y": "*i32", "out": "*i32", "total": "*i64", "n": "i32"}
-    layouts = [BLOCKED([size], [32], [4], [0]) for size in (4, 1)]
+    layouts = [gl.BlockedLayout([size], [32], [4], [0]) for size in (4, 1)]
     build(tour_kernel, types, {"BLOCK": 256, "LAYOUT": layouts[0], "TO": layouts[1]}, 32)
-    layout = BLOCKED([1, 4], [4, 8], [4, 1], [1, 0])
+    layout = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     build(rows_kernel, {"x": "*i32", "out": "*i32"}, {"M": 16, "N": 64, "LAYOUT": layout}, 32)
 
 
-@functools.cache
-def compiler_takes(case: str) -> bool:
-    layout, size, two, num_warps = LAYOUTS[case]
-    constants = {"N": size, "TWO": two, "LAYOUT": layout, "WARPS": num_warps}
-    for threads in TARGETS:
-        try:
-            build(layout_kernel, {"out": "*i32"}, constants, threads)
-        except (triton.CompilationError, RuntimeError):
-            continue
-        return True
-    return False
+@triton.jit
+def types_kernel(addresses, out):
+    """In Triton: what both languages have is left alone."""
+    x = tl.load(addresses).to(tl.pointer_type(tl.float32))
+    tl.static_assert(out.dtype.element_ty == tl.float32)
+    for i in tl.static_range(2):
+        tl.store(out + i, tl.load(x + i) + tl.constexpr(1))
 
 
-@pytest.mark.sim_only
-@pytest.mark.parametrize("case", LAYOUTS)
-def test_layouts_are_refused_where_the_compiler_refuses_them(run: Run, case: str) -> None:
-    layout, size, two, num_warps = LAYOUTS[case]
-    constants = {"N": size, "TWO": two, "LAYOUT": layout, "WARPS": num_warps}
-    constants["num_warps"] = num_warps
-    out = torch.zeros(1024, dtype=torch.int32)
-    if compiler_takes(case):
-        launch(run, layout_kernel, (1,), out, **constants)
-    else:
-        with pytest.raises(KernelError, match=r"of shape .* can't have"):
-            launch(run, layout_kernel, (1,), out, **constants)
+@gluon.jit
+def types_gluon_kernel(addresses, out):
+    x = gl.load(addresses).to(gl.pointer_type(gl.float32))
+    gl.static_assert(out.dtype.element_ty == gl.float32)
+    for i in gl.static_range(2):
+        gl.store(out + i, gl.load(x + i) + gl.constexpr(1))
 
 
-def test_some_layouts_are_taken_and_some_refused() -> None:
-    assert 6 < sum(map(compiler_takes, LAYOUTS)) < len(LAYOUTS) - 6
+@pytest.mark.parametrize("kernel", [types_kernel, types_gluon_kernel])
+def test_types_are_what_they_are(run: Run, kernel: Any) -> None:
+    def main(world: sundog.World) -> list[float]:
+        x = world.empty((2,)).copy_(torch.tensor([2.5, 7.0]))
+        addresses = torch.tensor([x.data_ptr()], device=world.device)
+        out = torch.zeros(2, device=world.device)
+        kernel[(1,)](addresses, out)
+        world.synchronize()
+        return out.tolist()
+
+    assert run(main, 1) == [[3.5, 8.0]]
 
 
 @gluon.jit
