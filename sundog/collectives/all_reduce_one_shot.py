@@ -72,12 +72,12 @@ def _one_shot_kernel(
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
     # its stream, and this program has waited there for all of them.
     half = buffer + (epoch % 2) * stride
+    halves = reduction.everywhere(half, ctx, SIZE)  # here: nothing but data is loaded at the end
     for start in range(first, numel, step):
         _copy_tile(half, x, start, numel, BLOCK)
     # My tiles before the flags, for the peers' programs with this number, which read just those;
     # their tiles before my loads.
     signal.barrier_ranks(flags + program * SIZE, epoch, ctx, LANES)
-    halves = reduction.everywhere(half, ctx, SIZE)
     for start in range(first, numel, step):
         reduction.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream

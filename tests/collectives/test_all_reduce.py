@@ -244,6 +244,30 @@ def test_shape_out_and_handle(run: Run) -> None:
         assert torch.equal(scalar, want[0, 0, 0])
 
 
+@pytest.mark.parametrize("algo", ALGOS)
+def test_replays_of_a_graph(run: Run, algo: str) -> None:
+    """An odd number of calls in it, and eager ones between: the halves of one_shot alternate on."""
+
+    def main(world: sundog.World) -> list[torch.Tensor]:
+        x = world.zeros((70,))
+        world.all_reduce(x, algo=algo, config=small(algo))
+        with world.capture() as graph:
+            out = world.all_reduce(x, algo=algo, config=small(algo))
+        found = []
+        for seed in range(3):
+            x.copy_(exact(10 * seed + world.rank, 70, torch.float32))
+            graph.replay()
+            found += [out.clone().cpu(), world.all_reduce(x, algo=algo, config=small(algo)).cpu()]
+        graph.free()
+        return found
+
+    for result in run(main, 2):
+        for seed in range(3):
+            want = oracle("sum", [exact(10 * seed + rank, 70, torch.float32) for rank in range(2)])
+            assert torch.equal(result[2 * seed], want)
+            assert torch.equal(result[2 * seed + 1], want)
+
+
 X = torch.zeros(4)
 BAD = [
     ({"op": "xor"}, "op 'xor' is not known; there are: sum, avg"),
