@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ..world import World
 
 __all__ = [
-    "ASYNC_STREAM", "Handle", "Options", "call", "check_contiguous", "check_out", "on_stream",
+    "ASYNC_STREAM", "Handle", "Options", "agreed", "call", "check_contiguous", "check_out",
+    "on_stream",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
@@ -128,7 +129,7 @@ def _plan(
     world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options,
     staged: _Staged,
 ) -> _Call:  # fmt: skip
-    module, config, why = _agreed(world, op, problem, options, staged)
+    module, config, why = agreed(world, op, problem, options, staged)
     on_heap: list[torch.Tensor | None] = [None, None]
     for place, (name, tensor, needs) in enumerate(zip(("x", "out"), (x, out), staged, strict=True)):
         if needs and name in module.SYMMETRIC:
@@ -137,8 +138,8 @@ def _plan(
     return _Call(module.plan(world, problem, config), on_heap[0], on_heap[1], why)
 
 
-def _agreed(
-    world: World, op: str, problem: Any, options: Options, staged: _Staged
+def agreed(
+    world: World, op: str, problem: Any, options: Options, staged: NamedTuple
 ) -> tuple[ModuleType, Any, str]:
     """The choice, once all ranks have made the same one; where they differ, or it is wrong, why."""
     refused: str | None = None

@@ -6,14 +6,14 @@ the user's that is not on the heap is copied through one that is, which belongs 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
 
-from ..collectives.call import Options
-from ..collectives.call import _agreed as agreed
+from ..collectives.call import Options, agreed
 from ..errors import RankMismatch, by_rank
 from ..op import Plan
 from . import gemm
@@ -59,6 +59,8 @@ def call(
     """Run an op of `a`, ... into `out`, which have the problem's sizes; with a plan made before."""
     if out.numel() == 0:
         return out
+    if not isinstance(options.config, Hashable):
+        raise ValueError(f"{op}: config {options.config!r} is no Config of any of its algorithms")
     staged = _Staged(not world.is_symmetric(tensors[0]), not world.is_symmetric(out))
     key = (op, problem, options.algo, options.config, staged, world.stream_number)
     made = world.cached_plan(key, lambda: _plan(world, op, problem, tensors, out, options, staged))
@@ -75,15 +77,16 @@ def _plan(
     options: Options, staged: _Staged,
 ) -> _Call:  # fmt: skip
     module, config, why = agreed(world, op, problem, options, staged)
-    copies: list[torch.Tensor | None] = [None, None]
+    copies: dict[str, torch.Tensor] = {}
     on_heap = []
-    for place, (name, tensor) in enumerate((("a", tensors[0]), ("out", out))):
-        if name in module.SYMMETRIC and not staged[place]:
+    for name, tensor, is_staged in (("a", tensors[0], staged.a), ("out", out, staged.out)):
+        if name in module.SYMMETRIC and not is_staged:
             on_heap.append(name)
         elif name in module.SYMMETRIC:
-            copies[place] = world.empty(tensor.shape, tensor.dtype, f"{op}.{name}")
+            copies[name] = world.empty(tensor.shape, tensor.dtype, f"{op}.{name}")
             why += f"; {name} is not on the heap and goes through a copy that is"
-    return _Call(module.plan(world, problem, config), tuple(on_heap), *copies, why)
+    plan = module.plan(world, problem, config)
+    return _Call(plan, tuple(on_heap), copies.get("a"), copies.get("out"), why)
 
 
 def _check_place(world: World, op: str, name: str, tensor: torch.Tensor) -> None:

@@ -157,6 +157,7 @@ BAD = {
     ),
     "out shares memory with b": lambda w, a, b: (a, b, dict(out=b[:4])),
     "algo 'fast' is not known": lambda w, a, b: (a, b, dict(algo="fast")),
+    "config {} is no Config": lambda w, a, b: (a, b, dict(config={})),
     "tile_m 3 is not a power": lambda w, a, b: (
         a, b, dict(algo="hbm_buffer", config=replace(SMALL, tile_m=3)),
     ),
