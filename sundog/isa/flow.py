@@ -33,9 +33,12 @@ class Flow:
         self.kernel = next(op for op in functions if _is_public(op))
 
     def arguments(self) -> list[str]:
-        """The kernel's arguments in the order of its signature, as the source names them."""
-        entry = self.kernel.regions[0][0]
-        return [str(loc.get("name", f"argument {n}")) for n, loc in enumerate(entry.arg_locations)]
+        """The kernel's arguments in the order of its signature, as the source names them.
+
+        The items of a tuple have its name; since Triton 3.9 they have one of their own behind it.
+        """
+        named = enumerate(self.kernel.regions[0][0].arg_locations)
+        return [str(loc.get("name", f"argument {n}")).partition(".")[0] for n, loc in named]
 
     def parents(self, op: Operation) -> Iterator[tuple[Operation, int]]:
         """What encloses an operation, from the inside, and in which region of it."""
