@@ -72,6 +72,16 @@ def test_symmetric_tensors_are_not_copied(run: Run) -> None:
     run(main, 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16])
+def test_results_of_dtypes_that_pickle_does_not_bring_back(run: Run, dtype: torch.dtype) -> None:
+    def main(world: sundog.World) -> list[torch.Tensor]:
+        return world.exchange(part(world.rank, 6, dtype).view(2, 3))
+
+    for result in run(main, 2):
+        assert [each.shape for each in result] == [(2, 3)] * 2
+        assert all(same(each, part(rank, 6, dtype)) for rank, each in enumerate(result))
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3, 5)])
 def test_shapes(run: Run, shape: tuple[int, ...]) -> None:
     def main(world: sundog.World) -> tuple[Any, Any]:
