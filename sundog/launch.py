@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from . import knobs
 from .backends.link import LINKS
 from .backends.sim import Sim
@@ -126,7 +128,10 @@ def _heap_size(asked: int, local_ranks: int) -> int:
 
 
 def _gpu_heap_size(asked: int) -> int:
-    return _at_least(asked or knobs.heap_size.get() or GPU_HEAP)
+    nbytes = _at_least(asked or knobs.heap_size.get() or GPU_HEAP)
+    # On AMD Triton takes offsets in storage below 2 GiB as 32-bit numbers, which cuts the distance
+    # to a peer's heap (`sundog isa` marks it).
+    return max(nbytes, 2 << 30) if torch.version.hip else nbytes
 
 
 def _at_least(nbytes: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sundog import isa
+from sundog import isa, launch
 from sundog import op as ops
 from sundog.cli import app
 from sundog.errors import SundogError
@@ -132,6 +132,15 @@ def test_a_distance_cut_to_32_bits_is_marked(name: str) -> None:
     (nvidia,) = kernels("push", ("sm_90",), heap_size=1 << 30)
     assert not large.marks
     assert not nvidia.marks
+
+
+def test_no_heap_on_amd_is_that_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch._gpu_heap_size(1 << 20) == 1 << 20
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    least = launch._gpu_heap_size(1 << 20)
+    assert launch._gpu_heap_size(8 << 30) == 8 << 30
+    (kernel,) = kernels("push", ("gfx942",), heap_size=least)
+    assert not kernel.marks
 
 
 def test_what_cannot_be_inspected() -> None:
