@@ -228,7 +228,11 @@ def bench_op(
 ) -> None:
     """Time an op against the limit of the GPU and against what one would call instead.
 
+    Axes are fields of the problem, of the configs that have them, and `algo`.
+
     Example: sundog bench all_gather --axis numel=65536,1048576 --axis dtype=bfloat16 --world 4
+
+    Example: sundog bench all_gather --axis algo=push,gluon --axis programs=8,32,128 --plot a.png
     """
     from .bench import commands
 
