@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..dataset.base import check_base
 from ..dataset.compile import gpu_target
 from ..dataset.identity import RunInfo, describe_value
@@ -113,7 +115,14 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Ti
     wrong = check_base(log)
     if wrong:
         raise ValueError(f"--log {log}: {wrong}")
-    if not targets and timer is time_on_gpu and not has_gpu():
+    if targets or timer is not time_on_gpu:
+        return
+    if torch.cuda.is_initialized():
+        raise SundogError(
+            "tuning forks this process, which has used CUDA already. Call it first, or from the "
+            "command line."
+        )
+    if not has_gpu():
         raise SundogError(
             "torch finds no GPU here, so nothing can be timed. --compile-only --target "
             "sm_90,gfx942 compiles every config and records what it takes."

@@ -40,7 +40,7 @@ class Place:
 
     backend: str
     link: str = ""
-    timeout: float = 0
+    timeout: float = 10  # seconds of a wait in a kernel, fewer than a config may take
     samples: int = 20
 
 
