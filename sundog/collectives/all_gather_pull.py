@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal
+from ..device import context, memory, trace
 from ..op import Plan, agree
 from . import words
 from .all_gather import Problem, cases, cost, inputs, reference
@@ -47,18 +47,22 @@ def default(problem: Problem, num_sms: int) -> Config:
 def _pull_kernel(
     x, out, ready, done, epochs, ctx, n,
     SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     # My tensor was written before this kernel on the stream; the peers read it behind this.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    at = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     for step in tl.static_range(SIZE):
         peer = (rank + step) % SIZE
         src = memory.translate(x, peer, ctx)
+        at = trace.begin(at, trace.FETCH, program, 0, peer, ctx, TRACE)
         words.copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
+        at = trace.end(at, trace.FETCH, program, 0, peer, ctx, TRACE)
     # My loads before the flags: whatever follows this kernel here may overwrite my tensor.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    at = trace.barrier_ranks(at, done + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(at, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -78,7 +82,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _pull_kernel[(config.programs,)](
                 source, target, ready, done, epochs, world.ctx, source.numel(),
                 SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
-                num_warps=config.num_warps,
+                TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal
+from ..device import context, memory, trace
 from ..op import Plan, agree
 from . import words
 from .all_gather import Problem, cases, cost, inputs, reference
@@ -47,6 +47,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 def _push_kernel(
     x, out, ready, arrived, epochs, ctx, n,
     SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
@@ -57,10 +58,13 @@ def _push_kernel(
         places = places + (memory.translate(out + rank * n, (rank + step) % SIZE, ctx),)
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only behind this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    at = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    at = trace.begin(at, trace.FETCH, program, 0, rank, ctx, TRACE)
     words.copy(places, x, n, program, tl.num_programs(0), SIZE, BLOCK, ALIGNED)
+    at = trace.end(at, trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
-    signal.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES)
+    at = trace.barrier_ranks(at, arrived + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(at, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -80,7 +84,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _push_kernel[(config.programs,)](
                 source, target, ready, arrived, epochs, world.ctx, source.numel(),
                 SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
-                num_warps=config.num_warps,
+                TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

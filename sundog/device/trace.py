@@ -4,10 +4,11 @@ The one place that knows the record: kernels write it, `sundog.trace` reads it. 
 position `at` in a register and passes it on from point to point, so a point costs four stores and
 no load that anybody waits for; with TRACE = 0 nothing of it is compiled.
 
-    at = trace.begin(0, trace.WAIT, flag, epoch, peer, ctx, TRACE)
-    signal.wait(flag, peer, epoch, ctx)
-    at = trace.end(at, trace.WAIT, flag, epoch, peer, ctx, TRACE)
+    at = trace.wait(0, flag, peer, epoch, ctx, TRACE)       # signal.wait, with its two points
+    at = trace.begin(at, trace.FETCH, tile, 0, peer, ctx, TRACE)
     ...
+    at = trace.end(at, trace.FETCH, tile, 0, peer, ctx, TRACE)
+    at = trace.signal(at, done, peer, epoch, ctx, TRACE)
     trace.finish(at, ctx, TRACE)
 
 A buffer that is full drops what comes, and `finish` leaves the count of all events, so the reader
@@ -19,11 +20,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import signal as signals
 from .context import TRACE_BUFFER, TRACE_EVENTS, TRACE_PROGRAMS
 
 __all__ = [
     "ALL", "BARRIER", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "HEAD_WORDS", "KINDS",
-    "MEMREALTIME", "SIGNAL", "WAIT", "begin", "end", "finish", "now",
+    "MEMREALTIME", "SIGNAL", "WAIT", "barrier_ranks", "begin", "end", "finish", "now", "signal",
+    "wait",
 ]  # fmt: skip
 
 # Kinds. A barrier signals all peers where it begins and waits for all of them until it ends.
@@ -57,6 +60,30 @@ def begin(at, KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
 def end(at, KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
     """What `begin` recorded last, of this kind, ends now."""
     return _record(at, KIND + 8, what, value, peer, ctx, TRACE)
+
+
+@triton.jit
+def signal(at, flag, peer, epoch, ctx, TRACE: tl.constexpr):
+    """signal.signal, and the point before it."""
+    at = begin(at, SIGNAL, flag, epoch, peer, ctx, TRACE)
+    signals.signal(flag, peer, epoch, ctx)
+    return at
+
+
+@triton.jit
+def wait(at, flag, peer, epoch, ctx, TRACE: tl.constexpr):
+    """signal.wait, between its two points."""
+    at = begin(at, WAIT, flag, epoch, peer, ctx, TRACE)
+    signals.wait(flag, peer, epoch, ctx)
+    return end(at, WAIT, flag, epoch, peer, ctx, TRACE)
+
+
+@triton.jit
+def barrier_ranks(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
+    """signal.barrier_ranks, between its two points."""
+    at = begin(at, BARRIER, flags, epoch, ALL, ctx, TRACE)
+    signals.barrier_ranks(flags, epoch, ctx, LANES)
+    return end(at, BARRIER, flags, epoch, ALL, ctx, TRACE)
 
 
 @triton.jit
