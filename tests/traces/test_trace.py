@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +114,8 @@ def test_full_buffer_counts_what_it_drops(timeline: Timeline) -> None:
     assert set(few.spans["program"].tolist()) == {0}
 
 
-def test_a_million_events_take_seconds(tmp_path: Path) -> None:
-    ranks, programs, count = 4, 64, 4000
+def test_many_events(tmp_path: Path) -> None:
+    ranks, programs, count = 4, 16, 400
     kind = np.tile([points.BARRIER.value, points.BARRIER.value + 8], count // 2)
     value = np.repeat(np.arange(count // 2), 2)
     raws = []
@@ -127,11 +126,14 @@ def test_a_million_events_take_seconds(tmp_path: Path) -> None:
             [times.ravel(), np.tile(kind, programs), flags, np.tile(value, programs)], 1
         )
         raws.append(Raw(rank, 0, np.repeat(np.arange(programs), count), words, 0, "ns", ""))
-    begin = time.perf_counter()
     made = Timeline.of(raws)
     write(made, str(tmp_path / "big.json"), "big")
     assert len(made.spans) == ranks * programs * count // 2
-    assert time.perf_counter() - begin < 60  # seconds when idle; CI may be far from idle
+    latest = np.stack([raw.words[::2, 0] for raw in raws]).argmax(0)  # who came last to a barrier
+    for rank in range(ranks):
+        own = made.spans[made.spans["rank"] == rank]
+        assert (own["ended_by"] == latest).all()
+    assert len(made.arrows) == (latest[None, :] != np.arange(ranks)[:, None]).sum()
 
 
 def test_command_writes_file_and_picture(tmp_path: Path) -> None:
