@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal
+from ..device import context, signal
 from ..op import Plan, agree
 from . import reduction
 from .all_reduce import Problem, cost, inputs, reference
@@ -87,9 +87,7 @@ def _atomic_kernel(
     # My zeros before the flags, for the peers' programs with this number, which add to just those
     # tiles; the peers' zeros before my adding.
     signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, LANES)
-    outs = ()
-    for place in tl.static_range(SIZE):  # each rank begins with another peer
-        outs = outs + (memory.translate(out, (rank + place) % SIZE, ctx),)
+    outs = reduction.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
     for start in range(first, numel, step):
         at = start + tl.arange(0, BLOCK)
         tile = tl.load(x + at, mask=at < numel)

@@ -72,7 +72,7 @@ def _one_shot_kernel(
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
     # its stream, and this program has waited there for all of them.
     half = buffer + (epoch % 2) * stride
-    halves = reduction.everywhere(half, ctx, SIZE)  # here: nothing but data is loaded at the end
+    halves = reduction.everywhere(half, 0, ctx, SIZE)  # here: nothing but data is loaded at the end
     for start in range(first, numel, step):
         _copy_tile(half, x, start, numel, BLOCK)
     # My tiles before the flags, for the peers' programs with this number, which read just those;

@@ -130,7 +130,7 @@ def _direct_kernel(
     # reads it behind this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
     if tl.load(ctx + context.RANK) == dst:
-        xs = reduction.everywhere(x, ctx, SIZE)
+        xs = reduction.everywhere(x, 0, ctx, SIZE)
         first = program.to(tl.int64) * BLOCK
         for start in range(first, numel, tl.num_programs(0) * BLOCK):
             reduction.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)

@@ -126,7 +126,7 @@ def _direct_kernel(
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     # VECTOR: what the compiler can't see if numel is 8, 24, 40, ... elements of 16 bits
-    slices = reduction.everywhere(x + tl.multiple_of(rank * numel, VECTOR), ctx, SIZE)
+    slices = reduction.everywhere(x + tl.multiple_of(rank * numel, VECTOR), 0, ctx, SIZE)
     # My x is written: what came before on the stream is over. The peers' programs with this number
     # read it behind this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)

@@ -7,6 +7,8 @@ to the tensor's dtype once, at the end. So the bits do not depend on the algorit
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -85,7 +87,7 @@ def random(numel: int, dtype: torch.dtype, op: str, exact: bool) -> torch.Tensor
     return torch.randint(-9, 10, (numel,)).to(dtype)
 
 
-_COMBINE = {
+_COMBINE: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add, "avg": torch.add, "min": torch.minimum, "max": torch.maximum,
     "prod": torch.mul,
 }  # fmt: skip
@@ -98,11 +100,12 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 @triton.jit
-def everywhere(ptr, ctx, SIZE: tl.constexpr):
-    """The same place at every rank, in rank order: translated once, before the loop over tiles."""
+def everywhere(ptr, first, ctx, SIZE: tl.constexpr):
+    """The same place at every rank, from rank `first` on: translated once, before a loop."""
     pointers = ()
-    for peer in tl.static_range(SIZE):
-        pointers = pointers + (memory.translate(ptr, peer, ctx),)
+    for step in tl.static_range(SIZE):
+        peer = (first + step) % SIZE
+        pointers = pointers + (memory.translate(ptr, peer, ctx),)  # type: ignore[assignment]
     return pointers
 
 
@@ -111,8 +114,8 @@ def reduce_ranks(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
     """The tile at `at`, reduced over all ranks in their order, in the tensors' dtype."""
     tiles = ()
     for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
-        tiles = tiles + (tl.load(pointers[peer] + at, mask=mask),)
-    total = widen(tiles[0])
+        tiles = tiles + (tl.load(pointers[peer] + at, mask=mask),)  # type: ignore[assignment]
+    total = widen(tiles[0])  # type: ignore[misc]
     for peer in tl.static_range(1, SIZE):
         total = combine(total, widen(tiles[peer]), OP)
     return finish(total, OP, SIZE).to(pointers[0].dtype.element_ty)

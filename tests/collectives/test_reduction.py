@@ -41,7 +41,7 @@ def compiled(kernel: Any, target: str, dtype: str, odd: tuple[str, ...] = ()) ->
 
 @triton.jit
 def every_operator(x, out, ctx, BLOCK: tl.constexpr):
-    xs = reduction.everywhere(x, ctx, 3)
+    xs = reduction.everywhere(x, 0, ctx, 3)
     at = tl.arange(0, BLOCK)
     tl.store(out + at, reduction.reduce_ranks(xs, at, None, "sum", 3))
     tl.store(out + at, reduction.reduce_ranks(xs, at, None, "avg", 3))
