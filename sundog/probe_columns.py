@@ -23,7 +23,7 @@ from .world import World
 __all__ = ["COLUMNS", "run_column"]
 
 _BLOCKS = (256, 256, 512, 1024, 1024, 2048, 4096, 16384, 65536)  # likely to be what was freed
-_DELAY = {"cpu": 150, "cuda": 20_000}  # atomics: some microseconds to some milliseconds
+_DELAY = {"cpu": 500, "cuda": 20_000}  # atomics: some microseconds to some milliseconds
 
 
 @dataclass

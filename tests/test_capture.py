@@ -369,15 +369,14 @@ def test_what_a_capture_made_is_poison_until_the_replay():
     assert sundog.run(main, 1, "sim") == [[True, True]]
 
 
-def _replays(wait: bool) -> Callable[[sundog.World], None]:
-    """A graph on stream 1, whose result is read on stream 0."""
+def _replays(wait: bool, kernel: bool) -> Callable[[sundog.World], None]:
+    """A graph on stream 1, of a kernel or a torch operation, whose result is read on stream 0."""
 
     def main(world: sundog.World) -> None:
         x, out = torch.ones(N), torch.zeros(N)
         _sum(x, x, out)
         with world.capture() as graph:
-            _sum(x, x, out)
-            out.mul_(2)
+            _sum(x, x, out) if kernel else out.mul_(2)
         with world.stream(1):
             graph.replay()
             done = world.record_event()
@@ -390,7 +389,8 @@ def _replays(wait: bool) -> Callable[[sundog.World], None]:
 
 
 @pytest.mark.sim_only
-def test_replays_are_in_sight_of_the_checker():
-    assert check(_replays(wait=True), world_size=2, schedules=6).findings == []
-    report = check(_replays(wait=False), world_size=2, schedules=6)
+@pytest.mark.parametrize("kernel", [True, False])
+def test_replays_are_in_sight_of_the_checker(kernel):
+    assert check(_replays(True, kernel), world_size=2, schedules=6).findings == []
+    report = check(_replays(False, kernel), world_size=2, schedules=6)
     assert {finding.kind for finding in report.findings} == {"race"}

@@ -223,3 +223,24 @@ def test_torch_operations_are_on_the_stream_too():
 
     report = check(main, world_size=1, schedules=2)
     assert [f.kind for f in report.findings] == ["race"]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_barrier_orders_the_streams_of_all_ranks(barrier):
+    """What the peer wrote on its stream 0 is read on a stream that was not used before."""
+
+    def main(world: sundog.World) -> None:
+        x = world.empty((N,)).fill_(world.rank)
+        if barrier:
+            world.barrier()
+        else:
+            world.synchronize()
+            world.exchange(None)
+        with world.stream(1):
+            theirs = world.peer(x, 1 - world.rank)
+            _sum(theirs, theirs, torch.zeros(N))
+            world.synchronize()
+
+    report = check(main, world_size=2, schedules=4)
+    assert (report.findings == []) is barrier, report

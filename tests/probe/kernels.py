@@ -8,15 +8,9 @@ import triton.language as tl
 from sundog.device import context, memory, signal
 
 __all__ = [
-    "BLOCK",
-    "N",
-    "await_word",
-    "scale",
-    "shift",
-    "shift_from_host",
-    "shift_no_done",
-    "tally",
-]
+    "BLOCK", "N", "await_word", "copy", "scale", "shift", "shift_from_host", "shift_in_haste",
+    "shift_no_done", "tally",
+]  # fmt: skip
 
 N = 37
 BLOCK = tl.constexpr(64)
@@ -75,6 +69,26 @@ def shift_no_done(x, inbox, out, ready, epochs, ctx, n):
     signal.wait(ready, source, epoch, ctx)
     _receive(inbox, out, n)
     tl.store(epochs, epoch)
+
+
+@triton.jit
+def shift_in_haste(x, inbox, out, ready, done, epochs, ctx, n, POLLS: tl.constexpr):
+    """As `shift`, but it only looks at the flag for some time, and then goes on."""
+    epoch = tl.load(epochs) + 1
+    to, source = _neighbours(ctx)
+    signal.wait(done, to, epoch - 1, ctx)
+    _send(x, inbox, ready, to, epoch, ctx, n)
+    for _ in range(POLLS):
+        tl.atomic_add(ready, 0, sem="acquire", scope="sys")
+    _receive(inbox, out, n)
+    signal.signal(done, source, epoch, ctx)
+    tl.store(epochs, epoch)
+
+
+@triton.jit
+def copy(x, out, n):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
 @triton.jit

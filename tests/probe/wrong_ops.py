@@ -1,7 +1,7 @@
 """Ops that can't be captured, or that go wrong in a graph: each right, or nearly, without one.
 
-`LABELS` says what the probe must find, and was written before it was run: the verdict, the column
-in which it shows, and what the explanation must name.
+`LABELS` says what the probe must find: the verdict and the column in which it shows, written down
+before it was run, and what the explanation must name.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from sundog.probing import Subject
 from .kernels import (
     N,
     await_word,
+    copy,
     scale,
     shift,
     shift_from_host,
+    shift_in_haste,
     shift_no_done,
     tally,
 )
@@ -58,6 +60,9 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "adds_up": ("WRONG", "replays", "replay 1"),
     "own_counters": ("WRONG", "two graphs", "race"),
     "two_counters": ("WRONG", "eager between", "race"),
+    "shared_scratch": ("WRONG", "second stream", "race"),
+    "freed_too_early": ("WRONG", "after others", "replay 1"),
+    "in_haste": ("WRONG", "rank skew", "elements are wrong"),
     # what waits for ever
     "nobody_answers": ("HANGS", "replays", "word"),
     "exact_count": ("HANGS", "replays", "count"),
@@ -375,6 +380,40 @@ def two_counters(world: sundog.World) -> Call:
     return call
 
 
+def shared_scratch(world: sundog.World) -> Call:
+    """All instances of it have one scratch buffer: two on two streams get in each other's way."""
+    op = Shift(world)
+    scratch = world.cached_plan("scratch", lambda: torch.empty(N, device=world.device))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(x)
+        copy[(1,)](op(x), scratch, N)
+        copy[(1,)](scratch, result, N)
+        return result
+
+    return call
+
+
+def freed_too_early(world: sundog.World) -> Call:
+    """What it keeps on the heap was freed, and stays as it is until somebody else gets it."""
+    op = Shift(world)
+    with world.scope():
+        ones = world.full((N,), 1, name="ones")
+    return lambda x: op(x) * ones
+
+
+def in_haste(world: sundog.World) -> Call:
+    """Does not wait for a rank that is late."""
+    op = Shift(world)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        flags = (op.ready, op.done, op.epochs)
+        shift_in_haste[(1,)](x, op.inbox, op.out, *flags, world.ctx, N, POLLS=100)
+        return op.out
+
+    return call
+
+
 # what waits for ever
 
 
@@ -419,6 +458,9 @@ def _shifted(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 SUBJECTS = {
-    name: Subject(name, globals()[name], _values, _shifted, expected=label[0])
+    name: Subject(
+        name, globals()[name], _values, _shifted,
+        expected=label[0], beside=label[1] == "second stream",
+    )
     for name, label in LABELS.items()
-}
+}  # fmt: skip
