@@ -55,7 +55,8 @@ def _push_kernel(
     # Where my tensor goes at every rank, once: 64-bit, since the rank is.
     places = ()
     for step in tl.static_range(SIZE):
-        places = places + (memory.translate(out + rank * n, (rank + step) % SIZE, ctx),)
+        place = memory.translate(out + rank * n, (rank + step) % SIZE, ctx)
+        places = places + (place,)  # type: ignore[assignment]  # Triton takes no annotation
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only behind this barrier.
     at = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)

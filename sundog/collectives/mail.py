@@ -99,7 +99,8 @@ def _send(
     start = (chunk * PARTS + part).to(tl.int64) * BLOCK
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
     # The peer has emptied this slot: its loads of SLOTS chunks ago come before my stores.
-    signal.wait(emptied + peer * PARTS + part, peer, number - SLOTS, ctx)
+    slot = (peer * PARTS + part) * SLOTS + number % SLOTS
+    signal.wait(emptied + slot, peer, number - SLOTS, ctx)
     box = memory.translate(boxes + _offset(place * BLOCK, boxes), peer, ctx)
     words.copy(
         (box,), src + _offset(start, src), _offset(count, src), part * 0, 1, 1, BLOCK, ALIGNED
@@ -127,7 +128,8 @@ def _receive(
         (dst + _offset(start, dst),), src, _offset(count, dst), part * 0, 1, 1, BLOCK, ALIGNED
     )
     # My loads before the flag: the writer fills the slot again behind it.
-    signal.signal(emptied + rank * PARTS + part, writer, number, ctx)
+    slot = (rank * PARTS + part) * SLOTS + number % SLOTS
+    signal.signal(emptied + slot, writer, number, ctx)
 
 
 def default_mail(nbytes: int, size: int, num_sms: int) -> Config:
@@ -147,7 +149,7 @@ class Mail:
         self._boxes = world.empty((slots * config.block,), torch.uint8, f"{name}.boxes")
         self._sizes = world.empty((slots,), torch.int64, f"{name}.bytes")
         self._full = world.signals(channels, f"{name}.full")
-        self._emptied = world.signals(channels, f"{name}.emptied")
+        self._emptied = world.signals(slots, f"{name}.emptied")
         self._counts = world.signals(2 * channels, f"{name}.counts")
         self._tables: dict[tuple[Message, ...], tuple[torch.Tensor, int]] = {}
         self._captured: dict[tuple[Message, ...], tuple[torch.Tensor, int]] = {}
