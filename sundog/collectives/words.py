@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..world import World
 
 __all__ = [
-    "WIDE", "Config", "as_words", "config_for", "configs", "copy", "random_tensor", "wrong_config",
+    "WIDE", "Config", "as_words", "config_for", "configs", "copy", "random_tensor", "to_boundary",
+    "wrong_config",
 ]  # fmt: skip
 
 WIDE = tl.constexpr(16)  # bytes of the widest access
@@ -105,7 +106,7 @@ def copy(
         head = 0
         body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
     else:
-        head = tl.minimum((-dsts[0].to(tl.int64) & (WIDE - 1)) // nbytes, n)
+        head = tl.minimum(to_boundary(dsts[0]), n)
         body = (n - head) // PER * PER
         if part == parts - 1:
             _copy_ends(dsts, src, n, head, body, COUNT, PER)
@@ -118,6 +119,13 @@ def copy(
         for i in tl.static_range(COUNT):
             # On the tile, not on its base: a hint on what a function was given is lost.
             tl.store(tl.multiple_of(dsts[i] + head + at, WIDE), tile, mask=at < body)
+
+
+@triton.jit
+def to_boundary(ptr):
+    """How many words lie before the next 16-byte boundary."""
+    nbytes: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
+    return (-ptr.to(tl.int64) & (WIDE - 1)) // nbytes
 
 
 @triton.jit

@@ -97,7 +97,7 @@ def test_unequal_parts(run: Run, size: int) -> None:
 
 
 def test_gloo_gives_the_same(run: Run) -> None:
-    splits = [[4, 0, 2], [1, 3, 5], [0, 7, 1]]
+    splits = [[4, 0, 2], [1, 3, 5], [0, 0, 0]]  # rank 2 sends nothing, and gets something
 
     def theirs(group: Any) -> list[torch.Tensor]:
         sent, got = splits[group.rank], [row[group.rank] for row in splits]

@@ -257,6 +257,26 @@ def copy_part(dst, src, n, part, parts, BLOCK: tl.constexpr, ALIGNED: tl.constex
     words.copy((dst,), src, n, tl.program_id(0) + part, parts, 1, BLOCK, ALIGNED)
 
 
+@triton.jit
+def measure_head(ptr, out):
+    tl.store(out, words.to_boundary(ptr))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_the_body_starts_at_a_boundary(run: Run, dtype: torch.dtype) -> None:
+    """The compiler is told so, and the simulator believes it as the compiler does."""
+    per = 16 // dtype.itemsize
+
+    def main(world: sundog.World) -> list[int]:
+        whole = world.empty((64,), dtype)
+        out = torch.zeros(2 * per, dtype=torch.int64, device=world.device)
+        for shift in range(2 * per):
+            measure_head[(1,)](whole[shift:], out[shift:])
+        return out.tolist()
+
+    assert run(main, 1)[0] == [-shift % per for shift in range(2 * per)]
+
+
 @pytest.mark.sim_only
 @pytest.mark.parametrize("shift", [0, 1])
 def test_offsets_are_64_bit(run: Run, shift: int) -> None:
