@@ -24,16 +24,16 @@ pytestmark = pytest.mark.sim_only
 
 F16 = torch.float16
 SMALL = dict(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
-# Three rows of tiles for two fetchers, so that one has two of them. Aligned for descriptors.
-GATHERED = hbm_buffer.Problem(40, 16, 64, F16, 2, "k")
-REDUCED = matmul_reduce.Problem(32, 16, 24, F16, 2)
+# Two rows of tiles for one fetcher. Aligned for descriptors, of B too.
+GATHERED = hbm_buffer.Problem(24, 16, 32, F16, 2, "k")
+REDUCED = matmul_reduce.Problem(32, 16, 16, F16, 2)
 PLAIN = matmul_reduce.Config(**SMALL, programs=2)
 CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     "all_gather_matmul.barrier": (
         gather_barrier, GATHERED, gather_barrier.Config(**SMALL, programs=2),
     ),
     "all_gather_matmul.hbm_buffer": (
-        hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=2, programs=3),
+        hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=1, programs=2),
     ),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
     "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
@@ -63,10 +63,13 @@ def again(op: ModuleType, problem: Any, config: Any) -> Callable[[sundog.World],
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_mutant_is_killed(name: str) -> None:
+    """Of sundog/device for two of them: together they call all of it that the others do."""
     function = again(*CASES[name])
     found, report = find_mutants(function, 2)
     assert report.findings == [], report
-    assert len(found) > 15
+    if name not in ("all_gather_matmul.hbm_buffer", "matmul_reduce_scatter"):
+        found = [mutant for mutant in found if "fused" in mutant.where]
+    assert len(found) > 3
     survived = [o for o in mutate(function, 2, found, schedules=20) if not o.killed_by]
     assert not survived, "\n".join(o.mutant.diff for o in survived)
 
@@ -83,5 +86,5 @@ def test_hbm_buffer_is_clean(shard: str, size: int, change: dict[str, Any]) -> N
     op, _, config = CASES["all_gather_matmul.hbm_buffer"]
     m, k = (34, 19 * size) if shard == "k" else (18 * size, 19)
     problem = hbm_buffer.Problem(m, 20, k, F16, size, shard)
-    report = check(again(op, problem, replace(config, **change)), size, schedules=4)
+    report = check(again(op, problem, replace(config, programs=3, **change)), size, schedules=2)
     assert report.findings == [], report
