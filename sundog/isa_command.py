@@ -62,7 +62,7 @@ def _print(console: Console, kernels: list[Kernel]) -> None:
     for kernel in kernels:
         for mark in kernel.marks:
             at = f" at {mark.where}" if mark.where else ""
-            text = f"{kernel.target}: {mark.rule}{at}: {mark.text}"
+            text = f"{kernel.op} {kernel.target}: {mark.rule}{at}: {mark.text}"
             console.print(escape(text), style="red", soft_wrap=True, highlight=False)
 
 
