@@ -69,7 +69,7 @@ def test_every_mutant_is_killed(name: str) -> None:
     assert report.findings == [], report
     if name not in ("all_gather_matmul.hbm_buffer", "matmul_reduce_scatter"):
         found = [mutant for mutant in found if "fused" in mutant.where]
-    assert len(found) > 3
+    assert len(found) > 1
     survived = [o for o in mutate(function, 2, found, schedules=20) if not o.killed_by]
     assert not survived, "\n".join(o.mutant.diff for o in survived)
 
