@@ -10,7 +10,7 @@ from sundog.sim.interpreter import twin
 
 from . import kernels
 
-EXAMPLES = ["examples/ring.py", "examples/all_gather.py", "examples/counter.py", "all_gather"]
+EXAMPLES = ["examples/ring.py", "examples/all_gather.py", "examples/counter.py", "all_gather.push"]
 
 
 @pytest.mark.parametrize("target", EXAMPLES)
