@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
 from .backends import Backend
-from .capture import ALLOCATION, BARRIER, COLLECTIVE, PLAN, READ
+from .capture import BARRIER, COLLECTIVE, PLAN, READ
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
@@ -22,19 +21,19 @@ from .collectives.reduce_scatter import reduce_scatter
 from .collectives.scatter import scatter
 from .collectives.send_recv import mailboxes, recv, send
 from .device import context
-from .errors import NotSymmetric, RankMismatch, WorldClosed, by_rank
+from .errors import RankMismatch, WorldClosed, by_rank
 from .fused.all_gather_matmul import all_gather_matmul
 from .fused.matmul_all_reduce import matmul_all_reduce
 from .fused.matmul_reduce_scatter import matmul_reduce_scatter
 from .heap import Heap, divergence
-from .streams import Streams
-from .symmetric import Shape, Symmetric
+from .symmetric import Symmetric
+from .tensors import Tensors
 from .waits import Waits, table
 
 __all__ = ["World"]
 
 
-class World(Streams):
+class World(Tensors):
     """What a rank's function gets. Allocation is local, a barrier is where ranks agree."""
 
     def __init__(
@@ -64,99 +63,6 @@ class World(Streams):
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, backend={self.backend!r})"
-
-    # tensors on the heap
-
-    def empty(
-        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
-    ) -> torch.Tensor:
-        """A symmetric tensor: the same offset on every rank that makes the same calls. No waiting.
-
-        Peers may touch it after a barrier. What it holds is poison on the simulator.
-        """
-        return self._allocate(shape, dtype, name, "data")
-
-    def zeros(
-        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
-    ) -> torch.Tensor:
-        return self.empty(shape, dtype, name).zero_()
-
-    def full(
-        self, shape: Shape, value: float, dtype: torch.dtype = torch.float32, name: str = ""
-    ) -> torch.Tensor:
-        return self.empty(shape, dtype, name).fill_(value)
-
-    def randn(
-        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
-    ) -> torch.Tensor:
-        return self.empty(shape, dtype, name).normal_()
-
-    def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
-        return self.empty(other.shape, other.dtype, name)
-
-    def zeros_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
-        return self.zeros(other.shape, other.dtype, name)
-
-    def signals(self, shape: Shape, name: str) -> torch.Tensor:
-        """Flags and epochs: zeroed int64, and set back to zero if the world must recover.
-
-        A peer's are reached by `device.signal`, a peer's data by `device.memory`: under a link
-        they lie in different memories.
-        """
-        tensor = self._allocate(shape, torch.int64, name, "flags").zero_()
-        self._signals[self._memory.block_of(tensor).offset] = tensor
-        return tensor
-
-    def free(self, tensor: torch.Tensor) -> None:
-        """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
-        self._check_open()
-        self._refuse_in_capture("world.free", ALLOCATION, "Free it outside.")
-        block = self._memory.block_of(tensor)
-        inside = self._memory.inside(tensor, block)
-        if inside != 0:
-            raise NotSymmetric(
-                f"free: this tensor is a part of {block.name}, {inside} bytes into it. Free the "
-                "tensor that the world returned."
-            )
-        self._free(block.offset)
-
-    def _free(self, offset: int) -> None:
-        self._check_no_graph_uses(offset)
-        block = self._memory.free(offset)
-        if not block.is_arena:
-            self._signals.pop(offset, None)
-            return
-        group = self._groups.pop(offset)
-        if group is not None:
-            for inner in list(group._heap.live):
-                group._free(inner)
-            group._end("the group ended with the scope that it was made in")
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        """What is allocated inside is freed at the end, the latest first."""
-        self._scopes.append([])
-        try:
-            yield
-        finally:
-            for offset in reversed(self._scopes.pop()):
-                if offset in self._heap.live:
-                    self._free(offset)
-
-    def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        return self._memory.find(tensor) is not None
-
-    def as_symmetric(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
-        """The tensor itself if it is on the heap, else a copy of it that is."""
-        if self.is_symmetric(tensor):
-            return tensor
-        return self.empty(tensor.shape, tensor.dtype, name).copy_(tensor)
-
-    def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """A view of the peer's copy, where the host can reach its memory. Orders nothing."""
-        self._check_open()
-        self._check_rank(rank)
-        return self._memory.peer(tensor, rank)
 
     # ops: functions of a world, one file each
 
@@ -283,14 +189,6 @@ class World(Streams):
         self.close()
 
     # inside
-
-    def _allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
-        self._check_open()
-        self._refuse_in_capture("world.empty", ALLOCATION, "Allocate before the capture.")
-        tensor = self._memory.allocate(shape, dtype, name, kind)
-        if self._scopes:
-            self._scopes[-1].append(self._memory.block_of(tensor).offset)
-        return tensor
 
     def _make_context(self) -> torch.Tensor:
         words = table(self.rank, self._memory.deltas(), self._backend.polls)
