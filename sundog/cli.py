@@ -256,5 +256,21 @@ def bench_bound(
     raise typer.Exit(commands.bound([int(size) for size in world.split(",")], backend, json))
 
 
+@bench.command("capture")
+def bench_capture(
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    nbytes: Annotated[int, typer.Option(help="of each rank's tensor")] = 8192,
+    json: Json = "",
+) -> None:
+    """What a graph saves: 50 small all-reduces captured, called one by one, and empty kernels.
+
+    Example: sundog bench capture --world 8 --json capture.json
+    """
+    from .bench import commands
+
+    raise typer.Exit(commands.capture(world, backend, nbytes, json))
+
+
 def main() -> None:
     app()

@@ -46,7 +46,7 @@ def run(options: Options) -> int:
     try:
         if options.world < 1 or options.replays < 0:
             raise ValueError("--world must be at least 1, and --replays not negative")
-        names = list(options.targets) or all_names()
+        names = list(options.targets) or all_names(options.backend)
         for name in names:  # what is not there is said before anything runs
             next(iter(subjects(name, options.world)))
     except (ValueError, ImportError) as error:

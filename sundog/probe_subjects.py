@@ -18,9 +18,17 @@ from .world import World
 __all__ = ["all_names", "subjects"]
 
 
-def all_names() -> list[str]:
-    """What is probed where nothing is named: every op's algorithms, and the barriers."""
-    names = [*ops.OPS, *_BARRIERS]
+# What torch itself offers, on `symm`, where ranks are processes. Not run yet: no GPU was at hand.
+_OF_TORCH = {
+    "torch.gloo": ("gloo", "NOT CAPTURABLE"),
+    "torch.symm_mem.one_shot": ("symm_mem.one_shot", "CAPTURABLE"),
+    "torch.symm_mem.two_shot": ("symm_mem.two_shot", "CAPTURABLE"),
+}
+
+
+def all_names(backend: str = "") -> list[str]:
+    """What is probed where nothing is named: every op's algorithms, the barriers, torch's own."""
+    names = [*ops.OPS, *_BARRIERS, *(_OF_TORCH if backend == "symm" else ())]
     if not hasattr(World, "device_barrier"):
         names.remove("barrier")
     return names
@@ -31,6 +39,8 @@ def subjects(target: str, size: int) -> Iterator[Subject]:
     path, _, name = target.partition(":")
     if target in _BARRIERS:
         yield _BARRIERS[target]
+    elif target in _OF_TORCH:
+        yield _all_reduce_of_torch(target, size)
     elif name or path.endswith(".py"):
         yield _of_user(path, name or "main", target)
     else:
@@ -92,6 +102,33 @@ def _of_user(path: str, name: str, target: str) -> Subject:
             "and reference(rank, *parts) beside it, or a sundog.probing.Subject"
         )
     return Subject(target, lambda world: partial(found, world), make_inputs, reference)
+
+
+def _all_reduce_of_torch(target: str, size: int) -> Subject:
+    name, expected_verdict = _OF_TORCH[target]
+    op = ops.find("all_reduce")
+    problem = op.cases(size)[0]
+
+    def prepare(world: World) -> Callable[..., Any]:
+        from .bench.baselines import BASELINES  # torch.distributed is slow to import
+
+        calls: dict[tuple, tuple] = {}
+
+        def call(*inputs: torch.Tensor) -> torch.Tensor:
+            key = tuple(tensor.data_ptr() for tensor in inputs)
+            if key not in calls:
+                out = torch.empty_like(inputs[0])
+                make = BASELINES["all_reduce"][name].make
+                calls[key] = make(world, problem, inputs, out), out
+            launch, out = calls[key]
+            launch()
+            return out
+
+        return call
+
+    inputs = partial(_inputs, op=op, problem=problem)
+    reference = partial(op.reference, problem)
+    return Subject(target, prepare, inputs, reference, expected=expected_verdict)
 
 
 # A barrier has no output: each rank writes, meets the others, and reads what its neighbour wrote.

@@ -11,9 +11,10 @@ from ..errors import SundogError
 from ..target import has_gpu
 from . import results
 from .bound import bench_bound
+from .capture import bench_capture
 from .run import Row, bench
 
-__all__ = ["bound", "op"]
+__all__ = ["bound", "capture", "op"]
 
 
 def op(
@@ -55,6 +56,24 @@ def bound(sizes: Sequence[int], backend: str, json_file: str) -> int:
         rows = [{"world": s, "times": [results.times_json(t) for t in ts]} for s, ts in measured]
         content = {"kind": "bound", "backend": backend, "machine": results.machine()}
         results.write(json_file, content | {"rows": rows})
+    return 0
+
+
+def capture(size: int, backend: str, nbytes: int, json_file: str) -> int:
+    """Small all-reduces in a graph, one by one, and as empty kernels."""
+    if not has_gpu():
+        print("sundog bench capture: torch finds no GPU here", file=sys.stderr)
+        return 2
+    found = bench_capture(size, backend, nbytes)
+    for times in found.graphs:
+        print(f"{times.name}: {1e6 * times.median:.2f} us per call in a graph")
+    wall = [1e6 * seconds for seconds in (found.eager_seconds, found.replay_seconds)]
+    print(f"by the clock on the wall: {wall[0]:.2f} us per call, {wall[1]:.2f} us in a graph")
+    if json_file:
+        content = {"kind": "capture", "world": size, "backend": backend, "nbytes": nbytes}
+        content |= {"machine": results.machine(), "wall_us": wall}
+        rows = [results.times_json(times) for times in found.graphs]
+        results.write(json_file, content | {"graphs": rows})
     return 0
 
 

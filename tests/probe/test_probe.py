@@ -15,6 +15,7 @@ from sundog.cli import app
 from sundog.op import OPS
 from sundog.probe_subjects import all_names, subjects
 from sundog.probing import Row, probe_subject
+from sundog.target import has_gpu
 
 from .wrong_ops import LABELS, SUBJECTS
 
@@ -190,3 +191,17 @@ def test_every_op_and_barrier_has_a_row():
     assert "host barrier" in names
     cases = list(subjects("all_gather.push", 2))
     assert [case.columns for case in cases] == [(), *[("replays",)] * (len(cases) - 1)]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("name", [n for n in all_names("symm") if n.startswith("torch.")])
+def test_torchs_own_ops_are_examples(name):
+    """What they do needs the GPU; that they can be named, and what is expected, does not."""
+    (subject,) = subjects(name, 2)
+    assert subject.expected == ("NOT CAPTURABLE" if name == "torch.gloo" else "CAPTURABLE")
+
+
+@pytest.mark.skipif(has_gpu(), reason="about a machine without one")
+def test_the_benchmark_says_that_it_needs_a_gpu():
+    result = CliRunner().invoke(app, ["bench", "capture"])
+    assert result.exit_code == 2

@@ -1,0 +1,87 @@
+"""What a graph saves: many small all-reduces captured, called one by one, and as empty kernels.
+
+Not run yet: written without the GPU that it is for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from .. import op as ops
+from ..launch import run
+from ..world import World
+from .baselines import BASELINES
+from .timing import Times, Variant, measure
+
+__all__ = ["Figures", "bench_capture"]
+
+CALLS = 50
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Per call: of the GPU's work in graphs, and of the wall clock with and without a graph."""
+
+    graphs: list[Times]
+    eager_seconds: float
+    replay_seconds: float
+
+
+def bench_capture(size: int, backend: str, nbytes: int = 8192, samples: int = 30) -> Figures:
+    """All-reduces of `nbytes` on every rank; torch's own beside them, where ranks are processes."""
+    found: list[Figures] = run(lambda world: _measure(world, nbytes, samples), size, backend)
+    return found[0]
+
+
+def _measure(world: World, nbytes: int, samples: int) -> Figures:
+    op = ops.find("all_reduce.one_shot")
+    problem = op.Problem(nbytes // 2, torch.bfloat16, world.size)
+    plan = op.plan(world, problem, op.default(problem, world.num_sms))
+    inputs = op.inputs(world, problem, 0)
+    out = world.empty((problem.numel,), problem.dtype)
+    word = torch.zeros(1, dtype=torch.int32, device=world.device)
+    world.barrier()
+
+    def call() -> Any:
+        return plan(*inputs, out)
+
+    variants = [Variant("all_reduce", [call]), Variant("empty", [lambda: _empty[(1,)](word)])]
+    theirs = BASELINES["all_reduce"]["symm_mem.one_shot"]
+    if theirs.usable(world, problem):
+        variants.append(Variant("symm_mem.one_shot", [theirs.make(world, problem, inputs, out)]))
+    graphs = measure(world, variants, samples, at_least=CALLS)
+    with world.capture() as graph:
+        _repeat(call)
+    graph.replay()  # the first one loads it
+    eager = _wall(world, lambda: _repeat(call), samples)
+    return Figures(graphs, eager, _wall(world, graph.replay, samples))
+
+
+def _repeat(call: Callable[[], Any]) -> None:
+    for _ in range(CALLS):
+        call()
+
+
+def _wall(world: World, work: Callable[[], None], samples: int) -> float:
+    """Median seconds per call, on the slowest rank, from the first launch to the last end."""
+    mine = []
+    for _ in range(samples):
+        world.barrier()
+        begin = time.perf_counter()
+        work()
+        world.synchronize()
+        mine.append((time.perf_counter() - begin) / CALLS)
+    everyone = world.exchange(mine, "times")
+    return statistics.median(max(ranks) for ranks in zip(*everyone, strict=True))
+
+
+@triton.jit
+def _empty(word):  # type: ignore[no-untyped-def]
+    pass
