@@ -7,6 +7,11 @@ still be running? Two uses of one plan at a time would share its flags and works
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from .capture import Graph
 
 __all__ = ["Event", "Order", "Use"]
 
@@ -28,6 +33,7 @@ class Order:
     count: int = 0
     finished: int = 0  # all uses up to here have ended
     behind: dict[int, dict[int, int]] = field(default_factory=dict)
+    graphs: WeakSet[Graph] = field(default_factory=WeakSet)  # that may be replayed
 
     def use(self, stream: int) -> Use:
         self.count += 1

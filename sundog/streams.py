@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from .capture import NESTED, Graph
 from .errors import NotOrdered, SundogError
@@ -37,7 +36,6 @@ class Streams:
 
     _backend: Backend
     _memory: Symmetric
-    _graphs: WeakSet[Graph]
 
     def synchronize(self) -> None:
         raise NotImplementedError
@@ -89,7 +87,7 @@ class Streams:
     def _captured(self) -> Iterator[Graph]:
         self.synchronize()
         graph = Graph(self, self._backend.begin_capture())
-        self._graphs.add(graph)
+        self._backend.order.graphs.add(graph)
         self._backend.graph = graph
         try:
             yield graph
@@ -135,7 +133,7 @@ class Streams:
             raise self._backend.graph.refuse(call, reason, instead)
 
     def _check_no_graph_uses(self, offset: int) -> None:
-        for graph in self._graphs:
+        for graph in self._backend.order.graphs:
             for plan in graph.plans:
                 blocks = [self._memory.find(tensor) for tensor in plan.workspaces]
                 if any(block is not None and block.offset == offset for block in blocks):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
@@ -57,7 +56,6 @@ class World(Tensors):
         self._scopes: list[list[int]] = []
         self._signals: dict[int, torch.Tensor] = {}  # by offset
         self._plans: dict[Hashable, Any] = {}
-        self._graphs = WeakSet()
         self.ctx = self._make_context()
         self._mail = mailboxes(self, heap.capacity)
 

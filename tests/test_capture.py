@@ -297,6 +297,25 @@ def test_a_graph_holds_its_plans(run):
     run(main, 2)
 
 
+def test_a_graph_holds_the_plans_of_groups_too(run):
+    def main(world: sundog.World) -> None:
+        with world.scope():
+            group = world.group([1, 0])
+            assert group is not None
+            plan, x = _plan(group), group.empty((N,)).fill_(1)
+            out = group.empty((group.size * N,))
+            plan(x, out)
+            with world.capture() as graph:
+                plan(x, out)
+            with pytest.raises(SundogError, match=r"graph.free\(\) first"):
+                plan.free()
+            graph.replay()
+            world.synchronize()
+            graph.free()
+
+    run(main, 2)
+
+
 def test_a_plan_on_two_streams_at_once_is_refused(run):
     def main(world: sundog.World) -> None:
         plan, x = _plan(world), world.empty((N,)).fill_(1)

@@ -243,6 +243,28 @@ def test_launches_on_one_stream_do_not_add_up():
     assert len(Bench(host).check().device.started) == 4
 
 
+@pytest.mark.timeout(10)
+def test_a_capture_begins_when_nothing_runs_and_nothing_starts_until_it_ends():
+    """k0 still runs when rank 1 wants to capture; m0 comes meanwhile and must wait."""
+
+    def first(bench: Bench) -> None:
+        bench.launch(Kernel("k0", looks=50))
+        bench.launch(Kernel("m0", loaded=True))
+
+    def second(bench: Bench) -> None:
+        bench.launch(Kernel("k1"))
+        bench.gang.wait_for_all("to capture a graph")
+        assert all(f.query() for f in bench.device.flying)
+        assert "m0" not in bench.device.started
+        bench.device.log.append("captured")
+        graph = Prepared(bench.device, Kernel("graph1", needs=("m0",), loaded=True))
+        assert bench.gang.put(graph, 1) == "graph1"  # together with m0
+        bench.synchronize()
+
+    log = Bench(first, second).check().device.log
+    assert log.index("captured") < log.index("start m0")
+
+
 def test_hosts_that_wait_for_each_other_in_vain_are_told():
     def first(bench: Bench) -> None:
         bench.meeting.exchange(None, "barrier")

@@ -56,6 +56,8 @@ def test_every_class_of_the_page(page, backend, name):
     def prepare(world: sundog.World) -> object:
         return getattr(page, name)(world, N)
 
+    if backend == "symm" or (backend != "sim" and name == "Wrong"):
+        pytest.skip("ranks are processes already, or it takes luck to see the race")
     row = probe_subject(Subject(name, prepare, _inputs, _swapped), 2, backend, 5)
     assert row.verdict == VERDICTS[name], row
     assert row.verdict != "NOT CAPTURABLE" or ".item() > 50" in row.worst[1].where

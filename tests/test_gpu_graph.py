@@ -1,0 +1,143 @@
+"""The capture on a GPU, with a CUDA that only pretends: what is refused, what is told, what counts.
+
+What CUDA itself does is tested where there is a GPU (tests/test_capture.py --backend virtual).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sundog.backends.gpu_graph import CudaRecording
+from sundog.errors import CaptureError
+from sundog.target import Footprint
+
+BUSY = "CUDA error: operation not permitted when stream is capturing\nand more"
+
+
+@dataclass
+class Graph:
+    """Of torch, pretended."""
+
+    log: list[str] = field(default_factory=list)
+    broken: bool = False
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        self.log.append(f"begin {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.log.append("end")
+        if self.broken:
+            raise RuntimeError(BUSY)
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+    def reset(self) -> None:
+        self.log.append("reset")
+
+
+@dataclass
+class Kernel:
+    """A launch, pretended."""
+
+    programs: int = 1
+    waits: bool = True
+    loaded: bool = True
+    name: str = "kernel"
+
+    def footprint(self) -> Footprint | None:
+        return Footprint(32 * self.programs, 0, 4) if self.waits else None
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
+    made = Graph()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "now")
+    return made
+
+
+@pytest.fixture
+def holder() -> Any:
+    return SimpleNamespace(recording=None, put=[])
+
+
+def _begin(holder: Any) -> CudaRecording:
+    recording = CudaRecording(holder, "s", lambda graph, stream: holder.put.append((graph, stream)))  # type: ignore[arg-type]
+    assert holder.recording is recording
+    return recording
+
+
+def test_a_capture_and_its_replays(graph, holder):
+    recording = _begin(holder)
+    recording.end()
+    assert holder.recording is None
+    recording.replay()
+    assert holder.put == [(recording, "now")]
+    recording.start("now")  # type: ignore[arg-type]
+    recording.free()
+    assert graph.log == ["begin thread_local", "end", "replay", "reset"]
+
+
+def test_what_waits_is_counted_by_stream(graph, holder):
+    """On one stream the largest counts, on two the sum; what waits for nobody does not count."""
+    recording = _begin(holder)
+    for kernel, stream in ((Kernel(3), "a"), (Kernel(2), "a"), (Kernel(4), "b")):
+        recording.launched(kernel, stream, capturing=True)
+    recording.launched(Kernel(99, waits=False), "b", capturing=True)
+    assert recording.programs == 7
+    assert recording.footprint() == Footprint(128, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "capturing", "reason"),
+    [
+        (Kernel(loaded=False), True, "kernel loaded during capture"),
+        (Kernel(), False, "stream outside the capture"),
+    ],
+)
+def test_what_is_refused_stays_refused(graph, holder, kernel, capturing, reason):
+    recording = _begin(holder)
+    with pytest.raises(CaptureError) as first:
+        recording.launched(kernel, "a", capturing)
+    with pytest.raises(CaptureError) as last:
+        recording.end()
+    assert first.value is last.value
+    assert first.value.reason == reason
+    assert holder.recording is None
+
+
+def test_what_the_runtime_says_is_told_with_the_line(graph, holder):
+    recording = _begin(holder)
+    error = None
+    try:
+        raise RuntimeError(BUSY)  # as .item() would
+    except RuntimeError as raised:
+        error = raised
+    told = recording.explain(error)
+    assert told is not None
+    assert told.reason == "refused by the runtime"
+    assert "test_gpu_graph.py" in told.where
+    assert "raise RuntimeError(BUSY)  # as .item() would" in told.where
+    assert "operation not permitted when stream is capturing" in str(told)
+    assert "and more" not in str(told)
+    assert recording.explain(RuntimeError("something else")) is None
+    assert recording.explain(told) is None
+
+
+def test_after_an_error_nothing_is_left(graph, holder):
+    graph.broken = True
+    recording = _begin(holder)
+    recording.abort()
+    assert holder.recording is None
+    recording = _begin(holder)
+    with pytest.raises(CaptureError, match="refused by the runtime"):
+        recording.end()
+    assert holder.recording is None
