@@ -92,8 +92,10 @@ def test_another_world_size_or_operator_says_nothing() -> None:
 
 
 def test_which_rank_sends_does_not_matter() -> None:
-    measured(entry("push", 1000, 1, of="broadcast", src=3))
-    problem = Broadcast(1000, torch.bfloat16, 8, 5)
+    other = OTHER | {"programs": 3}
+    measured(entry("push", 1000, 1, of="broadcast", src=0))
+    measured(entry("push", 900, 1, of="broadcast", src=7, config=other))
+    problem = Broadcast(1000, torch.bfloat16, 8, 7)
     assert config_for("broadcast.push", find("broadcast"), problem, GPU, 16) == Config(**OTHER)
 
 

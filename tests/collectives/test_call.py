@@ -165,6 +165,7 @@ def test_an_out_that_shares_memory_with_x(run: Run) -> None:
             with pytest.raises(ValueError, match=f"out shares memory with x, {apart} bytes apart"):
                 world.all_gather(x, out)
         assert world.all_gather(whole[:8].fill_(3), whole[8:24]).tolist() == [3.0] * 16
+        assert world.all_gather(whole[16:24].fill_(4), whole[:16]).tolist() == [4.0] * 16
 
     run(main, 2)
 

@@ -321,6 +321,18 @@ def test_words_are_moved_16_bytes_at_a_time(target: str, kind: str) -> None:
             assert len(narrow) <= 2  # the ends, at most 32 lanes of one store
 
 
+@pytest.mark.compat
+def test_the_loop_counts_in_64_bits() -> None:
+    """Of a tensor of nearly 2^31 words the counter goes beyond, though their number does not."""
+    signature = {"dst": "*u8", "src": "*u8", "n": "i32", "part": "i32", "parts": "i32"}
+    signature |= {"BLOCK": "constexpr", "ALIGNED": "constexpr"}
+    source = ASTSource(copy_part, signature, constexprs={"BLOCK": 4096, "ALIGNED": True})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    loops = [line for line in compiled.asm["ttir"].splitlines() if "scf.for" in line]
+    assert loops
+    assert all(": i64" in line for line in loops)
+
+
 def accesses(text: str, verb: str) -> list[str]:
     """The instructions that load or store global memory."""
     names = {"load": ("ld.global", "global_load_", "buffer_load_")}
