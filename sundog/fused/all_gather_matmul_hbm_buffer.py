@@ -93,10 +93,14 @@ def default(problem: Problem, num_sms: int) -> Config:
     """
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
+    rows, blocks = _staged_tiles(problem, config)
+    most = max(1, num_sms // 8)
+    # With fewer rows than fetchers, a row is shared by several of them.
+    per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
+    fetchers = max(1, min(most, rows * blocks))
     tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
-    fetchers = max(1, min(num_sms // 8, _staged_tiles(problem, config)[0]))
     programs = min(num_sms, fetchers + tiles_m * triton.cdiv(problem.n, config.tile_n))
-    return replace(config, fetchers=fetchers, programs=programs)
+    return replace(config, k_per_flag=per_flag, fetchers=fetchers, programs=programs)
 
 
 @triton.jit

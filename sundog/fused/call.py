@@ -199,7 +199,7 @@ def fitting(
     return dict(
         tile_m=tile_m,
         tile_n=tile_n,
-        tile_k=min(32 if wide else 64, max(16, triton.next_power_of_2(k))),
+        tile_k=min(16 if wide else 64, max(16, triton.next_power_of_2(k))),
         descriptors=not is_amd,
         num_warps=8 if tile_m * tile_n >= 128 * 128 else 4,
         num_stages=2 if is_amd else 3,

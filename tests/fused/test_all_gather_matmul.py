@@ -232,6 +232,18 @@ def test_what_a_tuner_may_try_is_valid(op: ModuleType) -> None:
     assert all(op.valid(problem, config) is None for config in configs)
 
 
+@pytest.mark.parametrize("shard", ["k", "m"])
+@pytest.mark.parametrize("m", [16, 64, 256, 1024, 4096, 16384])
+def test_the_default_has_work_for_all(m: int, shard: str) -> None:
+    """Sixteen fetchers on 132 SMs, also with fewer rows of tiles than that."""
+    problem = Problem(m, 3584, 8192, BF16, 8, shard)
+    config = hbm_buffer.default(problem, 132)
+    assert hbm_buffer.valid(problem, config) is None
+    assert (config.fetchers, config.programs) == (16, 132)
+    rows, blocks = hbm_buffer._staged_tiles(problem, config)
+    assert rows * -(-blocks // (config.k_per_flag or blocks)) >= 14
+
+
 @pytest.mark.compat
 @pytest.mark.parametrize(
     ("arch", "shard"), [("sm_90", "k"), ("sm_90", "m"), ("gfx942", "m"), ("gfx950", "k")]

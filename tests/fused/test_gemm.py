@@ -9,6 +9,7 @@ import torch
 
 import sundog
 from sundog.fused import gemm
+from sundog.fused.call import fitting
 
 from . import Run, assembly, compiled, on_every_arch, spills
 
@@ -120,6 +121,19 @@ def test_wide_accesses_and_tensor_cores_by_pointers(arch: str, layout: str) -> N
     else:
         assert re.search(r"mfma", text)
         assert set(re.findall(r"(?:global|buffer)_load_(\w+)", text)) == {"dwordx4"}
+
+
+@pytest.mark.compat
+def test_float32_is_not_rounded_to_tf32() -> None:
+    a = torch.empty(512, 512)
+    config = gemm.Tiles(**fitting(512, 512, 512, 512, torch.float32, 64))
+    args = gemm.arguments(a, a, a, None, None, config)
+    options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
+    made = compiled(gemm._gemm_kernel, "sm_90", args, options)
+    text = assembly(made)
+    assert re.search(r"fma\.rn\.f32", text)
+    assert not re.search(r"tf32|mma", text)
+    assert spills(made) == 0
 
 
 def _compiled(arch: str, layout: str, config: gemm.Tiles) -> object:
