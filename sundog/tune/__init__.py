@@ -37,12 +37,12 @@ from .evaluate import Evaluator
 from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
 from .search import SEARCHES
 from .space import Job, Space, fields_text, jobs
-from .workers import Failure, Worker, finished, serve
+from .workers import Failure, Worker, serve
 
 __all__ = ["Place", "Progress", "Tuned", "tune"]
 
 _FINALISTS = 5
-_COMPILE_S, _MEASURE_S, _OPEN_S = 180.0, 60.0, 180.0
+_COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
 _MOST_COMPILERS = 8
 
 Progress = Callable[[str, int, int, str], None]  # job, done, of how many, best so far
@@ -191,13 +191,10 @@ def _compilers(job: Job, target: str, count: int) -> list[Worker]:
 def _where(measurer: Worker) -> Where:
     """Opens the world, which takes a while; what it runs on."""
     measurer.submit(WHERE)
-    for _ in range(int(_OPEN_S / 0.2)):
-        for _, _, reply in finished([measurer]):
-            if isinstance(reply, Failure):
-                raise SundogError(f"the world that measures could not be opened: {reply.error}")
-            where: Where = reply
-            return where
-    raise SundogError(f"the world that measures was not open after {_OPEN_S:.0f} s")
+    reply: Where | Failure = measurer.wait()
+    if isinstance(reply, Failure):
+        raise SundogError(f"the world that measures could not be opened: {reply.error}")
+    return reply
 
 
 def _describe(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..dataset.identity import config_json
@@ -82,7 +82,7 @@ class Evaluator:
         if self._measurer is None or len(finalists) < 2:
             return
         self._measurer.submit(finalists)
-        _, _, reply = next(_answers([self._measurer]))
+        reply = self._measurer.wait()
         if isinstance(reply, Failure):
             reply = [Measured(failure=reply)] * len(finalists)
         for config, measured in zip(finalists, reply, strict=True):
@@ -177,11 +177,6 @@ class Evaluator:
     def _done(self, config: Any, time: float | None) -> None:
         self.times[config] = time
         self._step()
-
-
-def _answers(workers: list[Worker]) -> Iterator[Any]:
-    while True:
-        yield from finished(workers)
 
 
 def _text(config: Any) -> str:

@@ -57,7 +57,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Measured:
-    samples_ms: list[float] = field(default_factory=list)  # of the slowest rank
+    samples_ms: list[float] = field(default_factory=list)
     failure: Failure | None = None
 
 
@@ -92,7 +92,7 @@ def _serve(world: World, pipe: Connection, job: Job, place: Place, timer: Timer)
             if configs == WHERE:
                 reply: Any = _where(world)
             else:
-                reply = _measure(world, job, configs, sets, place.samples, timer)
+                reply = _measure(world, job, configs, sets, place, timer)
             if world.rank == 0:
                 pipe.send(reply)
 
@@ -112,7 +112,7 @@ def _where(world: World) -> Where:
 
 
 def _measure(
-    world: World, job: Job, configs: list[Any], sets: list[_Set], samples: int, timer: Timer
+    world: World, job: Job, configs: list[Any], sets: list[_Set], place: Place, timer: Timer
 ) -> list[Measured]:
     found: dict[int, Measured] = {}
     plans: dict[int, Plan] = {}
@@ -124,9 +124,11 @@ def _measure(
         else:
             calls = [_call(plans[number], each) for each in sets]
             variants[number] = Variant(fields_text(config), calls)
-    timed = timer(world, list(variants.values()), samples) if variants else []
+    timed = timer(world, list(variants.values()), place.samples) if variants else []
     for number, times in zip(variants, timed, strict=True):
-        found[number] = Measured([1e3 * second for second in times.slowest])
+        # Behind a link rank 0 alone is measured; elsewhere an op is done when its last rank is.
+        seconds = [ranks[0] for ranks in times.samples] if place.link else times.slowest
+        found[number] = Measured([1e3 * second for second in seconds])
     for plan in reversed(plans.values()):
         plan.free()
     return [found[number] for number in range(len(configs))]

@@ -92,6 +92,12 @@ class Worker:
             return self._ended(Failure("timeout", text))
         return None
 
+    def wait(self) -> Any:
+        """The answer, however long it takes."""
+        while True:
+            for _, _, reply in finished([self]):
+                return reply
+
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -84,7 +84,7 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
 def test_what_misbehaves_costs_its_row_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sundog.tune, "_MEASURE_S", 3.0)
+    monkeypatch.setattr(sundog.tune, "_MEASURE_S", 6.0)
     base = str(tmp_path / "log")
     (tuned,) = tune(
         OP, "bad=true", world=2, budget=50, search="exhaustive", log=base, place=ON_SIM,
@@ -99,7 +99,7 @@ def test_what_misbehaves_costs_its_row_only(
             bad[mode] = row["status"], row["error"], row["perf_ms"]
     assert set(bad) == set(toy_op.BAD)
     assert bad["crash"] == ("error", "the process ended with status 7", "")
-    assert bad["hang"] == ("timeout", "no answer after 3 s: it hangs, and was ended", "")
+    assert bad["hang"] == ("timeout", "no answer after 6 s: it hangs, and was ended", "")
     assert bad["wrong"][0] == "accuracy_error"
     assert "99 of 100 elements differ from the reference" in bad["wrong"][1] or (
         "100 of 100" in bad["wrong"][1]
