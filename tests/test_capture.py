@@ -181,6 +181,27 @@ def test_a_graph_may_be_replayed_on_another_stream(run):
     assert run(main, 2) == [True, True]
 
 
+def test_an_op_under_way_is_captured_with_its_wait(run):
+    """Ordinary tensors, so that copies to and from the heap are in the graph too."""
+
+    def main(world: sundog.World) -> list[bool]:
+        x = torch.zeros(N, device=world.device)
+        world.all_gather(x, async_op=True).wait()
+        with world.capture() as graph:
+            handle = world.all_gather(x, async_op=True)
+            twice = x * 2  # beside it
+            out = handle.wait()
+        good = []
+        for seed in range(3):
+            _fresh(x, world.rank, seed)
+            graph.replay()
+            good.append(torch.equal(out.cpu(), _gathered(world.size, seed)))
+            good.append(torch.equal(twice.cpu(), 2 * x.cpu()))
+        return good
+
+    assert run(main, 2) == [[True] * 6] * 2
+
+
 FORBIDDEN: dict[str, tuple[Callable[[sundog.World, torch.Tensor], Any], str, str]] = {
     "world.barrier": (lambda w, x: w.barrier(), "host barrier", "world.device_barrier"),
     "world.synchronize": (lambda w, x: w.synchronize(), "host synchronisation", "during a capture"),
