@@ -115,7 +115,11 @@ def _run(
     world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options
 ) -> torch.Tensor:
     if not isinstance(options.config, Hashable):
-        raise ValueError(f"{op}: config {options.config!r} is not a Config of one of its algorithms")
+        raise ValueError(
+            f"{op}: config {options.config!r} is not a Config of one of its algorithms"
+        )
+    if x.device != world.device:
+        raise ValueError(f"{op}: x is on {x.device}, but this rank is on {world.device}; move it")
     staged = _Staged(not world.is_symmetric(x), not world.is_symmetric(out))
     key = (op, problem, options.algo, options.config, staged, world.stream_number)
     made = world.cached_plan(key, lambda: _plan(world, op, problem, x, out, options, staged))

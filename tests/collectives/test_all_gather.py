@@ -196,6 +196,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 def test_bad_input(run: Run) -> None:
     def main(world: sundog.World) -> None:
+        x, own = torch.zeros(4, device=world.device), world.device
+        world.device = torch.device("meta")
+        with pytest.raises(ValueError, match=f"x is on {own}, but this rank is on meta; move it"):
+            world.all_gather(x)
+        world.device = own
+        with pytest.raises(ValueError, match=f"out is on meta and x on {world.device}"):
+            world.all_gather(x, torch.zeros(8, device="meta"))
         for change, text in BAD:
             given = {"x": torch.zeros(4), **change}
             given = {k: v.to(world.device) if torch.is_tensor(v) else v for k, v in given.items()}
