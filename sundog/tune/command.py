@@ -1,4 +1,4 @@
-"""`sundog tune`: from the command line's words to a tuning run, a progress bar and a table.
+"""`sundog tune`: from the command line's words to a tuning run, a progress bar and the result.
 
 Exit status: 0 tuned, 1 nothing could be timed or compiled, 2 could not, 130 Ctrl-C.
 """
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ..errors import SundogError
 from . import Place, Tuned, tune
@@ -81,13 +80,8 @@ def _bar(console: Console) -> Iterator[Step]:
 
 
 def _print(done: list[Tuned]) -> None:
-    table = Table("op", "target", "tried", "failed", "best ms", "config", "GPU busy", "run")
     for each in done:
-        timed = each.milliseconds is not None
-        table.add_row(
-            each.op, each.target, str(each.tried), str(each.failed),
-            f"{each.milliseconds:.4f}" if timed else "-",
-            escape(fields_text(each.config)) if timed else "-",
-            f"{each.busy:.0%}" if timed else "-", each.run_id[:12],
-        )  # fmt: skip
-    Console().print(table)
+        print(f"{each.op} on {each.target}: {each.tried} tried, {each.failed} failed")
+        if each.milliseconds is not None:
+            print(f"  best: {each.milliseconds:.4f} ms with {fields_text(each.config)}")
+            print(f"  the GPU's process was busy for {each.busy:.0%} of the time")
