@@ -379,6 +379,19 @@ def test_a_graph_outside_its_time_is_refused(run):
             graph.replay()
 
 
+def test_what_is_wrong_with_an_operation_is_raised_where_it_is_captured(run):
+    def main(world: sundog.World) -> float:
+        x, y = torch.zeros(N, device=world.device), torch.zeros(N + 1, device=world.device)
+        with pytest.raises(RuntimeError, match="size"), world.capture():
+            x.add_(y)
+        with world.capture() as graph:
+            x.add_(1)
+        graph.replay()
+        return x.sum().item()
+
+    assert run(main, 1) == [N]
+
+
 @pytest.mark.sim_only
 def test_random_numbers_differ_from_replay_to_replay():
     def main(world: sundog.World) -> list[list[float]]:

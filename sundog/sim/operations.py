@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..capture import COPY, READ
 from ..errors import SundogError
@@ -72,6 +72,7 @@ class Operations(TorchDispatchMode):
                 "with the tensor on the device, or read it behind the replay.",
             )
         if func._schema.is_mutable:
+            func(*_copied(args), **_copied(kwargs))  # what is wrong with it is raised here
             self._add(func, args, kwargs, None)
             return _written(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -110,6 +111,10 @@ class Operations(TorchDispatchMode):
         if seeded:
             self._seed = torch.get_rng_state()
             torch.set_rng_state(outside)
+
+
+def _copied(values: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.clone, values)
 
 
 def _is_unknown(func: Any, args: tuple) -> bool:

@@ -125,7 +125,10 @@ class Streams:
         if isinstance(entry, Operation):
             if checker is not None:
                 checker.streams.learn(stream, entry.known)
-            entry.run(stream)
+            try:
+                entry.run(stream)
+            except Exception as error:  # this may be the hub: the machine ends with it
+                self._machine.failure = self._machine.failure or error
             return True
         if isinstance(entry, Record):
             entry.event.passed = True

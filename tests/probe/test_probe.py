@@ -131,6 +131,19 @@ def test_what_a_function_raises(backend):
     assert "not in graphs" in str(row)
 
 
+@pytest.mark.sim_only
+def test_outputs_are_poison_before_every_replay():
+    out, found = torch.empty(5), torch.zeros(5)
+
+    def look(world: sundog.World, x: torch.Tensor) -> torch.Tensor:
+        found.copy_(out)
+        return out.copy_(x)
+
+    row = _probe(look, "sim", reference=lambda rank, xs: xs[rank], world=1)
+    assert row.verdict == "CAPTURABLE"
+    assert found.isnan().all()
+
+
 @pytest.mark.parametrize("name", ["right", "reads_item", "staged_outside"])
 def test_ranks_in_processes_agree(name):
     subject = replace(SUBJECTS[name], columns=("replays",))
