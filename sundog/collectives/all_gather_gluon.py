@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .. import target
-from ..device import context
+from ..device import context, trace
 from ..device import gluon as device
 from ..op import Plan, agree
 from . import words
@@ -89,7 +89,7 @@ def _threads_per_warp() -> int:
 def _gluon_kernel(
     x, out, ready, arrived, epochs, ctx, n,
     SIZE: gl.constexpr, LANES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    THREADS: gl.constexpr, ALIGNED: gl.constexpr,
+    THREADS: gl.constexpr, ALIGNED: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
     rank = gl.load(ctx + context.RANK)
@@ -101,10 +101,19 @@ def _gluon_kernel(
         places = places + (there,)  # type: ignore[assignment]
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only behind this barrier.
+    point = trace.begin(0, trace.BARRIER, ready + program * SIZE, epoch, trace.ALL, ctx, TRACE)
     device.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    point = trace.end(point, trace.BARRIER, ready + program * SIZE, epoch, trace.ALL, ctx, TRACE)
+    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, TRACE)
     _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, THREADS, ALIGNED)
+    point = trace.end(point, trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
+    point = trace.begin(
+        point, trace.BARRIER, arrived + program * SIZE, epoch, trace.ALL, ctx, TRACE
+    )
     device.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES)
+    point = trace.end(point, trace.BARRIER, arrived + program * SIZE, epoch, trace.ALL, ctx, TRACE)
+    trace.finish(point, ctx, TRACE)
     gl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -173,7 +182,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _gluon_kernel[(config.programs,)](
                 source, target, ready, arrived, epochs, world.ctx, source.numel(),
                 SIZE=problem.size, LANES=lanes, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-                THREADS=config.threads_per_warp, ALIGNED=aligned, num_warps=config.num_warps,
+                THREADS=config.threads_per_warp, ALIGNED=aligned, TRACE=world.trace,
+                num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

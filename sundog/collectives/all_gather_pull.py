@@ -53,16 +53,16 @@ def _pull_kernel(
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     # My tensor was written before this kernel on the stream; the peers read it behind this.
-    at = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     for step in tl.static_range(SIZE):
         peer = (rank + step) % SIZE
         src = memory.translate(x, peer, ctx)
-        at = trace.begin(at, trace.FETCH, program, 0, peer, ctx, TRACE)
+        point = trace.begin(point, trace.FETCH, program, 0, peer, ctx, TRACE)
         words.copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
-        at = trace.end(at, trace.FETCH, program, 0, peer, ctx, TRACE)
+        point = trace.end(point, trace.FETCH, program, 0, peer, ctx, TRACE)
     # My loads before the flags: whatever follows this kernel here may overwrite my tensor.
-    at = trace.barrier_ranks(at, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(at, ctx, TRACE)
+    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 

@@ -59,13 +59,13 @@ def _push_kernel(
         places = places + (place,)  # type: ignore[assignment]  # Triton takes no annotation
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only behind this barrier.
-    at = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
-    at = trace.begin(at, trace.FETCH, program, 0, rank, ctx, TRACE)
+    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, TRACE)
     words.copy(places, x, n, program, tl.num_programs(0), SIZE, BLOCK, ALIGNED)
-    at = trace.end(at, trace.FETCH, program, 0, rank, ctx, TRACE)
+    point = trace.end(point, trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
-    at = trace.barrier_ranks(at, arrived + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(at, ctx, TRACE)
+    point = trace.barrier_ranks(point, arrived + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal
+from ..device import context, trace
 from ..op import Plan, agree
 from . import reduction
 from .all_reduce import Problem, cost, inputs, reference
@@ -74,7 +74,7 @@ def cases(size: int) -> list[Problem]:
 @triton.jit
 def _atomic_kernel(
     x, out, zeroed, done, epochs, ctx, numel,
-    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
@@ -86,15 +86,18 @@ def _atomic_kernel(
         tl.store(out + at, tl.zeros((BLOCK,), out.dtype.element_ty), mask=at < numel)
     # My zeros before the flags, for the peers' programs with this number, which add to just those
     # tiles; the peers' zeros before my adding.
-    signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(0, zeroed + program * SIZE, epoch, ctx, LANES, TRACE)
+    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     outs = reduction.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
     for start in range(first, numel, step):
         at = start + tl.arange(0, BLOCK)
         tile = tl.load(x + at, mask=at < numel)
         for place in tl.static_range(SIZE):
             tl.atomic_add(outs[place] + at, tile, mask=at < numel, sem="relaxed", scope="sys")
+    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My part before the flags; all peers' parts before whatever follows this kernel here.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -111,7 +114,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _atomic_kernel[(config.programs,)](
             x, out, zeroed, done, epochs, world.ctx, problem.numel, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
-            num_warps=config.num_warps,
+            TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import signal
+from ..device import trace
 from ..op import Plan, agree
 from . import reduction
 from .all_reduce import Problem, cases, cost, inputs, reference
@@ -63,6 +63,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 def _one_shot_kernel(
     x, out, buffer, flags, epochs, ctx, numel, stride,
     OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     epoch = tl.load(epochs + program) + 1
@@ -73,13 +74,18 @@ def _one_shot_kernel(
     # its stream, and this program has waited there for all of them.
     half = buffer + (epoch % 2) * stride
     halves = reduction.everywhere(half, 0, ctx, SIZE)  # here: nothing but data is loaded at the end
+    point = trace.begin(0, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for start in range(first, numel, step):
         _copy_tile(half, x, start, numel, BLOCK)
     # My tiles before the flags, for the peers' programs with this number, which read just those;
     # their tiles before my loads.
-    signal.barrier_ranks(flags + program * SIZE, epoch, ctx, LANES)
+    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    point = trace.barrier_ranks(point, flags + program * SIZE, epoch, ctx, LANES, TRACE)
+    point = trace.begin(point, trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     for start in range(first, numel, step):
         reduction.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
+    point = trace.end(point, trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -107,7 +113,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             reduction.storage(x), reduction.storage(out), buffer, flags, epochs, world.ctx,
             problem.numel, stride, OP=op, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
-            num_warps=config.num_warps,
+            TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

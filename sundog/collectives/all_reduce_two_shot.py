@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal
+from ..device import context, trace
 from ..op import Plan, agree
 from . import reduction
 from .all_reduce import Problem, cases, cost, inputs, reference
@@ -65,6 +65,7 @@ def _slice(problem: Problem) -> int:
 def _two_shot_kernel(
     x, out, ready, done, epochs, ctx, numel, slice_numel,
     OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
@@ -75,7 +76,8 @@ def _two_shot_kernel(
     end = tl.minimum(begin + slice_numel, numel)
     # My x is written and my out is free: what came before on the stream is over. The peers'
     # programs with this number touch them only behind this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # In place, too: nobody but this program touches these elements on any rank, and each of them is
     # stored only after it was loaded from all ranks.
     for start in range(begin + program * BLOCK, end, tl.num_programs(0) * BLOCK):
@@ -85,9 +87,11 @@ def _two_shot_kernel(
         else:
             mask = at < end
             _store_all(outs, reduction.reduce_ranks(xs, at, mask, OP, SIZE), at, mask, SIZE)
+    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -112,7 +116,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
             problem.numel, slice_numel, OP=op, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
-            num_warps=config.num_warps,
+            TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal
+from ..device import context, memory, signal, trace
 from ..op import Cost, Plan, agree
 from . import words
 from .call import Handle, Options, call, check_contiguous, check_out
@@ -104,21 +104,30 @@ def gather(
 def _gather_kernel(
     x, out, ready, done, epochs, ctx, n, dst,
     SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     # My tensor was written before this kernel on the stream; dst, alone, reads it behind this.
-    signal.signal_all(ready + program * SIZE, epoch, ctx, LANES)
+    mine, theirs = ready + program * SIZE, done + program * SIZE
+    point = trace.begin(0, trace.SIGNAL, mine, epoch, trace.ALL, ctx, TRACE)
+    signal.signal_all(mine, epoch, ctx, LANES)
     if rank == dst:
-        signal.wait_all(ready + program * SIZE, epoch, ctx, LANES)  # everybody's tensor is there
+        point = trace.begin(point, trace.WAIT, mine, epoch, trace.ALL, ctx, TRACE)
+        signal.wait_all(mine, epoch, ctx, LANES)  # everybody's tensor is there
+        point = trace.end(point, trace.WAIT, mine, epoch, trace.ALL, ctx, TRACE)
+        point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
         for peer in tl.static_range(SIZE):
             src = memory.translate(x, peer, ctx)
             place = out + peer * n.to(tl.int64)
             words.copy((place,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
+        point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+        point = trace.begin(point, trace.SIGNAL, theirs, epoch, trace.ALL, ctx, TRACE)
         # My loads before the flags: the others may then overwrite their tensors.
-        signal.signal_all(done + program * SIZE, epoch, ctx, LANES)
-    signal.wait(done + program * SIZE + dst, dst, epoch, ctx)  # dst has read mine
+        signal.signal_all(theirs, epoch, ctx, LANES)
+    point = trace.wait(point, theirs + dst, dst, epoch, ctx, TRACE)  # dst has read mine
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -139,7 +148,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _gather_kernel[(config.programs,)](
                 source, result, ready, done, epochs, world.ctx, source.numel(), problem.dst,
                 SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
-                num_warps=config.num_warps,
+                TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

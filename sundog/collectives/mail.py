@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal
+from ..device import context, memory, signal, trace
 from . import words
 from .spans import default_config
 from .words import Config
@@ -40,6 +40,7 @@ Message = tuple[int, int, int, int]  # start in x, bytes to the peer; start in o
 def _mail_kernel(
     x, out, table, boxes, sizes, full, emptied, counts, ctx,
     SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     """A program sends to one peer and receives from another in turn, so nobody waits in a circle.
 
@@ -47,6 +48,7 @@ def _mail_kernel(
     """
     rank = tl.load(ctx + context.RANK)
     part = tl.program_id(0) % PARTS
+    point = 0
     for step in range(tl.program_id(0) // PARTS, SIZE, tl.num_programs(0) // PARTS):
         peer = (rank + step) % SIZE
         writer = (rank + SIZE - step) % SIZE
@@ -62,19 +64,20 @@ def _mail_kernel(
         for chunk in range(0, tl.maximum(out_chunks, in_chunks)):
             if chunk < out_chunks:
                 src = x + _offset(tl.load(table + peer * _ROW), x)
-                _send(
-                    src, num_sent, boxes, sizes, full, emptied, ctx, rank, peer, part, chunk,
-                    before_sent + chunk + 1, PARTS, BLOCK, ALIGNED,
+                point = _send(
+                    point, src, num_sent, boxes, sizes, full, emptied, ctx, rank, peer, part,
+                    chunk, before_sent + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
                 )  # fmt: skip
             if chunk < in_chunks:
                 dst = out + _offset(tl.load(table + writer * _ROW + 2), out)
-                _receive(
-                    dst, num_received, boxes, sizes, full, emptied, ctx, rank, writer, part, chunk,
-                    before_received + chunk + 1, PARTS, BLOCK, ALIGNED,
+                point = _receive(
+                    point, dst, num_received, boxes, sizes, full, emptied, ctx, rank, writer, part,
+                    chunk, before_received + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
                 )  # fmt: skip
         # Read by the next call, behind this one on the stream.
         tl.store(sent, before_sent + out_chunks, mask=num_sent >= 0)
         tl.store(received, before_received + in_chunks, mask=num_received >= 0)
+    trace.finish(point, ctx, TRACE)
 
 
 @triton.jit
@@ -91,8 +94,8 @@ def _chunks(nbytes, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _send(
-    src, nbytes, boxes, sizes, full, emptied, ctx, rank, peer, part, chunk, number,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    point, src, nbytes, boxes, sizes, full, emptied, ctx, rank, peer, part, chunk, number,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """Chunk `number` to the peer's slot for me."""
     place = (rank * PARTS + part) * SLOTS + number % SLOTS
@@ -100,26 +103,27 @@ def _send(
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
     # The peer has emptied this slot: its loads of SLOTS chunks ago come before my stores.
     slot = (peer * PARTS + part) * SLOTS + number % SLOTS
-    signal.wait(emptied + slot, peer, number - SLOTS, ctx)
+    point = trace.wait(point, emptied + slot, peer, number - SLOTS, ctx, TRACE)
     box = memory.translate(boxes + _offset(place * BLOCK, boxes), peer, ctx)
     words.copy(
         (box,), src + _offset(start, src), _offset(count, src), part * 0, 1, 1, BLOCK, ALIGNED
     )
     memory.store(sizes + place, nbytes, peer, ctx)
     # The chunk and the length before the flag: the peer reads both behind it.
-    signal.signal(full + rank * PARTS + part, peer, number, ctx)
+    return trace.signal(point, full + rank * PARTS + part, peer, number, ctx, TRACE)
 
 
 @triton.jit
 def _receive(
-    dst, nbytes, boxes, sizes, full, emptied, ctx, rank, writer, part, chunk, number,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    point, dst, nbytes, boxes, sizes, full, emptied, ctx, rank, writer, part, chunk, number,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """Chunk `number` from my slot for the writer."""
     place = (writer * PARTS + part) * SLOTS + number % SLOTS
     start = (chunk * PARTS + part).to(tl.int64) * BLOCK
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
-    signal.wait(full + writer * PARTS + part, writer, number, ctx)  # the writer's chunk is here
+    # The writer's chunk is here.
+    point = trace.wait(point, full + writer * PARTS + part, writer, number, ctx, TRACE)
     length = tl.load(sizes + place)
     if length != nbytes:
         signal._run_out(sizes + place, writer, nbytes, length, ctx)
@@ -129,7 +133,7 @@ def _receive(
     )
     # My loads before the flag: the writer fills the slot again behind it.
     slot = (rank * PARTS + part) * SLOTS + number % SLOTS
-    signal.signal(emptied + slot, writer, number, ctx)
+    return trace.signal(point, emptied + slot, writer, number, ctx, TRACE)
 
 
 def default_mail(nbytes: int, size: int, num_sms: int) -> Config:
@@ -165,7 +169,7 @@ class Mail:
         _mail_kernel[(self.config.programs,)](
             source, result, table, boxes, self._sizes, self._full, self._emptied, self._counts,
             self._world.ctx, SIZE=self._world.size, PARTS=self._parts, BLOCK=self.config.block,
-            ALIGNED=aligned, num_warps=self.config.num_warps,
+            ALIGNED=aligned, TRACE=self._world.trace, num_warps=self.config.num_warps,
         )  # fmt: skip
 
     def _table(self, messages: tuple[Message, ...]) -> tuple[torch.Tensor, int]:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal
+from ..device import context, trace
 from ..op import Cost, Plan, agree
 from . import reduction
 from .call import ASYNC_STREAM, Options, call, check_contiguous, check_out, on_stream
@@ -123,19 +123,23 @@ def reduce(
 def _direct_kernel(
     x, out, ready, done, epochs, ctx, numel, dst,
     OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     epoch = tl.load(epochs + program) + 1
     # My x is written: what came before on the stream is over. The program of dst with this number
     # reads it behind this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     if tl.load(ctx + context.RANK) == dst:
         xs = reduction.everywhere(x, 0, ctx, SIZE)
         first = program.to(tl.int64) * BLOCK
         for start in range(first, numel, tl.num_programs(0) * BLOCK):
             reduction.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)
+    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -154,7 +158,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
             problem.numel, problem.dst, OP=op, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
-            num_warps=config.num_warps,
+            TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal
+from ..device import context, memory, trace
 from ..op import Plan
 from . import words
 from .words import Config
@@ -56,11 +56,13 @@ def default_config(nbytes: int, size: int, num_sms: int) -> Config:
 def _spans_kernel(
     x, out, table, ready, arrived, epochs, ctx,
     SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    TRACE: tl.constexpr,
 ):  # fmt: skip
     """`table`: a Span per peer. PARTS programs share what goes to a peer."""
     nbytes: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     rank = tl.load(ctx + context.RANK)
     part = tl.program_id(0) % PARTS
+    point = 0
     for step in range(tl.program_id(0) // PARTS, SIZE, tl.num_programs(0) // PARTS):
         flag = step * PARTS + part
         epoch = tl.load(epochs + flag) + 1
@@ -70,17 +72,22 @@ def _spans_kernel(
         num_received = tl.load(table + writer * _ROW + 3)
         if num_received > 0:
             # This rank's output is free: what read it last came before this kernel on the stream.
-            signal.signal(ready + flag, writer, epoch, ctx)
+            point = trace.signal(point, ready + flag, writer, epoch, ctx, TRACE)
         if num_sent > 0:
-            signal.wait(ready + flag, peer, epoch, ctx)  # the peer's output is free
+            # The peer's output is free.
+            point = trace.wait(point, ready + flag, peer, epoch, ctx, TRACE)
             src = x + tl.load(table + peer * _ROW) // nbytes
             dst = memory.translate(out + tl.load(table + peer * _ROW + 1) // nbytes, peer, ctx)
+            point = trace.begin(point, trace.FETCH, step, 0, peer, ctx, TRACE)
             words.copy((dst,), src, num_sent, part, PARTS, 1, BLOCK, ALIGNED)
-            signal.signal(arrived + flag, peer, epoch, ctx)  # my words before the flag
+            point = trace.end(point, trace.FETCH, step, 0, peer, ctx, TRACE)
+            # My words before the flag.
+            point = trace.signal(point, arrived + flag, peer, epoch, ctx, TRACE)
         if num_received > 0:
             # The writer's words before whatever follows this kernel here.
-            signal.wait(arrived + flag, writer, epoch, ctx)
+            point = trace.wait(point, arrived + flag, writer, epoch, ctx, TRACE)
         tl.store(epochs + flag, epoch)  # read by the next call, behind this one on the stream
+    trace.finish(point, ctx, TRACE)
 
 
 def plan_spans(world: World, op: str, problem: Any, config: Config, spans: Sequence[Span]) -> Plan:
@@ -102,7 +109,7 @@ def plan_spans(world: World, op: str, problem: Any, config: Config, spans: Seque
             _spans_kernel[(config.programs,)](
                 source, target, table, *flags, world.ctx,
                 SIZE=size, PARTS=parts, BLOCK=config.block, ALIGNED=aligned,
-                num_warps=config.num_warps,
+                TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

@@ -1,15 +1,15 @@
 """Trace points: when a program began and ended to fetch, wait and compute, and whom it signalled.
 
 The one place that knows the record: kernels write it, `sundog.trace` reads it. A program keeps its
-position `at` in a register and passes it on from point to point, so a point costs four stores and
+position in a register and passes it on from point to point, so a point costs four stores and
 no load that anybody waits for; with TRACE = 0 nothing of it is compiled.
 
-    at = trace.wait(0, flag, peer, epoch, ctx, TRACE)       # signal.wait, with its two points
-    at = trace.begin(at, trace.FETCH, tile, 0, peer, ctx, TRACE)
+    point = trace.wait(0, flag, peer, epoch, ctx, TRACE)       # signal.wait, with its two points
+    point = trace.begin(point, trace.FETCH, tile, 0, peer, ctx, TRACE)
     ...
-    at = trace.end(at, trace.FETCH, tile, 0, peer, ctx, TRACE)
-    at = trace.signal(at, done, peer, epoch, ctx, TRACE)
-    trace.finish(at, ctx, TRACE)
+    point = trace.end(point, trace.FETCH, tile, 0, peer, ctx, TRACE)
+    point = trace.signal(point, done, peer, epoch, ctx, TRACE)
+    trace.finish(point, ctx, TRACE)
 
 A buffer that is full drops what comes, and `finish` leaves the count of all events, so the reader
 knows how many are missing.
@@ -24,8 +24,8 @@ from . import signal as signals
 from .context import TRACE_BUFFER, TRACE_EVENTS, TRACE_PROGRAMS
 
 __all__ = [
-    "ALL", "BARRIER", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "HEAD_WORDS", "KINDS",
-    "MEMREALTIME", "SIGNAL", "WAIT", "barrier_ranks", "begin", "end", "finish", "now", "signal",
+    "ALL", "BARRIER", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "KINDS", "MEMREALTIME",
+    "MOST_PROGRAMS", "SIGNAL", "WAIT", "barrier_ranks", "begin", "end", "finish", "now", "signal",
     "wait",
 ]  # fmt: skip
 
@@ -38,9 +38,9 @@ BARRIER = tl.constexpr(4)  # `what` is the first of the own flags
 KINDS = ("fetch", "wait", "compute", "signal", "barrier")
 ALL = tl.constexpr(-1)  # as a peer: every rank
 
-# A program's slot: the number of its events, then the events: time, tag, what, value. The tag is
-# kind + 8 * is_end + 16 * (peer + 1). Before all slots: events of programs that have none.
-HEAD_WORDS = tl.constexpr(1)
+# The buffer: how many events each program had, of MOST_PROGRAMS; then a slot for each of the first
+# programs. An event is time, tag, what, value; the tag is kind + 8 * is_end + 16 * (peer + 1).
+MOST_PROGRAMS = tl.constexpr(4096)  # those behind are not recorded at all
 EVENT_WORDS = tl.constexpr(4)
 
 # TRACE: 0, or the clock to read, which is not `tl`; the simulator knows it (sim/builder.py).
@@ -90,18 +90,15 @@ def barrier_ranks(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexp
 def finish(at, ctx, TRACE: tl.constexpr):
     """The program's last point: how many events it had, also those that found no room."""
     if TRACE:
-        buffer, program, size = _buffer(ctx)
-        if program < tl.load(ctx + TRACE_PROGRAMS):
-            tl.store(buffer + HEAD_WORDS + program * size, at)
-        else:
-            tl.atomic_add(buffer, tl.full((), 1, tl.int64) * at, sem="relaxed", scope="gpu")
+        buffer, program, _ = _buffer(ctx)
+        tl.store(buffer + program, at, mask=program < MOST_PROGRAMS)
 
 
 @triton.jit
 def _record(at, TAG: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
     if TRACE:
         buffer, program, size = _buffer(ctx)
-        place = buffer + HEAD_WORDS + program * size + 1 + at * EVENT_WORDS
+        place = buffer + MOST_PROGRAMS + program * size + at * EVENT_WORDS
         has_slot = program < tl.load(ctx + TRACE_PROGRAMS)
         room = has_slot & (at < tl.load(ctx + TRACE_EVENTS))
         tl.store(place, now(TRACE), mask=room)
@@ -118,7 +115,7 @@ def _buffer(ctx):
     program = tl.program_id(0) + tl.num_programs(0) * (
         tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
     )
-    size = 1 + tl.load(ctx + TRACE_EVENTS) * EVENT_WORDS
+    size = tl.load(ctx + TRACE_EVENTS) * EVENT_WORDS
     return ctx + tl.load(ctx + TRACE_BUFFER), program.to(tl.int64), size
 
 

@@ -35,14 +35,15 @@ class Recording:
     """While it is open, ops of this world are launched with their trace points compiled in."""
 
     def __init__(self, world: World, programs: int = 256, events: int = 1024) -> None:
-        if programs < 1 or events < 2:
+        if not 1 <= programs <= points.MOST_PROGRAMS.value or events < 2:
             raise ValueError(
-                f"a trace of {events} events for each of {programs} programs: at least 2 and 1"
+                f"a trace of {events} events for each of {programs} programs: at least 2 events, "
+                f"and from 1 to {points.MOST_PROGRAMS.value} programs"
             )
         self._world, self._programs, self._events = world, programs, events
-        slot = 1 + events * points.EVENT_WORDS.value
+        slots = programs * events * points.EVENT_WORDS.value
         # Where flags are: on the device also if this rank's data is not.
-        self._buffer = world.signals(points.HEAD_WORDS.value + programs * slot, "trace")
+        self._buffer = world.signals(points.MOST_PROGRAMS.value + slots, "trace")
         distance = (self._buffer.data_ptr() - world.ctx.data_ptr()) // 8
         for word, value in (
             (context.TRACE_BUFFER, distance),
@@ -63,16 +64,16 @@ class Recording:
         world = self._world
         world.synchronize()
         words = self._buffer.cpu().numpy()
-        head = points.HEAD_WORDS.value
-        slots = words[head:].reshape(self._programs, -1)
-        counts = np.minimum(slots[:, 0], self._events)
+        most = points.MOST_PROGRAMS.value
+        recorded, slots = words[:most], words[most:]
+        counts = np.minimum(recorded[: self._programs], self._events)
         used = np.arange(self._events) < counts[:, None]
-        events = slots[:, 1:].reshape(self._programs, self._events, -1)[used]
+        events = slots.reshape(self._programs, self._events, -1)[used]
         programs = np.repeat(np.arange(self._programs), counts)
         events[:, 0] -= self._shift
         if world.trace == points.MEMREALTIME.value:
             events[:, 0] *= 10
-        dropped = int(words[0] + (slots[:, 0] - counts).sum())
+        dropped = int(recorded.sum() - counts.sum())
         unit = "ns" if world.device.type == "cuda" else "accesses"
         return Raw(world.rank, _flag_base(world), programs, events, dropped, unit, self._clock)
 

@@ -16,7 +16,7 @@ from sundog.device import context, signal, trace
 from sundog.op import Cost, Plan
 
 LATE_RANK = 1
-DELAY = 200  # accesses
+DELAY = 1000  # accesses
 
 
 @dataclass(frozen=True)

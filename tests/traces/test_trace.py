@@ -47,13 +47,12 @@ def test_a_wait_is_ended_by_the_rank_that_owes_it(timeline: Timeline) -> None:
 
 
 def test_summary_names_the_late_rank(timeline: Timeline) -> None:
-    """Its neighbour waits for it directly; at the barrier everybody does."""
+    """Its neighbour waits for it most."""
     late = late_op.LATE_RANK
     summaries = {s.rank: s for s in summarise(timeline)}
     right = summaries[(late + 1) % 4].waited_for
     assert max(right, key=lambda rank: right[rank]) == late
     assert right[late] > late_op.DELAY
-    assert summaries[late].waited < min(s.waited for r, s in summaries.items() if r != late)
 
 
 def test_hidden_is_the_part_of_the_fetches_under_computation(timeline: Timeline) -> None:
