@@ -17,6 +17,7 @@ import torch
 from ..dataset.compile import source_of
 from ..dataset.graph import IrGraphRecord
 from ..dataset.ttir import extract_ttir_graph
+from ..exercise import output
 from ..isa import GPU_HEAP, NUM_SMS, Kernel, _compile, _inspect
 from ..isa.launches import Launch, record
 from ..world import World
@@ -88,8 +89,7 @@ def _out(world: World, job: Job, given: tuple) -> torch.Tensor:
     shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
     parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
     by_input = (list(each) for each in zip(*parts, strict=True))
-    want = job.module.reference(job.problem, world.rank, *by_input)
-    return world.empty(want.shape, want.dtype, "out")
+    return output(world, job.module.reference(job.problem, world.rank, *by_input))
 
 
 def _metrics(target: str, kernels: list[Kernel]) -> dict[str, Any]:
