@@ -19,6 +19,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeGuard
 
 from triton.runtime.jit import JITFunction
 
@@ -76,7 +77,15 @@ Edit = tuple[str, int, Callable[[], None]]
 
 
 def _all_edits(tree: ast.FunctionDef) -> Iterator[Edit]:
+    recording = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TRACE"
+        for inner in ast.walk(node)
+    }  # what is done for a trace orders nothing, and is not done in a check
     for node in ast.walk(tree):
+        if node in recording:
+            continue
         if isinstance(node, ast.Call):
             yield from _weaker(node)
             yield from _earlier(node)
@@ -135,9 +144,19 @@ def _less(expressions: list[ast.expr], place: int) -> None:
 def _dropped(body: list[ast.stmt]) -> Iterator[Edit]:
     for place, statement in enumerate(body):
         name = _name(statement) if isinstance(statement, ast.Expr) else ""
+        what = f"{ast.unparse(statement).splitlines()[0]}: dropped"
         if name in _BARRIERS | _SIGNALS | _WAITS | _ATOMICS:
-            what = f"{ast.unparse(statement).splitlines()[0]}: dropped"
             yield what, statement.lineno, partial(_put, body, place, ast.Pass())
+        elif isinstance(statement, ast.Assign) and _is_traced(statement.value):
+            kept = ast.Assign(statement.targets, statement.value.args[0])
+            yield what, statement.lineno, partial(_put, body, place, kept)
+
+
+def _is_traced(value: ast.expr) -> TypeGuard[ast.Call]:
+    """point = trace.wait(point, ...): a synchronisation that hands its first argument on."""
+    if not isinstance(value, ast.Call) or _name(value) not in _BARRIERS | _SIGNALS | _WAITS:
+        return False
+    return ast.unparse(value.func).startswith("trace.")
 
 
 def _swapped(body: list[ast.stmt]) -> Iterator[Edit]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import ast
 
+import pytest
+import triton
+import triton.language as tl
+
+from sundog.device import trace
 from sundog.exercise import function_of
 from sundog.mutation import find_mutants, mutate
 from sundog.sim.interpreter import twin
+from sundog.sim.mutate import mutants
 
 from . import kernels
 
@@ -62,3 +68,18 @@ def test_an_error_of_the_tool_is_no_kill(monkeypatch):
     outcome = next(mutate(kernels.clean, 2, found[-1:], schedules=1))
     assert [f.kind for f in outcome.report.findings] == ["error"]
     assert outcome.killed_by == ""
+
+
+@triton.jit
+def traced(flag, epoch, ctx, TRACE: tl.constexpr):
+    point = trace.wait(0, flag, 0, epoch, ctx, TRACE)
+    if TRACE:
+        tl.atomic_add(flag, point, sem="relaxed", scope="gpu")
+
+
+def test_a_traced_wait_is_a_wait_and_its_record_is_nothing():
+    words = [mutant.what for mutant in mutants([traced])]
+    dropped = "point = trace.wait(0, flag, 0, epoch, ctx, TRACE): dropped"
+    assert sorted(words) == [dropped, "wait: the epoch is one less"]
+    (kept,) = (m.tree for m in mutants([traced]) if m.what == dropped)
+    assert ast.unparse(kept.body[0]) == "point = 0"
