@@ -97,9 +97,9 @@ def isa(
 
     Example: sundog isa all_gather.push --target sm_90 --problem numel=1048576,dtype=float32
     """
-    from . import isa_command
+    from .isa import command
 
-    raise typer.Exit(isa_command.run(op, target, config, problem, world, json))
+    raise typer.Exit(command.run(op, target, config, problem, world, json))
 
 
 @app.command()

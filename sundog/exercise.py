@@ -22,7 +22,7 @@ import torch
 from . import op as ops
 from .world import World
 
-__all__ = ["exercise", "expected", "function_of", "load_file", "load_package", "output"]
+__all__ = ["exercise", "expected", "function_of", "load_file", "load_package", "output", "room"]
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
@@ -90,6 +90,14 @@ def output(world: World, want: torch.Tensor) -> torch.Tensor:
     """Room for an answer, on the heap, also where ranks get answers of different sizes."""
     numel = max(world.exchange(want.numel(), "size of an output"))
     return world.empty(numel, want.dtype, "out")[: want.numel()].view(want.shape)
+
+
+def room(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
+    """An output for these inputs: what the reference gives for tensors that have only a shape."""
+    shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
+    parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
+    by_input = (list(each) for each in zip(*parts, strict=True))
+    return output(world, op.reference(problem, world.rank, *by_input))
 
 
 def _compare(world: World, result: torch.Tensor, want: torch.Tensor) -> None:

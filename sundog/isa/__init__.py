@@ -33,7 +33,9 @@ from .launches import Launch, record
 from .marks import Compiled, Mark, classify, judge
 from .problems import Case, functions
 
-__all__ = ["TARGETS", "Kernel", "Mark", "Site", "inspect"]
+__all__ = [
+    "NUM_SMS", "TARGETS", "Kernel", "Mark", "Site", "compile_launch", "inspect", "inspect_launch",
+]  # fmt: skip
 
 TARGETS = ("sm_90", "gfx942", "gfx950")
 NUM_SMS = 132
@@ -97,15 +99,15 @@ def inspect(
                 raise SundogError(f"{name} launched no kernel on rank 0 of {world}")
             for launch, target in itertools.product(launches, here):
                 step(f"{name} {launch.kernel.__name__} {target}")
-                kernel = _inspect(name, launch, target)
+                kernel = inspect_launch(name, launch, target)
                 if kernel not in found:  # launched twice
                     found.append(kernel)
     return found
 
 
-def _inspect(op: str, launch: Launch, target: str) -> Kernel:
+def inspect_launch(op: str, launch: Launch, target: str) -> Kernel:
     gpu = gpu_target(target)
-    compiled = _compile(launch, target)
+    compiled = compile_launch(launch, target)
     is_ptx = gpu.backend == "cuda"
     text = compiled.asm["ptx" if is_ptx else "amdgcn"]
     if ".loc" not in text:
@@ -125,7 +127,7 @@ def _inspect(op: str, launch: Launch, target: str) -> Kernel:
     )  # fmt: skip
 
 
-def _compile(launch: Launch, target: str) -> Any:
+def compile_launch(launch: Launch, target: str) -> Any:
     try:
         source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
         return triton.compile(source, target=gpu_target(target), options=options)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import op as ops
-from ..exercise import function_of, output
+from ..exercise import function_of, room
 from ..world import World
 
 __all__ = ["Case", "functions", "typical"]
@@ -65,17 +65,9 @@ def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]
         config = _changed(config, case.config)
         plan = module.plan(world, problem, config)
         given = module.inputs(world, problem, 0)
-        plan(*given, _out(world, module, problem, given))
+        plan(*given, room(world, module, problem, given))
 
     return run, _LEAST_HEAP + 4 * moved
-
-
-def _out(world: World, module: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
-    """Room for the answer: what the reference gives, from tensors that have only a shape."""
-    shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
-    parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
-    by_input = (list(each) for each in zip(*parts, strict=True))
-    return output(world, module.reference(problem, world.rank, *by_input))
 
 
 def _changed(value: Any, fields: dict[str, Any]) -> Any:

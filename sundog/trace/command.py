@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import SundogError
-from ..exercise import expected, output
+from ..exercise import room
 from ..launch import run as run_ranks
 from ..op import find
 from ..world import World
@@ -47,7 +47,7 @@ def trace_op(
     def main(world: World) -> Raw:
         plan = op.plan(world, chosen, op.default(chosen, world.num_sms))
         inputs = op.inputs(world, chosen, 0)
-        out = output(world, expected(world, op, chosen, inputs))
+        out = room(world, op, chosen, inputs)
         world.barrier()
         return record_call(world, lambda: plan(*inputs, out), programs, events)
 

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..dataset.compile import source_of
 from ..dataset.graph import IrGraphRecord
 from ..dataset.ttir import extract_ttir_graph
-from ..exercise import output
-from ..isa import GPU_HEAP, NUM_SMS, Kernel, _compile, _inspect
+from ..exercise import room
+from ..isa import GPU_HEAP, NUM_SMS, Kernel, compile_launch, inspect_launch
 from ..isa.launches import Launch, record
 from ..world import World
 from .space import Job
@@ -67,9 +65,9 @@ def compile_config(job: Job, target: str) -> Callable[[Any], Compiled]:
 
 def _compiled(op: str, launch: Launch, target: str) -> tuple[float, Kernel, IrGraphRecord]:
     begin = time.perf_counter()
-    compiled = _compile(launch, target)
+    compiled = compile_launch(launch, target)
     seconds = time.perf_counter() - begin
-    return seconds, _inspect(op, launch, target), extract_ttir_graph(compiled)
+    return seconds, inspect_launch(op, launch, target), extract_ttir_graph(compiled)
 
 
 def launches_of(job: Job, config: Any) -> list[Launch]:
@@ -78,18 +76,10 @@ def launches_of(job: Job, config: Any) -> list[Launch]:
     def run(world: World) -> None:
         plan = job.module.plan(world, job.problem, config)
         given = job.module.inputs(world, job.problem, 0)
-        plan(*given, _out(world, job, given))
+        plan(*given, room(world, job.module, job.problem, given))
 
     heap = _LEAST_HEAP + 4 * job.module.cost(job.problem).hbm_bytes
     return record(run, job.size, NUM_SMS, heap, GPU_HEAP)
-
-
-def _out(world: World, job: Job, given: tuple) -> torch.Tensor:
-    """Room for the answer: what the reference gives, from tensors that have only a shape."""
-    shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
-    parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
-    by_input = (list(each) for each in zip(*parts, strict=True))
-    return output(world, job.module.reference(job.problem, world.rank, *by_input))
 
 
 def _metrics(target: str, kernels: list[Kernel]) -> dict[str, Any]:

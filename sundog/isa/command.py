@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from . import fields
-from .errors import SundogError
-from .isa import Kernel, inspect
-from .op import OPS
+from .. import fields
+from ..errors import SundogError
+from ..op import OPS
+from . import Kernel, inspect
 
 __all__ = ["run"]
 
