@@ -26,7 +26,7 @@ from .context import TRACE_BUFFER, TRACE_EVENTS, TRACE_PROGRAMS
 __all__ = [
     "ALL", "BARRIER", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "KINDS", "MEMREALTIME",
     "MOST_PROGRAMS", "SIGNAL", "WAIT", "barrier_ranks", "begin", "end", "finish", "now", "signal",
-    "wait",
+    "signal_all", "wait", "wait_all",
 ]  # fmt: skip
 
 # Kinds. A barrier signals all peers where it begins and waits for all of them until it ends.
@@ -76,6 +76,22 @@ def wait(at, flag, peer, epoch, ctx, TRACE: tl.constexpr):
     at = begin(at, WAIT, flag, epoch, peer, ctx, TRACE)
     signals.wait(flag, peer, epoch, ctx)
     return end(at, WAIT, flag, epoch, peer, ctx, TRACE)
+
+
+@triton.jit
+def signal_all(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
+    """signal.signal_all, and the point before it."""
+    at = begin(at, SIGNAL, flags, epoch, ALL, ctx, TRACE)
+    signals.signal_all(flags, epoch, ctx, LANES)
+    return at
+
+
+@triton.jit
+def wait_all(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
+    """signal.wait_all, between its two points."""
+    at = begin(at, WAIT, flags, epoch, ALL, ctx, TRACE)
+    signals.wait_all(flags, epoch, ctx, LANES)
+    return end(at, WAIT, flags, epoch, ALL, ctx, TRACE)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal, tiles
+from ..device import context, tiles, trace
 from ..op import Plan, agree
 from . import gemm
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
@@ -65,7 +65,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 def _gather_kernel(
     a, whole, ready, done, epochs, ctx,
     SIZE: tl.constexpr, LANES: tl.constexpr, BY_K: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, HINT: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HINT: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
@@ -73,7 +73,8 @@ def _gather_kernel(
     rows, cols = tl.cdiv(a.rows, ROWS), tl.cdiv(a.cols, COLS)
     # My A is complete: what came before on the stream is over. The peers' programs with this number
     # read it behind this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for n in range(program, SIZE * rows * cols, tl.num_programs(0)):
         peer = (rank + n // (rows * cols)) % SIZE  # each rank begins with another peer: itself
         row, col = n // cols % rows * ROWS, n % cols * COLS
@@ -84,8 +85,10 @@ def _gather_kernel(
             tl.store(at, tile, mask=mask)
         else:
             tiles.store(tiles.part(whole, peer * a.rows, a.rows), row, col, tile)
+    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES)
+    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -107,7 +110,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _gather_kernel[(config.programs,)](
             tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BY_K=problem.shard == "k", ROWS=rows,
-            COLS=cols, HINT=hint,
+            COLS=cols, HINT=hint, TRACE=world.trace,
         )  # fmt: skip
         added = bias[0] if bias else None
         return gemm.matmul(whole, b, out, added, problem.activation, config, config.programs)

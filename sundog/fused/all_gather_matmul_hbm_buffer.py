@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, local, proxy, signal, tiles
+from ..device import context, local, proxy, tiles, trace
 from ..op import Plan, agree
 from . import fetching, gemm
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
@@ -107,23 +107,26 @@ def default(problem: Problem, num_sms: int) -> Config:
 def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T):
     program = tl.program_id(0)
     epoch = tl.load(flags.epochs + program) + 1
+    point = 0
     if program == 0:
         # My part of A is complete: what wrote it came before this kernel on the stream. The peers'
         # fetchers read it only when they have seen this.
-        signal.signal_all(flags.ready, epoch, ctx, F.lanes)
+        point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     units = 0
     if program < F.most_fetchers:
-        units = fetching.fetch(a, buffer, flags, epoch, ctx, F, S)
-    _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T)
+        point, units = fetching.fetch(point, a, buffer, flags, epoch, ctx, F, S)
+    point = _work(point, a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
         # when this kernel has ended.
-        signal.wait_all(flags.done + program * F.size, epoch, ctx, F.lanes)
+        done = flags.done + program * F.size
+        point = trace.wait_all(point, done, epoch, ctx, F.lanes, F.trace)
+    trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
 @triton.jit
-def _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T):
+def _work(point, a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T):
     """Compute output tiles from the queue until it is empty. S: with the own A, T: the staged."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     _, blocks, groups = fetching.remote(a, F, S)
@@ -143,20 +146,28 @@ def _work(a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T):
             has_own = tl.where(i < own_rows, own_blocks, 0)
             num_flags = tl.where(i < own_rows, 0, groups)
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+        point = trace.begin(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
         acc = gemm.accumulate(acc, own, b, i * S.tile_m, col, 0, has_own, a.cols, rank, S)
+        point = trace.end(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
         for group in range(num_flags):
             # The fetcher's stores before my loads of what this flag stands for.
-            local.wait(flags.staged + row * groups + group, epoch, ctx)
+            flag = flags.staged + row * groups + group
+            point = trace.begin(point, trace.WAIT, flag, epoch, rank, ctx, F.trace)
+            local.wait(flag, epoch, ctx)
+            point = trace.end(point, trace.WAIT, flag, epoch, rank, ctx, F.trace)
             if T.a_kind != "view":
                 proxy.fence()  # and before those by descriptor
             first = group * F.per_flag
             last = tl.minimum(first + F.per_flag, blocks)
+            point = trace.begin(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
             acc = gemm.accumulate(
                 acc, staged, b, row * S.tile_m, col, first, last, a.cols, rank + 1, T
             )  # fmt: skip
+            point = trace.end(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
         part = tiles.part(out, peer * a.rows, a.rows)
         gemm.emit(part, bias, acc, i % own_rows * S.tile_m, col, S)
         tile = gemm.ticket(flags.tickets) - before
+    return point
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -184,7 +195,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         *given, out = rest
         bias = given[0] if given else None
         _hbm_buffer_kernel[(config.programs,)](
-            *arguments(problem, config, a, buffer, b, out, bias, flags, world.ctx),
+            *arguments(problem, config, a, buffer, b, out, bias, flags, world),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out
@@ -207,7 +218,7 @@ def _per_flag(problem: Problem, config: Config) -> int:
 
 def arguments(
     problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor, b: torch.Tensor,
-    out: torch.Tensor, bias: torch.Tensor | None, flags: fetching.Flags, ctx: torch.Tensor,
+    out: torch.Tensor, bias: torch.Tensor | None, flags: fetching.Flags, world: World,
 ) -> tuple:  # fmt: skip
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     by_k = problem.shard == "k"
@@ -226,7 +237,7 @@ def arguments(
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
         config.fetchers, config.first_fetchers or config.fetchers, config.most_fetchers,
-        config.fetch_stages, hint_of(a),
+        config.fetch_stages, hint_of(a), world.trace,
     )))  # fmt: skip
     views = tiles.view(a), own, tiles.view(buffer), staged
-    return *views, given, tiles.view(out), bias, flags, ctx, fetch, *shapes
+    return *views, given, tiles.view(out), bias, flags, world.ctx, fetch, *shapes

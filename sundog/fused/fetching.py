@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device import context, local, signal, tiles
+from ..device import context, local, tiles, trace
 from . import gemm
 
 __all__ = ["Fetch", "Flags", "fetch", "remote"]
@@ -38,6 +38,7 @@ class Fetch(NamedTuple):
     most_fetchers: Any
     stages: Any
     hint: Any
+    trace: Any  # the clock of trace points, or 0
 
 
 @triton.jit
@@ -52,15 +53,15 @@ def remote(a, F, S):
 
 
 @triton.jit
-def fetch(a, buffer, flags, epoch, ctx, F, S):
+def fetch(point, a, buffer, flags, epoch, ctx, F, S):
     """Copy this program's share of the remote tiles, in the order in which workers want them.
 
-    Its number of units, which is the same on all ranks.
+    The next trace point, and its number of units, which is the same on all ranks.
     """
-    program = tl.program_id(0)
+    program, rank = tl.program_id(0), tl.load(ctx + context.RANK)
     rows, blocks, groups = remote(a, F, S)
     # The peers' A is complete, as program 0 of each of them says.
-    signal.wait_all(flags.ready, epoch, ctx, F.lanes)
+    point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     units = rows * groups
     first = tl.cdiv(rows, F.stages) * groups  # units of the first stage
     mine = tl.where(program < F.first_fetchers, first - program + F.first_fetchers - 1, 0)
@@ -73,15 +74,20 @@ def fetch(a, buffer, flags, epoch, ctx, F, S):
         # A band of rows flag by flag, as `swizzle` lets the workers go over its columns.
         row, group = gemm.swizzle(unit, rows, groups, S.group_m)
         last = tl.minimum((group + 1) * F.per_flag, blocks)
+        point = trace.begin(point, trace.FETCH, unit, 0, rank, ctx, F.trace)
         for block in range(group * F.per_flag, last):
             _fetch_tile(a, buffer, row, block, ctx, F, S)
+        point = trace.end(point, trace.FETCH, unit, 0, rank, ctx, F.trace)
         if n == mine + more - 1:
             # My loads of the peers' A before the flags: they may overwrite it when their kernel,
             # which waits for this, has ended.
-            signal.signal_all(flags.done + program * F.size, epoch, ctx, F.lanes)
+            done = flags.done + program * F.size
+            point = trace.signal_all(point, done, epoch, ctx, F.lanes, F.trace)
         # The tiles of this group, stored by all warps, before the flag: workers wait for it.
-        local.signal(flags.staged + row * groups + group, epoch, ctx)
-    return mine + more
+        flag = flags.staged + row * groups + group
+        point = trace.begin(point, trace.SIGNAL, flag, epoch, rank, ctx, F.trace)
+        local.signal(flag, epoch, ctx)
+    return point, mine + more
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal, tiles
+from ..device import context, tiles, trace
 from ..op import Plan, agree
 from . import gemm, matmul_reduce
 from .call import resident
@@ -46,32 +46,38 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
+    point = 0
     if program == 0:
         # My inbox is free: the call that read it last is over. Peers fill it behind this.
-        signal.signal_all(flags.ready, epoch, ctx, F.lanes)
+        point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (2 * rows * cols + tl.num_programs(0))
     n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     while n < rows * cols:
         i, j = gemm.swizzle(n, rows, cols, S.group_m)
-        acc = matmul_reduce.product(a, b, i * S.tile_m, j * S.tile_n, K, S)
-        signal.wait_all(flags.ready, epoch, ctx, F.lanes)  # they have read the last call's partial
+        row, col = i * S.tile_m, j * S.tile_n
+        point, acc = matmul_reduce.product(point, a, b, row, col, K, ctx, F, S)
+        # They have read the last call's partial.
+        point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
         for step in range(F.size):  # each rank begins with another peer
             slot = (rank * rows * cols + n) * S.tile_m
             tiles.scatter(inbox, slot, 0, acc, (rank + step) % F.size, ctx)
         # The partial, stored by all warps, before the flags that all ranks wait for.
-        signal.signal_all(flags.arrived + n * F.size, epoch, ctx, F.lanes)
+        arrived = flags.arrived + n * F.size
+        point = trace.signal_all(point, arrived, epoch, ctx, F.lanes, F.trace)
         n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     while n < 2 * rows * cols:
         index = n - rows * cols
         i, j = gemm.swizzle(index, rows, cols, S.group_m)
         # All ranks' partials of this tile before my loads of them.
-        signal.wait_all(flags.arrived + index * F.size, epoch, ctx, F.lanes)
+        arrived = flags.arrived + index * F.size
+        point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
         for strip in range(0, S.tile_m, matmul_reduce.STRIP):
             acc = matmul_reduce.total(inbox, index, rows * cols, strip, F, S)
             gemm.emit(out, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
         n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -95,7 +101,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         x, y, shape = matmul_reduce.given(problem, config, a, b)
         _one_shot_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
-            world.ctx, problem.k, matmul_reduce.constants(problem), shape,
+            world.ctx, problem.k, matmul_reduce.constants(world), shape,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal, tiles
+from ..device import context, tiles, trace
 from ..op import Plan, agree
 from . import gemm, matmul_reduce
 from .call import resident
@@ -47,6 +47,7 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
+    point = 0
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     owned = tl.cdiv(rows * cols, F.size)  # the last ranks may have one less
     # Every program asks once too often, so this is what former calls have asked.
@@ -57,11 +58,13 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         tile = index * F.size + owner
         if tile < rows * cols:
             i, j = gemm.swizzle(tile, rows, cols, S.group_m)
-            acc = matmul_reduce.product(a, b, i * S.tile_m, j * S.tile_n, K, S)
+            row, col = i * S.tile_m, j * S.tile_n
+            point, acc = matmul_reduce.product(point, a, b, row, col, K, ctx, F, S)
             # The owner has read the last call's partial: I have waited for what came of it.
             tiles.scatter(inbox, (rank * owned + index) * S.tile_m, 0, acc, owner, ctx)
             # The partial, stored by all warps, before the flag that the owner waits for.
-            signal.signal(flags.arrived + index * F.size + rank, owner, epoch, ctx)
+            arrived = flags.arrived + index * F.size
+            point = trace.signal(point, arrived + rank, owner, epoch, ctx, F.trace)
         n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     while n < owned * (F.size + 1):
         index = n - owned * F.size
@@ -69,7 +72,8 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         if tile < rows * cols:
             i, j = gemm.swizzle(tile, rows, cols, S.group_m)
             # All ranks' partials before my loads; and their out is free: they are in this call too.
-            signal.wait_all(flags.arrived + index * F.size, epoch, ctx, F.lanes)
+            arrived = flags.arrived + index * F.size
+            point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
             for strip in range(0, S.tile_m, matmul_reduce.STRIP):
                 acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
                 acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
@@ -77,12 +81,15 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
                     peer = (rank + step) % F.size
                     tiles.scatter(out, i * S.tile_m + strip, j * S.tile_n, acc, peer, ctx)
             # The result, stored by all warps, and my loads of the inbox, before the flags.
-            signal.signal_all(flags.final + tile * F.size, epoch, ctx, F.lanes)
+            final = flags.final + tile * F.size
+            point = trace.signal_all(point, final, epoch, ctx, F.lanes, F.trace)
         n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     for tile in range(program, rows * cols, programs):
         # The owners' stores to my out, and their loads of my partials, before what follows here.
         owner = tile % F.size
-        signal.wait(flags.final + tile * F.size + owner, owner, epoch, ctx)
+        final = flags.final + tile * F.size + owner
+        point = trace.wait(point, final, owner, epoch, ctx, F.trace)
+    trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -107,7 +114,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         x, y, shape = matmul_reduce.given(problem, config, a, b)
         _two_shot_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
-            world.ctx, problem.k, matmul_reduce.constants(problem), shape,
+            world.ctx, problem.k, matmul_reduce.constants(world), shape,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out

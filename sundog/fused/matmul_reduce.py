@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import tiles
+from ..device import tiles, trace
 from . import gemm
 from .call import Options, call, check_matrices, fitting
 
@@ -123,10 +123,12 @@ STRIP = tl.constexpr(16)
 class Constants(NamedTuple):
     size: Any
     lanes: Any
+    trace: Any  # the clock of trace points, or 0
 
 
-def constants(problem: Problem) -> Constants:
-    return Constants(*map(tl.constexpr, (problem.size, triton.next_power_of_2(problem.size))))
+def constants(world: World) -> Constants:
+    lanes = triton.next_power_of_2(world.size)
+    return Constants(*map(tl.constexpr, (world.size, lanes, world.trace)))
 
 
 def given(
@@ -142,10 +144,13 @@ def given(
 
 
 @triton.jit
-def product(a, b, row, col, K, S):
-    """A tile of this rank's partial."""
+def product(point, a, b, row, col, K, ctx, F, S):
+    """A tile of this rank's partial, and the next trace point."""
+    point = trace.begin(point, trace.COMPUTE, row, 0, trace.ALL, ctx, F.trace)
     acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-    return gemm.accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), K, 0, S)
+    acc = gemm.accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), K, 0, S)
+    point = trace.end(point, trace.COMPUTE, row, 0, trace.ALL, ctx, F.trace)
+    return point, acc
 
 
 @triton.jit

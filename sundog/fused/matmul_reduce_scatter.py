@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal, tiles
+from ..device import context, tiles, trace
 from ..op import Cost, Plan, agree
 from . import gemm, matmul_reduce
 from .call import Options, resident
@@ -87,9 +87,10 @@ def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
+    point = 0
     for peer in range(program, F.size, tl.num_programs(0)):
         # My inbox is free: the call that read it last is over. The peer fills it behind this.
-        signal.signal(flags.ready + rank, peer, epoch, ctx)
+        point = trace.signal(point, flags.ready + rank, peer, epoch, ctx, F.trace)
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     owned = rows * cols
     # Every program asks once too often, so this is what former calls have asked.
@@ -99,21 +100,25 @@ def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         index, peer = n % owned, (rank + 1 + n // owned) % F.size
         i, j = gemm.swizzle(index, rows, cols, S.group_m)
         row = peer * out.rows + i * S.tile_m
-        acc = matmul_reduce.product(a, b, row, j * S.tile_n, K, S)
-        signal.wait(flags.ready + peer, peer, epoch, ctx)  # it has read the last call's partial
+        point, acc = matmul_reduce.product(point, a, b, row, j * S.tile_n, K, ctx, F, S)
+        # It has read the last call's partial.
+        point = trace.wait(point, flags.ready + peer, peer, epoch, ctx, F.trace)
         tiles.scatter(inbox, (rank * owned + index) * S.tile_m, 0, acc, peer, ctx)
         # The partial, stored by all warps, before the flag that the owner waits for.
-        signal.signal(flags.arrived + index * F.size + rank, peer, epoch, ctx)
+        arrived = flags.arrived + index * F.size
+        point = trace.signal(point, arrived + rank, peer, epoch, ctx, F.trace)
         n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     while n < (F.size + 1) * owned:
         index = n - F.size * owned
         i, j = gemm.swizzle(index, rows, cols, S.group_m)
         # All ranks' partials of this tile before my loads of them.
-        signal.wait_all(flags.arrived + index * F.size, epoch, ctx, F.lanes)
+        arrived = flags.arrived + index * F.size
+        point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
         for strip in range(0, S.tile_m, matmul_reduce.STRIP):
             acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
             gemm.emit(out, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
         n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
+    trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
@@ -139,7 +144,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         x, y, shape = matmul_reduce.given(problem, config, a, b, problem.m // problem.size)
         _reduce_scatter_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
-            world.ctx, problem.k, matmul_reduce.constants(problem), shape,
+            world.ctx, problem.k, matmul_reduce.constants(world), shape,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out

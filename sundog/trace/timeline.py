@@ -118,7 +118,7 @@ def _connect(spans: np.ndarray, size: int) -> np.ndarray:
             continue
         last = max(needed, key=begin.__getitem__)
         spans["ended_by"][at] = rank[last]
-        if rank[last] != rank[at]:
+        if (rank[last], program[last]) != (rank[at], program[at]):  # a barrier hears itself too
             source = (rank[last], program[last], begin[last])
             arrows.append((source, (rank[at], program[at], end[at])))
     return np.array(arrows, ARROW)

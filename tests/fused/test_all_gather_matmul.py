@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -279,7 +279,8 @@ def _arguments(problem: Problem, config: hbm_buffer.Config) -> tuple:
     buffer = torch.empty(rows * config.tile_m, blocks * config.tile_k, dtype=BF16)
     words = torch.empty(64, dtype=torch.int64)
     flags = Flags(*[words] * 5)
-    return hbm_buffer.arguments(problem, config, a, buffer, b, out, None, flags, words)
+    world = SimpleNamespace(ctx=words, trace=0)
+    return hbm_buffer.arguments(problem, config, a, buffer, b, out, None, flags, world)
 
 
 def _of(config: hbm_buffer.Config) -> dict[str, int]:

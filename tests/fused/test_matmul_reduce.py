@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -150,7 +150,8 @@ def test_what_the_compilers_make_of_the_default(
     words = torch.empty(64, dtype=torch.int64)
     inbox = tiles.view(torch.empty(4096, config.tile_n, dtype=BF16))
     out = tiles.view(torch.empty(8192, 4096, dtype=BF16))
-    flags, constants = op._Flags(*[words] * 4), matmul_reduce.constants(problem)
+    flags = op._Flags(*[words] * 4)
+    constants = matmul_reduce.constants(SimpleNamespace(size=problem.size, trace=0))
     args = (x, y, out, None, inbox, flags, words, 1024, constants, shape)
     name = {one_shot: "one_shot", two_shot: "two_shot"}.get(op, "reduce_scatter")
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
