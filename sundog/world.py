@@ -171,6 +171,15 @@ class World(Tensors):
             self._backend.close()
         else:
             self._backend.synchronize()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Plans know their world: without them it is gone with its last user, memory and all."""
+        self._plans.clear()
+        self._mail = None
+        for group in self._groups.values():
+            if group is not None:
+                group._forget()
 
     def _end(self, why: str) -> None:
         self._closed = self._closed or why

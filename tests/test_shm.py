@@ -62,6 +62,7 @@ def warm() -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left(warm: None) -> Iterator[None]:
     """No process, file descriptor, or shared memory more than before."""
+    gc.collect()  # what earlier tests left behind is not this one's
     before = left()
     yield
     gc.collect()

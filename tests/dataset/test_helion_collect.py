@@ -174,7 +174,7 @@ def test_an_ordinary_tuning_run_leaves_three_files_that_join(
     assert run["kernel_name"] == "add"
     ended = data.rows[data.rows.status != "started"]
     assert len(data.rows) == 2 * len(ended) >= 20
-    assert set(ended.status) == {"ok", "error"}
+    assert {"ok"} <= set(ended.status) <= {"ok", "error"}  # some configs fail, if they are drawn
     assert set(ended.ir_id) == {run["ir_id"]}
     times = {row.config: row.perf_ms for row in ended.itertuples() if row.status == "ok"}
     chosen = json.dumps(best.config, sort_keys=True, separators=(",", ":"))

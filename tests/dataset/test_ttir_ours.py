@@ -43,7 +43,7 @@ def test_kernels_round_trip(target: str, monkeypatch: pytest.MonkeyPatch):
     assert kernels
     for kernel, args, kwargs in kernels:
         for arch in ARCHS:
-            for stage in STAGES:
+            for stage in STAGES if not kernel.is_gluon() else ("ttgir",):
                 module = lower(kernel, args, kwargs, arch=arch, stage=stage)
                 record = extract_ttir_graph(module)
                 assert prints_of_text(rebuild_module_text(record)) == prints(module)
