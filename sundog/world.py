@@ -171,15 +171,15 @@ class World(Tensors):
             self._backend.close()
         else:
             self._backend.synchronize()
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
-        """Plans know their world: without them it is gone with its last user, memory and all."""
+    def forget(self) -> None:
+        """At the end: plans know their world, and would keep it and its heap."""
         self._plans.clear()
         self._mail = None
         for group in self._groups.values():
             if group is not None:
-                group._forget()
+                group.forget()
 
     def _end(self, why: str) -> None:
         self._closed = self._closed or why

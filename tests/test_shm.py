@@ -333,7 +333,7 @@ def test_50_simulated_worlds_in_one_process() -> None:
     fds, maps, megabytes = grown(lambda: sundog.run(all_gather, 2, "sim", heap_size=8 << 20), 50)
     assert fds == 0
     assert maps < 20
-    assert megabytes < 100  # 800 if they were kept
+    assert megabytes < 400  # 800 if they were kept; malloc leaves some holes
 
 
 def test_50_runs_of_processes_from_one_process() -> None:
@@ -359,4 +359,4 @@ def test_50_worlds_inside_one_rank(tmp_path: Path) -> None:
     for fds, maps, megabytes in run(main, 2):
         assert fds == 0
         assert maps < 20
-        assert megabytes < 100  # 800 if they were kept
+        assert megabytes < 400  # 800 if they were kept; malloc leaves some holes
