@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from .backends.sim import Sim
     from .launch import init, run
     from .probing import probe
+    from .tuning import tune
     from .world import World
 
-__all__ = ["Sim", "World", "init", "probe", "run"]
+__all__ = ["Sim", "World", "init", "probe", "run", "tune"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "Sim": ".backends.sim", "World": ".world", "init": ".launch", "probe": ".probing",
-    "run": ".launch",
+    "run": ".launch", "tune": ".tuning",
 }  # fmt: skip
 
 

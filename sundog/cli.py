@@ -124,7 +124,7 @@ def tune(
 
     Example: sundog tune all_gather.push --problem numel=1048576,dtype=bfloat16 --budget 100
     """
-    from .tune import Place, command
+    from .tuning import Place, command
 
     names = [name for name in target.split(",") if name]
     if promote:
@@ -173,12 +173,10 @@ def probe(
 
     Example: sundog probe all_gather --world 2 --replays 20
     """
-    from . import probe_command
+    from .probing import command
 
-    options = probe_command.Options(
-        tuple(targets or ()), world, backend, replays, seed, details, json
-    )
-    raise typer.Exit(probe_command.run(options))
+    options = command.Options(tuple(targets or ()), world, backend, replays, seed, details, json)
+    raise typer.Exit(command.run(options))
 
 
 @bench.command("sim")

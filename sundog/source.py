@@ -17,7 +17,7 @@ _OURS = tuple(
 )
 _EXAMPLES = tuple(
     os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
-    for name in ("demo.py", "probe_subjects.py")
+    for name in ("demo.py", os.path.join("probing", "subjects.py"))
 )
 
 

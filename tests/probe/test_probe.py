@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import sundog
 from sundog.cli import app
 from sundog.op import OPS
-from sundog.probe_subjects import all_names, subjects
 from sundog.probing import Row, probe_subject
+from sundog.probing.subjects import all_names, subjects
 from sundog.target import has_gpu
 
 from .wrong_ops import LABELS, SUBJECTS

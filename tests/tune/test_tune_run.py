@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-import sundog.tune
+import sundog.tuning
 from sundog import World, choice
 from sundog.bench.timing import Times, Variant
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
 from sundog.errors import SundogError
 from sundog.fields import parse
-from sundog.tune import Place, tune
-from sundog.tune.cache import known_results, promote
+from sundog.tuning import Place, tune
+from sundog.tuning.cache import known_results, promote
 
 from . import toy_op
 
@@ -84,7 +84,7 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
 def test_what_misbehaves_costs_its_row_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sundog.tune, "_MEASURE_S", 6.0)
+    monkeypatch.setattr(sundog.tuning, "_MEASURE_S", 6.0)
     base = str(tmp_path / "log")
     (tuned,) = tune(
         OP, "bad=true", world=2, budget=50, search="exhaustive", log=base, place=ON_SIM,

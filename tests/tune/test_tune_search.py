@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from sundog.tune.search import SEARCHES, exhaustive, pattern, random_search
-from sundog.tune.space import Job, Space, fields_text, jobs, problem_of
+from sundog.tuning.search import SEARCHES, exhaustive, pattern, random_search
+from sundog.tuning.space import Job, Space, fields_text, jobs, problem_of
 
 from . import toy_op
 

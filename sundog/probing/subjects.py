@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from . import op as ops
-from .exercise import expected, load_file, output
-from .probe_data import Subject, Tensors, as_tuple
-from .world import World
+from .. import op as ops
+from ..exercise import expected, load_file, output
+from ..world import World
+from .data import Subject, Tensors, as_tuple
 
 __all__ = ["all_names", "subjects"]
 
@@ -110,7 +110,7 @@ def _all_reduce_of_torch(target: str, size: int) -> Subject:
     problem = op.cases(size)[0]
 
     def prepare(world: World) -> Callable[..., Any]:
-        from .bench.baselines import BASELINES  # torch.distributed is slow to import
+        from ..bench.baselines import BASELINES  # torch.distributed is slow to import
 
         calls: dict[tuple, tuple] = {}
 

@@ -13,12 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
-from .capture import Graph, refusal
-from .errors import CaptureError
-from .probe_data import Observed, Seen, Subject, Tensors, as_tuple, judge, rounds
-from .sim.memory import poison_tensor
-from .source import raised_at
-from .world import World
+from ..capture import Graph, refusal
+from ..errors import CaptureError
+from ..sim.memory import poison_tensor
+from ..source import raised_at
+from ..world import World
+from .data import Observed, Seen, Subject, Tensors, as_tuple, judge, rounds
 
 __all__ = ["COLUMNS", "run_column"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .sim.memory import poison_tensor
-from .world import World
+from ..sim.memory import poison_tensor
+from ..world import World
 
 __all__ = ["Observed", "Seen", "Subject", "Tensors", "as_tuple", "judge", "rounds"]
 

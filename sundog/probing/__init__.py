@@ -15,19 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import knobs
-from .backends.sim import simulate
-from .errors import CaptureError, Deadlock, WaitTimeout
-from .launch import run
-from .probe_columns import COLUMNS, run_column
-from .probe_data import Observed, Subject, Tensors, as_tuple
-from .sim.machine import Machine
-from .sim.races import Checker
-from .sim.report import Wait
-from .sim.schedule import from_token
-from .source import raised_at, relative
-from .target import has_gpu
-from .world import World
+from .. import knobs
+from ..backends.sim import simulate
+from ..errors import CaptureError, Deadlock, WaitTimeout
+from ..launch import run
+from ..sim.machine import Machine
+from ..sim.races import Checker
+from ..sim.report import Wait
+from ..sim.schedule import from_token
+from ..source import raised_at, relative
+from ..target import has_gpu
+from ..world import World
+from .columns import COLUMNS, run_column
+from .data import Observed, Subject, Tensors, as_tuple
 
 __all__ = ["VERDICTS", "Cell", "Row", "Subject", "probe", "probe_subject"]
 

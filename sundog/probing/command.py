@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from .launch import has_gpu
-from .probe_columns import COLUMNS
-from .probe_subjects import all_names, subjects
-from .probing import CAPTURABLE, ERROR, Cell, Row, probe_subject
+from ..launch import has_gpu
+from . import CAPTURABLE, ERROR, Cell, Row, probe_subject
+from .columns import COLUMNS
+from .subjects import all_names, subjects
 
 __all__ = ["Options", "run"]
 

@@ -1,8 +1,8 @@
 """Tuning: search for the best config of an op, keep every attempt.
 
-    from sundog.tune import tune
+    import sundog
 
-    for tuned in tune("all_gather", "numel=1048576,dtype=bfloat16", world=8, log="runs/gather"):
+    for tuned in sundog.tune("all_gather", "numel=1048576,dtype=bfloat16", log="runs/gather"):
         print(tuned.op, tuned.config, tuned.milliseconds)
 
 Every config that is tried is compiled, compared with the reference and timed, and is a row of the
