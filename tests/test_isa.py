@@ -61,8 +61,7 @@ CASES = {
 def test_marks(name: str) -> None:
     """What happened upstream (by_bases), its milder forms, and what must not be marked."""
     for kernel in kernels(name):
-        # Triton 3.9's ptxas spills 8 bytes of a trivial kernel; that has a test of its own.
-        assert rules(kernel) - {("spill", "")} == CASES[name], kernel.target
+        assert rules(kernel) == CASES[name], kernel.target
 
 
 def test_a_merged_place_stands_for_several() -> None:
@@ -90,7 +89,8 @@ def test_counts() -> None:
     (copy,) = kernels("even", ("sm_90",))
     assert (copy.loads, copy.stores) == ({16: 2}, {16: 2})  # 128 threads, a tile of 4 KB
     assert (copy.atomics, copy.barriers, copy.tma, copy.tensor_cores) == ({}, 0, 0, {})
-    assert (copy.spills, copy.shared) == (0, 0)
+    assert copy.spills <= 16  # ptxas keeps 8 or 12 bytes on the stack now and then
+    assert copy.shared == 0
     assert 8 <= copy.registers <= 64
     (push,) = kernels("push", ("sm_90",))
     assert push.stores.keys() == {8, 16}  # the epoch, the tile

@@ -24,6 +24,9 @@ __all__ = ["FULL", "Compiled", "Mark", "classify", "judge"]
 
 FULL = 16  # bytes of the widest access of one thread
 _SMALL = 16
+_A_FEW = (
+    16  # bytes: ptxas keeps 8 or 12 on the stack of any kernel now and then, even a trivial one
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def judge(kernel: Compiled, classes: list[str], spills: int) -> list[Mark]:
         if role == "wide":
             marks += _narrow(access, kernel.threads) + _reloads(kernel.flow, access)
         marks += _cuts(access, kernel.roles)
-    if spills:
+    if spills > _A_FEW:
         marks.append(Mark("spill", "", f"{spills} bytes a thread are spilled to memory"))
     return list(dict.fromkeys(marks))
 

@@ -44,6 +44,9 @@ def assembly(made: Any) -> str:
     return made.asm.get("ptx") or made.asm["amdgcn"]
 
 
+A_FEW = 16  # bytes: ptxas keeps 8 or 12 on the stack of any kernel now and then, even a trivial one
+
+
 def spills(made: Any) -> int:
     """Bytes of memory that stand in for registers, per thread."""
     if "cubin" in made.asm:
