@@ -24,8 +24,8 @@ def test_example_in_process(path: Path, world_size: int, run):
 @pytest.mark.sim_only
 @pytest.mark.parametrize("path", EXAMPLES, ids=ids)
 def test_example_under_torchrun(path: Path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SUNDOG_BACKEND": "shm"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "2 ranks" in done.stdout
+    assert "4 ranks" in done.stdout
