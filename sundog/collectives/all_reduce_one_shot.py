@@ -54,9 +54,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Tiles of 4 KB; no more programs than tiles, or than SMs: all wait for their peers at once."""
-    block = 4096 // problem.dtype.itemsize
-    return Config(block, max(1, min(triton.cdiv(problem.numel, block), num_sms)))
+    return Config(*reduction.tiling(problem.numel, problem.dtype, num_sms))
 
 
 @triton.jit

@@ -50,15 +50,8 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Tiles of 4 KB; no more programs than tiles, or than SMs: all wait for their peers at once."""
-    block = 4096 // problem.dtype.itemsize
-    return Config(block, max(1, min(triton.cdiv(_slice(problem), block), num_sms)))
-
-
-def _slice(problem: Problem) -> int:
-    """Elements that a rank reduces: a multiple of 128 bytes, so the last ranks may have fewer."""
-    line = 128 // problem.dtype.itemsize
-    return triton.cdiv(triton.cdiv(problem.numel, problem.size), line) * line
+    numel = reduction.slice_of(problem.numel, problem.dtype, problem.size)
+    return Config(*reduction.tiling(numel, problem.dtype, num_sms))
 
 
 @triton.jit
@@ -109,7 +102,10 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     done = world.signals(shape, "all_reduce.done")
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    op, slice_numel = reduction.operator(problem.op, problem.dtype), _slice(problem)
+    op, slice_numel = (
+        reduction.operator(problem.op, problem.dtype),
+        reduction.slice_of(problem.numel, problem.dtype, problem.size),
+    )
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _two_shot_kernel[(config.programs,)](

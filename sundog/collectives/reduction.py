@@ -17,7 +17,7 @@ from ..device import memory
 
 __all__ = [
     "DTYPES", "OPERATORS", "check", "combine", "everywhere", "finish", "kind", "operator", "random",
-    "reduce_ranks", "reduce_tile", "reference", "refused", "storage", "widen",
+    "reduce_ranks", "reduce_tile", "reference", "refused", "slice_of", "storage", "tiling", "widen",
 ]  # fmt: skip
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
@@ -45,6 +45,21 @@ def refused(block: int, programs: int) -> str | None:
     if programs < 1:
         return f"programs {programs}: at least one must do the work"
     return None
+
+
+def tiling(numel: int, dtype: torch.dtype, num_sms: int) -> tuple[int, int]:
+    """Block and programs where nothing was measured: tiles of 4 KB.
+
+    No more programs than tiles, or than SMs: all of them wait for their peers at once.
+    """
+    block = 4096 // dtype.itemsize
+    return block, max(1, min(triton.cdiv(numel, block), num_sms))
+
+
+def slice_of(numel: int, dtype: torch.dtype, size: int) -> int:
+    """Elements that a rank reduces: a multiple of 128 bytes, so the last ranks may have fewer."""
+    line = 128 // dtype.itemsize
+    return triton.cdiv(triton.cdiv(numel, size), line) * line
 
 
 def operator(op: str, dtype: torch.dtype) -> str:
