@@ -22,7 +22,16 @@ import torch
 from . import op as ops
 from .world import World
 
-__all__ = ["exercise", "expected", "function_of", "load_file", "load_package", "output", "room"]
+__all__ = [
+    "exercise",
+    "expected",
+    "expected_here",
+    "function_of",
+    "load_file",
+    "load_package",
+    "output",
+    "room",
+]
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
@@ -83,6 +92,19 @@ def expected(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.
     parts = world.exchange([tensor.cpu() for tensor in given])
     by_input = (list(each) for each in zip(*parts, strict=True))
     answer: torch.Tensor = op.reference(problem, world.rank, *by_input)
+    return answer
+
+
+def expected_here(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
+    """The same, computed on this rank's device from views of its peers' inputs: for large ones."""
+    if len(set(world.exchange(tuple(tensor.shape for tensor in given), "shapes"))) > 1:
+        return expected(world, op, problem, given).to(world.device)
+    with world.scope():
+        shared = [t if world.is_symmetric(t) else world.empty_like(t).copy_(t) for t in given]
+        world.barrier()  # everybody's inputs are there
+        parts = [[world.peer(tensor, rank) for rank in range(world.size)] for tensor in shared]
+        answer: torch.Tensor = op.reference(problem, world.rank, *parts)
+        world.barrier()  # everybody has read them
     return answer
 
 

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from .. import fields, knobs, target
 from ..choice import config_for
 from ..errors import SundogError
-from ..exercise import output
+from ..exercise import expected_here, output
 from ..launch import GPU_HEAP
 from ..launch import run as run_ranks
 from ..op import BY_REQUEST, Cost, algorithms
@@ -243,25 +243,17 @@ def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
     for seed in range(count):
         inputs = op.inputs(world, problem, seed)
         world.barrier()
-        expected = _reference(world, op, problem, inputs)
+        expected = expected_here(world, op, problem, inputs)
         sets.append((inputs, output(world, expected)))
     world.barrier()
     return sets
-
-
-def _reference(
-    world: World, op: ModuleType, problem: Any, inputs: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
-    parts = [[world.peer(tensor, rank) for rank in range(world.size)] for tensor in inputs]
-    answer: torch.Tensor = op.reference(problem, world.rank, *parts)
-    return answer
 
 
 def _wrong(world: World, op: ModuleType, problem: Any, ready: _Ready, sets: list[Any]) -> str:
     """Run every call on poisoned outputs and compare; the answer of all ranks."""
     bad, failed = 0, ""
     for call, (inputs, out) in zip(ready.variant.calls, sets, strict=True):
-        expected = _reference(world, op, problem, inputs)
+        expected = expected_here(world, op, problem, inputs)
         out.view(torch.uint8).fill_(0x7B)
         world.barrier()
         try:

@@ -48,7 +48,7 @@ def cases(size: int) -> list[Problem]:
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
     torch.manual_seed(seed * 1000 + world.rank)
     x = world.empty((problem.numel,), problem.dtype, "x")
-    return (x.copy_(reduction.random(problem.numel, problem.dtype, problem.op, exact)),)
+    return (reduction.randomize(x, problem.op, exact),)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -81,7 +81,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
     torch.manual_seed(seed * 1000 + world.rank)
     numel = problem.numel * problem.size
     x = world.empty((numel,), problem.dtype, "x")
-    return (x.copy_(reduction.random(numel, problem.dtype, problem.op, exact)),)
+    return (reduction.randomize(x, problem.op, exact),)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -16,8 +16,9 @@ import triton.language as tl
 from ..device import memory
 
 __all__ = [
-    "DTYPES", "OPERATORS", "check", "combine", "everywhere", "finish", "kind", "operator", "random",
-    "reduce_ranks", "reduce_tile", "reference", "refused", "slice_of", "storage", "tiling", "widen",
+    "DTYPES", "OPERATORS", "check", "combine", "everywhere", "finish", "kind", "operator",
+    "randomize", "reduce_ranks", "reduce_tile", "reference", "refused", "slice_of", "storage",
+    "tiling", "widen",
 ]  # fmt: skip
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
@@ -91,15 +92,16 @@ def reference(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
     return total.to(dtype)
 
 
-def random(numel: int, dtype: torch.dtype, op: str, exact: bool) -> torch.Tensor:
-    """Random elements; `exact`: integers so small that no order of reducing them rounds."""
-    if dtype.is_floating_point and not exact:
-        return torch.randn(numel).to(dtype)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, (numel,)).to(dtype)
+def randomize(x: torch.Tensor, op: str, exact: bool) -> torch.Tensor:
+    """Random elements into `x`; `exact`: integers so small that no order of reducing rounds."""
+    if x.dtype.is_floating_point and not exact:
+        return x.normal_()
+    if x.dtype == torch.bool:
+        return x.random_(0, 2)
     if op == "prod":  # 8 ranks: up to 256, which bfloat16 holds
-        return torch.tensor([-2, -1, 1, 2])[torch.randint(0, 4, (numel,))].to(dtype)
-    return torch.randint(-9, 10, (numel,)).to(dtype)
+        values = torch.tensor([-2, -1, 1, 2], device=x.device).to(x.dtype)
+        return x.copy_(values[torch.randint(0, 4, x.shape, device=x.device)])
+    return x.random_(0 if x.dtype == torch.uint8 else -9, 10)
 
 
 _COMBINE: dict[str, Callable[..., torch.Tensor]] = {

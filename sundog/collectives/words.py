@@ -84,8 +84,8 @@ def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], b
 
 def random_tensor(world: World, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """A symmetric input, other values on every rank; no NaN, which differs from itself."""
-    generator = torch.Generator().manual_seed(seed * 1000 + world.rank)
-    values = torch.randint(-99, 99, (numel,), generator=generator)
+    generator = torch.Generator(world.device).manual_seed(seed * 1000 + world.rank)
+    values = torch.randint(-99, 99, (numel,), generator=generator, device=world.device)
     return world.empty((numel,), dtype, "x").copy_(values.to(dtype))
 
 

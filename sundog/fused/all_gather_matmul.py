@@ -74,11 +74,7 @@ def inputs(
     given = [a, b]
     if problem.has_bias:
         given.append(torch.empty(problem.n, dtype=problem.dtype, device=world.device))
-    return tuple(tensor.copy_(_random(tensor.shape, exact)) for tensor in given)
-
-
-def _random(shape: Any, exact: bool) -> torch.Tensor:
-    return torch.randint(-2, 3, shape).float() if exact else torch.randn(shape)
+    return tuple(tensor.random_(-2, 3) if exact else tensor.normal_() for tensor in given)
 
 
 def reference(

@@ -74,11 +74,12 @@ def inputs(
     """A rank's parts of A and B, and the bias, which all ranks have."""
     torch.manual_seed(seed * 1000 + world.rank)
     shapes = [(problem.m, problem.k), (problem.k, problem.n)]
-    made = [torch.randint(-2, 3, s).float() if exact else torch.randn(s) for s in shapes]
+    made = [torch.empty(s, dtype=problem.dtype, device=world.device) for s in shapes]
+    made = [tensor.random_(-2, 3) if exact else tensor.normal_() for tensor in made]
     if problem.has_bias:
         torch.manual_seed(seed)
-        made.append(torch.randint(-9, 9, (problem.n,)).float())
-    return tuple(tensor.to(problem.dtype).to(world.device) for tensor in made)
+        made.append(torch.empty_like(made[1][0]).random_(-9, 9))
+    return tuple(made)
 
 
 def sum_of(

@@ -18,7 +18,7 @@ from ..bench.timing import Times, Variant
 from ..bench.timing import measure as time_on_gpu
 from ..dataset.machine import hardware
 from ..errors import NotResident, WaitTimeout
-from ..exercise import expected, output
+from ..exercise import expected_here, output
 from ..launch import run
 from ..op import Plan
 from ..target import of
@@ -180,7 +180,7 @@ def _sets(world: World, job: Job) -> list[_Set]:
     sets = []
     for seed in range(count):
         given = job.module.inputs(world, job.problem, seed)
-        want = expected(world, job.module, job.problem, given).to(world.device)
+        want = expected_here(world, job.module, job.problem, given)
         sets.append(_Set(given, want, output(world, want)))
     world.barrier()
     return sets
