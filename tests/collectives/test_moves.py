@@ -230,16 +230,17 @@ BAD: list[tuple[str, tuple[Any, ...], str]] = [
 
 def test_bad_input(run: Run) -> None:
     def main(world: sundog.World) -> None:
+        x = torch.zeros(4, device=world.device)
         for op, given, text in BAD:
             moved = [v.to(world.device) if torch.is_tensor(v) else v for v in given]
             with pytest.raises(ValueError, match=text):
                 getattr(world, op)(*moved)
         with pytest.raises(ValueError, match=f"send: rank {world.rank} is this rank"):
-            world.send(torch.zeros(4), world.rank)
+            world.send(x, world.rank)
         with pytest.raises(ValueError, match=f"gather: rank {world.rank} gives an out"):
-            world.gather(torch.zeros(4), 1 - world.rank, torch.zeros(8))
+            world.gather(x, 1 - world.rank, torch.cat([x, x]))
         with pytest.raises(RankMismatch, match="src=0"):
-            world.broadcast(torch.zeros(4), world.rank)
+            world.broadcast(x, world.rank)
 
     run(main, 2)
 
