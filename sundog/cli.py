@@ -138,11 +138,14 @@ def tune(
 
 @app.command()
 def trace(
-    op: Annotated[str, typer.Argument(help="an op, or a module with the names of one")],
+    op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")],
     out: Annotated[str, typer.Option(help="the file for ui.perfetto.dev")],
+    problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
     world: Annotated[int, typer.Option(help="ranks")] = 8,
     backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "",
+    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
     plot: Annotated[str, typer.Option(help="also draw the slowest rank into this file")] = "",
+    json: Json = "",
     programs: Annotated[int, typer.Option(help="of a rank that have room for their events")] = 256,
     events: Annotated[int, typer.Option(help="that a program has room for")] = 1024,
 ) -> None:
@@ -152,9 +155,10 @@ def trace(
 
     Example: sundog trace all_gather --out trace.json --plot trace.png --world 4
     """
-    from .trace import command
+    from .trace import Subject, command
 
-    raise typer.Exit(command.run(op, out, world, backend, plot, programs, events))
+    place = command.Place(world, backend, link)
+    raise typer.Exit(command.run(Subject(op, problem), place, out, plot, json, programs, events))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .record import Raw, Recording, record_call
+from .subject import Subject
 from .timeline import Summary, Timeline, summarise
 
-__all__ = ["Raw", "Recording", "Summary", "Timeline", "record_call", "summarise"]
+__all__ = ["Raw", "Recording", "Subject", "Summary", "Timeline", "record_call", "summarise"]

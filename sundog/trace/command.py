@@ -2,69 +2,77 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from types import ModuleType
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ..bench import results
 from ..errors import SundogError
-from ..exercise import room
 from ..launch import run as run_ranks
-from ..op import find
 from ..world import World
 from . import perfetto, picture
 from .record import Raw, record_call
+from .subject import Subject
 from .timeline import Summary, Timeline, summarise
 
-__all__ = ["run", "trace_op"]
+__all__ = ["Place", "run", "trace_op"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks are."""
+
+    size: int
+    backend: str = ""
+    link: str = ""
 
 
 def run(
-    name: str, path: str, size: int, backend: str, plot: str, programs: int, events: int
+    subject: Subject, place: Place, path: str, plot: str, json: str, programs: int, events: int
 ) -> int:
     """Exit status: 0 written, 2 it could not be traced."""
     try:
-        timeline = trace_op(find(name), size, backend, programs, events)
-        perfetto.write(timeline, path, name)
+        timeline = trace_op(subject, place, programs, events)
+        perfetto.write(timeline, path)
         if plot:
-            picture.draw(timeline, plot, name)
+            picture.draw(timeline, plot, _shown(timeline, place))
     except (SundogError, ValueError) as error:
-        print(f"sundog trace {name}: {error}", file=sys.stderr)
+        print(f"sundog trace {subject.name}: {error}", file=sys.stderr)
         return 2
-    _print(timeline, summarise(timeline), path)
+    _print(timeline, path)
+    if json:
+        results.write(json, _summary_json(timeline, place, plot))
     return 0
 
 
-def trace_op(
-    op: ModuleType, size: int, backend: str | None, programs: int = 256, events: int = 1024,
-    problem: Any = None,
-) -> Timeline:  # fmt: skip
-    """The timeline of one call. `problem`: the largest of the op's cases if none is given."""
-    chosen = problem or max(op.cases(size), key=lambda each: op.cost(each).hbm_bytes)
+def trace_op(subject: Subject, place: Place, programs: int = 256, events: int = 1024) -> Timeline:
+    """The timeline of one call."""
 
-    def main(world: World) -> Raw:
-        plan = op.plan(world, chosen, op.default(chosen, world.num_sms))
-        inputs = op.inputs(world, chosen, 0)
-        out = room(world, op, chosen, inputs)
-        world.barrier()
-        return record_call(world, lambda: plan(*inputs, out), programs, events)
+    def main(world: World) -> tuple[str, Raw]:
+        title, call = subject.call(world)
+        return title, record_call(world, call, programs, events)
 
-    return Timeline.of(run_ranks(main, size, backend))
+    found = run_ranks(main, place.size, place.backend, link=place.link)
+    return Timeline.of([raw for _, raw in found], found[0][0])
 
 
-def _print(timeline: Timeline, summaries: list[Summary], path: str) -> None:
+def _shown(timeline: Timeline, place: Place) -> int:
+    """The rank to draw: the slowest. Over a link only rank 0 is measured."""
+    if place.link:
+        return 0
+    return max(summarise(timeline), key=lambda each: each.length).rank
+
+
+def _print(timeline: Timeline, path: str) -> None:
     console = Console()
-    unit = timeline.unit
-    table = Table("rank", f"length, {unit}", "waited", "most for", "hidden")
-    for each in summaries:
-        waited = f"{100 * each.waited / max(each.busy, 1):.0f} % of program time"
-        others = {p: t for p, t in each.waited_for.items() if p != each.rank}
-        most = max(others, key=lambda p: others[p], default=None)
-        text = "" if most is None else f"rank {most}, {others[most]} {unit}"
-        hidden = "" if each.hidden is None else f"{100 * each.hidden:.0f} %"
-        table.add_row(str(each.rank), str(each.length), waited, text, hidden)
+    table = Table("rank", f"length, {timeline.unit}", "waited", "most for", "hidden")
+    for each in summarise(timeline):
+        table.add_row(*each.cells())
     console.print(table)
     console.print(
         f"{len(timeline.spans)} spans and {len(timeline.arrows)} arrows in {path}; {timeline.clock}"
@@ -73,3 +81,19 @@ def _print(timeline: Timeline, summaries: list[Summary], path: str) -> None:
         console.print(
             f"{timeline.dropped} events found no room and are missing: raise --events or --programs"
         )
+
+
+def _summary_json(timeline: Timeline, place: Place, plot: str) -> dict[str, Any]:
+    """For docs/measured.md."""
+    return {
+        "kind": "trace", "title": timeline.title, "machine": results.machine(),
+        "world": place.size, "backend": place.backend, "link": place.link,
+        "unit": timeline.unit, "clock": timeline.clock, "dropped": timeline.dropped,
+        "spans": len(timeline.spans), "arrows": len(timeline.arrows),
+        "picture": Path(plot).name if plot else "",
+        "ranks": [_rank_json(each) for each in summarise(timeline)],
+    }  # fmt: skip
+
+
+def _rank_json(summary: Summary) -> dict[str, Any]:
+    return {**dataclasses.asdict(summary), "cells": summary.cells()}

@@ -14,10 +14,11 @@ from .timeline import Timeline
 __all__ = ["write"]
 
 
-def write(timeline: Timeline, path: str, title: str) -> None:
+def write(timeline: Timeline, path: str) -> None:
     """One slice per span, a flow from each signal to the wait that it ended."""
     about = {
-        "op": title, "time": timeline.unit, "clocks": timeline.clock, "dropped": timeline.dropped,
+        "op": timeline.title, "time": timeline.unit, "clocks": timeline.clock,
+        "dropped": timeline.dropped,
     }  # fmt: skip
     try:
         with Path(path).open("w") as file:

@@ -1,6 +1,8 @@
-"""The timeline of the slowest rank as a picture: waits in the colour of the rank waited for."""
+"""The timeline of one rank as a picture: waits in the colour of the rank waited for."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -12,37 +14,50 @@ __all__ = ["draw"]
 _PLAIN = {FETCH.value: ("fetch", "#c8d8e8"), COMPUTE.value: ("compute", "#d8e8c8")}
 
 
-def draw(timeline: Timeline, path: str, title: str) -> None:
+def draw(timeline: Timeline, path: str, rank: int) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    slowest = max(summarise(timeline), key=lambda each: each.length)
-    spans = timeline.spans[timeline.spans["rank"] == slowest.rank]
-    programs = np.unique(spans["program"]).tolist()
-    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.12 * min(len(programs), 64)))
+    spans = timeline.spans[timeline.spans["rank"] == rank]
+    rows = 1 + int(spans["program"].max(initial=0))
+    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.12 * min(max(rows, 8), 48)))
     colours = plt.get_cmap("tab10")
+    scale = 1000 if timeline.unit == "ns" else 1
     for kind, (name, colour) in _PLAIN.items():
-        _bars(axes, spans[spans["kind"] == kind], name, colour)
+        _bars(axes, spans[spans["kind"] == kind], name, colour, scale)
     waits = spans[np.isin(spans["kind"], (WAIT.value, BARRIER.value))]
     for peer in np.unique(waits["ended_by"]).tolist():
-        name = f"waited for rank {peer}" if peer >= 0 else "waited, ended by nobody seen"
-        _bars(axes, waits[waits["ended_by"] == peer], name, colours(peer % 10 if peer >= 0 else 7))
-    part = 100 * slowest.waited / max(slowest.busy, 1)
+        colour = colours(peer % 10 if peer >= 0 else 7)
+        _bars(axes, waits[waits["ended_by"] == peer], _waited_for(peer, rank), colour, scale)
+    unit = "us" if timeline.unit == "ns" else timeline.unit
+    [own] = [each for each in summarise(timeline) if each.rank == rank]
     axes.set(
-        xlabel=f"time [{timeline.unit}]", ylabel="program",
-        title=f"{title}: rank {slowest.rank}, the slowest; {part:.0f} % of program time waited",
+        xlabel=f"time [{unit}]", ylabel="program", ylim=(rows - 0.5, -0.5),
+        title=f"{timeline.title}\nrank {rank}: {own.cells()[2]} of program time waited",
     )  # fmt: skip
+    axes.title.set_fontsize(9)
+    axes.autoscale_view(scaley=False)
     axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(1, 0))
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def _bars(axes: object, spans: np.ndarray, name: str, colour: object) -> None:
-    if len(spans):
-        axes.barh(  # type: ignore[attr-defined]
-            spans["program"], spans["end"] - spans["begin"], left=spans["begin"], height=0.9,
-            color=colour, label=name, linewidth=0,
-        )  # fmt: skip
+def _waited_for(peer: int, rank: int) -> str:
+    if peer < 0:
+        return "waited, ended by nobody seen"
+    return "waited for itself" if peer == rank else f"waited for rank {peer}"
+
+
+def _bars(axes: Any, spans: np.ndarray, name: str, colour: Any, scale: int) -> None:
+    """One collection per colour: a bar each takes minutes for a large kernel."""
+    from matplotlib.collections import PolyCollection
+
+    left, right = spans["begin"] / scale, spans["end"] / scale
+    low, high = spans["program"] - 0.45, spans["program"] + 0.45
+    corners = ((left, low), (left, high), (right, high), (right, low))
+    boxes = np.stack([np.stack(corner, -1) for corner in corners], 1)
+    if len(boxes):
+        axes.add_collection(PolyCollection(boxes, facecolor=colour, linewidth=0, label=name))

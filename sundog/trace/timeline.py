@@ -33,15 +33,16 @@ class Timeline:
     dropped: int
     unit: str
     clock: str
+    title: str = ""
 
     @staticmethod
-    def of(raws: list[Raw]) -> Timeline:
+    def of(raws: list[Raw], title: str = "") -> Timeline:
         raws = sorted(raws, key=lambda raw: raw.rank)
         start = min((int(raw.words[:, 0].min()) for raw in raws if len(raw.words)), default=0)
         spans = np.concatenate([_spans(raw, start) for raw in raws])
         arrows = _connect(spans, len(raws))
         dropped = sum(raw.dropped for raw in raws)
-        return Timeline(spans, arrows, dropped, raws[0].unit, raws[0].clock)
+        return Timeline(spans, arrows, dropped, raws[0].unit, raws[0].clock, title)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,17 @@ class Summary:
     waited: int
     waited_for: dict[int, int]  # by the rank whose signal ended the wait; itself: it came last
     hidden: float | None  # what part of the time in which it fetched it also computed
+
+    def cells(self) -> list[str]:
+        """Of a table: rank, length, part of program time waited, most of it for whom, hidden."""
+        most = max(self.waited_for, key=lambda peer: self.waited_for[peer], default=None)
+        peer = "itself" if most == self.rank else "nobody seen" if most == -1 else f"rank {most}"
+        text = "" if most is None else f"{peer}, {self._part(self.waited_for[most])}"
+        hidden = "" if self.hidden is None else f"{100 * self.hidden:.0f} %"
+        return [str(self.rank), str(self.length), self._part(self.waited), text, hidden]
+
+    def _part(self, time: int) -> str:
+        return f"{100 * time / max(self.busy, 1):.0f} %"
 
 
 def summarise(timeline: Timeline) -> list[Summary]:

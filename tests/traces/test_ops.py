@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from sundog.device import trace as points
-from sundog.op import OPS, find
-from sundog.trace.command import trace_op
+from sundog.op import OPS
+from sundog.trace import Subject
+from sundog.trace.command import Place, trace_op
 
 pytestmark = pytest.mark.sim_only
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_op_is_traced(name: str) -> None:
-    timeline = trace_op(find(name), 3, "sim")
+    timeline = trace_op(Subject(name), Place(3, "sim"))
     assert timeline.dropped == 0
     assert (timeline.spans["end"] >= timeline.spans["begin"]).all()
     needs_signal = np.isin(timeline.spans["kind"], (points.WAIT.value, points.BARRIER.value))

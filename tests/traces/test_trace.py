@@ -11,18 +11,20 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.device import trace as points
-from sundog.trace import Raw, Timeline, summarise
-from sundog.trace.command import trace_op
+from sundog.trace import Raw, Subject, Timeline, summarise
+from sundog.trace.command import Place, trace_op
 from sundog.trace.perfetto import write
 
 from . import late_op
+
+LATE = Subject("traces.late_op")
 
 pytestmark = [pytest.mark.sim_only, pytest.mark.compat]
 
 
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
-    return trace_op(late_op, 4, "sim")
+    return trace_op(LATE, Place(4, "sim"))
 
 
 def kinds(timeline: Timeline, name: str) -> np.ndarray:
@@ -72,7 +74,7 @@ def test_hidden_counts_overlap_once() -> None:
 
 def test_file_nests_and_every_arrow_has_two_ends(timeline: Timeline, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    write(timeline, str(path), "late")
+    write(timeline, str(path))
     content = json.loads(path.read_text())
     events = content["traceEvents"]
     assert content["otherData"]["dropped"] == 0
@@ -97,7 +99,7 @@ def test_file_nests_and_every_arrow_has_two_ends(timeline: Timeline, tmp_path: P
 
 def test_clocks_of_processes_are_aligned() -> None:
     """Each process counts its own accesses, from 0: the late one's clock runs far ahead."""
-    made = trace_op(late_op, 2, "shm")
+    made = trace_op(LATE, Place(2, "shm"))
     assert "shifted" in made.clock
     waits = kinds(made, "wait")
     assert len(waits) == 2 * 2 * 3
@@ -105,10 +107,10 @@ def test_clocks_of_processes_are_aligned() -> None:
 
 
 def test_full_buffer_counts_what_it_drops(timeline: Timeline) -> None:
-    small = trace_op(late_op, 4, "sim", events=5)
+    small = trace_op(LATE, Place(4, "sim"), events=5)
     per_program = 2 * 3 * 3 + 3 + 2  # three kinds of spans and the signals, three rounds, a barrier
     assert small.dropped == 4 * 2 * (per_program - 5)
-    few = trace_op(late_op, 4, "sim", programs=1)
+    few = trace_op(LATE, Place(4, "sim"), programs=1)
     assert few.dropped == 4 * per_program
     assert set(few.spans["program"].tolist()) == {0}
 
@@ -126,7 +128,7 @@ def test_many_events(tmp_path: Path) -> None:
         )
         raws.append(Raw(rank, 0, np.repeat(np.arange(programs), count), words, 0, "ns", ""))
     made = Timeline.of(raws)
-    write(made, str(tmp_path / "big.json"), "big")
+    write(made, str(tmp_path / "big.json"))
     assert len(made.spans) == ranks * programs * count // 2
     latest = np.stack([raw.words[::2, 0] for raw in raws]).argmax(0)  # who came last to a barrier
     for rank in range(ranks):
