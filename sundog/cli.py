@@ -258,6 +258,25 @@ def bench_bound(
     raise typer.Exit(commands.bound([int(size) for size in world.split(",")], backend, json))
 
 
+@bench.command("trace")
+def bench_trace(
+    op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")],
+    problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    json: Json = "",
+) -> None:
+    """What the trace points of an op's kernels cost: time without and with them.
+
+    Example: sundog bench trace all_gather_matmul.hbm_buffer --problem m=4096,n=3584,k=8192
+    """
+    from .bench import commands
+    from .trace import Subject
+
+    raise typer.Exit(commands.trace(Subject(op, problem), world, backend, link, json))
+
+
 @bench.command("capture")
 def bench_capture(
     world: Annotated[int, typer.Option(help="ranks")] = 8,

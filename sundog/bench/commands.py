@@ -9,12 +9,14 @@ from pathlib import Path
 
 from ..errors import SundogError
 from ..target import has_gpu
+from ..trace import Subject
 from . import results
 from .bound import bench_bound
 from .capture import bench_capture
 from .run import Row, bench
+from .trace import bench_trace
 
-__all__ = ["bound", "capture", "op"]
+__all__ = ["bound", "capture", "op", "trace"]
 
 
 def op(
@@ -74,6 +76,23 @@ def capture(size: int, backend: str, nbytes: int, json_file: str) -> int:
         content |= {"machine": results.machine(), "wall_us": wall}
         rows = [results.times_json(times) for times in found.graphs]
         results.write(json_file, content | {"graphs": rows})
+    return 0
+
+
+def trace(subject: Subject, size: int, backend: str, link: str, json_file: str) -> int:
+    """With and without trace points."""
+    try:
+        title, times = bench_trace(subject, size, backend, link)
+    except (SundogError, ValueError) as error:
+        print(f"sundog bench trace: {error}", file=sys.stderr)
+        return 2
+    off, on = times
+    cost = f"{100 * (on.median / off.median - 1):+.1f} %"
+    print(f"{title}: {1e6 * off.median:.1f} us, traced {1e6 * on.median:.1f} us, {cost}")
+    if json_file:
+        content = {"kind": "trace_cost", "title": title, "world": size, "backend": backend}
+        content |= {"link": link, "machine": results.machine()}
+        results.write(json_file, content | {"times": [results.times_json(t) for t in times]})
     return 0
 
 

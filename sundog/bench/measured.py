@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..trace import Summary
 from .timing import Times
 
 __all__ = ["render"]
@@ -105,8 +106,32 @@ def _table(content: dict[str, Any]) -> tuple[str, str]:
     return content["title"], f"{content['text']}\n\n" + "\n".join(lines)
 
 
+def _trace(content: dict[str, Any]) -> tuple[str, str]:
+    head = ["rank", f"length [{content['unit']}]", "waited", "most for", "fetching hidden"]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for rank in content["ranks"]:
+        by_peer = {int(peer): time for peer, time in rank["waited_for"].items()}
+        lines.append(_row(Summary(**{**rank, "waited_for": by_peer}).cells()))
+    place = f"{content['world']} ranks on `{content['backend']}`"
+    if content["link"]:
+        place += f" over {content['link']}"
+    picture = content["picture"]
+    shown = f"\n\n![Timeline of one rank](measured/{picture})" if picture else ""
+    return f"Trace of {content['title']}, {place}", "\n".join(lines) + shown
+
+
+def _trace_cost(content: dict[str, Any]) -> tuple[str, str]:
+    off, on = (_times(each) for each in content["times"])
+    cost = f"{100 * (on.median / off.median - 1):+.1f} %"
+    lines = [_row(["off", "on", "cost"]), _row(["---"] * 3)]
+    lines.append(_row([_micro(off.median), _micro(on.median), cost]))
+    place = f"{content['world']} ranks on `{content['backend']}`"
+    return f"What trace points cost: {content['title']}, {place}", "\n".join(lines)
+
+
 _SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
-    "op": _op, "bound": _bound, "checks": _checks, "table": _table,
+    "op": _op, "bound": _bound, "checks": _checks, "table": _table, "trace": _trace,
+    "trace_cost": _trace_cost,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ..world import World
 from . import perfetto, picture
 from .record import Raw, record_call
 from .subject import Subject
-from .timeline import Summary, Timeline, summarise
+from .timeline import Timeline, summarise
 
 __all__ = ["Place", "run", "trace_op"]
 
@@ -91,9 +91,5 @@ def _summary_json(timeline: Timeline, place: Place, plot: str) -> dict[str, Any]
         "unit": timeline.unit, "clock": timeline.clock, "dropped": timeline.dropped,
         "spans": len(timeline.spans), "arrows": len(timeline.arrows),
         "picture": Path(plot).name if plot else "",
-        "ranks": [_rank_json(each) for each in summarise(timeline)],
+        "ranks": [dataclasses.asdict(each) for each in summarise(timeline)],
     }  # fmt: skip
-
-
-def _rank_json(summary: Summary) -> dict[str, Any]:
-    return {**dataclasses.asdict(summary), "cells": summary.cells()}

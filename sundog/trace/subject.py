@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -32,7 +33,7 @@ class Subject:
         inputs = module.inputs(world, problem, 0)
         out = room(world, module, problem, inputs)
         world.barrier()
-        return f"{name} {fields_text(problem)}", lambda: plan(*inputs, out)
+        return f"{name} {_text(problem)}", lambda: plan(*inputs, out)
 
     def _problem(self, size: int) -> Any:
         """Without a word about it: the largest of the op's cases."""
@@ -51,3 +52,14 @@ class Subject:
             return self.name, module, config
         choice = choose(self.name, problem, kind, world.num_sms)
         return f"{self.name}.{choice.algo}", modules[choice.algo], choice.config
+
+
+def _text(problem: Any) -> str:
+    """Its fields, without those that are as they are by default."""
+    optional = {f.name: f.default for f in dataclasses.fields(problem)}
+    words = fields_text(problem).split(",")
+    return ",".join(
+        word
+        for word, name in zip(words, optional, strict=True)
+        if getattr(problem, name) != optional[name]
+    )
