@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sundog
+from sundog.sim import torch_state
 
 Run = Callable[..., list]
 
@@ -74,6 +75,40 @@ def test_python_and_numpy_random(run: Run) -> None:
     for rank, draws in enumerate(run(main, 3)):
         python, numpy = random.Random(rank), np.random.RandomState(rank)
         assert draws == [f() for _ in range(3) for f in (python.random, numpy.random_sample)]
+
+
+def test_normal_numbers_come_in_pairs(run: Run) -> None:
+    """Of two numbers that are made together the second waits, while the twister stays as it is."""
+
+    def main(world: sundog.World) -> list[float]:
+        draws = []
+        for _ in range(2):  # the same seed again: the twister comes to where it was before
+            random.seed(world.rank)
+            np.random.seed(world.rank)
+            for _ in range(3):
+                draws += [random.gauss(), float(np.random.normal())]
+                world.barrier()
+        return draws
+
+    for rank, draws in enumerate(run(main, 3)):
+        python, numpy = random.Random(rank), np.random.RandomState(rank)
+        assert draws == [f() for _ in range(3) for f in (python.gauss, numpy.normal)] * 2
+
+
+def test_who_waits_inside_torch_leaves_no_handler_of_warnings_behind(run: Run) -> None:
+    """It lies on a stack that is not there any more: the next warning would jump anywhere."""
+    handler = torch_state._get_handler()
+
+    def main(world: sundog.World) -> list[int]:
+        x = world.empty((5,)).fill_(world.rank)
+        found = []
+        for _ in range(3):
+            world.all_gather(x).sum().item()  # waits inside
+            found.append(torch_state._get_handler())
+        return found
+
+    assert run(main, 3) == [[handler] * 3] * 3
+    assert torch_state._get_handler() == handler
 
 
 class Marker(TorchFunctionMode):

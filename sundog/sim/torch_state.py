@@ -1,20 +1,29 @@
 """What torch keeps per thread or process, kept per rank: switching ranks must not be seen.
 
 Ranks are coroutines of one thread. In processes of their own, each would have its own random
-state, grad mode, inference mode, autocast, and stack of function modes.
+state, grad mode, inference mode, autocast, stack of function modes, and handler of warnings.
 """
 
 from __future__ import annotations
 
-import random
+import ctypes
 from typing import Any
 
 import torch
-from numpy import random as numpy_random  # np.random is imported on first use: in every child
+
+from .random_states import Generators
 
 __all__ = ["TorchState"]
 
 _AUTOCAST = ("cpu", "cuda")
+
+# While torch is in C++ its thread has a handler of warnings, on the stack. A rank that waits inside
+# (in `.item()`, say) must not leave it to the others: its stack is not there when it does not run,
+# and the next warning outside of such a call ended the process. Python has no name for it.
+_C10 = ctypes.CDLL("libc10.so")  # found by its name: it is loaded
+_get_handler: Any = _C10._ZN3c1012WarningUtils19get_warning_handlerEv
+_set_handler: Any = _C10._ZN3c1012WarningUtils19set_warning_handlerEPNS_14WarningHandlerE
+_get_handler.restype, _set_handler.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
 
 class TorchState:
@@ -29,10 +38,14 @@ class TorchState:
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
         self._autocast = [torch.is_autocast_enabled(kind) for kind in _AUTOCAST]
+        self._handler = None  # torch's own
+        self._generators = Generators()
         self._save()
 
     def leave(self) -> None:
         # First: saving calls torch, and is no act of the rank.
+        self._handler = _get_handler()
+        _set_handler(None)
         self._modes, self._dispatch = _pop_modes()
         self._save()
         # This guard saves the thread's whole autograd and dispatch state and, when it is left,
@@ -53,6 +66,7 @@ class TorchState:
                 torch.set_autocast_enabled(kind, enabled)
         self._load()
         _push_modes(self._modes, self._dispatch)
+        _set_handler(self._handler)
 
     def forget(self) -> None:
         """For one that is never entered again: its guard, left to the garbage collector, would put
@@ -64,30 +78,22 @@ class TorchState:
         self._modes, self._dispatch = [], []
 
     def _save(self) -> None:
-        self._seeds = torch.get_rng_state(), random.getstate(), numpy_random.get_state()
+        self._seed = torch.get_rng_state()
+        self._generators.save()
         self._types = [torch.get_autocast_dtype(kind) for kind in _AUTOCAST]
         self._cached = torch.is_autocast_cache_enabled()
         self._default = torch.get_default_dtype()
-        self._cuda = _cuda_state()
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def _load(self) -> None:
-        torch.set_rng_state(self._seeds[0])
-        random.setstate(self._seeds[1])
-        numpy_random.set_state(self._seeds[2])
+        torch.set_rng_state(self._seed)
         for kind, dtype in zip(_AUTOCAST, self._types, strict=True):
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._cached)
         torch.set_default_dtype(self._default)
-        if self._cuda is not None:
-            torch.cuda.set_stream(self._cuda[0])  # carries the device
-            torch.cuda.set_rng_state(self._cuda[1])
-
-
-def _cuda_state() -> Any:
-    """Current stream (which carries the device) and random state, if CUDA is in use at all."""
-    if not torch.cuda.is_initialized():
-        return None
-    return torch.cuda.current_stream(), torch.cuda.get_rng_state()
+        if self._stream is not None:
+            torch.cuda.set_stream(self._stream)  # carries the device
+        self._generators.load()
 
 
 def _pop_modes() -> tuple[list[Any], list[Any]]:
