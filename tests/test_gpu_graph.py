@@ -5,8 +5,11 @@ What CUDA itself does is tested where there is a GPU (tests/test_capture.py --ba
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,8 +30,9 @@ class Graph:
     log: list[str] = field(default_factory=list)
     broken: bool = False
 
-    def capture_begin(self, capture_error_mode: str) -> None:
+    def capture_begin(self, pool: tuple[int, int], capture_error_mode: str) -> None:
         self.log.append(f"begin {capture_error_mode}")
+        self.pool = pool
 
     def capture_end(self) -> None:
         self.log.append("end")
@@ -55,18 +59,31 @@ class Kernel:
         return Footprint(32 * self.programs, 0, 4) if self.waits else None
 
 
+def _note(graph: Graph, name: str, device: int, pool: tuple[int, int]) -> None:
+    assert (device, pool) == (3, graph.pool)
+    graph.log.append(name)
+
+
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
     made = Graph()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for name in ("endAllocateToPool", "releasePool"):
+        note = partial(_note, made, name)
+        monkeypatch.setattr(torch._C, f"_cuda_{name}", note, raising=False)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "now")
     return made
 
 
 @pytest.fixture
-def holder() -> Any:
-    return SimpleNamespace(recording=None, put=[])
+def holder() -> Iterator[Any]:
+    made = SimpleNamespace(recording=None, put=[])
+    yield made
+    if made.recording is not None:
+        made.recording.abort()
 
 
 def _begin(holder: Any) -> CudaRecording:
@@ -112,6 +129,7 @@ def test_what_is_refused_stays_refused(graph, holder, kernel, capturing, reason)
     assert first.value is last.value
     assert first.value.reason == reason
     assert holder.recording is None
+    assert graph.log[1:] == ["end", "reset"]
 
 
 def test_what_the_runtime_says_is_told_with_the_line(graph, holder):
@@ -133,11 +151,32 @@ def test_what_the_runtime_says_is_told_with_the_line(graph, holder):
 
 
 def test_after_an_error_nothing_is_left(graph, holder):
+    """Torch does not tell its allocator of a capture that CUDA refused, and a graph that is
+    collected later is destroyed at any moment: both are done at once."""
     graph.broken = True
     recording = _begin(holder)
     recording.abort()
     assert holder.recording is None
+    assert graph.log[1:] == ["end", "endAllocateToPool", "releasePool", "reset"]
     recording = _begin(holder)
     with pytest.raises(CaptureError, match="refused by the runtime"):
         recording.end()
     assert holder.recording is None
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_nothing_is_collected_during_a_capture(graph, holder, broken):
+    graph.broken = broken
+    recording = _begin(holder)
+    assert not gc.isenabled()
+    recording.abort()
+    assert gc.isenabled()
+
+
+def test_who_does_not_collect_need_not_afterwards(graph, holder):
+    gc.disable()
+    try:
+        _begin(holder).end()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

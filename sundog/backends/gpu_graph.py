@@ -5,6 +5,7 @@ The runtime says what can't be captured; its error is told with the line that ca
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -37,10 +38,14 @@ class CudaRecording:
         self._refused: CaptureError | None = None
         self.stream = stream
         self._graph = torch.cuda.CUDAGraph()
+        self._pool = torch.cuda.graph_pool_handle()
         self._inside = torch.cuda.stream(stream)
         self._inside.__enter__()
         # thread_local: a call that can't be captured fails, and other threads may do what they do.
-        self._graph.capture_begin(capture_error_mode="thread_local")
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        # A graph of before that is collected now would be destroyed in the middle of this capture.
+        self._collects = gc.isenabled()
+        gc.disable()
         holder.recording = self
 
     # during the capture
@@ -79,22 +84,33 @@ class CudaRecording:
         return refusal("this call", RUNTIME, f"It said: {first}", raised_at(error))
 
     def end(self) -> None:
-        self._holder.recording = None
         try:
-            self._graph.capture_end()
+            self._leave()
         except RuntimeError as error:
             if self._refused is None:
                 raise self.explain(error) or error from error
-        finally:
-            self._inside.__exit__(None, None, None)
         if self._refused is not None:
+            self._graph.reset()  # not whenever it is collected
             raise self._refused
 
     def abort(self) -> None:
-        self._holder.recording = None
         with suppress(RuntimeError):  # which the first error has told
+            self._leave()
+        self._graph.reset()
+
+    def _leave(self) -> None:
+        self._holder.recording = None
+        try:
             self._graph.capture_end()
-        self._inside.__exit__(None, None, None)
+        except RuntimeError:
+            with suppress(RuntimeError):  # torch's allocator would serve the capture for ever
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
+            raise
+        finally:
+            self._inside.__exit__(None, None, None)
+            if self._collects:
+                gc.enable()
 
     # afterwards
 
