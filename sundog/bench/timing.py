@@ -11,6 +11,7 @@ ranks start together.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from ..world import World
 __all__ = ["Times", "Variant", "measure"]
 
 _POLLS = context.POLLS
+_WARM = 2  # samples of a variant that warm up and are not told
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Variant:
     name: str
     calls: Sequence[Callable[[], Any]]
     graph: bool = True
+    ready: bool = False  # each call was made before: nothing is left to compile, load or allocate
 
 
 @dataclass(frozen=True)
@@ -65,22 +68,24 @@ class Times:
 
 def measure(
     world: World, variants: Sequence[Variant], samples: int = 30, at_least: int = 20,
-    step: Callable[[str], None] = lambda name: None,
+    step: Callable[[str], None] = lambda name: None, in_a_row: bool = False,
 ) -> list[Times]:  # fmt: skip
     """Time all variants, on all ranks together; every rank gets all ranks' times.
 
     A sample is `at_least` calls or more: each input set equally often. `step` is told of each.
+    `in_a_row`: all samples of a variant behind one opening of the gate, for a tuner's first look: a
+    round of all hosts takes milliseconds, but what is measured in one moment shares its noise.
     """
     gate = Gate(world)
     replays = [_replay(world, variant, at_least) for variant in variants]
     mine: list[list[float]] = [[] for _ in variants]
-    for sample in range(samples + 2):
+    rounds, each = (1, samples + _WARM) if in_a_row else (samples + _WARM, 1)
+    for _ in range(rounds):
         for number, (replay, calls) in enumerate(replays):
-            seconds = gate.time(replay) / calls
-            if sample >= 2:  # the first ones warm up
-                mine[number].append(seconds)
+            mine[number] += [seconds / calls for seconds in gate.times(replay, each)]
+            if len(mine[number]) > _WARM:
                 step(variants[number].name)
-    everyone = world.exchange(mine, "times")
+    everyone = world.exchange([times[_WARM:] for times in mine], "times")
     gate.free()
     return [
         Times(variant.name, [list(ranks) for ranks in zip(*(e[n] for e in everyone), strict=True)])
@@ -97,7 +102,7 @@ def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[],
             for call in variant.calls:
                 call()
 
-    for call in variant.calls:  # compiles, loads, allocates
+    for call in () if variant.ready else variant.calls:  # compiles, loads, allocates
         call()
     world.barrier()
     if not variant.graph:
@@ -105,9 +110,15 @@ def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[],
     graph = torch.cuda.CUDAGraph()
     # The default stream of a process can't be captured; a rank of `virtual` has one of its own.
     stream = torch.cuda.current_stream()
-    is_own = stream != torch.cuda.default_stream()
-    with torch.cuda.graph(graph, stream=stream if is_own else None):
-        all_calls()
+    if stream == torch.cuda.default_stream():
+        stream = torch.cuda.Stream()
+    # Not by torch.cuda.graph, which gives all cached memory back first, on every rank.
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            all_calls()
+        finally:
+            graph.capture_end()
     world.barrier()
     graph.replay()  # the first one loads it
     world.barrier()
@@ -127,23 +138,28 @@ class Gate:
         self._go = torch.zeros(1, dtype=torch.int64).pin_memory()
         self._distance = (self._go.data_ptr() - world.ctx.data_ptr()) // 8
         self._epoch = 0
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         world.barrier()
 
     def time(self, work: Callable[[], Any]) -> float:
         """Seconds that the work took on this rank's stream."""
+        return self.times(work, 1)[0]
+
+    def times(self, work: Callable[[], Any], count: int) -> list[float]:
+        """The same of `count` times that work, one behind the other: the ranks start together."""
         world = self._world
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         world.barrier()
         self._epoch += 1
         lanes = triton.next_power_of_2(world.size)
         _gate[(1,)](self._distance, self._flags, self._epoch, world.ctx, LANES=lanes)
-        self._events[0].record()
-        work()
-        self._events[1].record()
+        events[0].record()
+        for event in events[1:]:
+            work()
+            event.record()
         with torch._C.DisableTorchFunction():  # no function mode may wait for the gate first
             self._go.fill_(self._epoch)
         world.synchronize()
-        return self._events[0].elapsed_time(self._events[1]) * 1e-3
+        return [begin.elapsed_time(end) * 1e-3 for begin, end in itertools.pairwise(events)]
 
     def free(self) -> None:
         self._world.free(self._flags)
