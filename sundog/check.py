@@ -68,11 +68,12 @@ def check(
     num_sms: int = 0,
     heap_size: int = 0,
     stop_early: bool = False,
+    link: str = "",
 ) -> Report:
     """Run `fn` once per schedule and collect what is wrong. `stop_early`: the first is enough."""
     report = Report()
     for token in tokens(schedules, seed):
-        report.merge(check_once(fn, world_size, token, num_sms, heap_size))
+        report.merge(check_once(fn, world_size, token, num_sms, heap_size, link=link))
         if stop_early and report.findings:
             break
     return report
@@ -92,13 +93,14 @@ def check_once(
     num_sms: int = 0,
     heap_size: int = 0,
     trace: bool = False,
+    link: str = "",
 ) -> Report:
     """One schedule. Errors that a rank or a kernel raises are findings; Ctrl-C is not."""
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
     machine.checker = Checker(machine.memory)
     machine.checker.trace = [] if trace else None
     with _no_garbage_collection():
-        simulate(machine, fn, world_size, heap_size or _HEAP)
+        simulate(machine, fn, world_size, heap_size or _HEAP, link=link)
     findings = list(machine.checker.findings.values())
     if machine.failure is not None:
         findings.append(_failure(machine))

@@ -123,6 +123,8 @@ def room(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tens
 
 
 def _compare(world: World, result: torch.Tensor, want: torch.Tensor) -> None:
+    if world.passive:  # a stand-in computes nothing
+        return
     got = result.cpu().view(want.shape)
     if not torch.equal(got, want):
         wrong = (got != want).flatten().nonzero().flatten()

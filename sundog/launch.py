@@ -34,7 +34,8 @@ def run(
 
     Without a backend's name: the GPU if there is one (`virtual`), else the simulator. `sim` says
     how to simulate (schedule, SMs, whether waits run out) and is for that backend alone. With
-    link="pcie", on `virtual`, all ranks but the first keep their data in host memory (docs/gpu.md).
+    link="pcie" all ranks but the first are passive (docs/gpu.md): on `virtual` their data lies in
+    host memory; on `sim` it lies apart from their flags, as it does there.
     """
     if world_size < 1:
         raise ValueError(f"world_size {world_size}: a world has at least one rank")
@@ -60,7 +61,7 @@ def run(
     if name == "sim":
         from .backends import sim as simulated
 
-        return simulated.run(fn, world_size, nbytes, sim or Sim())
+        return simulated.run(fn, world_size, nbytes, sim or Sim(), link)
     from .backends import processes, shm
 
     _no_sim(sim, name)
@@ -93,11 +94,10 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
 def _check_link(link: str, name: str) -> None:
     if link not in LINKS:
         raise ValueError(f"link {link!r}: expected 'pcie', or none")
-    if link and name != "virtual":
+    if link and name not in ("virtual", "sim"):
         raise ValueError(
             f"link={link!r} puts a real link between ranks on one GPU: it is for backend "
-            f"'virtual', not {name!r}. sim=Sim(split_heaps=True) on backend 'sim' shows on a CPU "
-            "whether kernels are ready for it."
+            f"'virtual', and for 'sim', which proves it on a CPU, not {name!r}"
         )
 
 

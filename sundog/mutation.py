@@ -28,11 +28,11 @@ class Outcome:
 
 
 def find_mutants(
-    fn: Callable[[World], Any], world_size: int, num_sms: int = 0
+    fn: Callable[[World], Any], world_size: int, num_sms: int = 0, link: str = ""
 ) -> tuple[list[Mutant], Report]:
     """Run once, unchanged, and make the mutants of all that ran."""
     with recorded() as functions:
-        report = check(fn, world_size, schedules=2, num_sms=num_sms)
+        report = check(fn, world_size, schedules=2, num_sms=num_sms, link=link)
     return mutants(functions), report
 
 
@@ -43,10 +43,13 @@ def mutate(
     schedules: int = 50,
     seed: int = 0,
     num_sms: int = 0,
+    link: str = "",
 ) -> Iterator[Outcome]:
     """Check each mutant until the first objection, or for all schedules."""
     for mutant in found:
         with replaced(mutant.function, mutant.tree):
-            report = check(fn, world_size, schedules, seed, num_sms, stop_early=True)
+            report = check(
+                fn, world_size, schedules, seed, num_sms, stop_early=True, link=link
+            )  # fmt: skip
         kinds = [f.kind for f in report.findings if f.kind in KILLS]
         yield Outcome(mutant, kinds[0] if kinds else "", report)

@@ -86,7 +86,6 @@ class SimBackend:
     """One rank of a simulated world."""
 
     name = "sim"
-    passive = False
     stream_number = 0
     graph: Graph | None = None
     device = torch.device("cpu")
@@ -99,6 +98,7 @@ class SimBackend:
         self.num_sms = shared.machine.num_sms
         self.bases = [segment.data_ptr() for segment in shared.segments]
         self.flag_bases = [segment.data_ptr() for segment in shared.flags]
+        self.passive = shared.link and rank > 0
         self.order = Order()
         self._shared = shared
 
@@ -159,6 +159,7 @@ class Shared:
     segments: list[torch.Tensor]
     flags: list[torch.Tensor]  # the same, unless heaps are split
     meetings: dict[str, Meeting]
+    link: bool  # all ranks but the first are passive
 
 
 def region_of(base: int, allocation: Allocation, rank: int) -> Region:
@@ -174,11 +175,13 @@ def make_segment(nbytes: int) -> torch.Tensor:
     return whole[skip : skip + nbytes]
 
 
-def run(fn: Callable[[World], Any], world_size: int, heap_size: int, options: Sim) -> list[Any]:
+def run(
+    fn: Callable[[World], Any], world_size: int, heap_size: int, options: Sim, link: str = ""
+) -> list[Any]:
     """Run `fn` on every rank, interleaved, until all have returned."""
     token = options.schedule or f"random:{knobs.seed.get()}"
     machine = Machine(from_token(token), options.num_sms or knobs.num_sms.get(), options.expire)
-    simulate(machine, fn, world_size, heap_size, options.split_heaps)
+    simulate(machine, fn, world_size, heap_size, options.split_heaps, link)
     if machine.failure is not None:
         raise _with_rank(machine.failure, machine.hosts)
     return [host.result for host in machine.hosts]
@@ -190,15 +193,16 @@ def simulate(
     world_size: int,
     heap_size: int,
     split_heaps: bool = False,
+    link: str = "",
 ) -> None:
     """The same on a given machine, whose hosts have the results and `failure` the first error."""
     if current_machine() is not None:
         raise ValueError("sundog.run inside a rank: open the second world after the first is done")
     segments = flags = [make_segment(heap_size) for _ in range(world_size)]
-    if split_heaps:
+    if split_heaps or link:
         machine.memory.split = SplitHeaps.make(world_size, heap_size)
         segments, flags = machine.memory.split.data, machine.memory.split.flags
-    shared = Shared(machine, segments, flags, {})
+    shared = Shared(machine, segments, flags, {}, bool(link))
     for rank in range(world_size):
         machine.add_host(rank, _host(fn, shared, rank), [HostMode(machine)])
     machine.on_expire = lambda programs: end_waits(machine.memory, programs)

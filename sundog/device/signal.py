@@ -122,25 +122,33 @@ def wait_all(flags, epoch, ctx, LANES: tl.constexpr):
 
 @triton.jit
 def _wait_lanes(flags, lane, epoch, ctx):
-    size = tl.load(ctx + SIZE).to(tl.int32)
-    valid = lane < size
-    mine = flags + lane
+    _wait_tile(flags + lane, lane < tl.load(ctx + SIZE).to(tl.int32), lane, epoch, ctx)
+
+
+@triton.jit
+def _wait_tile(flags, valid, peer, epoch, ctx):
+    """Return when all of a tile of own flags that are `valid` have reached `epoch`; bounded.
+
+    As `wait`. `peer`: who owes each. Not for a tile in which a flag occurs twice.
+    """
     limit = tl.cast(_LOOK_EVERY, tl.int64)
     polls = limit * 0
-    seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
+    seen = tl.atomic_add(flags, peer * 0, mask=valid, sem="acquire", scope="sys")
     late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
     while (late > 0) & (polls < limit):
         polls += 1
         if polls % _LOOK_EVERY == 0:
             limit = _polls_allowed(ctx)
-        seen = tl.atomic_add(mine, lane * 0, mask=valid, sem="acquire", scope="sys")
+        seen = tl.atomic_add(flags, peer * 0, mask=valid, sem="acquire", scope="sys")
         late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
     # Each lane's acquire orders its own thread only; the loads behind are made by all of them.
     tl.debug_barrier()
-    if late > 0:
-        peer = tl.max(tl.where(valid & (seen < epoch), lane, -1), 0)
-        value = tl.sum(tl.where(lane == peer, seen, 0), 0)
-        _run_out(flags + peer, peer, epoch, value, ctx)
+    if late > 0:  # of those the last is told
+        address = flags.to(tl.int64)
+        flag = tl.max(tl.where(valid & (seen < epoch), address, 0), 0)
+        who = tl.sum(tl.where(address == flag, peer, 0), 0)
+        value = tl.sum(tl.where(address == flag, seen, 0), 0)
+        _run_out(flag, who, epoch, value, ctx)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from ..device import context, tiles, trace
 from ..op import Plan, agree
+from ..passive import stand_in
 from . import gemm
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
 from .call import fitting, hint_of, resident
@@ -105,6 +106,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *bias, out = rest
+        if world.passive:
+            stand_in(world, ready, done, epochs)
+            return out
         hint = hint_of(a)
         rows, cols = _TILE[::-1] if hint[0] > 1 else _TILE
         _gather_kernel[(config.programs,)](

@@ -25,6 +25,7 @@ import triton.language as tl
 
 from ..device import context, local, proxy, tiles, trace
 from ..op import Plan, agree
+from ..passive import stand_in
 from . import fetching, gemm
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
 from .call import fitting, hint_of, resident
@@ -189,10 +190,14 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         shape if is_k else shape[::-1], problem.dtype, "all_gather_matmul.staging"
     )
     buffer = storage if is_k else storage.T
+    busy = _busy_fetchers(rows, groups, config)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
+        if world.passive:
+            stand_in(world, flags.ready, flags.done[:busy], flags.epochs)
+            return out
         bias = given[0] if given else None
         _hbm_buffer_kernel[(config.programs,)](
             *arguments(problem, config, a, buffer, b, out, bias, flags, world),
@@ -209,6 +214,13 @@ def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
     rows, blocks = triton.cdiv(m, config.tile_m), triton.cdiv(k, config.tile_k)
     others = problem.size - 1
     return (rows, others * blocks) if problem.shard == "k" else (others * rows, blocks)
+
+
+def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
+    """Programs that have something to fetch: only these say `done`."""
+    first = triton.cdiv(rows, config.fetch_stages) * groups
+    at_first = min(config.first_fetchers or config.fetchers, first)
+    return max(at_first, min(config.fetchers, rows * groups - first))
 
 
 def _per_flag(problem: Problem, config: Config) -> int:
