@@ -11,7 +11,8 @@ If the programs that wait for each other don't fit on the GPU together, none of 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import Deadlock, NotResident
@@ -19,8 +20,9 @@ from ..sim import report
 from ..sim.machine import Machine
 from ..sim.tasks import Host
 from ..target import Footprint, Target
+from .residency import Kind, check_resident
 
-__all__ = ["Device", "Event", "Gang", "Prepared", "check_resident"]
+__all__ = ["Device", "Event", "Gang", "Prepared"]
 
 # A rank that waits for its own kernels usually launches next: for so long its peers' launches wait
 # for it, in seconds. Longer than most kernels run, far shorter than a timeout.
@@ -72,12 +74,33 @@ class Flight:
     host: Host
     prepared: Prepared
     stream: Any
-    footprint: Footprint | None
+    kind: Kind
     event: Event | None = None
 
-    @property
-    def ended(self) -> bool:
-        return self.event is not None and self.event.query()
+
+@dataclass(eq=False)
+class Queue:
+    """What a rank has on one stream and has not ended, as far as we know."""
+
+    rank: int
+    flights: deque[tuple[Event, Kind]] = field(default_factory=deque)
+    kinds: Counter[Kind] = field(default_factory=Counter)  # hundreds of launches may wait: a few
+
+    def add(self, event: Event, kind: Kind) -> None:
+        self.flights.append((event, kind))
+        self.kinds[kind] += 1
+
+    def look(self) -> None:
+        """Forget what has ended. They end in turn, so the first one that has not is the last look;
+        and if the last one has, all have."""
+        if self.flights and self.flights[-1][0].query():
+            self.flights.clear()
+            self.kinds.clear()
+        while self.flights and self.flights[0][0].query():
+            _, kind = self.flights.popleft()
+            self.kinds[kind] -= 1
+            if not self.kinds[kind]:
+                del self.kinds[kind]
 
 
 @dataclass(eq=False)
@@ -94,7 +117,7 @@ class Gang:
         self._machine = machine
         self._device = device
         self._held: list[Flight] = []
-        self._flying: list[Flight] = []
+        self._queues: dict[tuple[int, Any], Queue] = {}  # by rank and stream
         self._waiters: list[Waiter] = []
         self._idle_since = 0.0
         self._looks = 0
@@ -116,11 +139,12 @@ class Gang:
 
     def wait_for_all(self, what: str) -> None:
         """In a host: until nothing runs on the GPU, and nothing starts before this host goes on."""
-        self._wait([f.event for f in self._flying if f.event], what, True)
+        self._wait([q.flights[-1][0] for q in self._queues.values() if q.flights], what, True)
 
     def put(self, prepared: Prepared, stream: Any) -> Any:
         """In a host: returns when what is loaded has been started, together with the others'."""
-        self._held.append(Flight(self._machine.host, prepared, stream, prepared.footprint()))
+        kind = Kind(prepared.name, prepared.programs, prepared.footprint())
+        self._held.append(Flight(self._machine.host, prepared, stream, kind))
         answer = self._machine.block(f"the other ranks, to launch {prepared.name} together")
         if isinstance(answer, BaseException):
             raise answer
@@ -130,8 +154,8 @@ class Gang:
         """In a host: until all that its rank launched, and what is on these streams, has ended."""
         if self._device.is_capturing():
             return
-        host = self._machine.host
-        events = [f.event for f in self._flying if f.host is host and f.event]
+        rank = self._machine.host.rank
+        events = [q.flights[-1][0] for q in self._queues.values() if q.rank == rank and q.flights]
         every = dict.fromkeys([self._device.current_stream(), *streams])
         events += [self._device.event(stream) for stream in every]
         self._wait(events, "its kernels to end", False)
@@ -183,18 +207,31 @@ class Gang:
 
     def _start(self) -> None:
         held, self._held = self._held, []
-        self._flying = _still_flying(self._flying)
-        refusal = check_resident(self._device.target, self._flying + held)
+        refusal = self._check_resident(held)
         for flight in held:
             answer: Any = refusal
             if refusal is None:
                 try:
                     answer = flight.prepared.start(flight.stream)
-                    flight.event = self._device.event(flight.stream)
-                    self._flying.append(flight)
+                    event = self._device.event(flight.stream)
+                    self._queue(flight).add(event, flight.kind)
                 except Exception as error:  # its own host raises it
                     answer = error
             self._machine.wake(flight.host, answer)
+
+    def _queue(self, flight: Flight) -> Queue:
+        place = (flight.host.rank, flight.stream)
+        if place not in self._queues:
+            self._queues[place] = Queue(flight.host.rank)
+        return self._queues[place]
+
+    def _check_resident(self, held: list[Flight]) -> NotResident | None:
+        for queue in self._queues.values():
+            queue.look()
+        kinds = {place: set(queue.kinds) for place, queue in self._queues.items()}
+        for flight in held:
+            kinds.setdefault((flight.host.rank, flight.stream), set()).add(flight.kind)
+        return check_resident(self._device.target, kinds)
 
     def _nap(self) -> None:
         if not self._idle_since:
@@ -202,57 +239,3 @@ class Gang:
         self._looks += 1
         if self._looks > _BUSY_LOOKS:
             time.sleep(min(1e-6 * self._looks, _LONGEST_NAP))
-
-
-def _still_flying(flights: list[Flight]) -> list[Flight]:
-    """Those that have not ended. On a stream they end in turn, so one look at each is enough."""
-    busy: set[Any] = set()
-    still = []
-    for flight in flights:
-        if flight.stream in busy or not flight.ended:
-            busy.add(flight.stream)
-            still.append(flight)
-    return still
-
-
-def check_resident(target: Target, flights: list[Flight]) -> NotResident | None:
-    """Do the programs that may wait for each other all fit, wherever the GPU puts them?
-
-    A program finds no place only if every SM is full for it. An SM that is full holds at least as
-    many programs as fit of one that takes the most of everything, so no more than that many per SM
-    always find one. A rank's launches on one stream run one after the other: its largest counts.
-    """
-    waiting = [f for f in flights if f.footprint is not None]
-    if not waiting:
-        return None
-    most = Footprint(0, 0, 1)
-    largest: dict[tuple[int, Any], Flight] = {}
-    for flight in waiting:
-        assert flight.footprint is not None
-        most |= flight.footprint
-        place = (flight.host.rank, flight.stream)
-        if place not in largest or largest[place].prepared.programs < flight.prepared.programs:
-            largest[place] = flight
-    total = sum(flight.prepared.programs for flight in largest.values())
-    fit = target.programs_per_sm(most)
-    if total <= fit * target.num_sms:
-        return None
-    return NotResident(_refusal(target, list(largest.values()), most, total, fit))
-
-
-def _refusal(
-    target: Target, largest: list[Flight], most: Footprint, total: int, per_sm: int
-) -> str:
-    ranks = len({flight.host.rank for flight in largest})
-    lines = [
-        f"  rank {f.host.rank}: {f.prepared.name}, {f.prepared.programs} programs of {f.footprint}"
-        for f in sorted(largest, key=lambda f: f.host.rank)
-    ]
-    return (
-        f"{total} programs of {ranks} ranks wait for each other, and {target.name} holds "
-        f"{per_sm * target.num_sms} of {most} at once ({per_sm} on each of {target.num_sms} SMs). "
-        "They would hang, so none was started:\n"
-        + "\n".join(lines)
-        + f"\nLaunch at most {per_sm * target.num_sms // ranks} programs per rank "
-        "(world.num_sms always fit), or use smaller tiles."
-    )

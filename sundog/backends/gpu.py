@@ -6,7 +6,9 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -67,10 +69,9 @@ class Launch:
     """A call of a kernel, compiled at once, loaded and started when told to."""
 
     def __init__(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
-        call = functools.partial(Installed.original, kernel, *args, **kwargs)
-        self._call: functools.partial | None = call
-        self._compiled = call(grid=grid, warmup=True)
+        self._compiled = Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
         self._grid = grid_of(kernel, grid, args, kwargs)
+        self._arguments: tuple | None = _in_order(kernel, args, kwargs)
         self.name = kernel.__name__
         self.programs = math.prod(self._grid) * getattr(self._compiled.metadata, "num_ctas", 1)
 
@@ -82,18 +83,41 @@ class Launch:
         self._compiled._init_handles()
 
     def footprint(self) -> Footprint | None:
-        compiled = self._compiled
-        if not may_wait(first_ir(compiled.asm)):
-            return None
-        return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
+        if self._compiled not in _footprints:
+            _footprints[self._compiled] = _footprint(self._compiled)
+        return _footprints[self._compiled]
 
     def start(self, stream: torch.cuda.Stream) -> Any:
-        call, self._call = self._call, None  # the arguments are not kept alive any longer
-        assert call is not None
+        """Not through the kernel, which would look at all arguments a second time."""
+        arguments, self._arguments = self._arguments, None  # not kept alive any longer
+        assert arguments is not None
         if self.programs > 0:
-            with torch.cuda.stream(stream):
-                call(grid=self._grid, warmup=False)
+            run = self._compiled[(*self._grid, 1, 1)[:3]]
+            with torch.cuda.stream(stream) if _needs_scratch(self._compiled) else nullcontext():
+                run(*arguments, stream=stream.cuda_stream)
         return self._compiled
+
+
+# By compiled kernel: to look for waits in its IR takes longer than a launch.
+_footprints: WeakKeyDictionary[Any, Footprint | None] = WeakKeyDictionary()
+
+
+def _footprint(compiled: Any) -> Footprint | None:
+    if not may_wait(first_ir(compiled.asm)):
+        return None
+    return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
+
+
+def _needs_scratch(compiled: Any) -> bool:
+    """Does Triton allocate memory for every launch? It does so on the current stream."""
+    sizes = ("global_scratch_size", "profile_scratch_size")
+    return any(getattr(compiled.metadata, name, 0) for name in sizes)
+
+
+def _in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
+    """All arguments in their places, as a compiled kernel takes them."""
+    rest = kernel.params[len(args) :]
+    return (*args, *(kwargs.get(p.name, p.default) for p in rest))
 
 
 def first_ir(asm: Mapping[str, str]) -> str:
