@@ -34,6 +34,7 @@ OPS = {
     "gather.pull": "sundog.collectives.gather",
     "scatter.push": "sundog.collectives.scatter",
     "all_reduce.one_shot": "sundog.collectives.all_reduce_one_shot",
+    "all_reduce.low_latency": "sundog.collectives.all_reduce_low_latency",
     "all_reduce.two_shot": "sundog.collectives.all_reduce_two_shot",
     "all_reduce.ring": "sundog.collectives.all_reduce_ring",
     "all_reduce.atomic": "sundog.collectives.all_reduce_atomic",

@@ -64,17 +64,23 @@ def _one_shot_kernel(
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    epoch = tl.load(epochs + program) + 1
     first = program.to(tl.int64) * BLOCK
     step = tl.num_programs(0) * BLOCK
+    # These loads wait for memory together: none needs what another one brings.
+    epoch = tl.load(epochs + program) + 1
+    buffers = reduction.everywhere(buffer, 0, ctx, SIZE)
+    tile = _load_tile(x, first, numel, BLOCK)
     # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
     # its stream, and this program has waited there for all of them.
-    half = buffer + (epoch % 2) * stride
-    halves = reduction.everywhere(half, 0, ctx, SIZE)  # here: nothing but data is loaded at the end
+    half = (epoch % 2) * stride
+    halves = ()
+    for peer in tl.static_range(SIZE):
+        halves = halves + (buffers[peer] + half,)  # type: ignore[assignment]
     point = trace.begin(0, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    for start in range(first, numel, step):
-        _copy_tile(half, x, start, numel, BLOCK)
+    _store_tile(buffer + half, tile, first, numel, BLOCK)
+    for start in range(first + step, numel, step):
+        _store_tile(buffer + half, _load_tile(x, start, numel, BLOCK), start, numel, BLOCK)
     # My tiles before the flags, for the peers' programs with this number, which read just those;
     # their tiles before my loads.
     point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
@@ -88,12 +94,22 @@ def _one_shot_kernel(
 
 
 @triton.jit
-def _copy_tile(dst, src, start, numel, BLOCK: tl.constexpr):
+def _load_tile(src, start, numel, BLOCK: tl.constexpr):
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= numel:  # without a mask, which might end inside 16 bytes
-        tl.store(dst + at, tl.load(src + at))
+        tile = tl.load(src + at)
     else:
-        tl.store(dst + at, tl.load(src + at, mask=at < numel), mask=at < numel)
+        tile = tl.load(src + at, mask=at < numel)
+    return tile
+
+
+@triton.jit
+def _store_tile(dst, tile, start, numel, BLOCK: tl.constexpr):
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= numel:
+        tl.store(dst + at, tile)
+    else:
+        tl.store(dst + at, tile, mask=at < numel)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

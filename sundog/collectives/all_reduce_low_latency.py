@@ -1,0 +1,219 @@
+"""All-reduce, low latency: one shot in which every word carries its own flag.
+
+A word of 64 bits holds up to 4 bytes of data and the epoch. It arrives whole, so whoever sees the
+epoch has the data: no fence, no barrier, no second round of loads, which is most of what one_shot
+waits for. But every byte crosses as two, and every rank reads W tensors: for the smallest only.
+Nobody touches a peer's x or out: they may lie anywhere, and out may be x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, signal, trace
+from ..op import Plan, agree
+from . import reduction
+from .all_reduce import Problem, cost, inputs, reference
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+LARGEST = 256 << 10  # bytes: the boxes of a plan hold 4 times as much of every rank
+_BITS = tl.constexpr(32)  # of data in a word, below the epoch
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 256  # elements of a program, all of them at once
+    num_warps: int = 1
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    nbytes = problem.numel * problem.dtype.itemsize
+    if problem.dtype.itemsize > 4:
+        return f"low_latency of {problem.dtype}: a word has room for 4 bytes; use one_shot"
+    if nbytes > LARGEST:
+        return f"low_latency of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
+    if config.block < 2:
+        return f"block {config.block}: a program takes at least 2 elements"
+    return reduction.refused(config.block, 1)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [
+        Config(block, num_warps)
+        for block in (64, 128, 256, 512, 1024, 2048)
+        for num_warps in (1, 2, 4, 8)
+        if 2 <= block // (32 * num_warps) <= 32
+    ]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """A program per SM, of one warp up to 8 elements a thread: its polls need no CTA barrier."""
+    share = triton.next_power_of_2(triton.cdiv(max(problem.numel, 1), num_sms))
+    block = max(share, 64)
+    return Config(block, min(max(block // 256, 1), 8))
+
+
+def cases(size: int) -> list[Problem]:
+    """As of all_reduce, without what has no room in a word."""
+    return [
+        Problem(37, torch.float32, size, "sum"),
+        Problem(2055, torch.bfloat16, size, "avg"),
+        Problem(1, torch.int8, size, "prod"),
+    ]
+
+
+@triton.jit
+def _low_latency_kernel(
+    x, out, boxes, epochs, ctx, numel, stride,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr,
+    TRACE: tl.constexpr,
+):  # fmt: skip
+    """`boxes`: of two epochs, for every rank, `stride` words. PER: elements in a word."""
+    program = tl.program_id(0)
+    # These loads wait for memory together: none needs what another one brings.
+    at = program * BLOCK + tl.arange(0, BLOCK // PER)
+    data = _load_word(x, at, numel, BLOCK // PER, PER)
+    epoch = tl.load(epochs + program) + 1
+    rank = tl.load(ctx + context.RANK)
+    mine = ()
+    for peer in tl.static_range(SIZE):
+        mine = mine + (signal.translate(boxes, peer, ctx),)  # type: ignore[assignment]
+    # Nobody looks at these boxes any more: the last but one call's, whose words every peer's
+    # program with this number had seen before it sent those of the last call, which I have seen.
+    box = (epoch % 2) * SIZE * stride + program * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
+    word = (epoch << _BITS) | data
+    point = trace.begin(0, trace.SIGNAL, program, epoch, trace.ALL, ctx, TRACE)
+    for peer in tl.static_range(SIZE):
+        # Relaxed: data and epoch are one word, and nothing else is published by it.
+        place = mine[peer] + rank * stride + box
+        tl.atomic_xchg(place, word, mask=at < numel, sem="relaxed", scope="sys")
+    point = trace.begin(point, trace.WAIT, program, epoch, trace.ALL, ctx, TRACE)
+    words = _wait_words(boxes + box, stride, epoch, at < numel, ctx, SIZE)
+    point = trace.end(point, trace.WAIT, program, epoch, trace.ALL, ctx, TRACE)
+    for part in tl.static_range(PER):
+        total = reduction.widen(_element(words[0], part, out.dtype.element_ty))
+        for peer in tl.static_range(1, SIZE):
+            element = reduction.widen(_element(words[peer], part, out.dtype.element_ty))
+            total = reduction.combine(total, element, OP)
+        result = reduction.finish(total, OP, SIZE).to(out.dtype.element_ty)
+        to = at + part * (BLOCK // PER)
+        tl.store(out + to, result, mask=to < numel)
+    trace.finish(point, ctx, TRACE)
+    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
+    """Elements `at`, and of 16 bits those STEP further too, as 32 bits of data."""
+    word = _bits(tl.load(x + at, mask=at < numel, other=0))
+    if PER == 2:
+        second = tl.load(x + at + STEP, mask=at + STEP < numel, other=0)
+        word |= _bits(second) << 16
+    return word
+
+
+@triton.jit
+def _bits(element):
+    width: tl.constexpr = element.dtype.primitive_bitwidth
+    if width == 32:
+        bits = element.to(tl.uint32, bitcast=True)
+    elif width == 16:
+        bits = element.to(tl.uint16, bitcast=True)
+    else:
+        bits = element.to(tl.uint8, bitcast=True)
+    return bits.to(tl.int64)
+
+
+@triton.jit
+def _element(word, part: tl.constexpr, DTYPE: tl.constexpr):
+    width: tl.constexpr = DTYPE.primitive_bitwidth
+    if width == 32:
+        bits = word.to(tl.int32)
+    elif width == 16:
+        bits = (word >> (part * 16)).to(tl.int16)
+    else:
+        bits = word.to(tl.int8)
+    return bits.to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def _wait_words(boxes, stride, epoch, mask, ctx, SIZE: tl.constexpr):
+    """Every rank's words, once all of them have this epoch; bounded as `signal.wait` is."""
+    limit = tl.cast(signal._LOOK_EVERY, tl.int64)
+    polls = limit * 0
+    words, late = _look(boxes, stride, epoch, mask, SIZE)
+    while (late > 0) & (polls < limit):
+        polls += 1
+        if polls % signal._LOOK_EVERY == 0:
+            limit = signal._polls_allowed(ctx)
+        words, late = _look(boxes, stride, epoch, mask, SIZE)
+    if late > 0:
+        _run_out(boxes, stride, words, epoch, mask, ctx, SIZE)
+    return words
+
+
+@triton.jit
+def _look(boxes, stride, epoch, mask, SIZE: tl.constexpr):
+    """The words as they are now, all loads at once, and whether some are of an earlier epoch."""
+    words = ()
+    zero = tl.zeros(mask.shape, tl.int64)
+    late = mask & False
+    for peer in tl.static_range(SIZE):
+        seen = tl.atomic_add(boxes + peer * stride, zero, mask=mask, sem="relaxed", scope="sys")
+        late |= mask & _is_late(seen, epoch)
+        words = words + (seen,)  # type: ignore[assignment]
+    return words, tl.max(late.to(tl.int32), 0)
+
+
+@triton.jit
+def _is_late(word, epoch):
+    """By signed difference: of the epoch there are 32 bits."""
+    return (word >> _BITS).to(tl.int32) - epoch.to(tl.int32) < 0
+
+
+@triton.jit
+def _run_out(boxes, stride, words, epoch, mask, ctx, SIZE: tl.constexpr):
+    """Leave a record of the last rank that is late."""
+    late, seen = 0, epoch
+    for peer in tl.static_range(SIZE):
+        is_late = mask & _is_late(words[peer], epoch)
+        if tl.max(is_late.to(tl.int32), 0) > 0:
+            late = peer
+            seen = tl.min(tl.where(is_late, words[peer] >> _BITS, epoch), 0)
+    flag = tl.min(boxes.to(tl.int64), 0).to(tl.pointer_type(tl.int64))
+    signal._run_out(flag + late * stride, late, epoch, seen, ctx)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate boxes for two epochs. The plan takes any contiguous tensors."""
+    agree(world, "all_reduce.low_latency", problem, config, valid(problem, config))
+    per = 2 if problem.dtype.itemsize == 2 else 1
+    programs = max(triton.cdiv(problem.numel, config.block), 1)
+    stride = programs * (config.block // per)
+    boxes = world.signals((2, problem.size, stride), "all_reduce.boxes")
+    epochs = world.signals(programs, "all_reduce.epochs")
+    world.barrier()  # everybody's boxes are empty before the first word
+    op = reduction.operator(problem.op, problem.dtype)
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _low_latency_kernel[(programs,)](
+            reduction.storage(x), reduction.storage(out), boxes, epochs, world.ctx,
+            problem.numel, stride, OP=op, SIZE=problem.size, BLOCK=config.block, PER=per,
+            TRACE=world.trace, num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (boxes, epochs), launch)
