@@ -20,7 +20,7 @@ __all__ = ["Generators"]
 
 _TWISTER = struct.Struct("625I")  # 624 words and the position, before or behind them
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
-_NUMPY: Any = numpy_random.seed.__self__  # type: ignore[attr-defined]
+_NUMPY: Any = numpy_random.get_state.__self__  # type: ignore[attr-defined]
 
 
 class _Kind(NamedTuple):
