@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+# Before torch is imported, and for every process that a test starts. Tensors here are small: two
+# threads take five times as long for them as one, where two test processes share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import sundog
 from sundog.backends.link import LINKS
 from sundog.target import has_gpu
