@@ -47,15 +47,14 @@ class Observed:
 
 
 def rounds(world: World, subject: Subject, count: int) -> list[tuple[Tensors, Tensors]]:
-    """Inputs and answers such that no answer is that of the round before, on any rank."""
+    """Inputs, on the device, and answers such that none is that of the round before, anywhere."""
     found: list[tuple[Tensors, Tensors]] = []
     before: list[Tensors] = []
     for mine, answers in _candidates(world, subject, count):
         if any(_old(new, old) for new, old in zip(answers, before, strict=False)):
             continue
         before = answers
-        values = tuple(tensor.to(world.device) for tensor in mine)
-        found.append((values, answers[world.rank]))
+        found.append((mine, answers[world.rank]))
         if len(found) == count:
             return found
     raise ValueError(
@@ -71,12 +70,16 @@ def _candidates(
         mine = []
         for seed in range(first, first + count):
             with world.scope():
-                mine.append([each.cpu().clone() for each in subject.make_inputs(world, seed)])
-        everyone = world.exchange(mine, "inputs of the probe")
+                mine.append(tuple(each.clone() for each in subject.make_inputs(world, seed)))
+        everyone = world.exchange(to_host(mine), "inputs of the probe")
         for number, own in enumerate(mine):
-            parts = zip(*(rank[number] for rank in everyone), strict=True)
-            given = [list(part) for part in parts]
-            yield tuple(own), [as_tuple(subject.reference(r, *given)) for r in range(world.size)]
+            given = [[part[number] for part in parts] for parts in zip(*everyone, strict=True)]
+            yield own, [as_tuple(subject.reference(r, *given)) for r in range(world.size)]
+
+
+def to_host(many: list[Tensors]) -> Tensors:
+    """The first, second, ... of each, one behind the other: a copy for all of them."""
+    return tuple(torch.stack(each).cpu() for each in zip(*many, strict=True))
 
 
 def _old(new: Tensors, old: Tensors) -> bool:
@@ -107,7 +110,8 @@ def judge(rank: int, subject: Subject, answers: list[Tensors], seen: list[Seen])
     wants = [
         tuple(w.reshape(o.shape) for w, o in zip(want, seen[0][2], strict=True)) for want in answers
     ]
-    seen = [(r, n, tuple(out.cpu() for out in outs)) for r, n, outs in seen]
+    outs = zip(*to_host([outs for _, _, outs in seen]), strict=True)
+    seen = [(r, n, got) for (r, n, _), got in zip(seen, outs, strict=True)]
     bad = [(r, n, got) for r, n, got in seen if not _same(got, wants[n], tolerance)]
     if not bad:
         return Observed()
