@@ -3,12 +3,13 @@
 The remote part of A is a grid of tiles, R rows by B blocks along K: of all peers side by side where
 A is sharded along K, one below the other along M. Peer rank+1 comes first, so every rank begins
 with another one. A fetcher copies `k_per_flag` blocks of a row into the staging buffer and
-publishes a flag; a worker takes output tiles from a queue, multiplies its own part of A in place,
-then waits for the flags of its row, one after the other, and multiplies what they stand for. A
-fetcher that has nothing left to fetch becomes a worker.
+publishes a flag (fetching.py); a worker multiplies the own part, in place, and what was staged, as
+far as there are flags for it (working.py). A fetcher that has nothing left to fetch becomes a
+worker. `k_per_flag` 0 is one flag for a whole row.
 
-Between two flags the loop over K is a plain one, which the compiler pipelines: long flags are fast,
-short ones let workers begin early. `k_per_flag` 0 is one flag for a whole row.
+Own and staged shards that lie alike are read by one descriptor of four dimensions, so that the loop
+over K is one. Elsewhere (AMD, or A in another order than the staging buffer) they are read by
+pointers, in two loops.
 
 Deterministic; but each rank adds its own part first, so two ranks with the same B may differ in the
 last bit.
@@ -17,16 +18,17 @@ last bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..device import context, local, proxy, tiles, trace
+from ..device import tiles, trace
 from ..op import Plan, agree
 from ..passive import stand_in
-from . import fetching, gemm
+from . import fetching, gemm, working
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
 from .call import fitting, hint_of, resident
 
@@ -39,6 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
+_IN_FLIGHT = 128 << 10  # bytes that a fetcher may have on their way
 LAYOUTS = ("k_contiguous", "m_contiguous")
 
 
@@ -105,7 +108,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 @triton.jit
-def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T):
+def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     program = tl.program_id(0)
     epoch = tl.load(flags.epochs + program) + 1
     point = 0
@@ -115,8 +118,8 @@ def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T
         point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     units = 0
     if program < F.most_fetchers:
-        point, units = fetching.fetch(point, a, buffer, flags, epoch, ctx, F, S)
-    point = _work(point, a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T)
+        point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)
+    point = working.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
         # when this kernel has ended.
@@ -124,51 +127,6 @@ def _hbm_buffer_kernel(a, own, buffer, staged, b, out, bias, flags, ctx, F, S, T
         point = trace.wait_all(point, done, epoch, ctx, F.lanes, F.trace)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
-
-
-@triton.jit
-def _work(point, a, own, staged, b, out, bias, flags, epoch, ctx, F, S, T):
-    """Compute output tiles from the queue until it is empty. S: with the own A, T: the staged."""
-    rank = tl.load(ctx + context.RANK).to(tl.int32)
-    _, blocks, groups = fetching.remote(a, F, S)
-    own_rows, own_blocks = tl.cdiv(a.rows, S.tile_m), tl.cdiv(a.cols, S.tile_k)
-    rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    if not F.by_k:
-        rows *= F.size
-    # Every program asks once too often, so this is what former calls have asked.
-    before = (epoch - 1) * (rows * cols + tl.num_programs(0))
-    tile = gemm.ticket(flags.tickets) - before
-    while tile < rows * cols:
-        i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
-        row, col, peer = i, j * S.tile_n, 0
-        has_own, num_flags = own_blocks, groups
-        if not F.by_k:  # a tile is of one rank: this one's come first
-            row, peer = i - own_rows, (rank + i // own_rows) % F.size
-            has_own = tl.where(i < own_rows, own_blocks, 0)
-            num_flags = tl.where(i < own_rows, 0, groups)
-        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-        point = trace.begin(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
-        acc = gemm.accumulate(acc, own, b, i * S.tile_m, col, 0, has_own, a.cols, rank, S)
-        point = trace.end(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
-        for group in range(num_flags):
-            # The fetcher's stores before my loads of what this flag stands for.
-            flag = flags.staged + row * groups + group
-            point = trace.begin(point, trace.WAIT, flag, epoch, rank, ctx, F.trace)
-            local.wait(flag, epoch, ctx)
-            point = trace.end(point, trace.WAIT, flag, epoch, rank, ctx, F.trace)
-            if T.a_kind != "view":
-                proxy.fence()  # and before those by descriptor
-            first = group * F.per_flag
-            last = tl.minimum(first + F.per_flag, blocks)
-            point = trace.begin(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
-            acc = gemm.accumulate(
-                acc, staged, b, row * S.tile_m, col, first, last, a.cols, rank + 1, T
-            )  # fmt: skip
-            point = trace.end(point, trace.COMPUTE, tile, 0, rank, ctx, F.trace)
-        part = tiles.part(out, peer * a.rows, a.rows)
-        gemm.emit(part, bias, acc, i % own_rows * S.tile_m, col, S)
-        tile = gemm.ticket(flags.tickets) - before
-    return point
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -184,12 +142,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(1, "all_gather_matmul.tickets"),
         world.signals(config.programs, "all_gather_matmul.epochs"),
     )
-    shape = (rows * config.tile_m, cols * config.tile_k)
+    shape = (problem.size - 1, *problem.shard_shape)
     is_k = config.layout == "k_contiguous"
     storage = world.empty(
-        shape if is_k else shape[::-1], problem.dtype, "all_gather_matmul.staging"
-    )
-    buffer = storage if is_k else storage.T
+        shape if is_k else (shape[0], shape[2], shape[1]), problem.dtype,
+        "all_gather_matmul.staging",
+    )  # fmt: skip
+    buffer = storage if is_k else storage.transpose(1, 2)
     busy = _busy_fetchers(rows, groups, config)
     world.barrier()  # everybody's flags are zero before the first signal
 
@@ -234,22 +193,46 @@ def arguments(
 ) -> tuple:  # fmt: skip
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     by_k = problem.shard == "k"
-    block = (config.tile_m, config.tile_k)
-    own, own_kind = gemm.operand(a, block, config.descriptors)
-    staged, staged_kind = gemm.operand(buffer, block, config.descriptors)
+    given, parts, a_kind = _sharded(config, a, buffer)
     # A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
-    # the next shard: 0 times infinity is not 0.
-    whole = not by_k or problem.size == 1 or a.shape[1] % config.tile_k == 0
-    given, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
-    shards = problem.size if by_k else 1
-    shapes = [
-        gemm.shape_of(config, kind, b_kind, shards, problem.activation)
-        for kind in (own_kind, staged_kind)
-    ]
+    # the next shard: 0 times infinity is not 0. So would one of the output, along M.
+    alone = problem.size == 1
+    whole = alone or not by_k or a.shape[1] % config.tile_k == 0
+    y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
+    whole = alone or by_k or a.shape[0] % config.tile_m == 0
+    to = gemm.target(out, config, a.itemsize) if whole else None
+    shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
         config.fetchers, config.first_fetchers or config.fetchers, config.most_fetchers,
-        config.fetch_stages, hint_of(a), world.trace,
+        config.fetch_stages, _ahead(config, a), hint_of(a), world.trace,
     )))  # fmt: skip
-    views = tiles.view(a), own, tiles.view(buffer), staged
-    return *views, given, tiles.view(out), bias, flags, world.ctx, fetch, *shapes
+    return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
+
+
+def _sharded(
+    config: Config, a: torch.Tensor, buffer: torch.Tensor
+) -> tuple[fetching.Sharded, Any, str]:
+    """A's own and staged shards, a descriptor of all of them where they lie alike, and its kind."""
+    block = (config.tile_m, config.tile_k)
+    kind = gemm.operand(a, block, config.descriptors)[1]
+    if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
+        kind = gemm.VIEW
+    distance = (buffer.data_ptr() - a.data_ptr()) // a.itemsize
+    apart, *strides = buffer.stride()
+    given = fetching.Sharded(*tiles.view(a), buffer, *strides, apart, int(distance < 0))
+    if kind == gemm.VIEW:
+        return given, None, kind
+    # Which (own or staged), the other rank, and a shard: TMA takes any distance between two.
+    order = slice(None) if kind == gemm.ROWS else slice(None, None, -1)
+    shape = [2, max(1, buffer.shape[0]), *a.shape[order]]
+    steps = [abs(distance) or apart, apart, *a.stride()[order]]
+    base = buffer if distance < 0 else a
+    return given, TensorDescriptor(base, shape, steps, [1, 1, *block[order]]), kind
+
+
+def _ahead(config: Config, a: torch.Tensor) -> int:
+    """Tiles that a fetcher has on their way, in shared memory, which a worker uses later."""
+    if torch.version.hip is not None:
+        return 1
+    return max(1, min(8, _IN_FLIGHT // (config.tile_m * config.tile_k * a.itemsize)))

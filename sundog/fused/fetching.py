@@ -15,7 +15,7 @@ import triton.language as tl
 from ..device import context, local, tiles, trace
 from . import gemm
 
-__all__ = ["Fetch", "Flags", "fetch", "remote"]
+__all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part"]
 
 
 class Flags(NamedTuple):
@@ -24,6 +24,21 @@ class Flags(NamedTuple):
     staged: Any  # by row and group of blocks: is in the staging buffer
     tickets: Any  # how many output tiles were asked for, by all calls
     epochs: Any  # by program: how often it has run
+
+
+class Sharded(NamedTuple):
+    """The own shard of a matrix, as a view, and the staging buffer: a shard per other rank."""
+
+    ptr: Any
+    rows: Any
+    cols: Any
+    row_stride: Any
+    col_stride: Any
+    staged: Any  # the first of the staged shards, which is the next rank's
+    staged_row_stride: Any
+    staged_col_stride: Any
+    apart: Any  # elements between two of them
+    own_at: Any  # where the own one is in a descriptor of both (working.py)
 
 
 class Fetch(NamedTuple):
@@ -37,6 +52,7 @@ class Fetch(NamedTuple):
     first_fetchers: Any
     most_fetchers: Any
     stages: Any
+    ahead: Any  # tiles that are on their way at once
     hint: Any
     trace: Any  # the clock of trace points, or 0
 
@@ -53,12 +69,12 @@ def remote(a, F, S):
 
 
 @triton.jit
-def fetch(point, a, buffer, flags, epoch, ctx, F, S):
+def fetch(point, a, flags, epoch, ctx, F, S):
     """Copy this program's share of the remote tiles, in the order in which workers want them.
 
     The next trace point, and its number of units, which is the same on all ranks.
     """
-    program, rank = tl.program_id(0), tl.load(ctx + context.RANK)
+    program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     rows, blocks, groups = remote(a, F, S)
     # The peers' A is complete, as program 0 of each of them says.
     point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
@@ -68,6 +84,9 @@ def fetch(point, a, buffer, flags, epoch, ctx, F, S):
     mine = tl.maximum(mine, 0) // F.first_fetchers
     more = tl.where(program < F.fetchers, units - first - program + F.fetchers - 1, 0)
     more = tl.maximum(more, 0) // F.fetchers
+    # Loaded here: a loop whose addresses need a word that it loads is not pipelined.
+    lane = tl.arange(0, F.lanes)
+    away = tl.load(ctx + context.DELTAS + context.PER_PEER * lane, mask=lane < F.size, other=0)
     for n in range(mine + more):
         later = first + program + (n - mine) * F.fetchers
         unit = tl.where(n < mine, program + n * F.first_fetchers, later)
@@ -75,8 +94,8 @@ def fetch(point, a, buffer, flags, epoch, ctx, F, S):
         row, group = gemm.swizzle(unit, rows, groups, S.group_m)
         last = tl.minimum((group + 1) * F.per_flag, blocks)
         point = trace.begin(point, trace.FETCH, unit, 0, rank, ctx, F.trace)
-        for block in range(group * F.per_flag, last):
-            _fetch_tile(a, buffer, row, block, ctx, F, S)
+        for block in tl.range(group * F.per_flag, last, num_stages=F.ahead):
+            _fetch_tile(a, row, block, rank, away, F, S)
         point = trace.end(point, trace.FETCH, unit, 0, rank, ctx, F.trace)
         if n == mine + more - 1:
             # My loads of the peers' A before the flags: they may overwrite it when their kernel,
@@ -91,16 +110,40 @@ def fetch(point, a, buffer, flags, epoch, ctx, F, S):
 
 
 @triton.jit
-def _fetch_tile(a, buffer, row, block, ctx, F, S):
-    """Where a row or a block ends, zeros are stored too: the buffer has whole tiles."""
+def _fetch_tile(a, row, block, rank, away, F, S):
     if F.by_k:
         per_peer = tl.cdiv(a.cols, S.tile_k)
         step, i, k = block // per_peer, row, block % per_peer
     else:
         per_peer = tl.cdiv(a.rows, S.tile_m)
         step, i, k = row // per_peer, row % per_peer, block
-    peer = (tl.load(ctx + context.RANK).to(tl.int32) + 1 + step) % F.size
-    tile = tiles.gather(
-        a, i * S.tile_m, k * S.tile_k, peer, ctx, S.tile_m, S.tile_k, F.hint
-    )  # fmt: skip
-    tiles.store(buffer, row * S.tile_m, block * S.tile_k, tile)
+    row, col = i * S.tile_m, k * S.tile_k
+    peer = (rank + 1 + step) % F.size
+    nbytes: tl.constexpr = a.ptr.dtype.element_ty.primitive_bitwidth // 8
+    delta = tl.sum(tl.where(tl.arange(0, F.lanes) == peer, away, 0), 0) // nbytes
+    there = tiles.View(
+        a.ptr + tl.multiple_of(delta, 256 // nbytes), a.rows, a.cols, a.row_stride, a.col_stride
+    )
+    tile = tiles.load(tiles.hinted(there, F.hint), row, col, S.tile_m, S.tile_k)
+    tiles.store(staged_part(a, step), row, col, tile)
+
+
+@triton.jit
+def staged_part(a, step):
+    """What was staged of the rank that is `step` + 1 after this one."""
+    ptr = a.staged + tl.full((), 1, tl.int64) * step * a.apart
+    return tiles.View(ptr, a.rows, a.cols, a.staged_row_stride, a.staged_col_stride)
+
+
+@triton.jit
+def arrived(flags, count, epoch, LANES: tl.constexpr):
+    """How many of `count` flags have been set, up to the first that has not; of LANES at most.
+
+    Orders: what the fetchers of those stored before, before all that this program does after.
+    """
+    lane = tl.arange(0, LANES)
+    zero = tl.zeros((LANES,), tl.int64)
+    seen = tl.atomic_add(flags + lane, zero, mask=lane < count, sem="acquire", scope="gpu")
+    late = tl.where((lane < count) & (seen < epoch), lane, tl.minimum(count, LANES))
+    tl.debug_barrier()  # the lanes' acquires before all warps' loads
+    return tl.min(late, 0)

@@ -4,10 +4,12 @@
 
 A and B are views by strides: NN, NT, TN and TT are one kernel, nothing is copied. An operand comes
 as a tensor descriptor, made by the host, where the target has TMA and the tensor is aligned for it,
-else as pointers (`operand`). float32 is multiplied as it is, without tf32.
+else as pointers (`operand`); so does the output (`target`). float32 is multiplied as it is, without
+tf32.
 
 One plain loop over K, so that Triton pipelines it: a loop inside of which something waits is not,
-and a short one is mostly filling and draining.
+and a short one is mostly filling and draining. Where all comes by descriptors, the loops over tiles
+and over K are one (`flatten`), so that the next tile is loaded while this one is written.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from ..device import tiles
 
 __all__ = [
     "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Shape", "Tiles", "accumulate", "arguments",
-    "block_of", "emit", "finish", "matmul", "operand", "shape_of", "swizzle", "ticket", "valid",
+    "block_of", "emit", "finish", "matmul", "operand", "shape_of", "swizzle", "target", "ticket",
+    "valid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -57,7 +60,7 @@ def valid(config: Tiles, dtype: torch.dtype) -> str | None:
         return f"group_m {config.group_m} and num_stages {config.num_stages} must be at least 1"
     if config.num_warps not in (1, 2, 4, 8, 16):
         return f"num_warps {config.num_warps}: expected 1, 2, 4, 8 or 16"
-    shared = config.num_stages * config.tile_k * (config.tile_m + config.tile_n) * dtype.itemsize
+    shared = _staged_bytes(config, dtype.itemsize)
     if shared > _SHARED:
         return (
             f"{config.num_stages} stages of tiles {config.tile_m}x{config.tile_k} and "
@@ -68,6 +71,12 @@ def valid(config: Tiles, dtype: torch.dtype) -> str | None:
 
 
 _SHARED = 227 << 10  # of sm_90, the largest; a target with less refuses when it compiles
+_BARRIERS = 1 << 10  # of it, at most, for what else a kernel keeps there
+
+
+def _staged_bytes(config: Tiles, itemsize: int) -> int:
+    """Of shared memory, for the blocks of A and B that are on their way."""
+    return config.num_stages * config.tile_k * (config.tile_m + config.tile_n) * itemsize
 
 
 class Shape(NamedTuple):
@@ -79,13 +88,12 @@ class Shape(NamedTuple):
     group_m: Any
     a_kind: Any
     b_kind: Any
-    shards: Any
     activation: Any
 
 
-def shape_of(config: Tiles, a_kind: str, b_kind: str, shards: int, activation: str | None) -> Shape:
+def shape_of(config: Tiles, a_kind: str, b_kind: str, activation: str | None) -> Shape:
     sizes = config.tile_m, config.tile_n, config.tile_k, config.group_m
-    constants = *sizes, a_kind, b_kind, shards, activation
+    constants = *sizes, a_kind, b_kind, activation
     return Shape(*map(tl.constexpr, constants))
 
 
@@ -96,6 +104,14 @@ def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> 
             shape, strides = list(matrix.shape), list(matrix.stride())
             return TensorDescriptor(matrix, shape, strides, list(sizes)), kind
     return tiles.view(tensor), VIEW
+
+
+def target(out: torch.Tensor, config: Tiles, itemsize: int) -> Any:
+    """A descriptor of the output, whose tiles lie in shared memory beside the inputs'; or None."""
+    shared = _staged_bytes(config, itemsize) + config.tile_m * config.tile_n * out.itemsize
+    fits = shared + _BARRIERS <= _SHARED
+    made, kind = operand(out, (config.tile_m, config.tile_n), config.descriptors and fits)
+    return made if kind == ROWS else None
 
 
 def _describable(matrix: torch.Tensor) -> bool:
@@ -130,24 +146,11 @@ def block_of(x, row, col, KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.const
 
 
 @triton.jit
-def accumulate(acc, a, b, row, col, first, last, K, shift, S):
-    """acc + A @ B: A's rows from `row`, B's columns from `col`, blocks `first` to `last` along K.
-
-    B has S.shards shards of K rows one below the other. Block 0 of A meets shard `shift`; where a
-    shard ends the next one follows, and the first one after the last.
-    """
-    blocks = tl.cdiv(K, S.tile_k)
+def accumulate(acc, a, b, row, col, first, last, S):
+    """acc + A @ B: A's rows from `row`, B's columns from `col`, blocks `first` to `last` of K."""
     for block in tl.range(first, last):
         x = block_of(a, row, block * S.tile_k, S.a_kind, S.tile_m, S.tile_k)
-        if S.shards == 1:
-            y = block_of(b, block * S.tile_k, col, S.b_kind, S.tile_k, S.tile_n)
-        else:
-            shard = (block // blocks + shift) % S.shards
-            k = block % blocks * S.tile_k
-            if S.b_kind == "view":  # a part: what belongs to the next shard reads as zero
-                y = tiles.load(tiles.part(b, shard * K, K), k, col, S.tile_k, S.tile_n)
-            else:
-                y = block_of(b, shard * K + k, col, S.b_kind, S.tile_k, S.tile_n)
+        y = block_of(b, block * S.tile_k, col, S.b_kind, S.tile_k, S.tile_n)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
@@ -164,9 +167,16 @@ def finish(bias, acc, col, cols, S):
 
 
 @triton.jit
-def emit(out, bias, acc, row, col, S):
-    """Write a tile of the result: bias per column, activation, the output's type."""
-    tiles.store(out, row, col, finish(bias, acc, col, out.cols, S))
+def emit(out, to, bias, acc, row, col, S):
+    """Write a tile of the result: bias per column, activation, the output's type.
+
+    `to` is the output's descriptor, which takes whole tiles, or None.
+    """
+    value = finish(bias, acc, col, out.cols, S)
+    if to is None:
+        tiles.store(out, row, col, value)
+    else:
+        to.store([row, col], value.to(out.ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -176,14 +186,15 @@ def ticket(tickets):
 
 
 @triton.jit
-def _gemm_kernel(a, b, out, bias, K, S):
+def _gemm_kernel(a, b, out, to, bias, K, S):
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0)):
+    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")
+    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=FLAT):
         i, j = swizzle(tile, rows, cols, S.group_m)
         row, col = i * S.tile_m, j * S.tile_n
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-        acc = accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), K, 0, S)
-        emit(out, bias, acc, row, col, S)
+        acc = accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), S)
+        emit(out, to, bias, acc, row, col, S)
 
 
 def matmul(
@@ -207,5 +218,6 @@ def arguments(
     """Of the kernel: what `isa` and the tests compile is what `matmul` launches."""
     a_given, a_kind = operand(a, (config.tile_m, config.tile_k), config.descriptors)
     b_given, b_kind = operand(b, (config.tile_k, config.tile_n), config.descriptors)
-    shape = shape_of(config, a_kind, b_kind, 1, activation)
-    return a_given, b_given, tiles.view(out), bias, a.shape[1], shape
+    shape = shape_of(config, a_kind, b_kind, activation)
+    to = target(out, config, a.itemsize)
+    return a_given, b_given, tiles.view(out), to, bias, a.shape[1], shape

@@ -75,7 +75,7 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
         for strip in range(0, S.tile_m, matmul_reduce.STRIP):
             acc = matmul_reduce.total(inbox, index, rows * cols, strip, F, S)
-            gemm.emit(out, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
+            gemm.emit(out, None, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
         n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream

@@ -141,7 +141,7 @@ def given(
     block = (config.tile_m, config.tile_k)
     x, a_kind = gemm.operand(a, block, config.descriptors and begins)
     y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors)
-    return x, y, gemm.shape_of(config, a_kind, b_kind, 1, problem.activation)
+    return x, y, gemm.shape_of(config, a_kind, b_kind, problem.activation)
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def product(point, a, b, row, col, K, ctx, F, S):
     """A tile of this rank's partial, and the next trace point."""
     point = trace.begin(point, trace.COMPUTE, row, 0, trace.ALL, ctx, F.trace)
     acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-    acc = gemm.accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), K, 0, S)
+    acc = gemm.accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), S)
     point = trace.end(point, trace.COMPUTE, row, 0, trace.ALL, ctx, F.trace)
     return point, acc
 

@@ -1,0 +1,127 @@
+"""Workers: programs that multiply a sharded matrix as its shards arrive in a staging buffer.
+
+A worker takes output tiles from a queue. Of a tile it multiplies at once what is there: its own
+part of A, in place, and whatever flags say has been staged; then it waits for the next flag. Once a
+row is staged, that is one plain loop over K, which the compiler pipelines.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..device import context, local, proxy, tiles, trace
+from . import fetching, gemm
+
+__all__ = ["work"]
+
+_LANES = tl.constexpr(32)  # flags that are looked at together
+
+
+@triton.jit
+def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
+    """Compute output tiles from the queue until it is empty. The next trace point."""
+    own_rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    rank, rows = tl.load(ctx + context.RANK).to(tl.int32), own_rows
+    if not F.by_k:
+        rows *= F.size
+    # Every program asks once too often, so this is what former calls have asked.
+    before = (epoch - 1) * (rows * cols + tl.num_programs(0))
+    tile = gemm.ticket(flags.tickets) - before
+    while tile < rows * cols:
+        i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
+        step = i // own_rows  # along M a tile is of one rank: this one's come first
+        point, acc = _product(
+            point, a, parts, b, i, step, j * S.tile_n, rank, flags, epoch, ctx, F, S
+        )
+        row = (rank + step) % F.size * a.rows if not F.by_k else 0
+        if to is None:
+            part = tiles.part(out, row, a.rows)
+            gemm.emit(part, None, bias, acc, i % own_rows * S.tile_m, j * S.tile_n, S)
+        else:
+            gemm.emit(out, to, bias, acc, row + i % own_rows * S.tile_m, j * S.tile_n, S)
+        tile = gemm.ticket(flags.tickets) - before
+    return point
+
+
+@triton.jit
+def _product(point, a, parts, b, i, step, col, rank, flags, epoch, ctx, F, S):
+    """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
+    per_shard = tl.cdiv(a.cols, S.tile_k)
+    _, blocks, groups = fetching.remote(a, F, S)
+    row, here, total = i, per_shard, per_shard
+    if F.by_k:
+        total += blocks
+    else:
+        row, here = i - tl.cdiv(a.rows, S.tile_m), tl.where(step == 0, per_shard, 0)
+        groups = tl.where(step == 0, 0, groups)
+    acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+    end = 0
+    while end < total:
+        begin, group = end, tl.maximum(end - here, 0) // F.per_flag
+        first = flags.staged + row * groups + group
+        if F.size > 1:
+            group += fetching.arrived(first, groups - group, epoch, _LANES)
+        end = tl.minimum(here + group * F.per_flag, total)
+        if end == begin:
+            point = trace.begin(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
+            # The fetcher's stores before my loads of what this flag stands for.
+            local.wait(first, epoch, ctx)
+            point = trace.end(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
+            end = tl.minimum(begin + F.per_flag, total)
+        if S.a_kind != "view":
+            proxy.fence()  # and before those by descriptor
+        point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
+        acc = _multiply(acc, a, parts, b, i, step, col, begin, end, rank, F, S)
+        point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
+    return point, acc
+
+
+@triton.jit
+def _multiply(acc, a, parts, b, i, step, col, begin, end, rank, F, S):
+    """acc + A @ B, blocks `begin` to `end`; along K every shard has its own blocks."""
+    per_shard = tl.cdiv(a.cols, S.tile_k)
+    row = i % tl.cdiv(a.rows, S.tile_m) * S.tile_m
+    if S.a_kind == "view":
+        here = tl.minimum(end, per_shard) if F.by_k else tl.where(step == 0, end, 0)
+        for block in tl.range(begin, here):
+            x = tiles.load(a, row, block * S.tile_k, S.tile_m, S.tile_k)
+            y = _block_of_b(b, a, 0, block, col, rank, F, S)
+            acc = tl.dot(x, y, acc, input_precision="ieee")
+        begin = tl.maximum(begin, here)
+    for block in tl.range(begin, end):
+        k = block
+        if F.by_k:
+            step, k = block // per_shard, block % per_shard
+        if S.a_kind == "view":
+            staged = fetching.staged_part(a, step - 1)
+            x = tiles.load(staged, row, k * S.tile_k, S.tile_m, S.tile_k)
+        else:
+            x = _described(a, parts, step, row, k * S.tile_k, S)
+        y = _block_of_b(b, a, step, k, col, rank, F, S)
+        acc = tl.dot(x, y, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _described(a, parts, step, row, k, S):
+    """A block of the rank that is `step` after this one, by the descriptor of all."""
+    which = tl.where(step == 0, a.own_at, 1 - a.own_at)
+    other = tl.maximum(step - 1, 0)
+    if S.a_kind == "rows":
+        return parts.load([which, other, row, k]).reshape(S.tile_m, S.tile_k)
+    else:
+        return parts.load([which, other, k, row]).reshape(S.tile_k, S.tile_m).T
+
+
+@triton.jit
+def _block_of_b(b, a, step, block, col, rank, F, S):
+    """What meets that block of A. Along K, B has a shard of rows for each rank."""
+    k = block * S.tile_k
+    if not F.by_k or F.size == 1:
+        return gemm.block_of(b, k, col, S.b_kind, S.tile_k, S.tile_n)
+    first = (rank + step) % F.size * a.cols
+    if S.b_kind == "view":  # a part: what belongs to the next shard reads as zero
+        return tiles.load(tiles.part(b, first, a.cols), k, col, S.tile_k, S.tile_n)
+    else:
+        return gemm.block_of(b, first + k, col, S.b_kind, S.tile_k, S.tile_n)
