@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
+import os
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from ..launch import has_gpu
 from . import CAPTURABLE, ERROR, Cell, Row, probe_subject
 from .columns import COLUMNS
-from .subjects import all_names, subjects
+from .subjects import all_names, rows, subjects
 
 __all__ = ["Options", "run"]
 
@@ -46,23 +46,24 @@ def run(options: Options) -> int:
     try:
         if options.world < 1 or options.replays < 0:
             raise ValueError("--world must be at least 1, and --replays not negative")
-        names = list(options.targets) or all_names(options.backend)
+        targets = list(options.targets) or all_names(options.backend)
+        names = [row for target in targets for row in rows(target)]
         for name in names:  # what is not there is said before anything runs
             next(iter(subjects(name, options.world)))
     except (ValueError, ImportError) as error:
         console.print(escape(f"sundog probe: {error}"), style="red")
         return CANNOT
-    rows = _probe_all(names, options)
-    _print(console, rows, options.details)
+    found = _probe_all(names, options)
+    _print(console, found, options.details)
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump([_as_json(row) for row in rows], file, indent=1)
-    return AS_EXPECTED if all(row.verdict == row.expected for row in rows) else UNEXPECTED
+        _write(found, options)
+    return AS_EXPECTED if all(row.verdict == row.expected for row in found) else UNEXPECTED
 
 
 def _probe_all(names: list[str], options: Options) -> list[Row]:
-    """A process per name, so that no failure reaches the next; two at a time on a CPU."""
+    """A process per name, so that no failure reaches the next."""
     on_gpu = options.backend in ("virtual", "symm") or (not options.backend and has_gpu())
+    at_once = _at_once(options.backend, on_gpu)
     # A process that is forked has everything imported; CUDA does not live through a fork.
     context: Any = multiprocessing.get_context("spawn" if on_gpu else "fork")
     waiting = list(names)
@@ -71,7 +72,7 @@ def _probe_all(names: list[str], options: Options) -> list[Row]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("probing", total=len(names))
         while waiting or running:
-            while waiting and len(running) < (1 if on_gpu else 2):
+            while waiting and len(running) < at_once:
                 name = waiting.pop(0)
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_child, args=(theirs, name, options))
@@ -83,6 +84,14 @@ def _probe_all(names: list[str], options: Options) -> list[Row]:
                 found[name] = _row(answer, name, process)
                 progress.update(task, advance=1, description=name)
     return [found[name] for name in names]
+
+
+def _at_once(backend: str, on_gpu: bool) -> int:
+    """A GPU lets processes take turns, and most of a row is the host's; ranks of `symm` are
+    processes that must run side by side, so that only one row's may be there."""
+    if backend == "symm":
+        return 1
+    return max((os.cpu_count() or 1) // 2, 1) if on_gpu else 2
 
 
 def _answered(running: dict[Connection, tuple[str, Any, float]]) -> list[Connection]:
@@ -142,6 +151,14 @@ def _mark(cell: Cell | None) -> str:
     if cell is None:
         return "-"
     return "ok" if cell.verdict == CAPTURABLE else cell.verdict.lower()
+
+
+def _write(found: list[Row], options: Options) -> None:
+    from ..bench import results  # as every file with measurements
+
+    content = {"kind": "probe", "machine": results.machine(), "world": options.world}
+    content |= {"backend": options.backend, "replays": options.replays}
+    results.write(options.json, content | {"rows": [_as_json(row) for row in found]})
 
 
 def _as_json(row: Row) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from ..exercise import expected, load_file, output
 from ..world import World
 from .data import Subject, Tensors, as_tuple
 
-__all__ = ["all_names", "subjects"]
+__all__ = ["all_names", "rows", "subjects"]
 
 
-# What torch itself offers, on `symm`, where ranks are processes. Not run yet: no GPU was at hand.
+# What torch itself offers, on `symm`, where ranks are processes.
 _OF_TORCH = {
     "torch.gloo": ("gloo", "NOT CAPTURABLE"),
     "torch.symm_mem.one_shot": ("symm_mem.one_shot", "CAPTURABLE"),
@@ -32,6 +32,13 @@ def all_names(backend: str = "") -> list[str]:
     if not hasattr(World, "device_barrier"):
         names.remove("barrier")
     return names
+
+
+def rows(target: str) -> list[str]:
+    """The rows of a target: itself, or, if it names a dict of Subjects, each of them."""
+    path, _, name = target.partition(":")
+    found = _attribute(path, name, target) if name else None
+    return [f"{target}.{key}" for key in found] if isinstance(found, dict) else [target]
 
 
 def subjects(target: str, size: int) -> Iterator[Subject]:
@@ -88,20 +95,27 @@ def _short(problem: Any) -> str:
 
 def _of_user(path: str, name: str, target: str) -> Subject:
     """A `Subject`, or a function beside whose module's `make_inputs` and `reference` it stands."""
+    found = _attribute(path, name, target)
+    if isinstance(found, Subject):
+        return found
+    make_inputs, reference = (_attribute(path, n, target) for n in ("make_inputs", "reference"))
+    if not callable(found) or make_inputs is None or reference is None:
+        raise ValueError(
+            f"{target}: expected a function {name}(world, *inputs), with make_inputs(world, seed) "
+            "and reference(rank, *parts) beside it, a sundog.probing.Subject, or a dict of them"
+        )
+    return Subject(target, lambda world: partial(found, world), make_inputs, reference)
+
+
+def _attribute(path: str, name: str, target: str) -> Any:
+    """What a module, or a file, has by that name; of a dict in it, `dict.key`."""
     try:
         module = load_file(path) if path.endswith(".py") else importlib.import_module(path)
     except ModuleNotFoundError as error:
         raise ValueError(f"{target}: no module named {error.name}") from None
-    found = getattr(module, name, None)
-    if isinstance(found, Subject):
-        return found
-    make_inputs, reference = (getattr(module, n, None) for n in ("make_inputs", "reference"))
-    if not callable(found) or make_inputs is None or reference is None:
-        raise ValueError(
-            f"{target}: expected a function {name}(world, *inputs), with make_inputs(world, seed) "
-            "and reference(rank, *parts) beside it, or a sundog.probing.Subject"
-        )
-    return Subject(target, lambda world: partial(found, world), make_inputs, reference)
+    first, _, key = name.partition(".")
+    found = getattr(module, first, None)
+    return found.get(key) if key and isinstance(found, dict) else found
 
 
 def _all_reduce_of_torch(target: str, size: int) -> Subject:

@@ -14,12 +14,14 @@ import sundog
 from sundog.cli import app
 from sundog.op import OPS
 from sundog.probing import Row, probe_subject
-from sundog.probing.subjects import all_names, subjects
+from sundog.probing.subjects import all_names, rows, subjects
 from sundog.target import has_gpu
 
+from . import wrong_ops
 from .wrong_ops import LABELS, SUBJECTS
 
 REPLAYS = 6
+WRONG = f"{wrong_ops.__name__}:SUBJECTS"
 
 
 @pytest.fixture(autouse=True)
@@ -181,10 +183,12 @@ def test_the_command(tmp_path, monkeypatch):
     names = [f"mine.py:{name}" for name in ("dies", "item", "double")]
     result = runner.invoke(app, ["probe", *names, "--replays", "2", "--json", "found.json"])
     assert result.exit_code == 1
-    rows = {row["name"]: row for row in json.loads((tmp_path / "found.json").read_text())}
-    assert [rows[n]["verdict"] for n in names] == ["ERROR", "NOT CAPTURABLE", "CAPTURABLE"]
-    assert "status 7" in rows[names[0]]["columns"]["replays"]["detail"]
-    assert rows[names[1]]["columns"]["replays"]["where"].startswith("mine.py:15: ")
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert (content["kind"], content["replays"]) == ("probe", 2)
+    found = {row["name"]: row for row in content["rows"]}
+    assert [found[n]["verdict"] for n in names] == ["ERROR", "NOT CAPTURABLE", "CAPTURABLE"]
+    assert "status 7" in found[names[0]]["columns"]["replays"]["detail"]
+    assert found[names[1]]["columns"]["replays"]["where"].startswith("mine.py:15: ")
     assert "item during capture (mine.py:15" in result.output
     assert runner.invoke(app, ["probe", "mine.py:double", "--replays", "2"]).exit_code == 0
 
@@ -210,6 +214,8 @@ def test_every_op_and_barrier_has_a_row():
     names = all_names()
     assert set(OPS) < set(names)
     assert "host barrier" in names
+    assert rows(WRONG) == [f"{WRONG}.{name}" for name in LABELS]
+    assert next(subjects(f"{WRONG}.baked_value", 2)).expected == "STALE"
     cases = list(subjects("all_gather.push", 2))
     assert [case.columns for case in cases] == [(), *[("replays",)] * (len(cases) - 1)]
 
