@@ -63,6 +63,9 @@ def record(
 
     def main(world: World) -> None:
         worlds[world.rank] = world
+        # As on a GPU: what is allocated from here on is not poisoned, which takes seconds where
+        # tensors are large, and touches memory that nobody needs.
+        world._heap.guard = 0
         with Installed(current_machine(), note):
             fn(world)
 

@@ -36,14 +36,14 @@ from .compile import compile_config, launches_of
 from .evaluate import Evaluator
 from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
 from .search import SEARCHES
-from .space import Job, Space, fields_text, jobs
+from .space import Job, Space, fields_text, jobs, spaces
 from .workers import Failure, Worker, serve
 
 __all__ = ["Place", "Progress", "Tuned", "tune"]
 
 _FINALISTS = 5
 _COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
-_MOST_COMPILERS = 8
+_MOST_COMPILERS = 14
 
 Progress = Callable[[str, int, int, str], None]  # job, done, of how many, best so far
 
@@ -96,13 +96,9 @@ def tune(
     found = jobs(op, problem, world)
     _check(budget, search, log, targets, timer)
     options = _Options(budget, search, log, seed, resume, progress)
-    done = []
-    for job in found:
-        for target in targets:
-            done.append(_compile_only(job, target, options))
-        if not targets:
-            done.append(_measure(job, place or Place("virtual"), timer, options))
-    return done
+    if not targets:
+        return _measure(found, place or Place("virtual"), timer, options)
+    return [each for target in targets for each in _compile_only(found, target, options)]
 
 
 def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Timer) -> None:
@@ -129,34 +125,43 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Ti
         )
 
 
-def _compile_only(job: Job, target: str, options: _Options) -> Tuned:
+def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tuned]:
     gpu = gpu_target(target)
-    space = Space.of(job, NUM_SMS, gpu.warp_size)
-    hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
-    info = _describe(job, space, f"compile {target}", hardware, options)
-    compilers = _compilers(job, target, os.cpu_count() or 1)
-    return _search(job, space, info, (compilers, None), target, "", options)
+    done = []
+    for number, space in spaces(found, NUM_SMS, gpu.warp_size).items():
+        job = found[number]
+        hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
+        info = _describe(job, space, f"compile {target}", hardware, options)
+        compilers = _compilers(job, target, os.cpu_count() or 1)
+        done.append(_search(job, space, info, (compilers, None), target, "", options))
+    return done
 
 
-def _measure(job: Job, place: Place, timer: Timer, options: _Options) -> Tuned:
-    measurer = Worker(serve_world(job, place, timer), _MEASURE_S)
+def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) -> list[Tuned]:
+    """All algorithms, one after the other, in one world."""
+    measurer = Worker(serve_world(found, place, timer), _MEASURE_S)
+    name = "graph replay" if timer is time_on_gpu else "synthetic"
+    done = []
     try:
         where = _where(measurer)
-        space = Space.of(job, where.num_sms, where.warp_size)
-        backend = f"{place.backend} {place.link}".strip()
-        info = _describe(job, space, backend, where.hardware, options)
-        compilers = _compilers(job, where.arch, max((os.cpu_count() or 2) - 1, 1))
-        name = "graph replay" if timer is time_on_gpu else "synthetic"
-        return _search(job, space, info, (compilers, measurer), where.target, name, options)
+        for number, space in spaces(found, where.num_sms, where.warp_size).items():
+            job = found[number]
+            backend = f"{place.backend} {place.link}".strip()
+            info = _describe(job, space, backend, where.hardware, options)
+            compilers = _compilers(job, where.arch, max((os.cpu_count() or 2) - 1, 1))
+            workers = compilers, measurer
+            done.append(_search(job, space, info, workers, where.target, name, options, number))
     finally:
         measurer.close()
+    return done
 
 
 def _search(
     job: Job, space: Space, info: RunInfo, workers: tuple[list[Worker], Worker | None],
-    target: str, timer: str, options: _Options,
+    target: str, timer: str, options: _Options, number: int = 0,
 ) -> Tuned:  # fmt: skip
     compilers, measurer = workers
+    busy_before = measurer.busy_s if measurer else 0.0
     known = cache.known_results(options.log, info.run_id) if options.resume else {}
     total = min(options.budget, len(space.configs))
     begin = time.monotonic()
@@ -166,21 +171,22 @@ def _search(
             best = f"{evaluator.best[1]:.4f} ms" if evaluator.best else ""
             options.progress(f"{job.op} on {target}", len(evaluator.times), total, best)
 
-        evaluator = Evaluator(recorder, compilers, measurer, known, timer, step)
+        evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, number)
         try:
             rng = random.Random(options.seed)
             SEARCHES[options.search](space, evaluator, options.budget, rng)
-            evaluator.measure_again(_FINALISTS)
+            evaluator.measure_again(_FINALISTS, space.configs[0])
         finally:  # Ctrl-C too: what was measured counts
             for worker in compilers:
                 worker.close()
             config, milliseconds = evaluator.best or (None, None)
             if milliseconds is not None:
                 cache.keep(job, config, milliseconds, target, f"{options.log} {info.run_id[:16]}")
+        busy = (measurer.busy_s - busy_before) / (time.monotonic() - begin) if measurer else 0.0
+        tried = len(evaluator.times)
         return Tuned(
-            job.op, target, info.run_id, len(evaluator.times), evaluator.failed, config,
-            milliseconds, measurer.busy_s / (time.monotonic() - begin) if measurer else 0.0,
-        )  # fmt: skip
+            job.op, target, info.run_id, tried, evaluator.failed, config, milliseconds, busy
+        )
 
 
 def _compilers(job: Job, target: str, count: int) -> list[Worker]:

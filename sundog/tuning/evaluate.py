@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..dataset.graph import IrGraphRecord
 from ..dataset.identity import config_json
 from ..dataset.writer import Recorder, Trial
 from ..errors import SundogError
@@ -30,7 +31,7 @@ class Evaluator:
     """`known`: configs, as JSON, that were tried before, and what they took.
 
     Without a measurer configs are compiled and no more; without compilers they are compiled where
-    they are measured.
+    they are measured. `job`: which of the measurer's jobs this is.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Evaluator:
         known: dict[str, float | None],
         timer: str,
         step: Callable[[], None] = lambda: None,
+        job: int = 0,
     ) -> None:
         self.times: dict[Any, float | None] = {}  # of all that was asked for
         self._recorder = recorder
@@ -49,8 +51,12 @@ class Evaluator:
         self._known = known
         self._timer = timer
         self._step = step
+        self._job = job
         self._trials: dict[Any, Trial] = {}
         self._compiled: dict[Any, Compiled] = {}
+        self._graphs: dict[str, IrGraphRecord] = {}  # by their keys
+        self._ir_ids: dict[str, str | None] = {}  # of those that were written
+        self._finalists: set[Any] = set()  # that were measured again
         self.failed = 0  # of those that were tried
         self._deaths = 0  # of the measurer, in a row
 
@@ -68,20 +74,23 @@ class Evaluator:
 
     @property
     def best(self) -> tuple[Any, float] | None:
-        """The config with the least time, and its milliseconds."""
-        timed = [(t, n) for n, t in enumerate(self.times.values()) if t is not None]
+        """The config with the least time, and its milliseconds; at the end, of the finalists."""
+        timed = {c: t for c, t in self.times.items() if t is not None}
+        timed = {c: t for c, t in timed.items() if c in self._finalists} or timed
         if not timed:
             return None
-        time, number = min(timed)
-        return list(self.times)[number], time
+        config = min(timed, key=lambda config: timed[config])
+        return config, timed[config]
 
-    def measure_again(self, count: int) -> None:
-        """The best few once more, in turns: this is what decides."""
+    def measure_again(self, count: int, default: Any) -> None:
+        """The best few once more, in turns: this is what decides. With them the default, which the
+        best is compared with."""
         timed = {c: t for c, t in self.times.items() if t is not None}
-        finalists = sorted(timed, key=lambda config: timed[config])[:count]
+        best = sorted(timed, key=lambda config: timed[config])[:count]
+        finalists = list(dict.fromkeys([*best, *({default} & set(timed))]))
         if self._measurer is None or len(finalists) < 2:
             return
-        self._measurer.submit(finalists)
+        self._measurer.submit((self._job, finalists))
         reply = self._measurer.wait()
         if isinstance(reply, Failure):
             reply = [Measured(failure=reply)] * len(finalists)
@@ -90,6 +99,7 @@ class Evaluator:
                 self._trials[config] = self._recorder.start(config, decorator=_text(config))
             self._end(config, measured)
             if measured.failure is None:
+                self._finalists.add(config)
                 self.times[config] = statistics.median(measured.samples_ms)
 
     # inside
@@ -102,7 +112,7 @@ class Evaluator:
             self._hand_out(to_compile, to_measure, generation)
             for worker, task, reply in finished(self._workers()):
                 if worker is self._measurer:
-                    self._measured(task[0], reply)
+                    self._measured(task[1][0], reply)
                 elif self._is_compiled(task, reply):
                     to_measure.append(task)
 
@@ -117,7 +127,8 @@ class Evaluator:
             if worker.task is None and to_compile:
                 worker.submit(self._start(to_compile.popleft(), generation))
         if self._measurer is not None and self._measurer.task is None and to_measure:
-            self._measurer.submit([self._start(to_measure.popleft(), generation)])
+            config = self._start(to_measure.popleft(), generation)
+            self._measurer.submit((self._job, [config]))
 
     def _start(self, config: Any, generation: int) -> Any:
         if config not in self._trials:
@@ -134,6 +145,7 @@ class Evaluator:
             self._done(config, None)
             return False
         self._compiled[config] = reply
+        self._graphs |= {key: graph for key, graph in reply.graphs.items() if graph is not None}
         if self._measurer is not None:
             return True
         self._trials[config].end("compiled", **self._facts(config))
@@ -167,7 +179,10 @@ class Evaluator:
         compiled = self._compiled.get(config)
         if compiled is None:
             return {}
-        ids = [self._recorder.add_graph(graph) for graph in compiled.graphs]
+        for key in compiled.graphs:
+            if key not in self._ir_ids:  # a graph is long: to look at it again takes 10 ms
+                self._ir_ids[key] = self._recorder.add_graph(self._graphs.pop(key))
+        ids = [self._ir_ids[key] for key in compiled.graphs]
         return {
             "compile_time_s": compiled.seconds,
             "metrics": compiled.metrics,

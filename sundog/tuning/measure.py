@@ -1,7 +1,10 @@
 """The world that measures: it takes configs from a pipe, one list after the other.
 
 Rank 0 hears the list and tells the others, so that all ranks try the same config; whether a result
-is right is what all ranks say together. Several configs in one list are timed in turns.
+is right is what all ranks say together. A config alone is timed in one go, which is quick; several
+in one list are timed in turns, with more samples.
+
+One world serves all algorithms of an op: opening one takes longer than measuring twenty configs.
 """
 
 from __future__ import annotations
@@ -14,8 +17,7 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
-from ..bench.timing import Times, Variant
-from ..bench.timing import measure as time_on_gpu
+from ..bench.timing import Times, Variant, measure
 from ..dataset.machine import hardware
 from ..errors import NotResident, WaitTimeout
 from ..exercise import expected_here, output
@@ -26,12 +28,19 @@ from ..world import World
 from .space import Job, fields_text
 from .workers import Body, Failure
 
-__all__ = ["WHERE", "Measured", "Place", "Timer", "Where", "serve_world", "time_on_gpu"]
+__all__ = [
+    "WHERE", "Measured", "Place", "Task", "Timer", "Where", "serve_world", "time_on_gpu",
+]  # fmt: skip
 
-Timer = Callable[[World, Sequence[Variant], int], list[Times]]
+Timer = Callable[[World, Sequence[Variant], int, int], list[Times]]  # samples, calls in each
+Task = tuple[int, list[Any]]  # which of the jobs, and its configs
 
 WHERE = "where"  # a task: what does the world run on?
 _POISON = 0x7B
+_MOST_SETS = 4
+_SAMPLE_S, _MOST_CALLS = 1e-3, 20  # a sample is about so long, but has no more calls
+# Roughly what a GPU of today does in a second: only to choose how many calls make a sample.
+_BYTES, _LINK_BYTES, _FLOPS, _LEAST_S = 4e12, 5e10, 7e14, 5e-6
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class Place:
     backend: str
     link: str = ""
     timeout: float = 10  # seconds of a wait in a kernel, fewer than a config may take
-    samples: int = 20
+    samples: int = 8
+    final_samples: int = 20  # of a finalist
 
 
 @dataclass(frozen=True)
@@ -70,31 +80,52 @@ class _Set:
     out: torch.Tensor
 
 
-def serve_world(job: Job, place: Place, timer: Timer = time_on_gpu) -> Body:
-    """A worker's body: opens the world, tells what it runs on, then answers lists of configs."""
+def time_on_gpu(world: World, variants: Sequence[Variant], samples: int, calls: int) -> list[Times]:
+    """One alone is measured in one go, several in turns."""
+    return measure(world, variants, samples, calls, in_a_row=len(variants) == 1)
+
+
+def serve_world(jobs: Sequence[Job], place: Place, timer: Timer = time_on_gpu) -> Body:
+    """A worker's body: opens the world, tells what it runs on, then answers tasks."""
 
     def body(pipe: Connection) -> None:
         def main(world: World) -> None:
-            _serve(world, pipe, job, place, timer)
+            _serve(world, pipe, jobs, place, timer)
 
-        run(main, job.size, place.backend, timeout=place.timeout, link=place.link)
+        run(main, jobs[0].size, place.backend, timeout=place.timeout, link=place.link)
 
     return body
 
 
-def _serve(world: World, pipe: Connection, job: Job, place: Place, timer: Timer) -> None:
-    with world.scope():
-        sets = _sets(world, job)
-        while True:
-            configs = world.broadcast_object(_next(pipe) if world.rank == 0 else None)
-            if configs is None:
-                return
-            if configs == WHERE:
-                reply: Any = _where(world)
-            else:
-                reply = _measure(world, job, configs, sets, place, timer)
-            if world.rank == 0:
-                pipe.send(reply)
+def _serve(world: World, pipe: Connection, jobs: Sequence[Job], place: Place, timer: Timer) -> None:
+    task = _hear(world, pipe)
+    while task is not None:
+        if task == WHERE:  # at once: configs are compiled while the inputs are made
+            _tell(world, pipe, _where(world))
+        job = jobs[0 if task == WHERE else task[0]]
+        with world.scope():
+            sets = _sets(world, job)
+            if task == WHERE:
+                task = _hear(world, pipe)
+            while task is not None and _same_inputs(jobs[task[0]], job):
+                _tell(world, pipe, _measure(world, jobs[task[0]], task[1], sets, place, timer))
+                task = _hear(world, pipe)
+
+
+def _hear(world: World, pipe: Connection) -> Any:
+    return world.broadcast_object(_next(pipe) if world.rank == 0 else None)
+
+
+def _tell(world: World, pipe: Connection, reply: Any) -> None:
+    if world.rank == 0:
+        pipe.send(reply)
+
+
+def _same_inputs(a: Job, b: Job) -> bool:
+    """Algorithms of one op have its functions for these."""
+    mine, other = a.module, b.module
+    same = mine.inputs is other.inputs and mine.reference is other.reference
+    return same and a.problem == b.problem
 
 
 def _next(pipe: Connection) -> Any:
@@ -123,8 +154,10 @@ def _measure(
             found[number] = Measured(failure=verdict)
         else:
             calls = [_call(plans[number], each) for each in sets]
-            variants[number] = Variant(fields_text(config), calls)
-    timed = timer(world, list(variants.values()), place.samples) if variants else []
+            variants[number] = Variant(fields_text(config), calls, ready=True)
+    samples = place.samples if len(configs) == 1 else place.final_samples
+    num_calls = _calls(job, place, len(sets))
+    timed = timer(world, list(variants.values()), samples, num_calls) if variants else []
     for number, times in zip(variants, timed, strict=True):
         # Behind a link rank 0 alone is measured; elsewhere an op is done when its last rank is.
         seconds = [ranks[0] for ranks in times.samples] if place.link else times.slowest
@@ -142,29 +175,42 @@ def _try(
         plans[number] = job.module.plan(world, job.problem, config)
     except ValueError as error:  # refused, on all ranks alike
         return Failure("error", f"{type(error).__name__}: {error}")
-    for each in sets:
-        each.out.view(-1).view(torch.uint8).fill_(_POISON)
-        world.barrier()
-        told = world.exchange(_wrong(world, plans[number], each), "verdict")
-        failures = [failure for failure in told if failure is not None]
-        if failures:
-            world.barrier()  # sets the flags back, if a wait ran out
-            return failures[0]
+    told = world.exchange(_wrong(world, plans[number], sets), "verdict")
+    failures = [failure for failure in told if failure is not None]
+    if failures:
+        world.barrier()  # sets the flags back, if a wait ran out
+        return failures[0]
     return None
 
 
-def _wrong(world: World, plan: Plan, each: _Set) -> Failure | None:
-    """What this rank says of one call."""
+def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | None:
+    """What this rank says of a call with each set, one right behind the other."""
+    for each in sets:
+        each.out.view(-1).view(torch.uint8).fill_(_POISON)
     try:
-        plan(*each.given, each.out)
+        for each in sets:
+            plan(*each.given, each.out)
         world.synchronize()
     except WaitTimeout as error:
         return Failure("timeout", str(error))
     except (NotResident, TritonError) as error:  # too many programs, or too much shared memory
         return Failure("error", f"{type(error).__name__}: {error}")
-    bad = int((each.out.view(each.want.shape) != each.want).sum().item())
-    text = f"rank {world.rank}: {bad} of {each.want.numel()} elements differ from the reference"
-    return Failure("accuracy_error", text) if bad else None
+    unequal = [(each.out.view(each.want.shape) != each.want).sum() for each in sets]
+    counts = torch.stack(unequal).tolist()  # one wait for all of them
+    for each, bad in zip(sets, counts, strict=True):
+        if bad:
+            text = f"{bad} of {each.want.numel()} elements differ from the reference"
+            return Failure("accuracy_error", f"rank {world.rank}: {text}")
+    return None
+
+
+def _calls(job: Job, place: Place, num_sets: int) -> int:
+    """How many make a sample: those of a large problem are long enough alone."""
+    cost = job.module.cost(job.problem)
+    seconds = max(cost.hbm_bytes * job.size / _BYTES, cost.flops * job.size / _FLOPS, _LEAST_S)
+    if place.link:
+        seconds = max(seconds, cost.link_bytes / _LINK_BYTES)
+    return max(num_sets, min(int(_SAMPLE_S / seconds), _MOST_CALLS))
 
 
 def _call(plan: Plan, each: _Set) -> Callable[[], Any]:
@@ -176,7 +222,7 @@ def _sets(world: World, job: Job) -> list[_Set]:
     count = 2
     if world.device.type == "cuda":
         moved = max(job.module.cost(job.problem).hbm_bytes * world.size, 1)
-        count = min(max(-(-2 * of(world.device).l2_bytes // moved), 2), 8)
+        count = min(max(-(-2 * of(world.device).l2_bytes // moved), 2), _MOST_SETS)
     sets = []
     for seed in range(count):
         given = job.module.inputs(world, job.problem, seed)

@@ -12,8 +12,10 @@ import torch
 
 from .. import fields
 from .. import op as ops
+from ..fused.gemm import Tiles
+from ..isa import NUM_SMS
 
-__all__ = ["Job", "Space", "jobs", "problem_of"]
+__all__ = ["Job", "Space", "fields_text", "jobs", "problem_of", "spaces"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Space:
     @staticmethod
     def of(job: Job, num_sms: int, warp_size: int = 32) -> Space:
         default = _for_warps(job.module.default(job.problem, num_sms), warp_size)
-        tried = [default, *job.module.space(job.problem)]
+        tried = [default, *(_for_sms(c, num_sms) for c in job.module.space(job.problem))]
         kept = [c for c in dict.fromkeys(tried) if _for_warps(c, warp_size) == c]
         reasons = {c: job.module.valid(job.problem, c) for c in kept}
         usable = tuple(config for config, reason in reasons.items() if reason is None)
@@ -103,6 +105,20 @@ class Space:
         return [sorted(set(column), key=lambda v: (str(type(v)), v)) for column in columns]
 
 
+def spaces(found: list[Job], num_sms: int, warp_size: int) -> dict[int, Space]:
+    """By the number of the job; without algorithms that refuse this problem, unless all do."""
+    usable = {}
+    reasons = []
+    for number, job in enumerate(found):
+        try:
+            usable[number] = Space.of(job, num_sms, warp_size)
+        except ValueError as error:
+            reasons.append(error)
+    if not usable:
+        raise reasons[0]
+    return usable
+
+
 def _steps(values: list[Any], value: Any) -> list[Any]:
     """The next smaller and the next larger number; of what has no order, all others."""
     at = values.index(value)
@@ -116,6 +132,19 @@ def _for_warps(config: Any, warp_size: int) -> Any:
     if hasattr(config, "threads_per_warp"):
         return dataclasses.replace(config, threads_per_warp=warp_size)
     return config
+
+
+def _for_sms(config: Any, num_sms: int) -> Any:
+    """As it must be on a rank that has a part of a GPU, where a program takes a whole SM.
+
+    A GEMM's does, and a space is written for all SMs of a GPU: programs and fetchers shrink alike.
+    """
+    if not isinstance(config, Tiles):
+        return config
+    names = ("programs", "fetchers", "first_fetchers")
+    asked = {name: getattr(config, name, 0) for name in names}
+    shrunk = {n: max(round(v * num_sms / NUM_SMS), 1) for n, v in asked.items() if v}
+    return dataclasses.replace(config, **shrunk)
 
 
 def fields_text(value: Any) -> str:
