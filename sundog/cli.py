@@ -222,6 +222,7 @@ def bench_op(
     axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,... may be repeated")] = None,
     world: Annotated[int, typer.Option(help="ranks")] = 8,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
     baseline: Annotated[str, typer.Option(help="names, with commas; default: all")] = "",
     samples: Annotated[int, typer.Option(help="per variant")] = 30,
     csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
@@ -239,7 +240,7 @@ def bench_op(
     from .bench import commands
 
     raise typer.Exit(
-        commands.op(op, axis or [], world, backend, baseline, samples, csv, json, plot)
+        commands.op(op, axis or [], world, backend, baseline, samples, csv, json, plot, link)
     )
 
 

@@ -21,25 +21,26 @@ __all__ = ["bound", "capture", "op", "trace"]
 
 def op(
     name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int,
-    csv_file: str, json_file: str, plot_file: str,
+    csv_file: str, json_file: str, plot_file: str, link: str = "",
 ) -> int:  # fmt: skip
     """Exit status: 1 if a result was wrong, 2 if nothing could be measured."""
     try:
-        rows, rates = bench(name, axes, size, backend, only, samples)
+        rows, rates = bench(name, axes, size, backend, only, samples, link)
     except (SundogError, ValueError) as error:
         print(f"sundog bench {name}: {error}", file=sys.stderr)
         return 2
-    results.print_rows(rows, size)
+    ranks = 1 if link else size  # that are measured
+    results.print_rows(rows, ranks)
     if json_file:
-        content = {"kind": "op", "op": name, "world": size, "backend": backend}
+        content = {"kind": "op", "op": name, "world": size, "backend": backend, "link": link}
         content |= {"machine": results.machine(), "rates": rates.as_json()}
         results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
     if csv_file:
-        _write_csv(csv_file, rows, size)
+        _write_csv(csv_file, rows, ranks)
     if plot_file:
-        from .plot import draw  # matplotlib is an extra
+        from . import link_plot, plot  # matplotlib is an extra
 
-        draw(plot_file, rows, size)
+        link_plot.draw(plot_file, rows, size) if link else plot.draw(plot_file, rows, size)
     return 1 if any(row.wrong for row in rows) else 0
 
 

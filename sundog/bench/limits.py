@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..op import Cost
 
-__all__ = ["Rates", "measure_rates", "seconds"]
+__all__ = ["Rates", "measure_rates", "seconds", "time_of"]
 
 _BYTES = 1 << 30
 _SAMPLES = 15
@@ -31,6 +31,7 @@ class Rates:
     fill: float
     read: float
     gemm: float  # bfloat16
+    link: float = 0.0  # from host memory, where peers are behind a link
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
@@ -54,14 +55,14 @@ def measure_rates(device: torch.device) -> Rates:
     left, right = (torch.randn(_GEMM, _GEMM, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = torch.empty_like(left)
     return Rates(
-        copy=2 * _BYTES / _time(lambda: b.copy_(a)),
-        fill=_BYTES / _time(b.zero_),
-        read=_BYTES / _time(lambda: _read[(programs,)](words, sink, words.numel(), BLOCK=4096)),
-        gemm=2 * _GEMM**3 / _time(lambda: torch.matmul(left, right, out=product)),
+        copy=2 * _BYTES / time_of(lambda: b.copy_(a)),
+        fill=_BYTES / time_of(b.zero_),
+        read=_BYTES / time_of(lambda: _read[(programs,)](words, sink, words.numel(), BLOCK=4096)),
+        gemm=2 * _GEMM**3 / time_of(lambda: torch.matmul(left, right, out=product)),
     )
 
 
-def _time(work: Callable[[], object]) -> float:
+def time_of(work: Callable[[], object]) -> float:
     """Median seconds of one call. Large, and alone on the GPU: events around it are enough."""
     work()
     torch.cuda.synchronize()

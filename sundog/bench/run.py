@@ -19,13 +19,14 @@ from rich.progress import Progress
 
 from .. import fields, knobs, target
 from ..choice import config_for
-from ..errors import SundogError
+from ..errors import NotResident, SundogError
 from ..exercise import expected_here, output
 from ..launch import GPU_HEAP
 from ..launch import run as run_ranks
 from ..op import BY_REQUEST, Cost, algorithms
 from ..world import World
 from . import limits
+from . import link as over_link
 from .baselines import BASELINES, Baseline
 from .timing import Times, Variant, measure
 
@@ -134,8 +135,9 @@ def _value(axis: str, word: str, kind: str) -> Any:
 
 
 def bench(
-    name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int
-) -> tuple[list[Row], limits.Rates]:
+    name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int,
+    link: str = "",
+) -> tuple[list[Row], limits.Rates]:  # fmt: skip
     """All cases of one op. `only`: baselines to compare with, by name; '' means all."""
     modules = algorithms(name)
     problems, choices = parse_axes(name, modules, axes, size)
@@ -144,12 +146,11 @@ def bench(
             "torch finds no GPU here. `sundog check` looks for errors on the CPU, "
             "and `sundog bench sim` times the simulator."
         )
-    known = BASELINES.get(name.partition(".")[0], {})
+    known = (over_link.BASELINES if link else BASELINES).get(name.partition(".")[0], {})
     chosen = {k: v for k, v in known.items() if not only or k in only.split(",")}
 
     def main(world: World) -> tuple[list[Row], limits.Rates]:
-        mine = limits.measure_rates(world.device) if world.rank == 0 else None
-        rates: limits.Rates = world.broadcast_object(mine)
+        rates: limits.Rates = world.broadcast_object(_rates(world, link))
         rows = []
         variants = len(problems) * (len(choices) + len(chosen))
         with _progress(world, variants * samples) as step:
@@ -160,8 +161,18 @@ def bench(
         return rows, rates
 
     most = max(next(iter(modules.values())).cost(problem).hbm_bytes for problem in problems)
-    rows, rates = run_ranks(main, size, backend, heap_size=_heap_size(most))[0]
+    rows, rates = run_ranks(main, size, backend, heap_size=_heap_size(most), link=link)[0]
     return rows, rates
+
+
+def _rates(world: World, link: str) -> limits.Rates | None:
+    """Rank 0's, for all."""
+    if world.rank != 0:
+        return None
+    rates = limits.measure_rates(world.device)
+    if link:
+        rates = dataclasses.replace(rates, link=over_link.link_rate(world.device))
+    return rates
 
 
 def _heap_size(nbytes: int) -> int:
@@ -201,17 +212,20 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     checked = [(e, _wrong(world, op, problem, e, sets)) for e in ready if e is not None]
     good = [each for each, wrong in checked if not wrong]
     timed = measure(world, [e.variant for e in good], common.samples, step=common.step)
+    if common.rates.link:  # the passive ranks' times mean nothing
+        timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}
-    return [
+    rows = [
         dataclasses.replace(each.row, wrong=wrong, times=found.get(id(each)))
         for each, wrong in checked
     ]
+    return over_link.limited(rows, common.rates) if common.rates.link else rows
 
 
 def _own(
     world: World, common: _Bench, problem: Any, choice: Choice, sets: list[Any], blank: Row
 ) -> _Ready | None:
-    """A plan of ours; None, and a word about it, where the config does not fit the problem."""
+    """A plan of ours; None, and a word about it, where the config fits not the problem or GPU."""
     algo, change = choice
     module = common.modules[algo]
     name = f"{common.name.partition('.')[0]}.{algo}" if algo else common.name
@@ -228,11 +242,18 @@ def _own(
     def call(inputs: tuple, out: torch.Tensor) -> Callable[[], Any]:
         return lambda: plan(*inputs, out)
 
+    calls = [call(*each) for each in sets]
+    try:
+        calls[0]()
+    except NotResident as error:  # on every rank alike
+        if world.rank == 0:
+            print(f"not run: {name} {config}: {error}".partition("\n")[0], file=sys.stderr)
+        return None
     programs = getattr(config, "programs", 0)
     row = dataclasses.replace(
         blank, variant=algo or "sundog", config=str(config), programs=programs
     )
-    return _Ready(row, Variant(f"{name} {config}", [call(*each) for each in sets]))
+    return _Ready(row, Variant(f"{name} {config}", calls))
 
 
 def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
@@ -263,7 +284,8 @@ def _wrong(world: World, op: ModuleType, problem: Any, ready: _Ready, sets: list
                 raise
             failed = str(error).partition("\n")[0]  # torch does not do this here
         world.barrier()
-        bad += int((out != expected).sum().item())
+        if not world.passive:  # whose stand-in computes nothing
+            bad += int((out != expected).sum().item())
     everyone = world.exchange((bad, failed), "comparison")
     total = sum(number for number, _ in everyone)
     reasons = [reason for _, reason in everyone if reason]

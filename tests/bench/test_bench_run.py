@@ -46,9 +46,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(bench.target, "of", lambda _: SimpleNamespace(key="none", l2_bytes=1 << 12))
     monkeypatch.setattr(limits, "measure_rates", lambda _: Rates(4e12, 2e12, 5e12, 8e14))
 
-    def run_ranks(main: Any, size: int, backend: str, heap_size: int) -> list:
+    def run_ranks(main: Any, size: int, backend: str, heap_size: int, link: str) -> list:
         assert heap_size == 0  # these problems are small
-        return sundog.run(main, size, backend="sim")
+        return sundog.run(main, size, backend="sim", link=link)
 
     monkeypatch.setattr(bench, "run_ranks", run_ranks)
     return told
@@ -139,6 +139,26 @@ def test_torch_distributed_gives_the_same_answers(op: str, tmp_path: Path) -> No
         return _on_gloo(world, op, str(tmp_path))
 
     assert sundog.run(main, 2, backend="shm") == [True, True]
+
+
+def test_over_a_link_rank_0_alone_counts(
+    simulated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.over_link, "link_rate", lambda _: 3e8)
+    axes = ["m=24,192", "n=16", "k=96"]
+    rows, rates = bench.bench("all_gather_matmul", axes, 3, "virtual", "", 5, "pcie")
+    assert rates.link == 3e8
+    assert not any(row.wrong for row in rows)
+    gemm = [row.times.median for row in rows if row.variant == "cuBLAS alone" and row.times]
+    assert len(gemm) == 2
+    for row in rows:
+        assert row.times is not None
+        assert [len(ranks) for ranks in row.times.samples] == [1] * 5
+        crossing = row.cost.link_bytes / 3e8
+        assert row.limit in [max(crossing, each) for each in gemm]
+    small, *_, large = (row.limit for row in rows)
+    assert small in gemm  # the product takes longer
+    assert large == 192 * 96 // 3 * 2 * 2 / 3e8
 
 
 def test_files(simulated: list[str], tmp_path: Path) -> None:
