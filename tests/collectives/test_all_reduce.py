@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 import sundog
-from sundog import testing
+from sundog import Sim, testing
 from sundog.collectives import reduction
 from sundog.collectives.all_reduce import Problem
-from sundog.errors import RankMismatch
+from sundog.errors import RankMismatch, WaitTimeout
 from sundog.op import algorithms, find
 
 from .gloo import gloo
@@ -21,13 +22,14 @@ from .reducing import BOTH_KINDS, exact, oracle, random
 
 Run = Callable[..., list]
 ALGOS = tuple(algorithms("all_reduce"))
-SAME_BITS = ("one_shot", "two_shot")
+SAME_BITS = ("one_shot", "two_shot", "low_latency")
 IN_PLACE = tuple(algo for algo in ALGOS if algo != "atomic")
 
 
 def small(algo: str, block: int = 64, programs: int = 2) -> Any:
     """A config that makes several tiles and programs of a small problem."""
-    return find(f"all_reduce.{algo}").Config(block=block, programs=programs)
+    kind = find(f"all_reduce.{algo}").Config
+    return kind(block) if algo == "low_latency" else kind(block, programs)
 
 
 def takes(algo: str, problem: Problem) -> bool:
@@ -62,7 +64,7 @@ def test_every_algorithm_gives_the_exact_answer(run: Run, size: int) -> None:
     for number, (numel, dtype, op) in enumerate(cases):
         want = oracle(op, [exact(100 * number + rank, numel, dtype) for rank in range(size)])
         for rank, result in enumerate(results):
-            assert set(result[number]) >= set(SAME_BITS)
+            assert set(result[number]) >= set(SAME_BITS[: 2 + (dtype.itemsize <= 4)])
             for algo, out in result[number].items():
                 assert torch.equal(out, want), (algo, rank, numel, dtype, op)
 
@@ -75,11 +77,13 @@ def test_every_dtype_and_operator(run: Run, dtype: torch.dtype) -> None:
 
     def main(world: sundog.World) -> list[torch.Tensor]:
         x = make(world.rank, 71, dtype).to(world.device)
-        return [world.all_reduce(x, op, config=small("one_shot")).cpu() for op in ops]
+        algos = [a for a in SAME_BITS[::2] if takes(a, Problem(71, dtype, 3))]
+        given = [(op, a) for a in algos for op in ops]
+        return [world.all_reduce(x, op, algo=a, config=small(a)).cpu() for op, a in given]
 
     parts = [make(rank, 71, dtype) for rank in range(3)]
     for result in run(main, 3):
-        for op, out in zip(ops, result, strict=True):
+        for op, out in zip(ops * (len(result) // len(ops)), result, strict=True):
             # as bytes: a true of 2 would be equal to one of 1
             same = torch.equal(out.view(torch.uint8), oracle(op, parts).view(torch.uint8))
             assert same, op
@@ -199,16 +203,59 @@ def test_the_checker_finds_nothing(algo: str) -> None:
 
 
 @pytest.mark.sim_only
-def test_one_shot_needs_only_two_halves() -> None:
-    """Ten calls in a row with nothing between: a half that is reused too early would be a race."""
+@pytest.mark.parametrize("algo", ["one_shot", "low_latency"])
+def test_two_halves_are_enough(algo: str) -> None:
+    """Six calls in a row with nothing between: a half that is reused too early would be a race."""
 
     def main(world: sundog.World) -> list[float]:
         x = [torch.full((3,), float(number + world.rank)) for number in range(6)]
-        outs = [world.all_reduce(each, algo="one_shot") for each in x]
+        outs = [world.all_reduce(each, algo=algo) for each in x]
         return [out[1].item() for out in outs]
 
-    report = testing.check(main, 3, schedules=10)
+    report = testing.check(main, 3, schedules=5)
     assert report.results == [[3 * n + 3.0 for n in range(6)]] * 3
+
+
+@pytest.mark.parametrize("before", [(1 << 31) - 2, (1 << 32) - 2])
+def test_low_latency_passes_the_end_of_32_bits(run: Run, before: int) -> None:
+    """A word has 32 bits of the epoch: no old one may be taken for a new one where they wrap."""
+
+    def main(world: sundog.World) -> list[float]:
+        module, problem = find("all_reduce.low_latency"), Problem(3, torch.float32, 2)
+        plan = module.plan(world, problem, module.Config())
+        boxes, epochs = plan.workspaces
+        epochs.fill_(before)
+        last = torch.tensor([before, before - 1]).view(2, 1, 1) << 32  # even epochs are the first
+        boxes.copy_(last.to(boxes.device))
+        world.barrier()
+        x = [torch.full((3,), float(n + world.rank), device=world.device) for n in range(5)]
+        return [plan(each, torch.empty_like(each))[1].item() for each in x]
+
+    assert run(main, 2) == [[2 * n + 1.0 for n in range(5)]] * 2
+
+
+def test_a_late_rank_is_named_by_low_latency(run: Run, backend: str) -> None:
+    def main(world: sundog.World) -> str:
+        module, problem = find("all_reduce.low_latency"), Problem(300, torch.bfloat16, 3)
+        plan = module.plan(world, problem, module.Config())
+        x = torch.ones(300, dtype=torch.bfloat16, device=world.device)
+        if world.rank != 1:
+            plan(x, torch.empty_like(x))
+        told = ""
+        try:
+            world.synchronize()
+        except WaitTimeout as error:
+            told = str(error)
+        with suppress(WaitTimeout):
+            world.barrier()
+        assert plan(x, torch.empty_like(x))[7].item() == 3  # goes on
+        return told
+
+    told = run(main, 3, **({"sim": Sim(expire=True)} if backend == "sim" else {"timeout": 2}))
+    assert not told[1]
+    for rank in (0, 2):
+        assert "all_reduce.boxes" in told[rank], told[rank]
+        assert "to reach 1, saw 0; rank 1 owes" in told[rank], told[rank]
 
 
 def test_in_a_group(run: Run) -> None:
@@ -277,7 +324,10 @@ BAD = [
     ({"x": torch.zeros(4, 4).t()}, r"x of shape \(4, 4\).*not contiguous"),
     ({"out": torch.zeros(5)}, "out has 5 elements of torch.float32, expected 4"),
     ({"out": torch.zeros(4, dtype=torch.float64)}, "4 elements of torch.float64"),
-    ({"algo": "best"}, "algo 'best' is not known; there are: auto, one_shot, two_shot"),
+    (
+        {"algo": "best"},
+        "algo 'best' is not known; there are: auto, one_shot, low_latency, two_shot",
+    ),
     ({"algo": "one_shot", "config": find("all_reduce.one_shot").Config(block=48)}, "block 48"),
     ({"algo": "atomic", "x": X, "out": X}, "atomic adds up in out, so out=x is not possible"),
     ({"algo": "atomic", "op": "max"}, "atomic can only sum, not max"),
