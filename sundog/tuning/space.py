@@ -143,7 +143,8 @@ def _for_sms(config: Any, num_sms: int) -> Any:
         return config
     names = ("programs", "fetchers", "first_fetchers")
     asked = {name: getattr(config, name, 0) for name in names}
-    shrunk = {n: max(round(v * num_sms / NUM_SMS), 1) for n, v in asked.items() if v}
+    share = num_sms / NUM_SMS
+    shrunk: dict[str, Any] = {n: max(round(v * share), 1) for n, v in asked.items() if v}
     return dataclasses.replace(config, **shrunk)
 
 
