@@ -43,8 +43,10 @@ OPS = {
     "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
     "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
     "matmul_reduce_scatter.push": "sundog.fused.matmul_reduce_scatter",
+    "matmul_reduce_scatter.barrier": "sundog.fused.matmul_reduce_scatter_barrier",
     "matmul_all_reduce.one_shot": "sundog.fused.matmul_all_reduce_one_shot",
     "matmul_all_reduce.two_shot": "sundog.fused.matmul_all_reduce_two_shot",
+    "matmul_all_reduce.barrier": "sundog.fused.matmul_all_reduce_barrier",
 }
 BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
 SHAPE = (

@@ -143,7 +143,7 @@ def _plan(
 
 
 def agreed(
-    world: World, op: str, problem: Any, options: Options, staged: NamedTuple
+    world: World, op: str, problem: Any, options: Options, staged: tuple[bool, ...]
 ) -> tuple[ModuleType, Any, str]:
     """The choice, once all ranks have made the same one; where they differ, or it is wrong, why."""
     refused: str | None = None

@@ -219,16 +219,18 @@ def _sharded(
     if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
         kind = gemm.VIEW
     distance = (buffer.data_ptr() - a.data_ptr()) // a.itemsize
-    apart, *strides = buffer.stride()
-    given = fetching.Sharded(*tiles.view(a), buffer, *strides, apart, int(distance < 0))
+    apart, rows_apart, cols_apart = buffer.stride()
+    given = fetching.Sharded(
+        *tiles.view(a), buffer, rows_apart, cols_apart, apart, int(distance < 0)
+    )
     if kind == gemm.VIEW:
         return given, None, kind
     # Which (own or staged), the other rank, and a shard: TMA takes any distance between two.
-    order = slice(None) if kind == gemm.ROWS else slice(None, None, -1)
-    shape = [2, max(1, buffer.shape[0]), *a.shape[order]]
-    steps = [abs(distance) or apart, apart, *a.stride()[order]]
-    base = buffer if distance < 0 else a
-    return given, TensorDescriptor(base, shape, steps, [1, 1, *block[order]]), kind
+    rows = a if kind == gemm.ROWS else a.T
+    shape = [2, max(1, buffer.shape[0]), *rows.shape]
+    steps = [abs(distance) or apart, apart, *rows.stride()]
+    box = [1, 1, *(block if kind == gemm.ROWS else block[::-1])]
+    return given, TensorDescriptor(buffer if distance < 0 else a, shape, steps, box), kind
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:

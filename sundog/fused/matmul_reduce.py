@@ -15,7 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..collectives.call import agreed
 from ..device import tiles, trace
+from ..op import Plan, find
 from . import gemm
 from .call import Options, call, check_matrices, fitting
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from ..world import World
 
 __all__ = [
-    "STRIP", "Config", "Constants", "Problem", "call_op", "constants", "default_of", "given",
-    "inputs", "product", "space", "sum_of", "total", "valid",
+    "STRIP", "Config", "Constants", "Problem", "call_op", "collective", "constants", "default_of",
+    "given", "inputs", "product", "space", "sum_of", "total", "valid", "valid_unfused",
 ]  # fmt: skip
 
 
@@ -49,6 +51,17 @@ def valid(problem: Problem, config: Config) -> str | None:
     if config.programs < 1:
         return f"programs {config.programs}: at least one must do the work"
     return gemm.valid(config, problem.dtype)
+
+
+def valid_unfused(problem: Problem, config: Config) -> str | None:
+    """Of the algorithms that round the sum before anything is added to it."""
+    wanted = problem.out_dtype or problem.dtype
+    if problem.has_bias or problem.activation or wanted != problem.dtype:
+        return (
+            f"bias, activation {problem.activation!r} or output {wanted} would come behind a sum "
+            f"that is rounded to {problem.dtype}"
+        )
+    return valid(problem, config)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -115,6 +128,14 @@ def call_op(
     problem = Problem(m, shape[1], k, a.dtype, world.size, bias is not None, activation, dtype)
     tensors = (a, b) if bias is None else (a, b, bias)
     return call(world, op, problem, tensors, out, options)
+
+
+def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
+    """A plan of a collective, with the algorithm and config that a call of it would choose."""
+    problem = find(op).Problem(numel, dtype, world.size)
+    module, config, _ = agreed(world, op, problem, Options(), ())
+    made: Plan = module.plan(world, problem, config)
+    return made
 
 
 # Rows that are added at a time: a whole tile, of several ranks, would not fit the registers.

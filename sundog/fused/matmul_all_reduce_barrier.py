@@ -1,0 +1,53 @@
+"""GEMM, then all-reduce: the baseline. Wins where K is short and a tile is soon computed.
+
+The bits are those of the fused kernels. No bias, no activation, and no other type of the output:
+they belong behind the sum, which is rounded here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..op import Plan, agree
+from . import gemm, matmul_all_reduce, matmul_reduce
+from .matmul_all_reduce import cost, reference
+from .matmul_reduce import Config, Problem, inputs, space
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+OP = "matmul_all_reduce.barrier"
+
+valid = matmul_reduce.valid_unfused
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return matmul_reduce.default_of(problem, problem.m, num_sms)
+
+
+def cases(size: int) -> list[Problem]:
+    return matmul_all_reduce.cases(size)[:1]
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate the partial, and plan the collective. The plan takes any a, b; a symmetric out."""
+    agree(world, OP, problem, config, valid(problem, config))
+    partial = world.empty((problem.m, problem.n), problem.dtype, f"{OP}.partial")
+    numel = problem.m * problem.n
+    then = matmul_reduce.collective(world, "all_reduce", numel, problem.dtype)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        gemm.matmul(a, b, partial, None, None, config, config.programs)
+        flat = out.is_contiguous()
+        then.launch(partial.view(-1), (out if flat else partial).view(-1))
+        return out if flat else out.copy_(partial)
+
+    return Plan(world, problem, config, (partial, *then.workspaces), launch)

@@ -1,0 +1,55 @@
+"""GEMM, then reduce-scatter: the baseline. Wins where K is short and a tile is soon computed.
+
+The bits are those of the fused kernel. No bias, no activation, and no other type of the output:
+they belong behind the sum, which is rounded here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..op import Plan, agree
+from . import gemm, matmul_reduce, matmul_reduce_scatter
+from .matmul_reduce import Config, Problem, inputs, space
+from .matmul_reduce_scatter import cost, reference
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+OP = "matmul_reduce_scatter.barrier"
+
+valid = matmul_reduce.valid_unfused
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return matmul_reduce.default_of(problem, problem.m, num_sms)
+
+
+def cases(size: int) -> list[Problem]:
+    return matmul_reduce_scatter.cases(size)[:1]
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate the partial, and plan the collective. The plan takes any a, b and out."""
+    agree(world, OP, problem, config, valid(problem, config))
+    shape = problem.m, problem.n
+    partial = world.empty(shape, problem.dtype, f"{OP}.partial")
+    numel = problem.m // problem.size * problem.n
+    then = matmul_reduce.collective(world, "reduce_scatter", numel, problem.dtype)
+    spare = torch.empty(numel, dtype=problem.dtype, device=world.device)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        gemm.matmul(a, b, partial, None, None, config, config.programs)
+        flat = out.is_contiguous()
+        then.launch(partial.view(-1), out.view(-1) if flat else spare)
+        return out if flat else out.copy_(spare.view(out.shape))
+
+    return Plan(world, problem, config, (partial, *then.workspaces), launch)
