@@ -1,11 +1,7 @@
-"""What a graph saves: many small all-reduces captured, called one by one, and as empty kernels.
-
-Not run yet: written without the GPU that it is for.
-"""
+"""What a graph saves: many small all-reduces captured, called one by one, and as empty kernels."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +23,10 @@ CALLS = 50
 
 @dataclass(frozen=True)
 class Figures:
-    """Per call: of the GPU's work in graphs, and of the wall clock with and without a graph."""
+    """Per call."""
 
-    graphs: list[Times]
-    eager_seconds: float
-    replay_seconds: float
+    graphs: list[Times]  # the GPU's work alone, in graphs
+    wall: list[Times]  # by the clock on the wall: of the host alone, and until all has ended
 
 
 def bench_capture(size: int, backend: str, nbytes: int = 8192, samples: int = 30) -> Figures:
@@ -60,8 +55,8 @@ def _measure(world: World, nbytes: int, samples: int) -> Figures:
     with world.capture() as graph:
         _repeat(call)
     graph.replay()  # the first one loads it
-    eager = _wall(world, lambda: _repeat(call), samples)
-    return Figures(graphs, eager, _wall(world, graph.replay, samples))
+    eager = _wall(world, "called", lambda: _repeat(call), samples)
+    return Figures(graphs, eager + _wall(world, "replayed", graph.replay, samples))
 
 
 def _repeat(call: Callable[[], Any]) -> None:
@@ -69,17 +64,23 @@ def _repeat(call: Callable[[], Any]) -> None:
         call()
 
 
-def _wall(world: World, work: Callable[[], None], samples: int) -> float:
-    """Median seconds per call, on the slowest rank, from the first launch to the last end."""
+def _wall(world: World, name: str, work: Callable[[], None], samples: int) -> list[Times]:
+    """From the first launch until the host is free again, and until the last one has ended."""
     mine = []
     for _ in range(samples):
         world.barrier()
         begin = time.perf_counter()
         work()
+        launched = time.perf_counter()
         world.synchronize()
-        mine.append((time.perf_counter() - begin) / CALLS)
+        ended = time.perf_counter()
+        mine.append(((launched - begin) / CALLS, (ended - begin) / CALLS))
     everyone = world.exchange(mine, "times")
-    return statistics.median(max(ranks) for ranks in zip(*everyone, strict=True))
+    by_sample = list(zip(*everyone, strict=True))
+    return [
+        Times(f"{name}, {until}", [[rank[place] for rank in ranks] for ranks in by_sample])
+        for place, until in enumerate(("host", "end"))
+    ]
 
 
 @triton.jit
