@@ -41,7 +41,7 @@ def stand_in(world: World, ready: torch.Tensor, done: torch.Tensor, epochs: torc
 @triton.jit(do_not_specialize=["num_ready", "num_done"])
 def _stand_in_kernel(
     ready, done, epochs, ctx, num_ready, num_done, SIZE: tl.constexpr, LANES: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     epoch = tl.load(epochs) + 1
     rank = tl.load(ctx + context.RANK)
     lane = tl.arange(0, LANES)
