@@ -127,6 +127,7 @@ def test_reading_across_the_link_has_the_speed_of_the_link():
     assert 20e9 < rate < 150e9, f"{rate / 1e9:.1f} GB/s"
 
 
+@pytest.mark.alone
 def test_worlds_with_a_link_leak_nothing():
     def main(world: World) -> tuple[int, int]:
         world.all_gather(world.randn((100,)))

@@ -264,6 +264,7 @@ def test_captured_graphs_replay(run, size):
 
 
 @on_gpu
+@pytest.mark.alone
 def test_a_hundred_worlds_leak_nothing(run):
     def main(world: World) -> tuple[int, int]:
         gather(world, 100, 1, 1, torch.float32, 6)

@@ -1,0 +1,78 @@
+"""What scripts/gpu-check runs, in which order, and what may run at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["BENCHMARKS", "STAGES", "Part"]
+
+
+@dataclass
+class Part:
+    """One run of pytest."""
+
+    name: str
+    backend: str
+    paths: list[str]
+    processes: int = 1  # pytest processes that are the ranks, under MPS where it is installed
+    link: str = ""
+    marks: str = "not alone"
+    outcomes: dict[str, dict] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def count(self, outcome: str) -> int:
+        return sum(record["outcome"] == outcome for record in self.outcomes.values())
+
+
+def _tests(names: str) -> list[str]:
+    return [f"tests/{name}.py" for name in names.split()]
+
+
+WORLD = _tests(
+    "test_device_signal test_torch_state test_bad_input test_examples test_world test_groups "
+    "test_device_memory test_leaving"
+)
+MOVES = _tests(
+    "collectives/test_all_gather collectives/test_all_to_all collectives/test_moves "
+    "collectives/test_barrier collectives/test_call"
+)
+SUMS = _tests(
+    "collectives/test_all_reduce collectives/test_reduce collectives/test_reduce_scatter "
+    "collectives/test_reduction"
+)
+GATHERED = _tests("fused/test_all_gather_matmul")
+FUSED = _tests("fused/test_gemm fused/test_matmul_reduce fused/test_tile_views")
+STRESS = ["tests/test_stress.py"]
+
+# In the stages one after the other, the parts of a stage side by side: processes that share a GPU
+# without MPS take turns, which is slow for kernels and hardly seen where hosts do most of the work.
+STAGES = [
+    [
+        Part("gpu", "virtual", ["tests/gpu", "tests/test_heap.py"]),
+        Part("world", "virtual", WORLD),
+        Part("moves", "virtual", MOVES),
+        Part("sums", "virtual", SUMS),
+        Part("gathered", "virtual", GATHERED),
+        Part("fused", "virtual", FUSED),
+        Part("graphs", "virtual", _tests("test_capture test_streams test_gpu_graph test_seam")),
+        Part(
+            "gluon", "virtual", [*_tests("test_gluon_all_gather test_gluon_device"), "tests/tune"]
+        ),
+        Part("probe", "virtual", ["tests/probe"]),
+        Part("pcie", "virtual", [*WORLD, "tests/test_link.py"], link="pcie"),
+        Part("stress", "virtual", STRESS),
+        Part("sim", "sim", [*STRESS, "tests/gpu", "tests/traces"]),
+    ],
+    # What reads how much memory of the GPU is free.
+    [Part("alone", "virtual", ["tests/gpu"], marks="alone")],
+    [Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *MOVES, *SUMS], 2, marks="")],
+    [Part("symm3", "symm", [*MOVES, *SUMS, *GATHERED, *FUSED], 3, marks="")],
+    [Part("symm4", "symm", ["tests/gpu", *WORLD, *STRESS], 4, marks="")],
+]
+AXES = ["--axis", "dtype=bfloat16", "--axis", "numel=4096,65536,1048576,16777216"]
+BENCHMARKS = {  # file in the folder, and the words behind `sundog bench`
+    "bound": ["bound", "--world", "2,8"],
+    "capture": ["capture", "--world", "8"],
+    "all-gather-8": ["all_gather", "--world", "8", *AXES],
+    "trace": ["trace", "all_gather_matmul.hbm_buffer", "--problem", "m=4096,n=3584,k=8192"],
+}
