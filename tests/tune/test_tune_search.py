@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sundog.tuning.search import SEARCHES, exhaustive, pattern, random_search
-from sundog.tuning.space import Job, Space, fields_text, jobs, problem_of
+from sundog.tuning.space import Job, Space, fields_text, jobs, problem_of, spaces
 
 from . import toy_op
 
@@ -144,6 +144,27 @@ def test_the_space_is_what_the_op_takes_with_its_default_first() -> None:
     empty = Job("toy", toy_op, dataclasses.replace(job.problem, numel=0), 2)
     with pytest.raises(ValueError, match="no config to try: numel 0: there is nothing to double"):
         Space.of(empty, 16)
+
+
+def test_a_fused_space_shrinks_to_the_sms_of_a_rank() -> None:
+    problem = "m=4096,n=3584,k=8192,dtype=bfloat16"
+    for job in jobs("all_gather_matmul", problem, 8):
+        whole, part = Space.of(job, 132).configs, Space.of(job, 16).configs
+        assert {c.programs for c in whole[1:]} == {132}
+        assert {c.programs for c in part[1:]} == {16}, "more of them are refused by the plan"
+        assert len(set(part)) == len(part) > 20
+        if hasattr(part[0], "fetchers"):
+            assert {c.fetchers for c in part} <= {1, 2, 3, 4, 8, 16}
+            assert len(part) < len(whole), "what has become the same is tried once"
+
+
+def test_an_algorithm_that_refuses_the_problem_is_left_out() -> None:
+    found = jobs("all_reduce", "numel=268435456,dtype=bfloat16,op=sum", 8)
+    left = [found[number].op for number in spaces(found, 16, 32)]
+    assert "all_reduce.two_shot" in left
+    assert "all_reduce.one_shot" not in left
+    with pytest.raises(ValueError, match="takes up to"):
+        spaces([job for job in found if job.op == "all_reduce.one_shot"], 16, 32)
 
 
 def test_an_op_is_tuned_by_algorithm() -> None:
