@@ -129,9 +129,50 @@ def _trace_cost(content: dict[str, Any]) -> tuple[str, str]:
     return f"What trace points cost: {content['title']}, {place}", "\n".join(lines)
 
 
+def _capture(content: dict[str, Any]) -> tuple[str, str]:
+    """Over empty kernels: what an op costs a graph besides being one more kernel."""
+    ranks = content["world"]
+    graphs = [_times(each) for each in content["graphs"]]
+    empty = next(times.median for times in graphs if times.name == "empty")
+    lines = [_row(["in a graph of 50", "median per call", "over empty"]), _row(["---"] * 3)]
+    for times in graphs:
+        over = times.median - empty
+        lines.append(_row([times.name, _micro(times.median, 2), _micro(over, 2)]))
+    lines += ["", _row(["by the clock on the wall", "median per call"]), _row(["---"] * 2)]
+    for times in map(_times, content["wall"]):
+        lines.append(_row([times.name, _micro(times.median)]))
+    title = f"All-reduce of {content['nbytes']:,} bytes in graphs, {ranks} ranks"
+    note = "`host`: until the host is free again; `end`: until the GPU is done."
+    if content["backend"] == "virtual":
+        note += f" One host makes the calls of all {ranks} ranks."
+    return f"{title} on `{content['backend']}`", f"{note}\n\n" + "\n".join(lines)
+
+
+def _probe(content: dict[str, Any]) -> tuple[str, str]:
+    """`expected` is CAPTURABLE, or the label that a wrong op had before it was probed."""
+    rows = content["rows"]
+    columns = list(dict.fromkeys(column for row in rows for column in row["columns"]))
+    head = ["op", "expected", "verdict", *columns]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for row in rows:
+        marks = [_mark(row["columns"].get(column)) for column in columns]
+        lines.append(_row([row["name"], row["expected"], row["verdict"], *marks]))
+    good = sum(row["verdict"] == row["expected"] for row in rows)
+    text = (
+        f"{good} of {len(rows)} verdicts as expected. {content['replays']} replays in the "
+        "first column, a quarter of that in the others, each with new data; every bit compared.\n\n"
+    )
+    where = f"{content['world']} ranks on `{content['backend']}`"
+    return f"Probe of graph capture, {where}", text + "\n".join(lines)
+
+
+def _mark(cell: dict[str, Any] | None) -> str:
+    return "" if cell is None else {"CAPTURABLE": "ok"}.get(cell["verdict"], cell["verdict"])
+
+
 _SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
     "op": _op, "bound": _bound, "checks": _checks, "table": _table, "trace": _trace,
-    "trace_cost": _trace_cost,
+    "trace_cost": _trace_cost, "capture": _capture, "probe": _probe,
 }  # fmt: skip
 
 
@@ -140,8 +181,8 @@ def _times(content: dict[str, Any]) -> Times:
     return Times(content["name"], samples)
 
 
-def _micro(seconds: float) -> str:
-    return f"{1e6 * seconds:.1f} us"
+def _micro(seconds: float, digits: int = 1) -> str:
+    return f"{1e6 * seconds:.{digits}f} us"
 
 
 def _row(cells: list[str]) -> str:

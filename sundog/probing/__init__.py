@@ -29,7 +29,7 @@ from ..world import World
 from .columns import COLUMNS, run_column
 from .data import Observed, Subject, Tensors, as_tuple
 
-__all__ = ["VERDICTS", "Cell", "Row", "Subject", "probe", "probe_subject"]
+__all__ = ["VERDICTS", "Cell", "Row", "Subject", "defaults", "probe", "probe_subject"]
 
 CAPTURABLE, NOT_CAPTURABLE, STALE, WRONG, HANGS, ERROR = VERDICTS = (
     "CAPTURABLE", "NOT CAPTURABLE", "STALE", "WRONG", "HANGS", "ERROR",
@@ -112,8 +112,7 @@ def probe_subject(
     subject: Subject, world: int = 2, backend: str = "", replays: int = 0, seed: int = 0
 ) -> Row:
     """All columns, until one shows that the subject is not capturable."""
-    name = backend or knobs.backend.get() or ("virtual" if has_gpu() else "sim")
-    many = replays or (_GPU_REPLAYS if name in ("virtual", "symm") else _SIM_REPLAYS)
+    name, many = defaults(backend, replays)
     row = Row(subject.name, subject.expected)
     for place, column in enumerate(subject.columns or COLUMNS):
         count = many if place == 0 else max(many // 4, min(many, 3))
@@ -121,6 +120,12 @@ def probe_subject(
         if row.cells[column].verdict != CAPTURABLE:
             break
     return row
+
+
+def defaults(backend: str, replays: int) -> tuple[str, int]:
+    """Where to probe, and how many replays, if nothing was asked for."""
+    name = backend or knobs.backend.get() or ("virtual" if has_gpu() else "sim")
+    return name, replays or (_GPU_REPLAYS if name in ("virtual", "symm") else _SIM_REPLAYS)
 
 
 def _cell(

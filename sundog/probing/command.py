@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from ..launch import has_gpu
-from . import CAPTURABLE, ERROR, Cell, Row, probe_subject
+from . import CAPTURABLE, ERROR, Cell, Row, defaults, probe_subject
 from .columns import COLUMNS
 from .subjects import all_names, rows, subjects
 
@@ -62,8 +61,9 @@ def run(options: Options) -> int:
 
 def _probe_all(names: list[str], options: Options) -> list[Row]:
     """A process per name, so that no failure reaches the next."""
-    on_gpu = options.backend in ("virtual", "symm") or (not options.backend and has_gpu())
-    at_once = _at_once(options.backend, on_gpu)
+    backend, _ = defaults(options.backend, 0)
+    on_gpu = backend in ("virtual", "symm")
+    at_once = _at_once(backend)
     # A process that is forked has everything imported; CUDA does not live through a fork.
     context: Any = multiprocessing.get_context("spawn" if on_gpu else "fork")
     waiting = list(names)
@@ -86,12 +86,12 @@ def _probe_all(names: list[str], options: Options) -> list[Row]:
     return [found[name] for name in names]
 
 
-def _at_once(backend: str, on_gpu: bool) -> int:
+def _at_once(backend: str) -> int:
     """A GPU lets processes take turns, and most of a row is the host's; ranks of `symm` are
     processes that must run side by side, so that only one row's may be there."""
-    if backend == "symm":
-        return 1
-    return max((os.cpu_count() or 1) // 2, 1) if on_gpu else 2
+    if backend == "virtual":
+        return max((os.cpu_count() or 1) // 2, 1)
+    return 1 if backend == "symm" else 2
 
 
 def _answered(running: dict[Connection, tuple[str, Any, float]]) -> list[Connection]:
@@ -156,8 +156,9 @@ def _mark(cell: Cell | None) -> str:
 def _write(found: list[Row], options: Options) -> None:
     from ..bench import results  # as every file with measurements
 
+    backend, replays = defaults(options.backend, options.replays)
     content = {"kind": "probe", "machine": results.machine(), "world": options.world}
-    content |= {"backend": options.backend, "replays": options.replays}
+    content |= {"backend": backend, "replays": replays}
     results.write(options.json, content | {"rows": [_as_json(row) for row in found]})
 
 
