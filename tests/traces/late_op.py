@@ -73,9 +73,9 @@ def late_kernel(
         at = trace.begin(at, trace.COMPUTE, step, 0, rank, ctx, TRACE)
         at = trace.begin(at, trace.FETCH, step, 0, rank, ctx, TRACE)
         if rank == LATE:
-            total = tl.load(x)
+            total = tl.load(x, volatile=True)  # a GPU would load an ordinary one once
             for _ in range(DELAY):
-                total += tl.load(x)
+                total += tl.load(x, volatile=True)
             tl.store(x, total)
         at = trace.end(at, trace.FETCH, step, 0, rank, ctx, TRACE)
         at = trace.end(at, trace.COMPUTE, step, 0, rank, ctx, TRACE)
