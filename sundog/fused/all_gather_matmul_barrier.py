@@ -6,8 +6,9 @@ one number; a plain GEMM follows on the stream. All ranks add in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from ..world import World
 
 __all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
+    "SYMMETRIC", "Config", "Gather", "Problem", "cases", "cost", "default", "gather", "inputs",
+    "plan", "reference", "space", "valid",
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
@@ -93,30 +94,50 @@ def _gather_kernel(
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
 
 
-def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate flags and the gathered A. The plan takes a symmetric a, any b, bias and out."""
-    refused = resident(valid(problem, config), config.programs, world.num_sms)
-    agree(world, "all_gather_matmul.barrier", problem, config, refused)
-    shape = (config.programs, problem.size)
+class Gather(NamedTuple):
+    """All of A on this rank, and what fills it."""
+
+    whole: torch.Tensor
+    workspaces: tuple[torch.Tensor, ...]
+    launch: Callable[[torch.Tensor], None]
+
+
+def gather(world: World, problem: Problem, programs: int) -> Gather:
+    """Allocate flags and the gathered A; `launch` takes a symmetric a. A collective on the host."""
+    shape = (programs, problem.size)
     ready = world.signals(shape, "all_gather_matmul.ready")
     done = world.signals(shape, "all_gather_matmul.done")
-    epochs = world.signals(config.programs, "all_gather_matmul.epochs")
+    epochs = world.signals(programs, "all_gather_matmul.epochs")
     whole = world.empty((problem.m, problem.k), problem.dtype, "all_gather_matmul.gathered")
     world.barrier()  # everybody's flags are zero before the first signal
 
-    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *bias, out = rest
+    def launch(a: torch.Tensor) -> None:
         if world.passive:
             stand_in(world, ready, done, epochs)
-            return out
+            return
         hint = hint_of(a)
         rows, cols = _TILE[::-1] if hint[0] > 1 else _TILE
-        _gather_kernel[(config.programs,)](
+        _gather_kernel[(programs,)](
             tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BY_K=problem.shard == "k", ROWS=rows,
             COLS=cols, HINT=hint, TRACE=world.trace,
         )  # fmt: skip
-        added = bias[0] if bias else None
-        return gemm.matmul(whole, b, out, added, problem.activation, config, config.programs)
 
-    return Plan(world, problem, config, (ready, done, epochs, whole), launch)
+    return Gather(whole, (ready, done, epochs, whole), launch)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags and the gathered A. The plan takes a symmetric a, any b, bias and out."""
+    refused = resident(valid(problem, config), config.programs, world.num_sms)
+    agree(world, "all_gather_matmul.barrier", problem, config, refused)
+    whole, workspaces, fill = gather(world, problem, config.programs)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *bias, out = rest
+        fill(a)
+        if not world.passive:
+            added = bias[0] if bias else None
+            gemm.matmul(whole, b, out, added, problem.activation, config, config.programs)
+        return out
+
+    return Plan(world, problem, config, workspaces, launch)
