@@ -1,4 +1,4 @@
-"""Traces of the GPU's clock: nobody is seen before the signal was sent, and the late rank is named."""
+"""Traces by the GPU's clock: a signal is sent before it is seen, and the late rank is named."""
 
 from __future__ import annotations
 
