@@ -5,9 +5,11 @@ SUNDOG_CACHE, for each version of torch and Triton apart. A file is a list of me
 nothing is in it that was not measured:
 
     {"op": "all_gather.push", "problem": {"numel": 65536, "dtype": "bfloat16", "size": 8},
-     "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "..."}
+     "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "...",
+     "num_sms": 16}
 
-Between two measured sizes time grows linearly: latency plus bytes over bandwidth.
+An entry counts where ranks have as many SMs: 8 ranks that share a GPU, with 16 each, say nothing
+about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes over bandwidth.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -48,6 +50,14 @@ class Entry:
     seconds: float
     date: str
     run: str  # where it came from
+    num_sms: int = 0  # of each rank; 0: it is not known, and counts for all
+
+
+class Place(NamedTuple):
+    """Where an op is to run."""
+
+    target: str
+    num_sms: int  # of each rank
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,8 @@ def choose(op: str, problem: Any, target: str, num_sms: int, config: Any = None)
         told = "; ".join(f"{algo}: {reason}" for algo, reason in reasons.items())
         with_config = f" with {config}" if config else ""
         raise ValueError(f"{op}: no algorithm takes {problem}{with_config}: {told}")
-    times = {a: _estimate(f"{op}.{a}", m, problem, target) for a, m in usable.items()}
+    here = Place(target, num_sms)
+    times = {a: _estimate(f"{op}.{a}", m, problem, here) for a, m in usable.items()}
     known = {a: t for a, t in times.items() if t is not None}
     if not known:
         algo = next(iter(usable))
@@ -93,7 +104,7 @@ def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:
 
 def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: int) -> Any:
     """The config measured for this very problem, or the nearest one's, or the rule's."""
-    near = sorted(_comparable(op, module, problem, target), key=_distance_of)
+    near = sorted(_comparable(op, module, problem, Place(target, num_sms)), key=_distance_of)
     for _, _, entry in near:
         config = _made(module.Config, entry.config)
         if config is not None and module.valid(problem, config) is None:
@@ -106,19 +117,23 @@ def entries(target: str) -> tuple[Entry, ...]:
     found: dict[tuple, Entry] = {}
     for path in (package_file(target), user_file(target)):
         for entry in read_entries(path):
-            found[entry.op, json.dumps(entry.problem, sort_keys=True)] = entry
+            found[_key(entry)] = entry
     return tuple(found.values())
 
 
 def write_entries(path: Path, new: list[Entry]) -> None:
-    """Add entries to a target's file; those of the same op and problem are replaced."""
+    """Add entries to a target's file; those of the same op, problem and SMs are replaced."""
     old = read_entries(path)
-    kept = {(e.op, json.dumps(e.problem, sort_keys=True)): e for e in (*old, *new)}
+    kept = {_key(entry): entry for entry in (*old, *new)}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
     beside = path.with_suffix(f".{os.getpid()}")
     beside.write_text(f"[\n{lines}\n]\n")
     beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
+
+
+def _key(entry: Entry) -> tuple[str, str, int]:
+    return entry.op, json.dumps(entry.problem, sort_keys=True), entry.num_sms
 
 
 def package_file(target: str) -> Path:
@@ -143,12 +158,12 @@ def _read(path: Path, mtime: int) -> tuple[Entry, ...]:
 
 
 def _comparable(
-    op: str, module: ModuleType, problem: Any, target: str
+    op: str, module: ModuleType, problem: Any, here: Place
 ) -> list[tuple[tuple[float, float], int, Entry]]:
-    """Entries that differ from a problem in sizes and dtype only: distance, work, entry."""
+    """Entries that differ in sizes, dtype and operator only: distance, work, entry."""
     found = []
-    for entry in entries(target):
-        if entry.op != op:
+    for entry in entries(here.target):
+        if entry.op != op or entry.num_sms not in (0, here.num_sms):
             continue
         other = _made(module.Problem, {k: _parsed(v) for k, v in entry.problem.items()})
         distance = None if other is None else _distance(problem, other)
@@ -166,7 +181,7 @@ def _made(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _distance(a: Any, b: Any) -> tuple[float, float] | None:
-    """Of the dtypes, and of the sizes, in powers of two; None: another kind of problem."""
+    """Of dtypes and operators, and of sizes, in powers of two; None: another kind of problem."""
     kinds = sizes = 0.0
     for field in dataclasses.fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
@@ -174,6 +189,8 @@ def _distance(a: Any, b: Any) -> tuple[float, float] | None:
             continue
         if isinstance(x, torch.dtype) and isinstance(y, torch.dtype):
             kinds += abs(math.log2(x.itemsize / y.itemsize)) + (x != y) * 0.01
+        elif field.name == "op":  # a maximum takes about as long as a sum
+            kinds += (x != y) * 0.001
         elif field.name == "size" or type(x) is not int or type(y) is not int:
             if x != y:
                 return None
@@ -182,9 +199,9 @@ def _distance(a: Any, b: Any) -> tuple[float, float] | None:
     return kinds, sizes
 
 
-def _estimate(op: str, module: ModuleType, problem: Any, target: str) -> float | None:
-    """Between the measured sizes, of the nearest dtype that was measured."""
-    found = _comparable(op, module, problem, target)
+def _estimate(op: str, module: ModuleType, problem: Any, here: Place) -> float | None:
+    """Between the measured sizes, of the nearest dtype and operator that were measured."""
+    found = _comparable(op, module, problem, here)
     if not found:
         return None
     kind = min(distance[0] for distance, _, _ in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,23 @@ def test_the_nearest_dtype_counts() -> None:
     assert chosen(1000, torch.float32) == "pull"
 
 
-def test_another_world_size_or_operator_says_nothing() -> None:
+def test_another_world_size_or_share_of_the_gpu_says_nothing() -> None:
     measured(entry("pull", 1000, 1, size=4))
     assert chosen(1000, size=8) == "push"
     assert chosen(1000, size=4) == "pull"
+    problem = Problem(1000, torch.bfloat16, 2)
+    measured(replace(entry("pull", 1000, 1, size=2), num_sms=66))
+    assert choose("all_gather", problem, GPU, 66).algo == "pull"
+    assert choose("all_gather", problem, GPU, 132).algo == "push"
+    measured(replace(entry("push", 1000, 0.5, size=2), num_sms=132))
+    assert choose("all_gather", problem, GPU, 66).algo == "pull"
+
+
+def test_another_operator_counts_where_it_was_not_measured_itself() -> None:
     measured(entry("two_shot", 64, 1, of="all_reduce", config={"block": 64}, op="max"))
+    assert choose("all_reduce", Sum(64, torch.bfloat16, 8, "sum"), GPU, 16).algo == "two_shot"
+    measured(entry("two_shot", 64, 3, of="all_reduce", config={"block": 64}, op="sum"))
+    measured(entry("one_shot", 64, 2, of="all_reduce", config={"block": 64}, op="sum"))
     assert choose("all_reduce", Sum(64, torch.bfloat16, 8, "sum"), GPU, 16).algo == "one_shot"
     assert choose("all_reduce", Sum(64, torch.bfloat16, 8, "max"), GPU, 16).algo == "two_shot"
 
