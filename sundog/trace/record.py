@@ -90,9 +90,10 @@ def record_call(world: World, launch: Callable[[], Any], programs: int, events: 
     recording = Recording(world, programs, events)
     start, done = _together(world)
     try:
-        for _ in range(_WARM_CALLS if world.device.type == "cuda" else 1):
-            start(launch)
+        launch()  # compiles and loads, which must not happen behind a gate: a kernel spins there
         world.barrier()
+        for _ in range(_WARM_CALLS if world.device.type == "cuda" else 0):
+            start(launch)
         recording.reset()
         world.barrier()  # no rank records before all have forgotten
         start(launch)
