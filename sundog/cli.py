@@ -228,6 +228,7 @@ def bench_op(
     csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
     json: Json = "",
     plot: Annotated[str, typer.Option(help="also draw bytes per second into this file")] = "",
+    entries: Annotated[str, typer.Option(help="also put the best configs into this file")] = "",
 ) -> None:
     """Time an op against the limit of the GPU and against what one would call instead.
 
@@ -239,9 +240,23 @@ def bench_op(
     """
     from .bench import commands
 
-    raise typer.Exit(
-        commands.op(op, axis or [], world, backend, baseline, samples, csv, json, plot, link)
-    )
+    files = csv, json, plot, link, entries
+    raise typer.Exit(commands.op(op, axis or [], world, backend, baseline, samples, *files))
+
+
+@bench.command("host")
+def bench_host(
+    world: Annotated[str, typer.Option(help="ranks, with commas")] = "1,2",
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    json: Json = "",
+) -> None:
+    """What an eager call with a cached plan costs the host.
+
+    Example: sundog bench host --world 1,8 --json host.json
+    """
+    from .bench import commands
+
+    raise typer.Exit(commands.host([int(size) for size in world.split(",")], backend, json))
 
 
 @bench.command("bound")

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..choice import Entry, write_entries
 from ..errors import SundogError
 from ..target import has_gpu
 from ..trace import Subject
 from . import results
 from .bound import bench_bound
 from .capture import bench_capture
+from .host import bench_host
 from .run import Row, bench
 from .trace import bench_trace
 
-__all__ = ["bound", "capture", "op", "trace"]
+__all__ = ["bound", "capture", "host", "op", "trace"]
 
 
 def op(
     name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int,
-    csv_file: str, json_file: str, plot_file: str, link: str = "",
+    csv_file: str, json_file: str, plot_file: str, link: str = "", entries_file: str = "",
 ) -> int:  # fmt: skip
     """Exit status: 1 if a result was wrong, 2 if nothing could be measured."""
     try:
@@ -37,11 +41,48 @@ def op(
         results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
     if csv_file:
         _write_csv(csv_file, rows, ranks)
+    if entries_file:
+        write_entries(Path(entries_file), _best(rows, Path(json_file).name or name))
     if plot_file:
         from . import link_plot, plot  # matplotlib is an extra
 
         link_plot.draw(plot_file, rows, size) if link else plot.draw(plot_file, rows, size)
     return 1 if any(row.wrong for row in rows) else 0
+
+
+def _best(rows: list[Row], run: str) -> list[Entry]:
+    """The fastest config of each algorithm on each problem, for `choice`."""
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    best: dict[tuple[str, str], tuple[float, Entry]] = {}
+    for row in rows:
+        if row.entry is None or row.times is None:
+            continue
+        seconds, place = row.times.median, (row.variant, row.problem)
+        if place not in best or seconds < best[place][0]:
+            entry = dataclasses.replace(row.entry, seconds=round(seconds, 9), date=date, run=run)
+            best[place] = seconds, entry
+    return [entry for _, entry in best.values()]
+
+
+def host(sizes: Sequence[int], backend: str, json_file: str) -> int:
+    """What an eager call with a cached plan costs the host."""
+    if not has_gpu():
+        print("sundog bench host: torch finds no GPU here", file=sys.stderr)
+        return 2
+    measured = [(size, bench_host(size, backend)) for size in sizes]
+    head = ["ranks", *(times.name for times in measured[0][1])]
+    rows = [[str(s), *(f"{1e6 * t.median:.1f} us" for t in found)] for s, found in measured]
+    for row in rows:
+        print(", ".join(f"{name} {cell}" for name, cell in zip(head, row, strict=True)))
+    if json_file:
+        title = f"What an eager call costs the host (`{backend}`)"
+        text = (
+            "With a cached plan, by the CPU's clock, 20 calls in a row: median of the slowest rank."
+        )
+        content = {"kind": "table", "title": title, "text": text, "machine": results.machine()}
+        samples = [{"world": s, "times": [results.times_json(t) for t in f]} for s, f in measured]
+        results.write(json_file, content | {"head": head, "rows": rows, "samples": samples})
+    return 0
 
 
 def bound(sizes: Sequence[int], backend: str, json_file: str) -> int:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .. import fields, knobs, target
-from ..choice import config_for
+from ..choice import Entry, config_for
 from ..errors import NotResident, SundogError
 from ..exercise import expected_here, output
 from ..launch import GPU_HEAP
@@ -49,6 +49,7 @@ class Row:
     programs: int = 0
     wrong: str = ""  # why it was not timed
     times: Times | None = None
+    entry: Entry | None = None  # for `choice`, of an algorithm; without its time
 
 
 @dataclass(frozen=True)
@@ -250,8 +251,9 @@ def _own(
             print(f"not run: {name} {config}: {error}".partition("\n")[0], file=sys.stderr)
         return None
     programs = getattr(config, "programs", 0)
+    entry = Entry(name, fields.plain(problem), fields.plain(config), 0.0, "", "", world.num_sms)
     row = dataclasses.replace(
-        blank, variant=algo or "sundog", config=str(config), programs=programs
+        blank, variant=algo or "sundog", config=str(config), programs=programs, entry=entry
     )
     return _Ready(row, Variant(f"{name} {config}", calls))
 
