@@ -66,10 +66,10 @@ class Space:
 
     @staticmethod
     def of(job: Job, num_sms: int, warp_size: int = 32) -> Space:
-        default = _for_warps(job.module.default(job.problem, num_sms), warp_size)
+        default = job.module.default(job.problem, num_sms)
         tried = [default, *(_for_sms(c, num_sms) for c in job.module.space(job.problem))]
-        kept = [c for c in dict.fromkeys(tried) if _for_warps(c, warp_size) == c]
-        reasons = {c: job.module.valid(job.problem, c) for c in kept}
+        fitting = dict.fromkeys(_for_warps(config, warp_size) for config in tried)
+        reasons = {config: job.module.valid(job.problem, config) for config in fitting}
         usable = tuple(config for config, reason in reasons.items() if reason is None)
         if not usable:
             told = "; ".join(dict.fromkeys(filter(None, reasons.values())))
@@ -128,9 +128,11 @@ def _steps(values: list[Any], value: Any) -> list[Any]:
 
 
 def _for_warps(config: Any, warp_size: int) -> Any:
-    """As it must be for a target's warps, where a config says how many threads they have."""
+    """As it must be for a target's warps: 64 threads are AMD's, which has no TMA."""
     if hasattr(config, "threads_per_warp"):
-        return dataclasses.replace(config, threads_per_warp=warp_size)
+        config = dataclasses.replace(config, threads_per_warp=warp_size)
+    if hasattr(config, "descriptors") and warp_size != 32:
+        config = dataclasses.replace(config, descriptors=False)
     return config
 
 

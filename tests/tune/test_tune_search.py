@@ -158,6 +158,15 @@ def test_a_fused_space_shrinks_to_the_sms_of_a_rank() -> None:
             assert len(part) < len(whole), "what has become the same is tried once"
 
 
+def test_a_space_is_for_the_warps_of_the_target() -> None:
+    (gluon,) = jobs("all_gather.gluon", "numel=65536,dtype=bfloat16", 8)
+    assert {c.threads_per_warp for c in Space.of(gluon, 132, 64).configs} == {64}
+    assert len(Space.of(gluon, 132, 64).configs) > 50
+    (matmul,) = jobs("all_gather_matmul.barrier", "m=4096,n=3584,k=8192,dtype=bfloat16", 8)
+    assert {c.descriptors for c in Space.of(matmul, 132, 64).configs} == {False}, "no TMA there"
+    assert {c.descriptors for c in Space.of(matmul, 132, 32).configs} == {True}
+
+
 def test_an_algorithm_that_refuses_the_problem_is_left_out() -> None:
     found = jobs("all_reduce", "numel=268435456,dtype=bfloat16,op=sum", 8)
     left = [found[number].op for number in spaces(found, 16, 32)]
