@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from .device import context
+from .device import context, trace
 from .device.signal import _wait_tile, translate
 
 if TYPE_CHECKING:
@@ -34,18 +34,25 @@ def stand_in(world: World, ready: torch.Tensor, done: torch.Tensor, epochs: torc
     num_ready, num_done = ready.numel() // world.size, done.numel() // world.size
     lanes = triton.next_power_of_2(max(num_ready, num_done))
     _stand_in_kernel[(1,)](
-        ready, done, epochs, world.ctx, num_ready, num_done, SIZE=world.size, LANES=lanes
-    )
+        ready, done, epochs, world.ctx, num_ready, num_done, SIZE=world.size, LANES=lanes,
+        TRACE=world.trace,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_ready", "num_done"])
 def _stand_in_kernel(
-    ready, done, epochs, ctx, num_ready, num_done, SIZE: tl.constexpr, LANES: tl.constexpr
-):
+    ready, done, epochs, ctx, num_ready, num_done,
+    SIZE: tl.constexpr, LANES: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
     epoch = tl.load(epochs) + 1
     rank = tl.load(ctx + context.RANK)
     lane = tl.arange(0, LANES)
     zero = (lane * 0).to(tl.int64)
+    point = 0
+    if TRACE:
+        for row in range(num_ready):
+            flag = ready + row * SIZE + rank
+            point = trace.begin(point, trace.SIGNAL, flag, epoch, 0, ctx, TRACE)
     # My data is complete: what wrote it came before this kernel on the stream. Rank 0 reads it
     # behind these flags.
     mine = translate(ready + lane * SIZE + rank, 0, ctx)
@@ -55,5 +62,8 @@ def _stand_in_kernel(
     tl.atomic_xchg(mine, zero + epoch, mask=lane < num_done, sem="relaxed", scope="sys")
     # Rank 0 has read mine: whatever follows this kernel here may overwrite it. All rows at once:
     # a hundred polls, one after the other, would come between two calls.
+    point = trace.begin(point, trace.WAIT, done, epoch, 0, ctx, TRACE)
     _wait_tile(done + lane * SIZE, lane < num_done, lane * 0, epoch, ctx)
+    point = trace.end(point, trace.WAIT, done, epoch, 0, ctx, TRACE)
+    trace.finish(point, ctx, TRACE)
     tl.store(epochs, epoch)  # read by the next call, behind this one on the stream

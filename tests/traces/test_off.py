@@ -21,7 +21,8 @@ pytestmark = pytest.mark.sim_only
 SUBJECTS = {  # an op, and the modules that its kernel's trace points are in
     "all_gather.push": ["sundog.collectives.all_gather_push"],
     "all_gather_matmul.hbm_buffer": [
-        "sundog.fused.fetching", "sundog.fused.all_gather_matmul_hbm_buffer",
+        "sundog.fused.fetching", "sundog.fused.working",
+        "sundog.fused.all_gather_matmul_hbm_buffer",
     ],
 }  # fmt: skip
 
@@ -65,7 +66,7 @@ def test_off_is_as_without(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in SUBJECTS[op]:
         cut = CutOut()
         tree = cut.visit(ast.parse(inspect.getsource(sys.modules[name])))
-        assert cut.count >= 4
+        assert cut.count > 0
         path = tmp_path / f"{name}.py"
         path.write_text(ast.unparse(ast.fix_missing_locations(tree)))
         spec = importlib.util.spec_from_file_location(name, path)
