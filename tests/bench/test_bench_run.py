@@ -19,6 +19,7 @@ from sundog.bench import run as bench
 from sundog.bench.baselines import BASELINES
 from sundog.bench.limits import Rates
 from sundog.bench.timing import Times, Variant
+from sundog.choice import read_entries
 from sundog.op import find
 
 pytestmark = pytest.mark.sim_only
@@ -163,7 +164,9 @@ def test_over_a_link_rank_0_alone_counts(
 
 def test_files(simulated: list[str], tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.csv", "a.json", "a.png")]
-    assert commands.op("all_gather", AXES, 3, "virtual", "torch.cat", 5, *names) == 0
+    kept = tmp_path / "gpu.json"
+    given = (*names, "", str(kept))
+    assert commands.op("all_gather", AXES, 3, "virtual", "torch.cat", 5, *given) == 0
     with open(names[0]) as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10
@@ -173,6 +176,18 @@ def test_files(simulated: list[str], tmp_path: Path) -> None:
     assert float(rows[0]["gb_per_s"]) == pytest.approx(3 * moved / 1e-5 / 1e9, abs=0.05)
     assert json.loads(Path(names[1]).read_text())["rows"][1]["programs"] == 3
     assert Path(names[2]).stat().st_size > 10_000
+    found = read_entries(kept)
+    numels = [("push", 48), ("pull", 48), ("push", 96), ("pull", 96)]
+    assert [(e.op, e.problem["numel"]) for e in found] == [
+        (f"all_gather.{a}", n) for a, n in numels
+    ]
+    for entry in found:
+        problem = f"Problem(numel={entry.problem['numel']}, dtype=torch.float32, size=3)"
+        mine = [r for r in rows if (r["variant"], r["problem"]) == (entry.op[11:], problem)]
+        fastest = min(mine, key=lambda row: float(row["median_us"]))
+        assert f"programs={entry.config['programs']}" in fastest["config"]
+        assert entry.seconds == pytest.approx(1e-6 * float(fastest["median_us"]))
+        assert (entry.run, entry.num_sms) == ("a.json", 16)
 
 
 def lines_of(panel: Any) -> dict[str, tuple[list, list]]:
