@@ -69,7 +69,7 @@ def test_streams_run_side_by_side(run):
         flag = world.signals(1, "flag")
         world.barrier()
         for kernel in (await_word, set_word):  # loaded before one of them waits for the other
-            kernel[(1,)](flag, 0, world.ctx)
+            kernel[(1,)](flag, -7, world.ctx)  # compiled as for 7: neither 1 nor a multiple of 16
         world.synchronize()
         await_word[(1,)](flag, 7, world.ctx)
         with world.stream(1):
@@ -88,7 +88,7 @@ def test_what_waits_for_an_event_stays_behind_it(run, backend):
         flag = world.signals(1, "flag")
         world.barrier()
         for kernel in (await_word, set_word):
-            kernel[(1,)](flag, 0, world.ctx)
+            kernel[(1,)](flag, -7, world.ctx)  # compiled as for 7: neither 1 nor a multiple of 16
         await_word[(1,)](flag, 7, world.ctx)
         event = world.record_event()
         with world.stream(1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -72,6 +73,7 @@ def _child(
     answer: tuple[Any, BaseException | None, str]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # don't outlive the caller
     torch.set_num_threads(1)  # the parent's OpenMP threads did not come along
+    gc.freeze()  # nor did its CUDA: what the parent holds is not collected here
     try:
         world = open_world(rank, size, dist.FileStore(store))
         result = fn(world)

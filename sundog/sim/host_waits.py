@@ -16,8 +16,15 @@ _WAITING = {
 }  # fmt: skip
 
 
+_MAY_WAIT = _WAITING | {
+    "to", "cuda", "tensor", "as_tensor", "copy_", "__getitem__", "__setitem__",
+}  # fmt: skip
+
+
 def waits(name: str, args: tuple, kwargs: dict) -> bool:
     """Does this torch function make the host wait, or copy between its memory and the GPU's?"""
+    if name not in _MAY_WAIT:  # most: this is asked at every call
+        return False
     if reads_back(name, args):
         return True
     if name in ("to", "cuda", "tensor", "as_tensor"):

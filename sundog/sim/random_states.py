@@ -80,9 +80,12 @@ def _numpy() -> Any:
     return words, rest["has_gauss"], rest["gauss"]
 
 
+def _generator() -> torch.Generator:
+    return torch.cuda.default_generators[torch._C._cuda_getDevice()]
+
+
 def _cuda() -> Any:
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    return generator.initial_seed(), generator.get_offset()
+    return _generator().initial_seed(), _generator().get_offset()
 
 
 _NO_TWISTER = _NoTwister()
@@ -92,5 +95,7 @@ _KINDS = {
         _python if _python_is_there() else random.getstate, random.getstate, random.setstate
     ),
     "numpy": _Kind(_numpy, numpy_random.get_state, numpy_random.set_state),
-    "cuda": _Kind(_cuda, torch.cuda.get_rng_state, torch.cuda.set_rng_state),
+    "cuda": _Kind(
+        _cuda, lambda: _generator().get_state(), lambda state: _generator().set_state(state)
+    ),
 }

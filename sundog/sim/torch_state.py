@@ -83,7 +83,7 @@ class TorchState:
         self._types = [torch.get_autocast_dtype(kind) for kind in _AUTOCAST]
         self._cached = torch.is_autocast_cache_enabled()
         self._default = torch.get_default_dtype()
-        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        self._stream = _current_stream() if torch.cuda.is_initialized() else None
 
     def _load(self) -> None:
         torch.set_rng_state(self._seed)
@@ -92,8 +92,14 @@ class TorchState:
         torch.set_autocast_cache_enabled(self._cached)
         torch.set_default_dtype(self._default)
         if self._stream is not None:
-            torch.cuda.set_stream(self._stream)  # carries the device
+            torch._C._cuda_setStream(*self._stream)
         self._generators.load()
+
+
+def _current_stream() -> tuple[int, int, int]:
+    """Its number, its device and the kind of that: what torch.cuda.set_stream sets, 10 us later."""
+    stream: tuple[int, int, int] = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
+    return stream
 
 
 def _pop_modes() -> tuple[list[Any], list[Any]]:

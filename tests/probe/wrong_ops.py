@@ -231,7 +231,7 @@ def baked_value(world: sundog.World) -> Call:
         if not world.is_capturing:
             table[0] = op(x).tolist()
         for at, value in enumerate(table[0]):
-            op.out[at] = value
+            op.out[at].fill_(value)
         return op.out
 
     return call
