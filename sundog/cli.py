@@ -105,7 +105,10 @@ def isa(
 @app.command()
 def tune(
     op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")] = "",
-    problem: Annotated[str, typer.Option(help="name=value,... instead of the first case's")] = "",
+    problem: Annotated[
+        list[str] | None,
+        typer.Option(help="name=value,... instead of the first case's; may be given several times"),
+    ] = None,
     world: Annotated[int, typer.Option(help="ranks")] = 8,
     budget: Annotated[int, typer.Option(help="configs to try, of each algorithm")] = 200,
     search: Annotated[str, typer.Option(help="pattern, random or exhaustive")] = "pattern",
@@ -132,7 +135,7 @@ def tune(
     targets = (names or ["sm_90", "gfx942"]) if compile_only else []
     place = Place(backend, link)
     raise typer.Exit(
-        command.run(op, problem, world, budget, search, log, seed, resume, targets, place)
+        command.run(op, problem or [], world, budget, search, log, seed, resume, targets, place)
     )
 
 

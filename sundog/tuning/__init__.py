@@ -53,6 +53,7 @@ class Tuned:
     """What came of one algorithm on one target."""
 
     op: str
+    problem: Any
     target: str
     run_id: str
     tried: int
@@ -78,7 +79,7 @@ class _Options:
 
 def tune(
     op: str,
-    problem: str = "",
+    problem: str | Sequence[str] = "",
     *,
     world: int = 8,
     budget: int = 200,
@@ -91,9 +92,13 @@ def tune(
     timer: Timer = time_on_gpu,
     progress: Progress = lambda *_: None,
 ) -> list[Tuned]:
-    """Tune an op (each algorithm that may be chosen), or one algorithm: 'all_gather.push'."""
+    """Tune an op (each algorithm that may be chosen), or one algorithm: 'all_gather.push'.
+
+    Several problems are tuned one after the other, in a world that is opened once.
+    """
     log = log or f"tune-{op.rpartition('/')[2]}"
-    found = jobs(op, problem, world)
+    problems = [problem] if isinstance(problem, str) else list(problem) or [""]
+    found = [job for text in problems for job in jobs(op, text, world)]
     _check(budget, search, log, targets, timer)
     options = _Options(budget, search, log, seed, resume, progress)
     if not targets:
@@ -169,7 +174,7 @@ def _search(
 
         def step() -> None:
             best = f"{evaluator.best[1]:.4f} ms" if evaluator.best else ""
-            options.progress(f"{job.op} on {target}", len(evaluator.times), total, best)
+            options.progress(f"{job} on {target}", len(evaluator.times), total, best)
 
         evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, number)
         try:
@@ -185,8 +190,9 @@ def _search(
         busy = (measurer.busy_s - busy_before) / (time.monotonic() - begin) if measurer else 0.0
         tried = len(evaluator.times)
         return Tuned(
-            job.op, target, info.run_id, tried, evaluator.failed, config, milliseconds, busy
-        )
+            job.op, job.problem, target, info.run_id, tried, evaluator.failed, config, milliseconds,
+            busy,
+        )  # fmt: skip
 
 
 def _compilers(job: Job, target: str, count: int) -> list[Worker]:

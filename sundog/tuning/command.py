@@ -24,8 +24,8 @@ DONE, NOTHING, CANNOT, INTERRUPTED = 0, 1, 2, 130
 
 
 def run(
-    op: str, problem: str, world: int, budget: int, search: str, log: str, seed: int, resume: bool,
-    targets: list[str], place: Place,
+    op: str, problems: list[str], world: int, budget: int, search: str, log: str, seed: int,
+    resume: bool, targets: list[str], place: Place,
 ) -> int:  # fmt: skip
     errors = Console(stderr=True)
     try:
@@ -33,7 +33,7 @@ def run(
             raise ValueError("which op? For example: sundog tune all_gather")
         with _bar(errors) as step:
             done = tune(
-                op, problem, world=world, budget=budget, search=search, log=log, seed=seed,
+                op, problems, world=world, budget=budget, search=search, log=log, seed=seed,
                 resume=resume, targets=targets, place=place, progress=step,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -81,7 +81,8 @@ def _bar(console: Console) -> Iterator[Step]:
 
 def _print(done: list[Tuned]) -> None:
     for each in done:
-        print(f"{each.op} on {each.target}: {each.tried} tried, {each.failed} failed")
+        what = f"{each.op} {fields_text(each.problem)} on {each.target}"
+        print(f"{what}: {each.tried} tried, {each.failed} failed")
         if each.milliseconds is not None:
             print(f"  best: {each.milliseconds:.4f} ms with {fields_text(each.config)}")
             print(f"  the GPU's process was busy for {each.busy:.0%} of the time")

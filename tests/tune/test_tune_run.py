@@ -161,8 +161,8 @@ def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="nothing was tuned here"):
         promote([])
     options: dict[str, Any] = {"world": 2, "budget": 3, "place": ON_SIM, "timer": fake_clock}
-    for numel in (10, 20):
-        tune(OP, f"numel={numel}", log=str(tmp_path / "log"), **options)
+    done = tune(OP, ["numel=10", "numel=20"], log=str(tmp_path / "log"), **options)
+    assert [tuned.problem.numel for tuned in done] == [10, 20]
     ((path, entries),) = promote([])
     assert path == tmp_path / "package" / "simulator.json"
     assert [entry.problem["numel"] for entry in entries] == [10, 20]
