@@ -11,6 +11,10 @@ import torch
 import triton
 
 from .. import op as ops
+from .. import target
+from ..choice import config_for
+from ..collectives.all_reduce import Problem
+from ..collectives.all_reduce import inputs as make_inputs
 from ..launch import run
 from ..world import World
 from .baselines import BASELINES
@@ -19,6 +23,7 @@ from .timing import Times, Variant, measure
 __all__ = ["Figures", "bench_capture"]
 
 CALLS = 50
+ALGORITHMS = ("low_latency", "one_shot")
 
 
 @dataclass(frozen=True)
@@ -36,27 +41,37 @@ def bench_capture(size: int, backend: str, nbytes: int = 8192, samples: int = 30
 
 
 def _measure(world: World, nbytes: int, samples: int) -> Figures:
-    op = ops.find("all_reduce.one_shot")
-    problem = op.Problem(nbytes // 2, torch.bfloat16, world.size)
-    plan = op.plan(world, problem, op.default(problem, world.num_sms))
-    inputs = op.inputs(world, problem, 0)
+    problem = Problem(nbytes // 2, torch.bfloat16, world.size)
+    inputs = make_inputs(world, problem, 0)
     out = world.empty((problem.numel,), problem.dtype)
     word = torch.zeros(1, dtype=torch.int32, device=world.device)
-    world.barrier()
-
-    def call() -> Any:
-        return plan(*inputs, out)
-
-    variants = [Variant("all_reduce", [call]), Variant("empty", [lambda: _empty[(1,)](word)])]
+    ours = {algo: _planned(world, algo, problem, (*inputs, out)) for algo in ALGORITHMS}
+    variants = [Variant(algo, [call]) for algo, call in ours.items()]
+    variants.append(Variant("empty", [lambda: _empty[(1,)](word)]))
     theirs = BASELINES["all_reduce"]["symm_mem.one_shot"]
     if theirs.usable(world, problem):
         variants.append(Variant("symm_mem.one_shot", [theirs.make(world, problem, inputs, out)]))
     graphs = measure(world, variants, samples, at_least=CALLS)
+    wall = [times for algo, call in ours.items() for times in _walls(world, algo, call, samples)]
+    return Figures(graphs, wall)
+
+
+def _planned(world: World, algo: str, problem: Problem, tensors: tuple) -> Callable[[], Any]:
+    name = f"all_reduce.{algo}"
+    op = ops.find(name)
+    config = config_for(name, op, problem, target.of(world.device).key, world.num_sms)
+    plan = op.plan(world, problem, config)
+    return lambda: plan(*tensors)
+
+
+def _walls(world: World, algo: str, call: Callable[[], Any], samples: int) -> list[Times]:
+    call()
+    world.barrier()
     with world.capture() as graph:
         _repeat(call)
     graph.replay()  # the first one loads it
-    eager = _wall(world, "called", lambda: _repeat(call), samples)
-    return Figures(graphs, eager + _wall(world, "replayed", graph.replay, samples))
+    eager = _wall(world, f"{algo} called", lambda: _repeat(call), samples)
+    return eager + _wall(world, f"{algo} replayed", graph.replay, samples)
 
 
 def _repeat(call: Callable[[], Any]) -> None:
