@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -23,18 +23,18 @@ from ..errors import NotResident, SundogError
 from ..exercise import expected_here, output
 from ..launch import GPU_HEAP
 from ..launch import run as run_ranks
-from ..op import BY_REQUEST, Cost, algorithms
+from ..op import Cost, algorithms
 from ..world import World
 from . import limits
 from . import link as over_link
+from .axes import Choice, parse_axes
 from .baselines import BASELINES, Baseline
 from .timing import Times, Variant, measure
 
-__all__ = ["Row", "bench", "parse_axes"]
+__all__ = ["Row", "bench"]
 
 _MOST_SETS = 8
-
-Choice = tuple[str, dict[str, Any]]  # an algorithm, and fields of its config to change
+_SAMPLE_SECONDS = 5e-3  # of large problems fewer calls are a sample
 
 
 @dataclass(frozen=True)
@@ -74,65 +74,6 @@ class _Bench:
     def op(self) -> ModuleType:
         """For what is the same in all its algorithms."""
         return next(iter(self.modules.values()))
-
-
-def parse_axes(
-    name: str, modules: Mapping[str, ModuleType], axes: Sequence[str], size: int
-) -> tuple[list[Any], list[Choice]]:
-    """The problems, and the algorithms and changes to their configs: all combinations of the axes.
-
-    'numel=1024,4096' is of the problem; 'algo=push,pull' names algorithms (without it: all that are
-    chosen without being named); others, as 'programs=8,16', are of those configs that have them.
-    """
-    op = next(iter(modules.values()))
-    problems: list[Any] = [op.cases(size)[0]]
-    algos = [algo for algo in modules if f"{name}.{algo}" not in BY_REQUEST or len(modules) == 1]
-    changes: list[dict[str, Any]] = [{}]
-    of_problem = _types(op.Problem)
-    of_config = {k: t for module in modules.values() for k, t in _types(module.Config).items()}
-    for axis in axes:
-        key, _, text = axis.partition("=")
-        words = [word for word in text.split(",") if word]
-        if not words or key not in {"algo", *of_problem, *of_config}:
-            known = ", ".join(("algo", *of_problem, *of_config))
-            raise ValueError(f"axis {axis!r}: expected NAME=v1,v2,... with one of {known}")
-        if key == "algo":
-            algos = words
-            unknown = [word for word in words if word not in modules]
-            if unknown:
-                raise ValueError(f"axis {axis!r}: no {unknown[0]!r} in {', '.join(modules)}")
-        elif key in of_problem:
-            values = [_value(axis, word, of_problem[key]) for word in words]
-            problems = [dataclasses.replace(p, **{key: v}) for p in problems for v in values]
-        else:
-            values = [_value(axis, word, of_config[key]) for word in words]
-            changes = [{**change, key: value} for change in changes for value in values]
-    return problems, _choices(modules, algos, changes)
-
-
-def _choices(
-    modules: Mapping[str, ModuleType], algos: Sequence[str], changes: Sequence[dict[str, Any]]
-) -> list[Choice]:
-    """Each algorithm with those changes that its config has a field for."""
-    found: list[Choice] = []
-    for algo in algos:
-        own = _types(modules[algo].Config)
-        for change in changes:
-            choice = algo, {key: value for key, value in change.items() if key in own}
-            if choice not in found:
-                found.append(choice)
-    return found
-
-
-def _types(kind: Any) -> dict[str, str]:
-    return {field.name: str(field.type) for field in dataclasses.fields(kind)}
-
-
-def _value(axis: str, word: str, kind: str) -> Any:
-    value = fields.value(word)
-    if kind == "int" and type(value) is not int:
-        raise ValueError(f"axis {axis!r}: {word!r} is not a number")
-    return value
 
 
 def bench(
@@ -212,7 +153,9 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
             ready.append(_Ready(row, Variant(name, calls, baseline.graph)))
     checked = [(e, _wrong(world, op, problem, e, sets)) for e in ready if e is not None]
     good = [each for each, wrong in checked if not wrong]
-    timed = measure(world, [e.variant for e in good], common.samples, step=common.step)
+    calls = min(max(int(_SAMPLE_SECONDS / blank.limit), 3), 20)
+    variants = [each.variant for each in good]
+    timed = measure(world, variants, common.samples, at_least=calls, step=common.step)
     if common.rates.link:  # the passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from sundog.bench.limits import Rates, seconds
-from sundog.bench.run import parse_axes
+from sundog.bench.axes import parse_axes
 from sundog.bench.timing import Times
 from sundog.cli import app
 from sundog.op import Cost, algorithms, find

@@ -31,7 +31,11 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
 
     def measure(
-        world: sundog.World, variants: Sequence[Variant], samples: int, step: Callable[[str], None]
+        world: sundog.World,
+        variants: Sequence[Variant],
+        samples: int,
+        at_least: int,
+        step: Callable[[str], None],
     ) -> list[Times]:
         for variant in variants:
             step(variant.name)
