@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sundog.bench.limits import Rates, seconds
 from sundog.bench.axes import parse_axes
+from sundog.bench.limits import Rates, seconds
 from sundog.bench.timing import Times
 from sundog.cli import app
 from sundog.op import Cost, algorithms, find
