@@ -184,10 +184,7 @@ def test_link_is_for_one_gpu() -> None:
         sundog.run(lambda world: None, 2, "sim", link="nvlink")
 
 
-PULLING = ("all_gather.pull", "all_gather_matmul.barrier", "all_gather_matmul.hbm_buffer")
-
-
-@pytest.mark.parametrize("name", PULLING)
+@pytest.mark.parametrize("name", link_kernels.PULLING)
 def test_rank_0_works_while_stand_ins_play_the_others(name: str) -> None:
     """Rank 0's results are right, no schedule needed another's, and the checker is content."""
     module = find(name)

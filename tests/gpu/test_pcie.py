@@ -15,6 +15,8 @@ import torch
 import sundog
 from sundog import World, target
 from sundog.errors import WaitTimeout
+from sundog.exercise import _exercise
+from sundog.op import find
 
 pytestmark = pytest.mark.gpu("virtual")
 
@@ -71,13 +73,24 @@ def test_rank_0_fetches_while_stand_ins_play_the_others(size):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_gather(size):
+def test_all_gather_without_a_stand_in(size):
+    """It pushes: every rank moves its own data, and has all of it."""
+
     def main(world: World) -> tuple[torch.Tensor, torch.Tensor]:
         x = world.randn((1003,))
-        return x.cpu(), world.all_gather(x).cpu()
+        return x.cpu(), world.all_gather(x, algo="push").cpu()
 
     results = run(main, size)
     assert all(torch.equal(out, torch.cat([x for x, _ in results])) for _, out in results)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", link_kernels.PULLING)
+def test_rank_0_alone_works(name, size):
+    """Two plans, several calls back to back, fresh data, and the right results on rank 0."""
+    module = find(name)
+    for problem in module.cases(size):
+        run(lambda world, problem=problem: _exercise(world, module, problem), size)
 
 
 def test_a_wait_runs_out_and_the_world_goes_on():
