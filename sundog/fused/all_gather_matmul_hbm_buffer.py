@@ -17,6 +17,7 @@ last bit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
+_LONGEST = 1024  # elements of a row that a fetcher copies at once
 _IN_FLIGHT = 128 << 10  # bytes that a fetcher may have on their way
 LAYOUTS = ("k_contiguous", "m_contiguous")
 
@@ -204,8 +206,9 @@ def arguments(
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
-        config.fetchers, config.first_fetchers or config.fetchers, config.most_fetchers,
-        config.fetch_stages, _ahead(config, a), hint_of(a), world.trace,
+        _wide(problem, config, hint_of(a)), config.fetchers,
+        config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
+        _ahead(config, a), hint_of(a), world.trace,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
@@ -231,6 +234,15 @@ def _sharded(
     steps = [abs(distance) or apart, apart, *rows.stride()]
     box = [1, 1, *(block if kind == gemm.ROWS else block[::-1])]
     return given, TensorDescriptor(buffer if distance < 0 else a, shape, steps, box), kind
+
+
+def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
+    """Blocks that a fetcher copies together: of one shard and flag, if rows are contiguous."""
+    per_shard = triton.cdiv(problem.shard_shape[1], config.tile_k)
+    common = math.gcd(
+        per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
+    )
+    return 1 if hint[0] > 1 else max(1, common)
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:
