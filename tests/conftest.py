@@ -6,6 +6,7 @@ naming a backend gets the chosen one too. Without a GPU, GPU tests are skipped w
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"about {', '.join(gpu.args)}, not {name}"))
         if item.get_closest_marker("sim_only") and name != "sim":
             item.add_marker(pytest.mark.skip(reason=f"about the simulator, not {name}"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported stays: the garbage collector need not look at it again for every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

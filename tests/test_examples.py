@@ -22,10 +22,17 @@ def test_example_in_process(path: Path, world_size: int, run):
 
 
 @pytest.mark.sim_only
-@pytest.mark.parametrize("path", EXAMPLES, ids=ids)
-def test_example_under_torchrun(path: Path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(path)]
+def test_examples_under_torchrun(tmp_path: Path):
+    """All of them in the same four processes, one after the other: each starts and ends a world."""
+    script = tmp_path / "all.py"
+    script.write_text(
+        "import runpy, sys\n"
+        "for sys.argv in [[path] for path in sys.argv[1:]]:\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    words = ["--nproc-per-node", "4", str(script), *map(str, EXAMPLES)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SUNDOG_BACKEND": "shm"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "4 ranks" in done.stdout
+    assert done.stdout.count("4 ranks") == len(EXAMPLES) > 3, done.stdout
