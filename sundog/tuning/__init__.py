@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from . import cache
 from .compile import compile_config, launches_of
 from .evaluate import Evaluator
 from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
-from .search import SEARCHES
+from .search import SEARCHES, around_the_best
 from .space import Job, Space, fields_text, jobs, spaces
 from .workers import Failure, Worker, serve
 
@@ -177,6 +178,8 @@ def _search(
             options.progress(f"{job} on {target}", len(evaluator.times), total, best)
 
         evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, number)
+        if options.search == "pattern":
+            evaluator.ahead = partial(around_the_best, space)
         try:
             rng = random.Random(options.seed)
             SEARCHES[options.search](space, evaluator, options.budget, rng)

@@ -1,8 +1,9 @@
 """The one evaluator: compile, compare, time, and write a row, whatever comes of it.
 
 Compilers run beside the measurements, one process each, and the world that measures is a process
-too: a config that crashes or hangs costs its own row and no more. What a base knows of the same run
-from before is not tried again.
+too: a config that crashes or hangs costs its own row and no more. Compilers that have nothing to do
+meanwhile compile what the search is likely to ask for next. What a base knows of the same run from
+before is not tried again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Evaluator:
 
     Without a measurer configs are compiled and no more; without compilers they are compiled where
     they are measured. `job`: which of the measurer's jobs this is.
+    `ahead` says from the times so far what is likely to be asked for next.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Evaluator:
         job: int = 0,
     ) -> None:
         self.times: dict[Any, float | None] = {}  # of all that was asked for
+        self.ahead: Callable[[dict[Any, float | None]], list[Any]] = lambda times: []
         self._recorder = recorder
         self._compilers = compilers
         self._measurer = measurer
@@ -53,7 +56,7 @@ class Evaluator:
         self._step = step
         self._job = job
         self._trials: dict[Any, Trial] = {}
-        self._compiled: dict[Any, Compiled] = {}
+        self._compiled: dict[Any, Compiled | Failure] = {}
         self._graphs: dict[str, IrGraphRecord] = {}  # by their keys
         self._ir_ids: dict[str, str | None] = {}  # of those that were written
         self._finalists: set[Any] = set()  # that were measured again
@@ -105,30 +108,44 @@ class Evaluator:
     # inside
 
     def _run(self, configs: list[Any], generation: int) -> None:
-        to_compile, to_measure = deque(configs), deque[Any]()
-        if not self._compilers:
-            to_compile, to_measure = to_measure, to_compile
-        while to_compile or to_measure or self._busy():
+        to_compile, to_measure = deque[Any](), deque[Any]()
+        for config in configs:
+            if not self._compilers:
+                to_measure.append(config)
+            elif config in self._compiled:  # ahead of time
+                self._take(config, generation, to_measure)
+            elif config not in self._at():
+                to_compile.append(config)
+        while any(config not in self.times for config in configs):
             self._hand_out(to_compile, to_measure, generation)
             for worker, task, reply in finished(self._workers()):
                 if worker is self._measurer:
                     self._measured(task[1][0], reply)
-                elif self._is_compiled(task, reply):
-                    to_measure.append(task)
+                    continue
+                self._keep(task, reply)
+                if task in configs:
+                    self._take(task, generation, to_measure)
 
     def _workers(self) -> list[Worker]:
         return [*self._compilers, *([self._measurer] if self._measurer else [])]
 
-    def _busy(self) -> bool:
-        return any(worker.task is not None for worker in self._workers())
+    def _at(self) -> list[Any]:
+        """What is compiled now."""
+        return [worker.task for worker in self._compilers if worker.task is not None]
 
     def _hand_out(self, to_compile: deque, to_measure: deque, generation: int) -> None:
-        for worker in self._compilers:
-            if worker.task is None and to_compile:
-                worker.submit(self._start(to_compile.popleft(), generation))
         if self._measurer is not None and self._measurer.task is None and to_measure:
             config = self._start(to_measure.popleft(), generation)
             self._measurer.submit((self._job, [config]))
+        idle = [worker for worker in self._compilers if worker.task is None]
+        for worker in idle[: len(to_compile)]:
+            worker.submit(self._start(to_compile.popleft(), generation))
+        idle = [worker for worker in idle if worker.task is None]
+        if idle and self._measurer is not None and self._measurer.task is not None:
+            known = {*self.times, *self._compiled, *self._at()}
+            likely = [config for config in self.ahead(self.times) if config not in known]
+            for worker, config in zip(idle, likely, strict=False):
+                worker.submit(config)
 
     def _start(self, config: Any, generation: int) -> Any:
         if config not in self._trials:
@@ -137,20 +154,25 @@ class Evaluator:
             )
         return config
 
-    def _is_compiled(self, config: Any, reply: Compiled | Failure) -> bool:
-        """True if it is to be measured now; else its row is written."""
+    def _keep(self, config: Any, reply: Compiled | Failure) -> None:
+        self._compiled[config] = reply
+        if isinstance(reply, Compiled):
+            self._graphs |= {key: graph for key, graph in reply.graphs.items() if graph is not None}
+
+    def _take(self, config: Any, generation: int, to_measure: deque) -> None:
+        """What was compiled is measured next, or its row is written."""
+        self._start(config, generation)
+        reply = self._compiled[config]
         if isinstance(reply, Failure):
             self._trials[config].end(reply.status, error=reply.error)
             self.failed += 1
             self._done(config, None)
-            return False
-        self._compiled[config] = reply
-        self._graphs |= {key: graph for key, graph in reply.graphs.items() if graph is not None}
+            return
         if self._measurer is not None:
-            return True
+            to_measure.append(config)
+            return
         self._trials[config].end("compiled", **self._facts(config))
         self._done(config, None)
-        return False
 
     def _measured(self, config: Any, reply: list[Measured] | Failure) -> None:
         measured = Measured(failure=reply) if isinstance(reply, Failure) else reply[0]
@@ -177,7 +199,7 @@ class Evaluator:
 
     def _facts(self, config: Any) -> dict[str, Any]:
         compiled = self._compiled.get(config)
-        if compiled is None:
+        if not isinstance(compiled, Compiled):
             return {}
         for key in compiled.graphs:
             if key not in self._ir_ids:  # a graph is long: to look at it again takes 10 ms

@@ -13,7 +13,7 @@ from typing import Any
 
 from .space import Space
 
-__all__ = ["SEARCHES", "Evaluate", "exhaustive", "pattern", "random_search"]
+__all__ = ["SEARCHES", "Evaluate", "around_the_best", "exhaustive", "pattern", "random_search"]
 
 Evaluate = Callable[[list[Any], int], list[float | None]]
 Search = Callable[[Space, Evaluate, int, random.Random], None]
@@ -48,7 +48,7 @@ def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -
     generation = 0
     while len(times) < min(budget, len(space.configs)):
         generation += 1
-        ask(_around_the_best(space, times) or _untried(space, times, rng), generation)
+        ask(around_the_best(space, times) or _untried(space, times, rng), generation)
 
 
 SEARCHES: dict[str, Search] = {
@@ -63,7 +63,7 @@ def _by_lot(space: Space, count: int, rng: random.Random) -> list[Any]:
     return [first, *rng.sample(others, min(max(count - 1, 0), len(others)))][:count]
 
 
-def _around_the_best(space: Space, times: dict[Any, float | None]) -> list[Any]:
+def around_the_best(space: Space, times: dict[Any, float | None]) -> list[Any]:
     """New neighbours of the best config that has any, and of the next ones of the best few."""
     ranked = sorted((t, n) for n, t in enumerate(times.values()) if t is not None)
     tried = list(times)
