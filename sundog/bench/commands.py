@@ -37,6 +37,7 @@ def op(
     results.print_rows(rows, ranks)
     if json_file:
         content = {"kind": "op", "op": name, "world": size, "backend": backend, "link": link}
+        content |= {"plot": Path(plot_file).name}
         content |= {"machine": results.machine(), "rates": rates.as_json()}
         results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
     if csv_file:

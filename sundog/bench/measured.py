@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trace import Summary
+from .link_table import over_link
 from .timing import Times
 
 __all__ = ["render"]
@@ -47,6 +48,8 @@ def _section(name: str, content: dict[str, Any]) -> str:
 
 
 def _op(content: dict[str, Any]) -> tuple[str, str]:
+    if content.get("link"):
+        return over_link(content)
     ranks = content["world"]
     rates = content["rates"]
     head = ["problem", "variant", "median", "20 % to 80 %", "skew", "TB/s", "limit"]
