@@ -262,6 +262,20 @@ def bench_host(
     raise typer.Exit(commands.host([int(size) for size in world.split(",")], backend, json))
 
 
+@bench.command("gemm")
+def bench_gemm(
+    samples: Annotated[int, typer.Option(help="per variant and shape")] = 30,
+    json: Json = "",
+) -> None:
+    """The matrix product that the fused kernels share, beside torch.mm.
+
+    Example: sundog bench gemm --json gemm.json
+    """
+    from .bench import gemm
+
+    raise typer.Exit(gemm.main(samples, json))
+
+
 @bench.command("bound")
 def bench_bound(
     world: Annotated[str, typer.Option(help="ranks, with commas")] = "2,8",
