@@ -127,8 +127,7 @@ def _needs_scratch(compiled: Any) -> bool:
 
 def _in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
     """All arguments in their places, as a compiled kernel takes them."""
-    rest = kernel.params[len(args) :]
-    return (*args, *(kwargs.get(p.name, p.default) for p in rest))
+    return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])
 
 
 def first_ir(asm: Mapping[str, str]) -> str:

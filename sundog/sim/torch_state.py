@@ -90,7 +90,8 @@ class TorchState:
         for kind, dtype in zip(_AUTOCAST, self._types, strict=True):
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self._cached)
-        torch.set_default_dtype(self._default)
+        if torch.get_default_dtype() is not self._default:
+            torch.set_default_dtype(self._default)
         if self._stream is not None:
             torch._C._cuda_setStream(*self._stream)
         self._generators.load()
