@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,16 @@ from sundog import World, choice
 from sundog.bench.timing import Times, Variant
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
+from sundog.dataset.writer import Recorder
 from sundog.errors import SundogError
 from sundog.fields import parse
 from sundog.tuning import Place, tune
 from sundog.tuning.cache import known_results, promote
+from sundog.tuning.compile import Compiled
+from sundog.tuning.evaluate import Evaluator
+from sundog.tuning.measure import Measured
+from sundog.tuning.space import fields_text
+from sundog.tuning.workers import Failure, Worker, serve
 
 from . import toy_op
 
@@ -181,3 +188,31 @@ def test_a_cache_that_cannot_be_read_keeps_the_rows(tmp_path: Path) -> None:
         tune(OP, budget=2, log=base, world=2, place=ON_SIM, timer=fake_clock)
     assert sum(row["status"] == "ok" for row in rows(base)) >= 2
     check_base(base)
+
+
+def test_idle_compilers_work_ahead(tmp_path: Path) -> None:
+    """What is likely next is compiled beside a measurement; then it is not compiled again."""
+
+    def compiled(config: Any) -> Compiled | Failure:
+        with (tmp_path / "compiled").open("a") as file:
+            file.write(f"{config.block}\n")
+        graph: Any = {"graph": "one for all", "schema_version": 1}
+        made = Compiled(0.1, {}, {"key": graph if config.block == 64 else None})
+        return Failure("error", "does not compile") if config.block == 512 else made
+
+    def measured(task: Any) -> list[Measured]:
+        while (tmp_path / "compiled").read_text().count("\n") < 3:
+            time.sleep(0.01)
+        return [Measured([float(config.block)]) for config in task[1]]
+
+    first, likely, bad = toy_op.Config(32), toy_op.Config(64), toy_op.Config(512)
+    workers = Worker(serve(compiled), 10), Worker(serve(measured), 10)
+    with Recorder(tmp_path / "log", None) as recorder:
+        evaluator = Evaluator(recorder, [workers[0]], workers[1], {}, "synthetic")
+        evaluator.ahead = lambda times: [likely, bad]
+        assert evaluator([first], 0) == [32.0]
+        assert [row["decorator"] for row in rows(str(tmp_path / "log"))] == [fields_text(first)] * 2
+        assert evaluator([bad, likely], 1) == [None, 64.0]
+    assert (tmp_path / "compiled").read_text().split() == ["32", "64", "512"]
+    for worker in workers:
+        worker.close()
