@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ()
-LARGEST = 256 << 10  # bytes: the boxes of a plan hold 4 times as much of every rank
+LARGEST = 64 << 10  # bytes: one program has one tile, and all of them are resident at once
 _BITS = tl.constexpr(32)  # of data in a word, below the epoch
 
 
@@ -60,10 +60,10 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """A program per SM, of one warp up to 8 elements a thread: its polls need no CTA barrier."""
+    """A program per SM, or several; of one warp, up to 8 elements a thread: no CTA barriers."""
     share = triton.next_power_of_2(triton.cdiv(max(problem.numel, 1), num_sms))
-    block = max(share, 64)
-    return Config(block, min(max(block // 256, 1), 8))
+    block = min(max(share, 64), 512)
+    return Config(block, max(block // 256, 1))
 
 
 def cases(size: int) -> list[Problem]:

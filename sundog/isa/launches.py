@@ -20,9 +20,10 @@ from ..sim.launcher import Installed, current_machine
 from ..sim.memory import heaps
 from ..world import World
 
-__all__ = ["Launch", "Pointer", "record"]
+__all__ = ["CTX", "DATA", "FEW", "FLAGS", "Launch", "Pointer", "record"]
 
-CTX, FLAGS, DATA = "ctx", "flags", "data"
+CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
+_FEW_BYTES = 64 << 10  # of a whole tensor
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Launch:
     kernel: JITFunction
     args: tuple
     kwargs: dict[str, Any]
-    roles: dict[str, str]  # of arguments that are tensors or tuples of them: ctx, flags or data
+    roles: dict[str, str]  # of arguments that are tensors or tuples: ctx, flags, data or few
 
 
 def record(
@@ -109,4 +110,4 @@ def _role(world: World, tensor: torch.Tensor | tuple) -> str:
         for flags in world._signals.values():
             if 0 <= address - flags.data_ptr() < max(flags.nbytes, 1):
                 return FLAGS
-    return DATA
+        return FEW if tensor.nbytes <= _FEW_BYTES else DATA

@@ -5,7 +5,7 @@ The *wide path* is every access of a whole tile through an argument that holds d
 scalar   a single element: an epoch, a size
 flags    through `world.ctx` or what `world.signals` gave: words, one for each peer
 small    a tile of less than a sixteenth of the kernel's largest, in no deeper loop: a bias, a row
-         of scales, the last few elements
+         of scales, the last few elements; or of a tensor of at most 64 KB, whose time is latency
 tail     masked, and either a 16-byte access of the same kind and argument stands in a deeper loop
          (the tail comes after the loop over whole tiles), or in the other branch of an `if`
 """
@@ -18,7 +18,7 @@ from ..dataset.mlir import Operation
 from ..device.context import DELTAS
 from .accesses import Access, descriptor_bytes
 from .flow import Flow
-from .launches import CTX, DATA
+from .launches import CTX, DATA, FEW
 
 __all__ = ["FULL", "Compiled", "Mark", "classify", "judge"]
 
@@ -70,8 +70,8 @@ def _without_tiles(access: Access, roles: dict[str, str]) -> str:
     if not access.tile:
         return "scalar"
     # Of no known argument: an address from a table, as good as data.
-    is_data = any(roles.get(name, DATA) == DATA for name in access.arguments or ("",))
-    return "" if is_data else "flags"
+    found = {roles.get(name, DATA) for name in access.arguments or ("",)}
+    return "" if DATA in found else "small" if FEW in found else "flags"
 
 
 def judge(kernel: Compiled, classes: list[str], spills: int) -> list[Mark]:

@@ -48,7 +48,9 @@ def typical(module: ModuleType, size: int) -> Any:
         for field in dataclasses.fields(first)
         if field.default is not dataclasses.MISSING
     }
-    larger = {"dtype": torch.bfloat16, **_LARGE}
+    larger: dict[str, Any] = {"dtype": torch.bfloat16, **_LARGE}
+    if hasattr(module, "LARGEST"):  # bytes
+        larger["numel"] = min(larger["numel"], module.LARGEST // torch.bfloat16.itemsize)
     return _changed(first, optional | {k: v for k, v in larger.items() if hasattr(first, k)})
 
 
