@@ -6,6 +6,7 @@ The runtime says what can't be captured; its error is told with the line that ca
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -85,7 +86,7 @@ class CudaRecording:
 
     def end(self) -> None:
         try:
-            self._leave()
+            self._leave(failed=self._refused is not None)
         except RuntimeError as error:
             if self._refused is None:
                 raise self.explain(error) or error from error
@@ -95,13 +96,16 @@ class CudaRecording:
 
     def abort(self) -> None:
         with suppress(RuntimeError):  # which the first error has told
-            self._leave()
+            self._leave(failed=True)
         self._graph.reset()
 
-    def _leave(self) -> None:
+    def _leave(self, failed: bool) -> None:
         self._holder.recording = None
         try:
-            self._graph.capture_end()
+            with warnings.catch_warnings():
+                if failed:  # an empty graph is then no wonder
+                    warnings.simplefilter("ignore", UserWarning)
+                self._graph.capture_end()
         except RuntimeError:
             with suppress(RuntimeError):  # torch's allocator would serve the capture for ever
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
