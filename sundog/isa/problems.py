@@ -50,7 +50,7 @@ def typical(module: ModuleType, size: int) -> Any:
     }
     larger: dict[str, Any] = {"dtype": torch.bfloat16, **_LARGE}
     if hasattr(module, "LARGEST"):  # bytes
-        larger["numel"] = min(larger["numel"], module.LARGEST // torch.bfloat16.itemsize)
+        larger["numel"] = min(larger["numel"], module.LARGEST // 4)  # of any dtype
     return _changed(first, optional | {k: v for k, v in larger.items() if hasattr(first, k)})
 
 
