@@ -181,13 +181,51 @@ def hint_of(matrix: torch.Tensor) -> tuple[int, int]:
     return 1, 1
 
 
+class _Tile(NamedTuple):
+    m: int
+    n: int
+    k: int
+    num_warps: int
+    num_stages: int
+    speed: float  # of an SM, over that with the largest tile, on a GPU of its own
+    shared_speed: float  # the same where ranks share a GPU, and its L2 cache
+
+
+# Of 16-bit types on sm_90, measured (docs/measured.md).
+_TILES = (
+    _Tile(128, 256, 64, 8, 3, 1.0, 1.0),
+    _Tile(128, 128, 64, 4, 4, 0.98, 0.70),
+    _Tile(64, 128, 64, 4, 5, 0.70, 0.60),
+    _Tile(64, 64, 128, 4, 4, 0.45, 0.40),
+    _Tile(64, 32, 128, 4, 4, 0.25, 0.22),
+)
+_FEW_SMS = 64  # of a rank: it has a part of a GPU
+
+
 def fitting(
     rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
 ) -> dict[str, Any]:
-    """Tiles of the fastest GEMM that was measured, halved until every SM has one.
+    """Tiles that should be done first: the last wave of them may leave most SMs without work."""
+    if torch.version.hip is not None or dtype.itemsize > 2:
+        return _halved(rows, shard_rows, cols, k, dtype, num_sms)
+    shards = rows // max(shard_rows, 1)
 
-    On AMD, where nothing was measured, those that fit its shared memory without spilling.
-    """
+    def seconds(tile: _Tile) -> float:
+        count = shards * triton.cdiv(shard_rows, tile.m) * triton.cdiv(cols, tile.n)
+        speed = tile.speed if num_sms > _FEW_SMS else tile.shared_speed
+        return triton.cdiv(count, num_sms) * tile.m * tile.n / speed
+
+    best = min(_TILES, key=seconds)
+    return dict(
+        tile_m=best.m, tile_n=best.n, tile_k=min(best.k, max(16, triton.next_power_of_2(k))),
+        num_warps=best.num_warps, num_stages=best.num_stages,
+    )  # fmt: skip
+
+
+def _halved(
+    rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
+) -> dict[str, Any]:
+    """Tiles without spills, halved until every SM has one. Not measured: AMD, and float32."""
     is_amd, wide = torch.version.hip is not None, dtype.itemsize > 2
     tile_m, tile_n = (64, 64) if wide else (128, 128 if is_amd else 256)  # wide: no tensor cores
     tile_m = min(tile_m, max(16, triton.next_power_of_2(shard_rows)))

@@ -1,6 +1,6 @@
 """GEMM + all-reduce, one shot in one kernel: a partial goes to all ranks as soon as it is computed.
 
-Programs take tiles from a queue: first all partials, then all tiles to add. Every partial crosses
+Programs take tiles in turn: first all partials, then all tiles to add. Every partial crosses
 each link, but nothing waits for a second trip: for small results.
 """
 
@@ -37,13 +37,12 @@ def default(problem: Problem, num_sms: int) -> Config:
 class _Flags(NamedTuple):
     ready: Any  # by rank: its inbox is free
     arrived: Any  # by tile and rank: its partial is in the inbox
-    tickets: Any  # how many tiles were asked for, by all calls
     epochs: Any  # by program: how often it has run
 
 
 @triton.jit
 def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
-    program = tl.program_id(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
     point = 0
@@ -51,32 +50,27 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         # My inbox is free: the call that read it last is over. Peers fill it behind this.
         point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    # Every program asks once too often, so this is what former calls have asked.
-    before = (epoch - 1) * (2 * rows * cols + tl.num_programs(0))
-    n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
-    while n < rows * cols:
+    for n in range(program, rows * cols, programs):
         i, j = gemm.swizzle(n, rows, cols, S.group_m)
         row, col = i * S.tile_m, j * S.tile_n
         point, acc = matmul_reduce.product(point, a, b, row, col, K, ctx, F, S)
-        # They have read the last call's partial.
-        point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
+        if n == program:
+            # They have read the last call's partials.
+            point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
         for step in range(F.size):  # each rank begins with another peer
             slot = (rank * rows * cols + n) * S.tile_m
             tiles.scatter(inbox, slot, 0, acc, (rank + step) % F.size, ctx)
         # The partial, stored by all warps, before the flags that all ranks wait for.
         arrived = flags.arrived + n * F.size
         point = trace.signal_all(point, arrived, epoch, ctx, F.lanes, F.trace)
-        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
-    while n < 2 * rows * cols:
-        index = n - rows * cols
-        i, j = gemm.swizzle(index, rows, cols, S.group_m)
+    for n in range(program, rows * cols, programs):
+        i, j = gemm.swizzle(n, rows, cols, S.group_m)
         # All ranks' partials of this tile before my loads of them.
-        arrived = flags.arrived + index * F.size
+        arrived = flags.arrived + n * F.size
         point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
         for strip in range(0, S.tile_m, matmul_reduce.STRIP):
-            acc = matmul_reduce.total(inbox, index, rows * cols, strip, F, S)
+            acc = matmul_reduce.total(inbox, n, rows * cols, strip, F, S)
             gemm.emit(out, None, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
-        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
@@ -89,7 +83,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     flags = _Flags(
         world.signals(problem.size, "matmul_all_reduce.ready"),
         world.signals((num_tiles, problem.size), "matmul_all_reduce.arrived"),
-        world.signals(1, "matmul_all_reduce.tickets"),
         world.signals(config.programs, "matmul_all_reduce.epochs"),
     )
     shape = (problem.size * num_tiles * config.tile_m, config.tile_n)

@@ -1,6 +1,6 @@
 """GEMM + all-reduce, two shots in one kernel: partials go to a tile's owner, the sum to all ranks.
 
-Tile t belongs to rank t mod W. Programs take tiles from a queue: first partials, each rank
+Tile t belongs to rank t mod W. Programs take tiles in turn: first partials, each rank
 beginning with another owner; then the own tiles, whose sums are stored to all ranks. Moves every
 byte twice over each link, whatever the number of ranks.
 """
@@ -38,7 +38,6 @@ def default(problem: Problem, num_sms: int) -> Config:
 class _Flags(NamedTuple):
     arrived: Any  # by own tile and rank: its partial is in the inbox
     final: Any  # by tile and rank: its owner has stored it here
-    tickets: Any  # how many tiles were asked for, by all calls
     epochs: Any  # by program: how often it has run
 
 
@@ -50,10 +49,7 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     point = 0
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     owned = tl.cdiv(rows * cols, F.size)  # the last ranks may have one less
-    # Every program asks once too often, so this is what former calls have asked.
-    before = (epoch - 1) * (owned * (F.size + 1) + programs)
-    n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
-    while n < owned * F.size:
+    for n in range(program, owned * F.size, programs):
         index, owner = n // F.size, (rank + 1 + n % F.size) % F.size
         tile = index * F.size + owner
         if tile < rows * cols:
@@ -65,9 +61,7 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
             # The partial, stored by all warps, before the flag that the owner waits for.
             arrived = flags.arrived + index * F.size
             point = trace.signal(point, arrived + rank, owner, epoch, ctx, F.trace)
-        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
-    while n < owned * (F.size + 1):
-        index = n - owned * F.size
+    for index in range(program, owned, programs):
         tile = index * F.size + rank
         if tile < rows * cols:
             i, j = gemm.swizzle(tile, rows, cols, S.group_m)
@@ -83,7 +77,6 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
             # The result, stored by all warps, and my loads of the inbox, before the flags.
             final = flags.final + tile * F.size
             point = trace.signal_all(point, final, epoch, ctx, F.lanes, F.trace)
-        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     for tile in range(program, rows * cols, programs):
         # The owners' stores to my out, and their loads of my partials, before what follows here.
         owner = tile % F.size
@@ -102,7 +95,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     flags = _Flags(
         world.signals((owned, problem.size), "matmul_all_reduce.arrived"),
         world.signals((num_tiles, problem.size), "matmul_all_reduce.final"),
-        world.signals(1, "matmul_all_reduce.tickets"),
         world.signals(config.programs, "matmul_all_reduce.epochs"),
     )
     shape = (problem.size * owned * config.tile_m, config.tile_n)

@@ -1,8 +1,8 @@
 """GEMM + reduce-scatter in one kernel: rank r gets rows slice r of the sum of all ranks' A @ B.
 
-Programs take tiles from a queue: first partials, of every rank's slice, beginning with the next
-rank's; each is pushed to the slice's owner as soon as it is computed. Then the own tiles: wait for
-all partials of one, add them in rank order. Moves every byte once over each link.
+Programs take tiles in turn: first partials, of every rank's slice, beginning with the next rank's;
+each is pushed to the slice's owner as soon as it is computed. Then the own tiles: wait for all
+partials of one, add them in rank order. Moves every byte once over each link.
 """
 
 from __future__ import annotations
@@ -78,38 +78,35 @@ def matmul_reduce_scatter(
 class _Flags(NamedTuple):
     ready: Any  # by rank: its inbox is free
     arrived: Any  # by own tile and rank: its partial is in the inbox
-    tickets: Any  # how many tiles were asked for, by all calls
     epochs: Any  # by program: how often it has run
 
 
 @triton.jit
 def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
-    program = tl.program_id(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
     point = 0
-    for peer in range(program, F.size, tl.num_programs(0)):
+    for peer in range(program, F.size, programs):
         # My inbox is free: the call that read it last is over. The peer fills it behind this.
         point = trace.signal(point, flags.ready + rank, peer, epoch, ctx, F.trace)
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     owned = rows * cols
-    # Every program asks once too often, so this is what former calls have asked.
-    before = (epoch - 1) * ((F.size + 1) * owned + tl.num_programs(0))
-    n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
-    while n < F.size * owned:
+    for n in range(program, F.size * owned, programs):
         index, peer = n % owned, (rank + 1 + n // owned) % F.size
         i, j = gemm.swizzle(index, rows, cols, S.group_m)
         row = peer * out.rows + i * S.tile_m
         point, acc = matmul_reduce.product(point, a, b, row, j * S.tile_n, K, ctx, F, S)
-        # It has read the last call's partial.
-        point = trace.wait(point, flags.ready + peer, peer, epoch, ctx, F.trace)
+        if n == program:
+            # They have read the last call's partials.
+            point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
+        else:
+            point = _signal(point, n - programs, owned, rank, flags, epoch, ctx, F)
         tiles.scatter(inbox, (rank * owned + index) * S.tile_m, 0, acc, peer, ctx)
-        # The partial, stored by all warps, before the flag that the owner waits for.
-        arrived = flags.arrived + index * F.size
-        point = trace.signal(point, arrived + rank, peer, epoch, ctx, F.trace)
-        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
-    while n < (F.size + 1) * owned:
-        index = n - F.size * owned
+    if program < F.size * owned:
+        last = (F.size * owned - 1 - program) // programs * programs + program
+        point = _signal(point, last, owned, rank, flags, epoch, ctx, F)
+    for index in range(program, owned, programs):
         i, j = gemm.swizzle(index, rows, cols, S.group_m)
         # All ranks' partials of this tile before my loads of them.
         arrived = flags.arrived + index * F.size
@@ -117,9 +114,20 @@ def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         for strip in range(0, S.tile_m, matmul_reduce.STRIP):
             acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
             gemm.emit(out, None, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
-        n = (gemm.ticket(flags.tickets) - before).to(tl.int32)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _signal(point, n, owned, rank, flags, epoch, ctx, F):
+    """Partial `n`, stored by all warps, before the flag that the owner waits for.
+
+    A product later than it could be: meanwhile the stores have arrived, and a release, which waits
+    for them, costs little.
+    """
+    index, peer = n % owned, (rank + 1 + n // owned) % F.size
+    arrived = flags.arrived + index * F.size + rank
+    return trace.signal(point, arrived, peer, epoch, ctx, F.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -132,7 +140,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     flags = _Flags(
         world.signals(problem.size, f"{OP}.ready"),
         world.signals((owned, problem.size), f"{OP}.arrived"),
-        world.signals(1, f"{OP}.tickets"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
     shape = (problem.size * owned * config.tile_m, config.tile_n)

@@ -239,7 +239,8 @@ def test_the_default_has_work_for_all(m: int, shard: str) -> None:
     problem = Problem(m, 3584, 8192, BF16, 8, shard)
     config = hbm_buffer.default(problem, 132)
     assert hbm_buffer.valid(problem, config) is None
-    assert (config.fetchers, config.programs) == (16, 132)
+    assert config.fetchers == 16
+    assert config.programs > 120
     rows, blocks = hbm_buffer._staged_tiles(problem, config)
     assert rows * -(-blocks // (config.k_per_flag or blocks)) >= 14
 

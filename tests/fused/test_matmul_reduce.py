@@ -171,7 +171,7 @@ def test_what_the_compilers_make_of_the_default(
     words = torch.empty(64, dtype=torch.int64)
     inbox = tiles.view(torch.empty(4096, config.tile_n, dtype=BF16))
     out = tiles.view(torch.empty(8192, 4096, dtype=BF16))
-    flags = op._Flags(*[words] * 4)
+    flags = op._Flags(*[words] * 3)
     constants = matmul_reduce.constants(SimpleNamespace(size=problem.size, trace=0))
     args = (x, y, out, None, inbox, flags, words, 1024, constants, shape)
     name = {one_shot: "one_shot", two_shot: "two_shot"}.get(op, "reduce_scatter")
