@@ -46,7 +46,7 @@ def run(
         return 2
     _print(timeline, path)
     if json:
-        results.write(json, _summary_json(timeline, place, plot))
+        results.write(json, _summary_json(timeline, plot))
     return 0
 
 
@@ -55,7 +55,9 @@ def trace_op(subject: Subject, place: Place, programs: int = 256, events: int = 
 
     def main(world: World) -> tuple[str, Raw]:
         title, call = subject.call(world)
-        return title, record_call(world, call, programs, events)
+        over = f" over {place.link}" if place.link else ""
+        where = f"{world.size} ranks on {world.backend}{over}"
+        return f"{title}, {where}", record_call(world, call, programs, events)
 
     found = run_ranks(main, place.size, place.backend, link=place.link)
     return Timeline.of([raw for _, raw in found], found[0][0])
@@ -83,11 +85,10 @@ def _print(timeline: Timeline, path: str) -> None:
         )
 
 
-def _summary_json(timeline: Timeline, place: Place, plot: str) -> dict[str, Any]:
+def _summary_json(timeline: Timeline, plot: str) -> dict[str, Any]:
     """For docs/measured.md."""
     return {
         "kind": "trace", "title": timeline.title, "machine": results.machine(),
-        "world": place.size, "backend": place.backend, "link": place.link,
         "unit": timeline.unit, "clock": timeline.clock, "dropped": timeline.dropped,
         "spans": len(timeline.spans), "arrows": len(timeline.arrows),
         "picture": Path(plot).name if plot else "",

@@ -12,7 +12,7 @@ from .. import target
 from ..choice import choose, config_for
 from ..exercise import room
 from ..op import OPS, algorithms
-from ..tuning.space import fields_text, problem_of
+from ..tuning.space import problem_of
 from ..world import World
 
 __all__ = ["Subject"]
@@ -55,11 +55,10 @@ class Subject:
 
 
 def _text(problem: Any) -> str:
-    """Its fields, without those that are as they are by default."""
-    optional = {f.name: f.default for f in dataclasses.fields(problem)}
-    words = fields_text(problem).split(",")
-    return ",".join(
-        word
-        for word, name in zip(words, optional, strict=True)
-        if getattr(problem, name) != optional[name]
-    )
+    """Its fields, without the world's size and those that are as they are by default."""
+    shown = [
+        f"{field.name}={getattr(problem, field.name)}".replace("torch.", "")
+        for field in dataclasses.fields(problem)
+        if field.name != "size" and getattr(problem, field.name) != field.default
+    ]
+    return ",".join(shown)

@@ -113,27 +113,49 @@ def _spans(raw: Raw, start: int) -> np.ndarray:
 
 
 def _connect(spans: np.ndarray, size: int) -> np.ndarray:
-    """Give every wait the signal that ended it; returns the arrows between different ranks."""
+    """Give every wait the signal that ended it; returns the arrows between different programs."""
     rank, program, kind, begin, end, flag, value, peer, _ = (spans[n].tolist() for n in _FIELDS)
-    sent: dict[tuple[int, int, int], int] = {}  # rank, flag, value: the span that signalled
+    sent = _Sent()
     for at in np.flatnonzero(np.isin(kind, (SIGNAL.value, BARRIER.value))).tolist():
-        if peer[at] < 0:
-            for each in range(size):
-                sent[each, flag[at] + 8 * rank[at], value[at]] = at
-        else:
-            sent[peer[at], flag[at], value[at]] = at
+        sent.add(at, rank[at], flag[at], value[at], peer[at])
     arrows = []
+    ended_by = np.full(len(spans), -1)
     for at in np.flatnonzero(np.isin(kind, (WAIT.value, BARRIER.value))).tolist():
-        flags = [flag[at] + 8 * each for each in range(size)] if peer[at] < 0 else [flag[at]]
-        needed = [sent[key] for f in flags if (key := (rank[at], f, value[at])) in sent]
+        needed = sent.needed(size, rank[at], flag[at], value[at], peer[at])
         if not needed:
             continue
         last = max(needed, key=begin.__getitem__)
-        spans["ended_by"][at] = rank[last]
+        ended_by[at] = rank[last]
         if (rank[last], program[last]) != (rank[at], program[at]):  # a barrier hears itself too
             source = (rank[last], program[last], begin[last])
             arrows.append((source, (rank[at], program[at], end[at])))
+    spans["ended_by"] = ended_by
     return np.array(arrows, ARROW)
+
+
+class _Sent:
+    """Which span set a flag to a value. One that signals all ranks is kept once, not per rank."""
+
+    def __init__(self) -> None:
+        self._one: dict[tuple[int, int, int], int] = {}  # rank, flag, value
+        self._all: dict[tuple[int, int], dict[int, int]] = {}  # first flag, value: by sender
+
+    def add(self, at: int, rank: int, flag: int, value: int, peer: int) -> None:
+        if peer < 0:
+            self._all.setdefault((flag, value), {})[rank] = at
+        else:
+            self._one[peer, flag, value] = at
+
+    def needed(self, size: int, rank: int, flag: int, value: int, peer: int) -> list[int]:
+        """The spans that must come before this rank's wait ends, as far as they were recorded."""
+        if peer >= 0:  # this flag, which may be the peer's in a row that it sets at all ranks
+            found = self._one.get((rank, flag, value))
+            row = self._all.get((flag - 8 * peer, value), {})
+            return [at for at in (found, row.get(peer)) if at is not None][:1]
+        row = self._all.get((flag, value), {})
+        missing = [each for each in range(size) if each not in row] if len(row) < size else []
+        keys = [(rank, flag + 8 * each, value) for each in missing]
+        return [*row.values(), *(self._one[key] for key in keys if key in self._one)]
 
 
 def _extent(spans: np.ndarray) -> int:
