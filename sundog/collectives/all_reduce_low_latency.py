@@ -53,17 +53,15 @@ def valid(problem: Problem, config: Config) -> str | None:
 def space(problem: Problem) -> list[Config]:
     return [
         Config(block, num_warps)
-        for block in (64, 128, 256, 512, 1024, 2048)
+        for block in (64, 128, 256, 512, 1024)
         for num_warps in (1, 2, 4, 8)
-        if 2 <= block // (32 * num_warps) <= 32
+        if 2 <= block // (32 * num_warps) <= 16
     ]
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """A program per SM, or several; of one warp, up to 8 elements a thread: no CTA barriers."""
-    share = triton.next_power_of_2(triton.cdiv(max(problem.numel, 1), num_sms))
-    block = min(max(share, 64), 512)
-    return Config(block, max(block // 256, 1))
+    """A word, or two, of every thread: polls are atomics, which take their turns in the cache."""
+    return Config(128, 2) if problem.size > 2 else Config(128, 1)
 
 
 def cases(size: int) -> list[Problem]:
@@ -95,14 +93,17 @@ def _low_latency_kernel(
     # program with this number had seen before it sent those of the last call, which I have seen.
     box = (epoch % 2) * SIZE * stride + program * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
     word = (epoch << _BITS) | data
-    point = trace.begin(0, trace.SIGNAL, program, epoch, trace.ALL, ctx, TRACE)
+    point = trace.begin(0, trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, TRACE)
+    words = ()
     for peer in tl.static_range(SIZE):
         # Relaxed: data and epoch are one word, and nothing else is published by it.
         place = mine[peer] + rank * stride + box
-        tl.atomic_xchg(place, word, mask=at < numel, sem="relaxed", scope="sys")
-    point = trace.begin(point, trace.WAIT, program, epoch, trace.ALL, ctx, TRACE)
-    words = _wait_words(boxes + box, stride, epoch, at < numel, ctx, SIZE)
-    point = trace.end(point, trace.WAIT, program, epoch, trace.ALL, ctx, TRACE)
+        others = (at < numel) & (peer != rank)
+        tl.atomic_xchg(place, word, mask=others, sem="relaxed", scope="sys")
+        words = words + (tl.where(others, (epoch - 1) << _BITS, word),)  # type: ignore[assignment]
+    point = trace.begin(point, trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
+    words = _wait_words(words, boxes + box, stride, epoch, ctx, SIZE)
+    point = trace.end(point, trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
     for part in tl.static_range(PER):
         total = reduction.widen(_element(words[0], part, out.dtype.element_ty))
         for peer in tl.static_range(1, SIZE):
@@ -150,32 +151,34 @@ def _element(word, part: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _wait_words(boxes, stride, epoch, mask, ctx, SIZE: tl.constexpr):
-    """Every rank's words, once all of them have this epoch; bounded as `signal.wait` is."""
+def _wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr):
+    """Every rank's words, once none is of an earlier epoch; bounded as `signal.wait` is."""
     limit = tl.cast(signal._LOOK_EVERY, tl.int64)
     polls = limit * 0
-    words, late = _look(boxes, stride, epoch, mask, SIZE)
+    words, late = _look(words, boxes, stride, epoch, SIZE)
     while (late > 0) & (polls < limit):
         polls += 1
         if polls % signal._LOOK_EVERY == 0:
             limit = signal._polls_allowed(ctx)
-        words, late = _look(boxes, stride, epoch, mask, SIZE)
+        words, late = _look(words, boxes, stride, epoch, SIZE)
     if late > 0:
-        _run_out(boxes, stride, words, epoch, mask, ctx, SIZE)
+        _run_out(boxes, stride, words, epoch, ctx, SIZE)
     return words
 
 
 @triton.jit
-def _look(boxes, stride, epoch, mask, SIZE: tl.constexpr):
-    """The words as they are now, all loads at once, and whether some are of an earlier epoch."""
-    words = ()
-    zero = tl.zeros(mask.shape, tl.int64)
-    late = mask & False
+def _look(words, boxes, stride, epoch, SIZE: tl.constexpr):
+    """Those words that are missing, as they are now, all loads at once; are some still missing?"""
+    found = ()
     for peer in tl.static_range(SIZE):
-        seen = tl.atomic_add(boxes + peer * stride, zero, mask=mask, sem="relaxed", scope="sys")
-        late |= mask & _is_late(seen, epoch)
-        words = words + (seen,)  # type: ignore[assignment]
-    return words, tl.max(late.to(tl.int32), 0)
+        missing = _is_late(words[peer], epoch)
+        place = boxes + peer * stride
+        seen = tl.atomic_add(place, words[peer] * 0, mask=missing, sem="relaxed", scope="sys")
+        found = found + (tl.where(missing, seen, words[peer]),)  # type: ignore[assignment]
+    late = _is_late(found[0], epoch)  # type: ignore[misc]
+    for peer in tl.static_range(1, SIZE):
+        late |= _is_late(found[peer], epoch)
+    return found, tl.max(late.to(tl.int32), 0)
 
 
 @triton.jit
@@ -185,11 +188,11 @@ def _is_late(word, epoch):
 
 
 @triton.jit
-def _run_out(boxes, stride, words, epoch, mask, ctx, SIZE: tl.constexpr):
+def _run_out(boxes, stride, words, epoch, ctx, SIZE: tl.constexpr):
     """Leave a record of the last rank that is late."""
     late, seen = 0, epoch
     for peer in tl.static_range(SIZE):
-        is_late = mask & _is_late(words[peer], epoch)
+        is_late = _is_late(words[peer], epoch)
         if tl.max(is_late.to(tl.int32), 0) > 0:
             late = peer
             seen = tl.min(tl.where(is_late, words[peer] >> _BITS, epoch), 0)
