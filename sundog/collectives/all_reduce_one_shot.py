@@ -47,9 +47,9 @@ def valid(problem: Problem, config: Config) -> str | None:
 def space(problem: Problem) -> list[Config]:
     return [
         Config(block, programs, num_warps)
-        for block in (512, 1024, 2048, 4096)
+        for block in (512, 1024, 2048, 4096, 8192)
         for programs in (1, 2, 4, 8, 16, 32, 64)
-        for num_warps in (4, 8)
+        for num_warps in (4, 8, 16)
     ]
 
 

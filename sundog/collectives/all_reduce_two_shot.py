@@ -43,9 +43,9 @@ def valid(problem: Problem, config: Config) -> str | None:
 def space(problem: Problem) -> list[Config]:
     return [
         Config(block, programs, num_warps)
-        for block in (1024, 2048, 4096, 8192)
+        for block in (1024, 2048, 4096, 8192, 16384)
         for programs in (4, 8, 16, 32, 64, 128)
-        for num_warps in (4, 8)
+        for num_warps in (4, 8, 16)
     ]
 
 
