@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +65,19 @@ def test_the_two_take_turns_and_the_medians_are_compared(
     assert "0.51 s" in text
 
 
-def test_the_two_run_in_processes_of_their_own() -> None:
+def test_the_two_run_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one of the kernels, once: `sundog bench sim` runs them all."""
+    run = subprocess.run
+    code = (
+        "import sys; from sundog.bench import sim; sim.CASES.popitem(); "
+        "sim._best_of_two = lambda case, finish=int: [case(), finish(), 1.5][2]; "
+        "print(sim.json.dumps(sim._time_kernels(sys.argv[1])))"
+    )
+
+    def run_less(command: list[str], **options: Any) -> Any:
+        assert command[1:3] == ["-m", "sundog.bench.sim"]
+        return run([command[0], "-c", code, *command[3:]], **options)
+
+    monkeypatch.setattr(subprocess, "run", run_less)
     for who in ("ours", "triton"):
-        assert all(seconds > 0 for seconds in sim._time_in_a_process(who).values())
+        assert sim._time_in_a_process(who) == {next(iter(sim.CASES)): 1.5}
