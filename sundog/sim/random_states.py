@@ -2,7 +2,8 @@
 
 Ranks take turns at every launch and wait, and hardly ever draw in between; to copy Python's and
 numpy's states at each turn took 115 of its 135 us. So they are looked at first: in memory, where
-both are a Mersenne twister and its position. What looks the same is neither saved nor loaded.
+both are a Mersenne twister and its position. What has not changed is not saved, and what the last
+rank left as it should be is not loaded.
 """
 
 from __future__ import annotations
@@ -21,10 +22,18 @@ __all__ = ["Generators"]
 _TWISTER = struct.Struct("625I")  # 624 words and the position, before or behind them
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
 _NUMPY: Any = numpy_random.get_state.__self__  # type: ignore[attr-defined]
+_NUMPY_TWISTER = _NUMPY._bit_generator
+
+
+class Look(NamedTuple):
+    """What a generator looks like: equal if its state is."""
+
+    twister: bytes
+    rest: Any
 
 
 class _Kind(NamedTuple):
-    look: Callable[[], Any]  # differs if the state does, and costs little
+    look: Callable[[Look | None], Look]  # given the last one, which it returns if nothing changed
     get: Callable[[], Any]
     set: Callable[[Any], Any]
 
@@ -32,32 +41,43 @@ class _Kind(NamedTuple):
 class Generators:
     """One rank's states."""
 
+    _in_force: dict[str, Look] = {}  # noqa: RUF012 -- one per process: how they were last saved
+
     def __init__(self) -> None:
-        self._states: dict[str, tuple[Any, Any]] = {}  # how each looked, and what it was
+        self._states: dict[str, tuple[Look, Any]] = {}
 
     def save(self) -> None:
         for name, kind in _kinds():
-            seen = kind.look()
-            if name not in self._states or self._states[name][0] != seen:
+            before = self._states[name][0] if name in self._states else None
+            seen = kind.look(before)
+            if seen is not before:
                 self._states[name] = seen, kind.get()
+            Generators._in_force[name] = seen
 
     def load(self) -> None:
+        """Behind another rank's `save`, with nothing in between that draws."""
         for name, kind in _kinds():
-            if name in self._states and self._states[name][0] != kind.look():
+            if name in self._states and self._states[name][0] != Generators._in_force.get(name):
                 kind.set(self._states[name][1])
 
 
 def _kinds() -> list[tuple[str, _Kind]]:
-    return [*_KINDS.items()][: 3 if torch.cuda.is_initialized() else 2]
+    return _WITH_CUDA if torch.cuda.is_initialized() else _WITHOUT_CUDA
 
 
-def _python() -> Any:
-    return ctypes.string_at(_PYTHON_AT, _TWISTER.size), _PYTHON.gauss_next
+def _python(before: Look | None) -> Look:
+    now = Look(ctypes.string_at(_PYTHON_AT, _TWISTER.size), _PYTHON.gauss_next)
+    return before if before == now else now
 
 
-def _python_is_there() -> bool:
-    """Is the twister where CPython has it, right behind the head of the object?"""
-    position, *words = _TWISTER.unpack(_python()[0])
+def _python_slowly(before: Look | None) -> Look:
+    """Where the twister is not where CPython has it, right behind the head of the object."""
+    now = Look(b"", random.getstate())
+    return before if before == now else now
+
+
+def _is_python_there() -> bool:
+    position, *words = _TWISTER.unpack(_python(None).twister)
     return random.getstate()[1] == (*words, position)
 
 
@@ -67,35 +87,40 @@ class _NoTwister:
     state = property(lambda self: {"bit_generator": "none"})
 
 
-def _numpy() -> Any:
-    twister = _NUMPY._bit_generator
-    if type(twister) is not numpy_random.MT19937:  # the user's own: as if it had always changed
-        return object()
+def _numpy(before: Look | None) -> Look:
+    if _NUMPY._bit_generator is not _NUMPY_TWISTER:  # the user's own: as if it always changed
+        return Look(b"", object())
     _NUMPY._bit_generator = _NO_TWISTER
     try:
-        rest = _NUMPY.get_state(legacy=False)
+        told = _NUMPY.get_state(legacy=False)
     finally:
-        _NUMPY._bit_generator = twister
-    words = ctypes.string_at(twister.ctypes.state_address, _TWISTER.size)
-    return words, rest["has_gauss"], rest["gauss"]
+        _NUMPY._bit_generator = _NUMPY_TWISTER
+    words = ctypes.string_at(_NUMPY_AT, _TWISTER.size)
+    now = Look(words, (told["has_gauss"], told["gauss"]))
+    return before if before == now else now
 
 
 def _generator() -> torch.Generator:
     return torch.cuda.default_generators[torch._C._cuda_getDevice()]
 
 
-def _cuda() -> Any:
-    return _generator().initial_seed(), _generator().get_offset()
+def _cuda(before: Look | None) -> Look:
+    generator = _generator()
+    now = Look(b"", (generator.initial_seed(), generator.get_offset()))
+    return before if before == now else now
 
 
 _NO_TWISTER = _NoTwister()
 _PYTHON_AT = id(_PYTHON) + object.__basicsize__
-_KINDS = {
-    "python": _Kind(
-        _python if _python_is_there() else random.getstate, random.getstate, random.setstate
+_NUMPY_AT = _NUMPY_TWISTER.ctypes.state_address
+_WITHOUT_CUDA = [
+    (
+        "python",
+        _Kind(_python if _is_python_there() else _python_slowly, random.getstate, random.setstate),
     ),
-    "numpy": _Kind(_numpy, numpy_random.get_state, numpy_random.set_state),
-    "cuda": _Kind(
-        _cuda, lambda: _generator().get_state(), lambda state: _generator().set_state(state)
-    ),
-}
+    ("numpy", _Kind(_numpy, numpy_random.get_state, numpy_random.set_state)),
+]
+_WITH_CUDA = [
+    *_WITHOUT_CUDA,
+    ("cuda", _Kind(_cuda, lambda: _generator().get_state(), lambda s: _generator().set_state(s))),
+]
