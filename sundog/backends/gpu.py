@@ -23,7 +23,8 @@ from ..sim.launcher import Installed
 from ..target import Footprint
 
 __all__ = [
-    "Contexts", "Gpu", "Launch", "SynchronizeFirst", "grid_of", "pinned_words", "polls_per_second",
+    "Contexts", "Gpu", "Launch", "SynchronizeFirst", "grid_of", "in_order", "pinned_words",
+    "polls_per_second",
 ]  # fmt: skip
 
 _POLLS_TO_TIME = 20_000
@@ -78,7 +79,7 @@ class Launch:
         with torch._C.DisableTorchFunction():  # Triton looks at every tensor, and waits for nothing
             self._compiled = Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
         self._grid = grid_of(kernel, grid, args, kwargs)
-        self._arguments: tuple | None = _in_order(kernel, args, kwargs)
+        self._arguments: tuple | None = in_order(kernel, args, kwargs)
         self.name = kernel.__name__
         self.programs = math.prod(self._grid) * getattr(self._compiled.metadata, "num_ctas", 1)
 
@@ -125,7 +126,7 @@ def _needs_scratch(compiled: Any) -> bool:
     return any(getattr(compiled.metadata, name, 0) for name in sizes)
 
 
-def _in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
+def in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
     """All arguments in their places, as a compiled kernel takes them."""
     return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])
 

@@ -29,8 +29,9 @@ from ..heap import Allocation, Heap
 from ..order import Order
 from ..sim.launcher import Installed
 from ..world import World
+from .direct import Direct
 from .exchange import Exchange, Peers, died, open_store
-from .gpu import Contexts, Launch, grid_of, pinned_words, polls_per_second
+from .gpu import Contexts, Gpu, Launch, grid_of, pinned_words, polls_per_second
 from .gpu_graph import CudaRecording
 from .preflight import check, facts
 
@@ -118,6 +119,8 @@ class SymmBackend:
         self._contexts: Contexts | None = None
         self._handle: Any = None
         self._side = torch.cuda.Stream(self.device)
+        self._gpu = Gpu(self.device)
+        self._direct = Direct()
         self._installed = Installed(None, self._launch)
         self._installed.__enter__()
 
@@ -242,15 +245,22 @@ class SymmBackend:
             self._contexts = self._handle = self._own = None  # type: ignore[assignment]
 
     def _launch(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
-        self._streams[torch.cuda.current_stream()] = None
+        stream = self._gpu.current_stream()
+        self._streams[stream] = None
+        if self.recording is None:
+            compiled = self._direct.again(kernel, grid, args, kwargs, stream.cuda_stream)
+            if compiled is not None:
+                return compiled
         shape = grid_of(kernel, grid, args, kwargs)
         if self.recording is not None:
             capturing = torch.cuda.is_current_stream_capturing()
             launch = Launch(kernel, shape, args, kwargs)
-            self.recording.launched(launch, torch.cuda.current_stream(), capturing)
+            self.recording.launched(launch, stream, capturing)
         if math.prod(shape) * kwargs.get("num_ctas", 1) > self.num_sms:  # one an SM always fits
             self._check_resident(Launch(kernel, shape, args, kwargs))
-        return Installed.original(kernel, *args, grid=shape, warmup=False, **kwargs)
+        compiled = Installed.original(kernel, *args, grid=shape, warmup=False, **kwargs)
+        self._direct.note(kernel, grid, args, kwargs, compiled)
+        return compiled
 
     def _check_resident(self, launch: Launch) -> None:
         launch.load()

@@ -114,7 +114,7 @@ def on_stream(world: World, number: int, run: Any, *used: torch.Tensor) -> Handl
 def _run(
     world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options
 ) -> torch.Tensor:
-    if not isinstance(options.config, Hashable):
+    if options.config is not None and not isinstance(options.config, Hashable):
         raise ValueError(
             f"{op}: config {options.config!r} is not a Config of one of its algorithms"
         )

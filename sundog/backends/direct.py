@@ -1,0 +1,63 @@
+"""Launching a kernel again with arguments of the same kinds, without Triton's look at all of them.
+
+Triton binds and specialises all arguments and compares all globals at every launch: most of the
+time of a small collective's call on the host. A launch depends on no more than what is in the key
+here, so its second time goes straight to the compiled kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from .gpu import in_order
+
+__all__ = ["Direct"]
+
+_PLAIN = (int, str, bool, float, type(None), torch.dtype)
+_MOST = 1024  # a program that makes ever new kinds of launches is not kept forever
+
+
+class Direct:
+    """Compiled kernels by all that they were compiled for."""
+
+    def __init__(self) -> None:
+        # The kernel is kept, so that no other one gets its id.
+        self._known: dict[tuple, tuple[JITFunction, Any, Callable[..., Any]]] = {}
+
+    def again(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, stream: int) -> Any:
+        """Start it, if such a launch was noted before: the compiled kernel, or None."""
+        found = self._known.get(_key(kernel, grid, args, kwargs))
+        if found is None:
+            return None
+        _, compiled, start = found
+        start(*in_order(kernel, args, kwargs), stream=stream)
+        return compiled
+
+    def note(
+        self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any
+    ) -> None:
+        """After a launch by Triton, which gave this compiled kernel."""
+        key = _key(kernel, grid, args, kwargs)
+        if key and hasattr(compiled, "packed_metadata"):
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[key] = kernel, compiled, compiled[(*grid, 1, 1)[:3]]
+
+
+def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:
+    """Empty where there is more to look at. Alive kernels differ by their id."""
+    if type(grid) is not tuple or kernel.pre_run_hooks or torch.version.hip:
+        return ()  # AMD's code depends on the size of a tensor's storage too
+    words: list[Any] = [id(kernel), grid, *kwargs]
+    for value in (*args, *kwargs.values()):
+        if type(value) is torch.Tensor:
+            words += (value.dtype, value.data_ptr() % 16)
+        elif isinstance(value, _PLAIN):
+            words += (type(value), value)
+        else:
+            return ()
+    return tuple(words)
