@@ -1,4 +1,4 @@
-"""Launches that go straight to the compiled kernel: only where nothing that it depends on changed."""
+"""Launches that go straight to the compiled kernel: where nothing that it depends on changed."""
 
 from __future__ import annotations
 
