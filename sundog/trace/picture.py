@@ -29,13 +29,13 @@ def draw(timeline: Timeline, path: str, rank: int) -> None:
         _bars(axes, spans[spans["kind"] == kind], name, colour, scale)
     waits = spans[np.isin(spans["kind"], (WAIT.value, BARRIER.value))]
     for peer in np.unique(waits["ended_by"]).tolist():
-        colour = colours(peer % 10 if peer >= 0 else 7)
-        _bars(axes, waits[waits["ended_by"] == peer], _waited_for(peer, rank), colour, scale)
+        own = waits[waits["ended_by"] == peer]
+        _bars(axes, own, _waited_for(peer, rank), colours(peer % 10 if peer >= 0 else 7), scale)
     unit = "us" if timeline.unit == "ns" else timeline.unit
-    [own] = [each for each in summarise(timeline) if each.rank == rank]
+    [summary] = [each for each in summarise(timeline) if each.rank == rank]
     axes.set(
         xlabel=f"time [{unit}]", ylabel="program", ylim=(rows - 0.5, -0.5),
-        title=f"{timeline.title}\nrank {rank}: {own.cells()[2]} of program time waited",
+        title=f"{timeline.title}\nrank {rank}: {summary.cells()[2]} of program time waited",
     )  # fmt: skip
     axes.title.set_fontsize(9)
     axes.autoscale_view(scaley=False)
@@ -60,4 +60,4 @@ def _bars(axes: Any, spans: np.ndarray, name: str, colour: Any, scale: int) -> N
     corners = ((left, low), (left, high), (right, high), (right, low))
     boxes = np.stack([np.stack(corner, -1) for corner in corners], 1)
     if len(boxes):
-        axes.add_collection(PolyCollection(boxes, facecolor=colour, linewidth=0, label=name))
+        axes.add_collection(PolyCollection(list(boxes), facecolor=colour, linewidth=0, label=name))
