@@ -33,7 +33,7 @@ from ..errors import SundogError
 from ..isa import NUM_SMS
 from ..target import has_gpu
 from . import cache
-from .compile import compile_config, launches_of
+from .compile import between_graphs, compile_config, launches_of
 from .evaluate import Evaluator
 from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
 from .search import SEARCHES, around_the_best
@@ -138,7 +138,7 @@ def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tune
         job = found[number]
         hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
         info = _describe(job, space, f"compile {target}", hardware, options)
-        compilers = _compilers(job, target, os.cpu_count() or 1)
+        compilers = _compilers(job, target, options.log, info.run_id, os.cpu_count() or 1)
         done.append(_search(job, space, info, (compilers, None), target, "", options))
     return done
 
@@ -154,7 +154,8 @@ def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) ->
             job = found[number]
             backend = f"{place.backend} {place.link}".strip()
             info = _describe(job, space, backend, where.hardware, options)
-            compilers = _compilers(job, where.arch, max((os.cpu_count() or 2) - 1, 1))
+            count = max((os.cpu_count() or 2) - 1, 1)
+            compilers = _compilers(job, where.arch, options.log, info.run_id, count)
             workers = compilers, measurer
             done.append(_search(job, space, info, workers, where.target, name, options, number))
     finally:
@@ -185,8 +186,9 @@ def _search(
             SEARCHES[options.search](space, evaluator, options.budget, rng)
             evaluator.measure_again(_FINALISTS, space.configs[0])
         finally:  # Ctrl-C too: what was measured counts
-            for worker in compilers:
-                worker.close()
+            with between_graphs(options.log):
+                for worker in compilers:
+                    worker.close()
             config, milliseconds = evaluator.best or (None, None)
             if milliseconds is not None:
                 cache.keep(job, config, milliseconds, target, f"{options.log} {info.run_id[:16]}")
@@ -198,8 +200,8 @@ def _search(
         )  # fmt: skip
 
 
-def _compilers(job: Job, target: str, count: int) -> list[Worker]:
-    body = serve(compile_config(job, target))
+def _compilers(job: Job, target: str, log: str, run_id: str, count: int) -> list[Worker]:
+    body = serve(compile_config(job, target, log, run_id))
     return [Worker(body, _COMPILE_S) for _ in range(min(count, _MOST_COMPILERS))]
 
 

@@ -2,21 +2,27 @@
 
 The op is planned on a simulated world and its launches are noted (sundog.isa). On a machine with a
 GPU this fills Triton's cache beside the measurements, so that a measurement loads what it finds.
+The graph of the IR goes into the dataset here, too: in the process that tunes, 12 ms of it would
+come to each config of a fused op.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..dataset.append import AppendFile
 from ..dataset.compile import source_of
-from ..dataset.graph import IrGraphRecord
+from ..dataset.irfile import IrFile
+from ..dataset.schema import file_names
 from ..dataset.ttir import extract_ttir_graph
 from ..exercise import room
 from ..isa import GPU_HEAP, NUM_SMS, Kernel, compile_launch, inspect_launch
@@ -24,7 +30,9 @@ from ..isa.launches import Launch, record
 from ..world import World
 from .space import Job
 
-__all__ = ["Compiled", "compile_config", "launches_of"]
+__all__ = ["Compiled", "between_graphs", "compile_config", "launches_of"]
+
+log = logging.getLogger(__name__)
 
 _LEAST_HEAP = 64 << 20
 _FIGURES = (
@@ -43,38 +51,49 @@ class Compiled:
 
     seconds: float
     metrics: dict[str, Any]
-    graphs: dict[str, IrGraphRecord | None]  # by what it was made of; None: this process sent it
+    ir_ids: list[str]
 
 
-def compile_config(job: Job, target: str) -> Callable[[Any], Compiled]:
+def compile_config(job: Job, target: str, base: str, run_id: str) -> Callable[[Any], Compiled]:
     """For `workers.serve`: a config's kernels, in the order of their launches.
 
     Configs often differ in the grid alone, so what was compiled is kept by what it was made of.
     """
-    made: dict[str, Kernel] = {}
+    file = IrFile(file_names(base)[2])
+    made: dict[str, tuple[Kernel, str | None]] = {}
 
     def compile_one(config: Any) -> Compiled:
         seconds = 0.0
-        kernels = []
-        graphs: dict[str, IrGraphRecord | None] = {}
+        found = []
         for launch in launches_of(job, config):
             source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
             key = f"{source.hash()} {sorted(options.items(), key=str)}"
-            graphs.setdefault(key, None)
             if key not in made:
-                took, made[key], graphs[key] = _compiled(job.op, launch, target)
-                seconds += took
-            kernels.append(made[key])
-        return Compiled(seconds, _metrics(target, kernels), graphs)
+                begin = time.perf_counter()
+                compiled = compile_launch(launch, target)
+                seconds += time.perf_counter() - begin
+                graph = {**extract_ttir_graph(compiled), "run_id": run_id}
+                made[key] = inspect_launch(job.op, launch, target), _write(file, graph)
+            found.append(made[key])
+        ids = dict.fromkeys(ir_id for _, ir_id in found if ir_id)
+        return Compiled(seconds, _metrics(target, [kernel for kernel, _ in found]), list(ids))
 
     return compile_one
 
 
-def _compiled(op: str, launch: Launch, target: str) -> tuple[float, Kernel, IrGraphRecord]:
-    begin = time.perf_counter()
-    compiled = compile_launch(launch, target)
-    seconds = time.perf_counter() - begin
-    return seconds, inspect_launch(op, launch, target), extract_ttir_graph(compiled)
+def _write(file: IrFile, graph: Any) -> str | None:
+    try:
+        return file.add(graph)
+    except OSError as error:
+        log.warning("%s: %s; rows go on without the IR graph", file.file.path, error)
+        return None
+
+
+@contextmanager
+def between_graphs(base: str) -> Iterator[None]:
+    """Nobody is in the middle of one: compilers may be ended."""
+    with AppendFile(file_names(base)[2]).locked():
+        yield
 
 
 def launches_of(job: Job, config: Any) -> list[Launch]:

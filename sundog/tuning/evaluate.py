@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..dataset.graph import IrGraphRecord
 from ..dataset.identity import config_json
 from ..dataset.writer import Recorder, Trial
 from ..errors import SundogError
@@ -57,8 +56,6 @@ class Evaluator:
         self._job = job
         self._trials: dict[Any, Trial] = {}
         self._compiled: dict[Any, Compiled | Failure] = {}
-        self._graphs: dict[str, IrGraphRecord] = {}  # by their keys
-        self._ir_ids: dict[str, str | None] = {}  # of those that were written
         self._finalists: set[Any] = set()  # that were measured again
         self.failed = 0  # of those that were tried
         self._deaths = 0  # of the measurer, in a row
@@ -122,7 +119,7 @@ class Evaluator:
                 if worker is self._measurer:
                     self._measured(task[1][0], reply)
                     continue
-                self._keep(task, reply)
+                self._compiled[task] = reply
                 if task in configs:
                     self._take(task, generation, to_measure)
 
@@ -153,11 +150,6 @@ class Evaluator:
                 config, decorator=_text(config), generation=generation
             )
         return config
-
-    def _keep(self, config: Any, reply: Compiled | Failure) -> None:
-        self._compiled[config] = reply
-        if isinstance(reply, Compiled):
-            self._graphs |= {key: graph for key, graph in reply.graphs.items() if graph is not None}
 
     def _take(self, config: Any, generation: int, to_measure: deque) -> None:
         """What was compiled is measured next, or its row is written."""
@@ -201,14 +193,10 @@ class Evaluator:
         compiled = self._compiled.get(config)
         if not isinstance(compiled, Compiled):
             return {}
-        for key in compiled.graphs:
-            if key not in self._ir_ids:  # a graph is long: to look at it again takes 10 ms
-                self._ir_ids[key] = self._recorder.add_graph(self._graphs.pop(key))
-        ids = [self._ir_ids[key] for key in compiled.graphs]
         return {
             "compile_time_s": compiled.seconds,
             "metrics": compiled.metrics,
-            "ir_id": list(dict.fromkeys(filter(None, ids))),
+            "ir_id": compiled.ir_ids,
         }
 
     def _done(self, config: Any, time: float | None) -> None:
