@@ -31,16 +31,21 @@ _POLLS_TO_TIME = 20_000
 
 
 class SynchronizeFirst(TorchFunctionMode):
-    """Before torch makes the host wait for the GPU, let the other ranks' hosts do their part."""
+    """Before torch makes the host wait for the GPU, let the other ranks' hosts do their part.
 
-    def __init__(self, synchronize: Callable[[], None]) -> None:
+    `in_host_memory`: so does a copy, which CUDA leaves to the host where both ends are its memory.
+    """
+
+    def __init__(self, synchronize: Callable[[], None], in_host_memory: bool = False) -> None:
         super().__init__()
         self._synchronize = synchronize
+        self._in_host_memory = in_host_memory
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if waits(getattr(func, "__name__", ""), args, kwargs or {}):
+        name = getattr(func, "__name__", "")
+        if waits(name, args, kwargs or {}) or (self._in_host_memory and name == "copy_"):
             self._synchronize()
         return func(*args, **(kwargs or {}))
 

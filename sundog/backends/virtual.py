@@ -135,10 +135,10 @@ def run(
         raise ValueError("sundog.run inside a rank: open the second world after the first is done")
     shared = _open(world_size, heap_size, timeout, link)
     machine = shared.machine
-    hosts = [
-        machine.add_host(rank, _host(fn, shared, rank), [SynchronizeFirst(shared.gang.read_back)])
-        for rank in range(world_size)
-    ]
+    hosts = []
+    for rank in range(world_size):
+        mode = SynchronizeFirst(shared.gang.read_back, in_host_memory=bool(link) and rank > 0)
+        hosts.append(machine.add_host(rank, _host(fn, shared, rank), [mode]))
     try:
         with Installed(machine, shared.gang.launch):
             machine.run()
