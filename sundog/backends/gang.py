@@ -28,6 +28,7 @@ __all__ = ["Device", "Event", "Gang", "Prepared"]
 # for it, in seconds. Longer than most kernels run, far shorter than a timeout.
 _GRACE = 0.02
 _BUSY_LOOKS = 100  # before the first nap
+_MANY = 64  # launches on a stream, before we look which have ended
 _LONGEST_NAP = 2e-4
 
 
@@ -75,7 +76,9 @@ class Flight:
     prepared: Prepared
     stream: Any
     kind: Kind
-    event: Event | None = None
+
+    def __post_init__(self) -> None:
+        self.place = (self.host.rank, self.stream)
 
 
 @dataclass(eq=False)
@@ -87,6 +90,8 @@ class Queue:
     kinds: Counter[Kind] = field(default_factory=Counter)  # hundreds of launches may wait: a few
 
     def add(self, event: Event, kind: Kind) -> None:
+        if len(self.flights) > _MANY:
+            self.look()
         self.flights.append((event, kind))
         self.kinds[kind] += 1
 
@@ -118,6 +123,7 @@ class Gang:
         self._device = device
         self._held: list[Flight] = []
         self._queues: dict[tuple[int, Any], Queue] = {}  # by rank and stream
+        self._fit: set[tuple[tuple[int, Any], Kind]] = set()  # all of these together, and no others
         self._waiters: list[Waiter] = []
         self._idle_since = 0.0
         self._looks = 0
@@ -207,31 +213,33 @@ class Gang:
 
     def _start(self) -> None:
         held, self._held = self._held, []
-        refusal = self._check_resident(held)
+        refusal = None
+        if any((flight.place, flight.kind) not in self._fit for flight in held):
+            refusal = self._check_resident(held)
         for flight in held:
             answer: Any = refusal
             if refusal is None:
                 try:
                     answer = flight.prepared.start(flight.stream)
-                    event = self._device.event(flight.stream)
-                    self._queue(flight).add(event, flight.kind)
+                    self._queue(flight).add(self._device.event(flight.stream), flight.kind)
                 except Exception as error:  # its own host raises it
                     answer = error
             self._machine.wake(flight.host, answer)
 
     def _queue(self, flight: Flight) -> Queue:
-        place = (flight.host.rank, flight.stream)
-        if place not in self._queues:
-            self._queues[place] = Queue(flight.host.rank)
-        return self._queues[place]
+        if flight.place not in self._queues:
+            self._queues[flight.place] = Queue(flight.host.rank)
+        return self._queues[flight.place]
 
     def _check_resident(self, held: list[Flight]) -> NotResident | None:
         for queue in self._queues.values():
             queue.look()
         kinds = {place: set(queue.kinds) for place, queue in self._queues.items()}
         for flight in held:
-            kinds.setdefault((flight.host.rank, flight.stream), set()).add(flight.kind)
-        return check_resident(self._device.target, kinds)
+            kinds.setdefault(flight.place, set()).add(flight.kind)
+        refusal = check_resident(self._device.target, kinds)
+        self._fit = {(p, k) for p, those in kinds.items() for k in those} if not refusal else set()
+        return refusal
 
     def _nap(self) -> None:
         if not self._idle_since:

@@ -29,6 +29,8 @@ _get_handler.restype, _set_handler.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 class TorchState:
     """The state of one rank. `leave` when its host stops running, `enter` when it goes on."""
 
+    _in_force: tuple = ()  # one per process: the types that were last saved
+
     def __init__(self, modes: list[Any]) -> None:
         functions, self._dispatch = _pop_modes()
         _push_modes(functions, self._dispatch)
@@ -80,18 +82,21 @@ class TorchState:
     def _save(self) -> None:
         self._seed = torch.get_rng_state()
         self._generators.save()
-        self._types = [torch.get_autocast_dtype(kind) for kind in _AUTOCAST]
-        self._cached = torch.is_autocast_cache_enabled()
-        self._default = torch.get_default_dtype()
+        self._types = TorchState._in_force = (
+            *(torch.get_autocast_dtype(kind) for kind in _AUTOCAST),
+            torch.get_default_dtype(),
+            torch.is_autocast_cache_enabled(),
+        )
         self._stream = _current_stream() if torch.cuda.is_initialized() else None
 
     def _load(self) -> None:
         torch.set_rng_state(self._seed)
-        for kind, dtype in zip(_AUTOCAST, self._types, strict=True):
-            torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(self._cached)
-        if torch.get_default_dtype() is not self._default:
-            torch.set_default_dtype(self._default)
+        if self._types != TorchState._in_force:
+            *types, default, cached = self._types
+            for kind, dtype in zip(_AUTOCAST, types, strict=True):
+                torch.set_autocast_dtype(kind, dtype)
+            torch.set_default_dtype(default)
+            torch.set_autocast_cache_enabled(cached)
         if self._stream is not None:
             torch._C._cuda_setStream(*self._stream)
         self._generators.load()
