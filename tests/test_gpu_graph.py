@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from sundog.backends import gpu_graph
 from sundog.backends.gpu_graph import CudaRecording
 from sundog.errors import CaptureError
 from sundog.target import Footprint
@@ -74,7 +75,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
         note = partial(_note, made, name)
         monkeypatch.setattr(torch._C, f"_cuda_{name}", note, raising=False)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "now")
+    monkeypatch.setattr(gpu_graph, "on", lambda stream: nullcontext())
     return made
 
 
@@ -87,7 +88,7 @@ def holder() -> Iterator[Any]:
 
 
 def _begin(holder: Any) -> CudaRecording:
-    recording = CudaRecording(holder, "s", lambda graph, stream: holder.put.append((graph, stream)))  # type: ignore[arg-type]
+    recording = CudaRecording(holder, "s", holder.put.append)  # type: ignore[arg-type]
     assert holder.recording is recording
     return recording
 
@@ -97,7 +98,7 @@ def test_a_capture_and_its_replays(graph, holder):
     recording.end()
     assert holder.recording is None
     recording.replay()
-    assert holder.put == [(recording, "now")]
+    assert holder.put == [recording]
     recording.start("now")  # type: ignore[arg-type]
     recording.free()
     assert graph.log == ["begin thread_local", "end", "replay", "reset"]

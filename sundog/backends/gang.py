@@ -147,8 +147,11 @@ class Gang:
         """In a host: until nothing runs on the GPU, and nothing starts before this host goes on."""
         self._wait([q.flights[-1][0] for q in self._queues.values() if q.flights], what, True)
 
-    def put(self, prepared: Prepared, stream: Any) -> Any:
-        """In a host: returns when what is loaded has been started, together with the others'."""
+    def put(self, prepared: Prepared, stream: Any = None) -> Any:
+        """In a host: returns when what is loaded has been started, together with the others'.
+
+        `stream`: default: the current one."""
+        stream = self._device.current_stream() if stream is None else stream
         kind = Kind(prepared.name, prepared.programs, prepared.footprint())
         self._held.append(Flight(self._machine.host, prepared, stream, kind))
         answer = self._machine.block(f"the other ranks, to launch {prepared.name} together")

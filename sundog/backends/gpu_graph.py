@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..errors import CaptureError
 from ..source import raised_at
 from ..target import Footprint
 from .gang import Prepared
+from .gpu import on
 
 __all__ = ["CudaRecording"]
 
@@ -29,9 +30,9 @@ class CudaRecording:
     loaded = True
 
     def __init__(
-        self, holder: Any, stream: torch.cuda.Stream, put: Callable[[CudaRecording, Any], Any]
+        self, holder: Any, stream: torch.cuda.Stream, put: Callable[[CudaRecording], Any]
     ) -> None:
-        """`holder.recording` is this while it lasts; `put` starts the graph on a stream."""
+        """`holder.recording` is this while it lasts; `put` starts it on the current stream."""
         self._holder, self._put = holder, put
         self.programs = 0  # that wait for others, at one time
         self._most: dict[Any, int] = {}  # of any kernel, by stream
@@ -119,7 +120,7 @@ class CudaRecording:
     # afterwards
 
     def replay(self) -> None:
-        self._put(self, torch.cuda.current_stream())
+        self._put(self)
 
     def free(self) -> None:
         self._graph.reset()
@@ -132,6 +133,7 @@ class CudaRecording:
     def footprint(self) -> Footprint | None:
         return self._footprint
 
-    def start(self, stream: torch.cuda.Stream) -> None:
-        with torch.cuda.stream(stream):
+    def start(self, stream: torch.cuda.Stream | None = None) -> None:
+        """By default on the current one."""
+        with on(stream) if stream is not None else nullcontext():
             self._graph.replay()
