@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 __all__ = ["BENCHMARKS", "STAGES", "Part"]
@@ -16,9 +17,17 @@ class Part:
     paths: list[str]
     processes: int = 1  # pytest processes that are the ranks, under MPS where it is installed
     link: str = ""
+    share: str = "0/1"
     marks: str = "not alone"
     outcomes: dict[str, dict] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def shared(self, count: int) -> list[Part]:
+        """The same tests, a share of them in each of several runs."""
+        return [
+            dataclasses.replace(self, name=f"{self.name}{n}", share=f"{n}/{count}", outcomes={})
+            for n in range(count)
+        ]
 
     def count(self, outcome: str) -> int:
         return sum(record["outcome"] == outcome for record in self.outcomes.values())
@@ -48,11 +57,11 @@ STRESS = ["tests/test_stress.py"]
 # without MPS take turns, which is slow for kernels and hardly seen where hosts do most of the work.
 STAGES = [
     [
-        Part("gpu", "virtual", ["tests/gpu", "tests/test_heap.py"]),
-        Part("world", "virtual", WORLD),
-        Part("moves", "virtual", MOVES),
-        Part("sums", "virtual", SUMS),
-        Part("gathered", "virtual", GATHERED),
+        *Part("gpu", "virtual", ["tests/gpu", "tests/test_heap.py"]).shared(2),
+        *Part("world", "virtual", WORLD).shared(2),
+        *Part("moves", "virtual", MOVES).shared(2),
+        *Part("sums", "virtual", SUMS).shared(2),
+        *Part("gathered", "virtual", GATHERED).shared(2),
         Part("fused", "virtual", FUSED),
         Part("graphs", "virtual", _tests("test_capture test_streams test_gpu_graph test_seam")),
         Part(
@@ -65,9 +74,11 @@ STAGES = [
     ],
     # What reads how much memory of the GPU is free.
     [Part("alone", "virtual", ["tests/gpu"], marks="alone")],
-    [Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *MOVES, *SUMS], 2, marks="")],
-    [Part("symm3", "symm", [*MOVES, *SUMS, *GATHERED, *FUSED], 3, marks="")],
-    [Part("symm4", "symm", ["tests/gpu", *WORLD, *STRESS], 4, marks="")],
+    [
+        Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *MOVES, *SUMS], 2),
+        Part("symm3", "symm", [*MOVES, *SUMS, *GATHERED, *FUSED], 3),
+        Part("symm4", "symm", ["tests/gpu", *WORLD, *STRESS], 4),
+    ],
 ]
 AXES = ["--axis", "dtype=bfloat16", "--axis", "numel=4096,65536,1048576,16777216"]
 BENCHMARKS = {  # file in the folder, and the words behind `sundog bench`

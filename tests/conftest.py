@@ -31,6 +31,7 @@ _NO_GPU = "needs a GPU, and torch finds none"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", choices=BACKENDS, default="sim", help="where worlds run")
     parser.addoption("--link", choices=LINKS, default="", help="of worlds on `virtual`")
+    parser.addoption("--share", default="0/1", help="of all tests, the first of two halves: 0/2")
     parser.addoption("--outcomes", default="", help="file that gets a JSON line per test event")
 
 
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, step = map(int, config.getoption("--share").split("/"))
+    items[:] = items[first::step]
     name = config.getoption("--backend")
     with_gpu = has_gpu()
     for item in items:
