@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .context import DELTAS, PER_PEER, SIZE
 from .memory import translate
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "View", "at", "gather", "hinted", "inside", "load", "of_peer", "part", "scatter",
-    "store", "view",
+    "View", "at", "distances", "gather", "hinted", "inside", "load", "of_peer", "of_rank", "part",
+    "scatter", "store", "store_product", "view",
 ]  # fmt: skip
 
 
@@ -114,6 +115,33 @@ def of_peer(matrix, peer, ctx):
     """The same matrix in the peer's heap."""
     ptr = translate(matrix.ptr, peer, ctx)
     return View(ptr, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride)
+
+
+@triton.jit
+def distances(ctx, LANES: tl.constexpr):
+    """How far the ranks' heaps are from this one, for `of_rank`: loaded once, before a loop."""
+    lane = tl.arange(0, LANES)
+    is_rank = lane < tl.load(ctx + SIZE).to(tl.int32)
+    return tl.load(ctx + DELTAS + PER_PEER * lane, mask=is_rank, other=0)
+
+
+@triton.jit
+def of_rank(matrix, peer, away):
+    """As `of_peer`, without a load: a loop whose addresses need one is not pipelined."""
+    nbytes: tl.constexpr = matrix.ptr.dtype.element_ty.primitive_bitwidth // 8
+    delta = tl.sum(tl.where(tl.arange(0, away.shape[0]) == peer, away, 0), 0) // nbytes
+    ptr = matrix.ptr + tl.multiple_of(delta, 256 // nbytes)
+    return View(ptr, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride)
+
+
+@triton.jit
+def store_product(matrix, row, col, tile):
+    """As `store`, in two halves: AMD's compiler would store an accumulator 8 bytes at a time."""
+    ROWS: tl.constexpr = tile.shape[0]
+    HALF: tl.constexpr = tile.shape[1] // 2
+    left, right = tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, HALF)), (0, 2, 1)))
+    store(matrix, row, col, left)
+    store(matrix, row, col + HALF, right)
 
 
 @triton.jit

@@ -85,9 +85,7 @@ def fetch(point, a, flags, epoch, ctx, F, S):
     mine = tl.maximum(mine, 0) // F.first_fetchers
     more = tl.where(program < F.fetchers, units - first - program + F.fetchers - 1, 0)
     more = tl.maximum(more, 0) // F.fetchers
-    # Loaded here: a loop whose addresses need a word that it loads is not pipelined.
-    lane = tl.arange(0, F.lanes)
-    away = tl.load(ctx + context.DELTAS + context.PER_PEER * lane, mask=lane < F.size, other=0)
+    away = tiles.distances(ctx, F.lanes)
     for n in range(mine + more):
         later = first + program + (n - mine) * F.fetchers
         unit = tl.where(n < mine, program + n * F.first_fetchers, later)
@@ -125,12 +123,8 @@ def _fetch_tile(a, row, part, block, rank, away, F, S):
         step, i, k = row // per_peer, row % per_peer, block
     row, col = i * S.tile_m + part * ROWS, k * S.tile_k
     peer = (rank + 1 + step) % F.size
-    nbytes: tl.constexpr = a.ptr.dtype.element_ty.primitive_bitwidth // 8
-    delta = tl.sum(tl.where(tl.arange(0, F.lanes) == peer, away, 0), 0) // nbytes
-    there = tiles.View(
-        a.ptr + tl.multiple_of(delta, 256 // nbytes), a.rows, a.cols, a.row_stride, a.col_stride
-    )
-    tile = tiles.load(tiles.hinted(there, F.hint), row, col, ROWS, COLS)
+    there = tiles.of_rank(tiles.hinted(a, F.hint), peer, away)
+    tile = tiles.load(there, row, col, ROWS, COLS)
     tiles.store(staged_part(a, step), row, col, tile)
 
 

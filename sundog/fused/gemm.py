@@ -174,7 +174,7 @@ def emit(out, to, bias, acc, row, col, S):
     """
     value = finish(bias, acc, col, out.cols, S)
     if to is None:
-        tiles.store(out, row, col, value)
+        tiles.store_product(out, row, col, value)
     else:
         to.store([row, col], value.to(out.ptr.dtype.element_ty))
 

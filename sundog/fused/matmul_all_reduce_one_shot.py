@@ -45,7 +45,7 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
-    point = 0
+    point, away = 0, tiles.distances(ctx, F.lanes)
     if program == 0:
         # My inbox is free: the call that read it last is over. Peers fill it behind this.
         point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
@@ -58,8 +58,8 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
             # They have read the last call's partials.
             point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
         for step in range(F.size):  # each rank begins with another peer
-            slot = (rank * rows * cols + n) * S.tile_m
-            tiles.scatter(inbox, slot, 0, acc, (rank + step) % F.size, ctx)
+            there = tiles.of_rank(inbox, (rank + step) % F.size, away)
+            tiles.store_product(there, (rank * rows * cols + n) * S.tile_m, 0, acc)
         # The partial, stored by all warps, before the flags that all ranks wait for.
         arrived = flags.arrived + n * F.size
         point = trace.signal_all(point, arrived, epoch, ctx, F.lanes, F.trace)
@@ -70,7 +70,8 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
         for strip in range(0, S.tile_m, matmul_reduce.STRIP):
             acc = matmul_reduce.total(inbox, n, rows * cols, strip, F, S)
-            gemm.emit(out, None, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
+            acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
+            tiles.store(out, i * S.tile_m + strip, j * S.tile_n, acc)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 

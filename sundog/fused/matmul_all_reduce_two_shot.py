@@ -46,7 +46,7 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
-    point = 0
+    point, away = 0, tiles.distances(ctx, F.lanes)
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     owned = tl.cdiv(rows * cols, F.size)  # the last ranks may have one less
     for n in range(program, owned * F.size, programs):
@@ -57,7 +57,8 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
             row, col = i * S.tile_m, j * S.tile_n
             point, acc = matmul_reduce.product(point, a, b, row, col, K, ctx, F, S)
             # The owner has read the last call's partial: I have waited for what came of it.
-            tiles.scatter(inbox, (rank * owned + index) * S.tile_m, 0, acc, owner, ctx)
+            there = tiles.of_rank(inbox, owner, away)
+            tiles.store_product(there, (rank * owned + index) * S.tile_m, 0, acc)
             # The partial, stored by all warps, before the flag that the owner waits for.
             arrived = flags.arrived + index * F.size
             point = trace.signal(point, arrived + rank, owner, epoch, ctx, F.trace)
@@ -72,8 +73,8 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
                 acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
                 acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
                 for step in range(F.size):  # each rank begins with another peer
-                    peer = (rank + step) % F.size
-                    tiles.scatter(out, i * S.tile_m + strip, j * S.tile_n, acc, peer, ctx)
+                    there = tiles.of_rank(out, (rank + step) % F.size, away)
+                    tiles.store(there, i * S.tile_m + strip, j * S.tile_n, acc)
             # The result, stored by all warps, and my loads of the inbox, before the flags.
             final = flags.final + tile * F.size
             point = trace.signal_all(point, final, epoch, ctx, F.lanes, F.trace)

@@ -102,7 +102,8 @@ def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
             point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
         else:
             point = _signal(point, n - programs, owned, rank, flags, epoch, ctx, F)
-        tiles.scatter(inbox, (rank * owned + index) * S.tile_m, 0, acc, peer, ctx)
+        there = tiles.of_peer(inbox, peer, ctx)
+        tiles.store_product(there, (rank * owned + index) * S.tile_m, 0, acc)
     if program < F.size * owned:
         last = (F.size * owned - 1 - program) // programs * programs + program
         point = _signal(point, last, owned, rank, flags, epoch, ctx, F)
@@ -113,7 +114,8 @@ def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
         for strip in range(0, S.tile_m, matmul_reduce.STRIP):
             acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
-            gemm.emit(out, None, bias, acc, i * S.tile_m + strip, j * S.tile_n, S)
+            acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
+            tiles.store(out, i * S.tile_m + strip, j * S.tile_n, acc)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
