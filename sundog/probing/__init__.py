@@ -35,6 +35,7 @@ CAPTURABLE, NOT_CAPTURABLE, STALE, WRONG, HANGS, ERROR = VERDICTS = (
     "CAPTURABLE", "NOT CAPTURABLE", "STALE", "WRONG", "HANGS", "ERROR",
 )  # fmt: skip
 _HEAP = 16 << 20
+_GPU_HEAP = 64 << 20  # several rows at once; SUNDOG_HEAP_SIZE for an op that needs more
 _SECONDS = 10.0  # until a wait in a kernel gives up, where waits take time
 _SIM_REPLAYS, _GPU_REPLAYS = 12, 100
 
@@ -137,7 +138,8 @@ def _cell(
     try:
         if backend == "sim":
             return _simulated(rank, size, schedule)
-        return _judged(run(rank, size, backend, timeout=_SECONDS))
+        heap_size = knobs.heap_size.get() or _GPU_HEAP
+        return _judged(run(rank, size, backend, heap_size=heap_size, timeout=_SECONDS))
     except Exception as error:
         return _failed(error)
 

@@ -51,11 +51,11 @@ class Operations(TorchDispatchMode):
             raise self._recording.refuse(
                 f"Tensor.{self._name}", COPY, "Keep it on the device; read it behind the replay."
             )
-        if self._name in _FROM_HOST and not made:
+        if (self._name in _FROM_HOST and not made) or _from_host(self._name, args):
             raise self._recording.refuse(
                 f"torch.{self._name}",
                 COPY,
-                "Make the tensor before the capture, and copy_ into it.",
+                "Make the tensor before the capture, and copy_ into it; for a number fill_ does.",
             )
         with self:
             return func(*args, **kwargs)
@@ -115,6 +115,18 @@ class Operations(TorchDispatchMode):
 
 def _copied(values: Any) -> Any:
     return tree_map_only(torch.Tensor, torch.clone, values)
+
+
+def _from_host(name: str, args: tuple) -> bool:
+    """What indexing copies to a GPU, as an H200 with torch 2.11 refused it: a list as an index,
+    and a number that goes to one place. (`x[1:3] = 2.0` fills, and is fine.)"""
+    if name not in ("__getitem__", "__setitem__"):
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if any(isinstance(each, list) for each in index):
+        return True
+    alone = isinstance(args[1], int) and not isinstance(args[1], bool)
+    return name == "__setitem__" and alone and isinstance(args[2], int | float)
 
 
 def _is_unknown(func: Any, args: tuple) -> bool:

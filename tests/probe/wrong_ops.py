@@ -347,10 +347,12 @@ def own_counters(world: sundog.World) -> Call:
     """Every graph counts its replays for itself, and the flags are those of all of them."""
     op = Shift(world)
     counters = [torch.zeros_like(op.epochs) for _ in range(4)]
+    used = []  # a graph does not keep them
 
     def call(x: torch.Tensor) -> torch.Tensor:
         if world.is_capturing:
             counter = counters.pop()
+            used.append(counter)
             shift[(1,)](x, op.inbox, op.out, op.ready, op.done, counter, world.ctx, N)
             return op.out
         op(x)
@@ -404,11 +406,11 @@ def freed_too_early(world: sundog.World) -> Call:
 
 def in_haste(world: sundog.World) -> Call:
     """Does not wait for a rank that is late."""
-    op = Shift(world)
+    op, polls = Shift(world), {"cpu": 100, "cuda": 5000}[world.device.type]
 
     def call(x: torch.Tensor) -> torch.Tensor:
         flags = (op.ready, op.done, op.epochs)
-        shift_in_haste[(1,)](x, op.inbox, op.out, *flags, world.ctx, N, POLLS=100)
+        shift_in_haste[(1,)](x, op.inbox, op.out, *flags, world.ctx, N, POLLS=polls)
         return op.out
 
     return call
