@@ -27,3 +27,13 @@ def test_op_is_traced(name: str) -> None:
     single = waits[ended & (waits["peer"] >= 0)]
     assert (single["ended_by"] == single["peer"]).all()
     assert len(timeline.arrows) > 0
+
+
+@pytest.mark.parametrize("name", ["all_gather.pull", "all_gather_matmul.hbm_buffer"])
+def test_over_a_link_rank_0_waits_for_those_that_stand_in(name: str) -> None:
+    timeline = trace_op(Subject(name), Place(3, "sim", "pcie"))
+    waits = timeline.spans[timeline.spans["kind"] == points.WAIT.value]
+    assert (waits["ended_by"] >= 0).all()
+    assert {(rank, 0) for rank in (1, 2)} <= set(zip(waits["rank"], waits["ended_by"], strict=True))
+    to_rank_0 = timeline.arrows[timeline.arrows["target"]["rank"] == 0]["source"]["rank"]
+    assert set(to_rank_0.tolist()) & {1, 2}  # of two that are awaited together, the later one
