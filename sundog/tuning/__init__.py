@@ -13,12 +13,13 @@ made up.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,11 @@ class Tuned:
     failed: int  # of those, in this session
     config: Any  # the best; None where nothing was timed
     milliseconds: float | None
-    busy: float  # part of the time in which the GPU's process had something to do
+    default: Any
+    default_milliseconds: float | None  # measured in turns with the best
+    seconds: float  # of the whole run
+    busy: float  # part of it in which the GPU's process had something to do
+    writing: float  # part of it that rows took
 
     @property
     def useful(self) -> bool:
@@ -149,7 +154,7 @@ def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) ->
     name = "graph replay" if timer is time_on_gpu else "synthetic"
     done = []
     try:
-        where = _where(measurer)
+        where = _where(measurer, found[0])
         for number, space in spaces(found, where.num_sms, where.warp_size).items():
             job = found[number]
             backend = f"{place.backend} {place.link}".strip()
@@ -180,7 +185,7 @@ def _search(
 
         evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, number)
         if options.search == "pattern":
-            evaluator.ahead = partial(around_the_best, space)
+            evaluator.ahead = functools.partial(around_the_best, space)
         try:
             rng = random.Random(options.seed)
             SEARCHES[options.search](space, evaluator, options.budget, rng)
@@ -192,11 +197,13 @@ def _search(
             config, milliseconds = evaluator.best or (None, None)
             if milliseconds is not None:
                 cache.keep(job, config, milliseconds, target, f"{options.log} {info.run_id[:16]}")
-        busy = (measurer.busy_s - busy_before) / (time.monotonic() - begin) if measurer else 0.0
-        tried = len(evaluator.times)
+        seconds = time.monotonic() - begin
+        busy = measurer.busy_s - busy_before if measurer else 0.0
+        first = space.configs[0]
         return Tuned(
-            job.op, job.problem, target, info.run_id, tried, evaluator.failed, config, milliseconds,
-            busy,
+            job.op, job.problem, target, info.run_id, len(evaluator.times), evaluator.failed,
+            config, milliseconds, first, evaluator.times.get(first),
+            seconds, busy / seconds, evaluator.writing_s / seconds,
         )  # fmt: skip
 
 
@@ -205,9 +212,11 @@ def _compilers(job: Job, target: str, log: str, run_id: str, count: int) -> list
     return [Worker(body, _COMPILE_S) for _ in range(min(count, _MOST_COMPILERS))]
 
 
-def _where(measurer: Worker) -> Where:
+def _where(measurer: Worker, job: Job) -> Where:
     """Opens the world, which takes a while; what it runs on."""
     measurer.submit(WHERE)
+    with suppress(ValueError):  # the first plan takes a second, and this is the time for it
+        launches_of(job, job.module.default(job.problem, NUM_SMS))
     reply: Where | Failure = measurer.wait()
     if isinstance(reply, Failure):
         raise SundogError(f"the world that measures could not be opened: {reply.error}")
@@ -221,7 +230,7 @@ def _describe(
     kernels = dict.fromkeys(each.kernel for each in launches_of(job, space.configs[0]))
     source: list[dict[str, Any]] = []
     for kernel in kernels:
-        source += [item for item in kernel_source(kernel) if item not in source]
+        source += [item for item in _source(kernel) if item not in source]
     fields = {name: getattr(job.problem, name) for name in job.problem.__dataclass_fields__}
     return RunInfo(
         kernel_name=job.op,
@@ -235,3 +244,6 @@ def _describe(
         hardware=hardware,
         versions=versions(),
     )  # fmt: skip
+
+
+_source = functools.cache(kernel_source)  # the same for all problems, and takes 0.2 s

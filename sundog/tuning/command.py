@@ -85,4 +85,9 @@ def _print(done: list[Tuned]) -> None:
         print(f"{what}: {each.tried} tried, {each.failed} failed")
         if each.milliseconds is not None:
             print(f"  best: {each.milliseconds:.4f} ms with {fields_text(each.config)}")
-            print(f"  the GPU's process was busy for {each.busy:.0%} of the time")
+            default = each.default_milliseconds
+            if default is not None:
+                ratio = default / each.milliseconds
+                print(f"  {ratio:.3f} times as fast as the default, {fields_text(each.default)}")
+            parts = f"the GPU's process was busy for {each.busy:.0%}, rows took {each.writing:.2%}"
+            print(f"  of {each.seconds:.1f} s {parts}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,7 @@ class Evaluator:
         self._compiled: dict[Any, Compiled | Failure] = {}
         self._finalists: set[Any] = set()  # that were measured again
         self.failed = 0  # of those that were tried
+        self.writing_s = 0.0  # seconds that rows took
         self._deaths = 0  # of the measurer, in a row
 
     def __call__(self, configs: list[Any], generation: int) -> list[float | None]:
@@ -95,8 +97,7 @@ class Evaluator:
         if isinstance(reply, Failure):
             reply = [Measured(failure=reply)] * len(finalists)
         for config, measured in zip(finalists, reply, strict=True):
-            if config not in self._trials:  # from a run before this one
-                self._trials[config] = self._recorder.start(config, decorator=_text(config))
+            self._start(config, None)  # if it is from a run before this one
             self._end(config, measured)
             if measured.failure is None:
                 self._finalists.add(config)
@@ -144,26 +145,33 @@ class Evaluator:
             for worker, config in zip(idle, likely, strict=False):
                 worker.submit(config)
 
-    def _start(self, config: Any, generation: int) -> Any:
+    def _start(self, config: Any, generation: int | None) -> Any:
         if config not in self._trials:
+            begin = time.perf_counter()
             self._trials[config] = self._recorder.start(
                 config, decorator=_text(config), generation=generation
             )
+            self.writing_s += time.perf_counter() - begin
         return config
+
+    def _write(self, config: Any, status: str, **cells: Any) -> None:
+        begin = time.perf_counter()
+        self._trials[config].end(status, **cells)
+        self.writing_s += time.perf_counter() - begin
 
     def _take(self, config: Any, generation: int, to_measure: deque) -> None:
         """What was compiled is measured next, or its row is written."""
         self._start(config, generation)
         reply = self._compiled[config]
         if isinstance(reply, Failure):
-            self._trials[config].end(reply.status, error=reply.error)
+            self._write(config, reply.status, error=reply.error)
             self.failed += 1
             self._done(config, None)
             return
         if self._measurer is not None:
             to_measure.append(config)
             return
-        self._trials[config].end("compiled", **self._facts(config))
+        self._write(config, "compiled", **self._facts(config))
         self._done(config, None)
 
     def _measured(self, config: Any, reply: list[Measured] | Failure) -> None:
@@ -184,10 +192,10 @@ class Evaluator:
         facts = self._facts(config)
         if measured.failure is not None:
             failure = measured.failure
-            self._trials[config].end(failure.status, error=failure.error, **facts)
+            self._write(config, failure.status, error=failure.error, **facts)
         else:
             samples = measured.samples_ms
-            self._trials[config].end("ok", samples=samples, timer=self._timer, **facts)
+            self._write(config, "ok", samples=samples, timer=self._timer, **facts)
 
     def _facts(self, config: Any) -> dict[str, Any]:
         compiled = self._compiled.get(config)
@@ -199,8 +207,8 @@ class Evaluator:
             "ir_id": compiled.ir_ids,
         }
 
-    def _done(self, config: Any, time: float | None) -> None:
-        self.times[config] = time
+    def _done(self, config: Any, milliseconds: float | None) -> None:
+        self.times[config] = milliseconds
         self._step()
 
 

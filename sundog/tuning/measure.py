@@ -51,7 +51,7 @@ class Place:
     link: str = ""
     timeout: float = 10  # seconds of a wait in a kernel, fewer than a config may take
     samples: int = 8
-    final_samples: int = 20  # of a finalist
+    final_samples: int = 12  # of a finalist
 
 
 @dataclass(frozen=True)
