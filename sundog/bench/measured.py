@@ -33,18 +33,20 @@ def render(folder: Path) -> str:
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
         if content.get("kind") in _SECTIONS:
-            sections.append(_section(path.name, content))
+            picture = path.with_suffix(".png").name if path.with_suffix(".png").exists() else ""
+            sections.append(_section(path.name, content, picture))
     return "\n".join(sections)
 
 
-def _section(name: str, content: dict[str, Any]) -> str:
+def _section(name: str, content: dict[str, Any], picture: str) -> str:
     known = content["machine"]
     title, body = _SECTIONS[content["kind"]](content)
     source = (
         f"`{known['command']}`, {known['date'][:10]}, {known['gpu']}, torch {known['torch']}, "
         f"Triton {known['triton']}, commit {known['commit']} ([{name}](measured/{name}))"
     )
-    return f"## {title}\n\n{body}\n\n{source}\n"
+    image = f"![{title}](measured/{picture})\n\n" if picture else ""
+    return f"## {title}\n\n{image}{body}\n\n{source}\n"
 
 
 def _op(content: dict[str, Any]) -> tuple[str, str]:
@@ -52,10 +54,26 @@ def _op(content: dict[str, Any]) -> tuple[str, str]:
         return over_link(content)
     ranks = content["world"]
     rates = content["rates"]
-    head = ["problem", "variant", "median", "20 % to 80 %", "skew", "TB/s", "limit"]
+    head = [
+        "problem",
+        "variant",
+        "median",
+        "20 % to 80 %",
+        "skew",
+        "TB/s",
+        "limit",
+        "times as fast",
+    ]
     lines = [_row(head), _row(["---"] * len(head))]
-    for row in content["rows"]:
-        lines.append(_row(_op_cells(row, ranks)))
+    rows = _fastest(content["rows"])
+    for row in rows:
+        others = [r for r in rows if not r["config"] and r["problem"] == row["problem"]]
+        lines.append(_row(_op_cells(row, ranks, others if row["config"] else [])))
+    left_out = len(content["rows"]) - len(rows)
+    if left_out:
+        lines.append(
+            f"\nOf each variant the fastest config; {left_out} slower ones are in the file."
+        )
     text = (
         f"Rates of the same run: copy {rates['copy'] / 1e12:.2f} TB/s read plus written, fill "
         f"{rates['fill'] / 1e12:.2f}, read {rates['read'] / 1e12:.2f}, bf16 matrix product "
@@ -64,12 +82,32 @@ def _op(content: dict[str, Any]) -> tuple[str, str]:
     return f"{content['op']}, {ranks} ranks on `{content['backend']}`", text + "\n".join(lines)
 
 
-def _op_cells(row: dict[str, Any], ranks: int) -> list[str]:
+def _fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each variant on each problem the fastest config, and all that could not be timed."""
+    best: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if row["times"] is not None:
+            place, median = (row["problem"], row["variant"]), _times(row["times"]).median
+            best[place] = min(median, best.get(place, median))
+    return [
+        row
+        for row in rows
+        if row["times"] is None
+        or _times(row["times"]).median == best[row["problem"], row["variant"]]
+    ]
+
+
+def _op_cells(row: dict[str, Any], ranks: int, others: list[dict[str, Any]]) -> list[str]:
     problem = row["problem"].removeprefix("Problem(").removesuffix(")").replace("torch.", "")
     name = f"{row['variant']} {row['config']}".strip().removeprefix("sundog ")
     if row["times"] is None:
-        return [problem, name, f"wrong: {row['wrong']}", "", "", "", ""]
+        return [problem, name, f"wrong: {row['wrong']}", *[""] * 5]
     times = _times(row["times"])
+    faster = [
+        f"{each['variant']} {_times(each['times']).median / times.median:.2f}"
+        for each in others
+        if each["times"] is not None
+    ]
     return [
         problem,
         name,
@@ -78,6 +116,7 @@ def _op_cells(row: dict[str, Any], ranks: int) -> list[str]:
         _micro(times.skew),
         f"{row['hbm_bytes'] * ranks / times.median / 1e12:.2f}",
         f"{row['limit_ns'] * 1e-9 / times.median:.2f}",
+        ", ".join(faster),
     ]
 
 
