@@ -74,6 +74,7 @@ STAGES = [
     ],
     # What reads how much memory of the GPU is free.
     [Part("alone", "virtual", ["tests/gpu"], marks="alone")],
+    [Part("alone2", "symm", ["tests/gpu"], 2, marks="alone")],
     [
         Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *MOVES, *SUMS], 2),
         Part("symm3", "symm", [*MOVES, *SUMS, *GATHERED, *FUSED], 3),
