@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from .gpu import in_order
-
-__all__ = ["Direct"]
+__all__ = ["Direct", "in_order"]
 
 _PLAIN = (int, str, bool, float, type(None), torch.dtype)
 _MOST = 1024  # a program that makes ever new kinds of launches is not kept forever
@@ -36,6 +34,11 @@ class Direct:
         _, compiled, start = found
         start(*in_order(kernel, args, kwargs), stream=stream)
         return compiled
+
+    def find(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """The compiled kernel of such a launch, or None; nothing starts."""
+        found = self._known.get(_key(kernel, grid, args, kwargs))
+        return None if found is None else found[1]
 
     def note(
         self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any
@@ -61,3 +64,8 @@ def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:
         else:
             return ()
     return tuple(words)
+
+
+def in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
+    """All arguments in their places, as a compiled kernel takes them."""
+    return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])

@@ -21,9 +21,10 @@ from ..heap import Allocation
 from ..sim.host_waits import waits
 from ..sim.launcher import Installed
 from ..target import Footprint
+from .direct import Direct, in_order
 
 __all__ = [
-    "Contexts", "Gpu", "Launch", "SynchronizeFirst", "grid_of", "in_order", "on", "pinned_words",
+    "Contexts", "Gpu", "Launch", "SynchronizeFirst", "grid_of", "on", "pinned_words",
     "polls_per_second",
 ]  # fmt: skip
 
@@ -71,6 +72,7 @@ class Gpu:
         self.target = target.of(device)
         self._index = device.index
         self._streams: dict[int, torch.cuda.Stream] = {}
+        self._direct = Direct()
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -88,45 +90,53 @@ class Gpu:
         return event
 
     def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Launch:
-        return Launch(kernel, grid, args, kwargs)
+        with torch._C.DisableTorchFunction():  # who looks at tensors here waits for nothing
+            known = self._direct.find(kernel, grid, args, kwargs)
+            launch = Launch(kernel, grid, args, kwargs, known)
+            if known is None and launch.loaded:
+                self._direct.note(kernel, grid, args, kwargs, launch.compiled)
+        return launch
 
 
 class Launch:
-    """A call of a kernel, compiled at once, loaded and started when told to."""
+    """A call of a kernel, compiled at once, if need be; loaded and started when told to."""
 
-    def __init__(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
-        with torch._C.DisableTorchFunction():  # Triton looks at every tensor, and waits for nothing
-            self._compiled = Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
+    def __init__(
+        self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any = None
+    ) -> None:
+        if compiled is None:
+            compiled = Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
+        self.compiled = compiled
         self._grid = grid_of(kernel, grid, args, kwargs)
         self._arguments: tuple | None = in_order(kernel, args, kwargs)
         self.name = kernel.__name__
-        self.programs = math.prod(self._grid) * getattr(self._compiled.metadata, "num_ctas", 1)
+        self.programs = math.prod(self._grid) * getattr(self.compiled.metadata, "num_ctas", 1)
 
     @property
     def loaded(self) -> bool:
-        return self._compiled.module is not None
+        return self.compiled.module is not None
 
     def load(self) -> None:
-        self._compiled._init_handles()
+        self.compiled._init_handles()
 
     def footprint(self) -> Footprint | None:
-        if self._compiled not in _footprints:
-            _footprints[self._compiled] = _footprint(self._compiled)
-        return _footprints[self._compiled]
+        if self.compiled not in _footprints:
+            _footprints[self.compiled] = _footprint(self.compiled)
+        return _footprints[self.compiled]
 
     def start(self, stream: torch.cuda.Stream) -> Any:
         """Not through the kernel, which would look at all arguments a second time."""
         arguments, self._arguments = self._arguments, None  # not kept alive any longer
         assert arguments is not None
         if self.programs > 0:
-            run = self._compiled[(*self._grid, 1, 1)[:3]]
-            scratch = _needs_scratch(self._compiled)
+            run = self.compiled[(*self._grid, 1, 1)[:3]]
+            scratch = _needs_scratch(self.compiled)
             with (
                 torch._C.DisableTorchFunction(),
                 on(stream) if scratch else nullcontext(),
             ):
                 run(*arguments, stream=stream.cuda_stream)
-        return self._compiled
+        return self.compiled
 
 
 # By compiled kernel: to look for waits in its IR takes longer than a launch.
@@ -143,11 +153,6 @@ def _needs_scratch(compiled: Any) -> bool:
     """Does Triton allocate memory for every launch? It does so on the current stream."""
     sizes = ("global_scratch_size", "profile_scratch_size")
     return any(getattr(compiled.metadata, name, 0) for name in sizes)
-
-
-def in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
-    """All arguments in their places, as a compiled kernel takes them."""
-    return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])
 
 
 def first_ir(asm: Mapping[str, str]) -> str:

@@ -142,7 +142,9 @@ def _all_reduce_of_torch(target: str, size: int) -> Subject:
 
     inputs = partial(_inputs, op=op, problem=problem)
     reference = partial(op.reference, problem)
-    return Subject(target, prepare, inputs, reference, expected=expected_verdict)
+    return Subject(
+        target, prepare, inputs, reference, expected=expected_verdict, columns=("replays",)
+    )
 
 
 # A barrier has no output: each rank writes, meets the others, and reads what its neighbour wrote.
