@@ -1,0 +1,146 @@
+"""What tuning runs found, from their datasets: `python -m sundog.bench.tuning FILE.json BASE...`.
+
+Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
+the times that were recorded, so it needs no GPU. How far from the best of the run it ends with 100
+configs, and whether it beats the default, is one line of the table. Where the same tuning was run
+twice, how far apart the two choices are, by the times of either run, is told too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pandas
+
+from .. import op as ops
+from ..dataset.reader import read
+from ..tuning.search import pattern
+from ..tuning.space import Space
+from .results import machine, write
+
+__all__ = ["Session", "replay", "sessions"]
+
+BUDGETS = (100, 40)
+SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of a tuning: the median of each config, None where it failed, in order of asking."""
+
+    op: str
+    problem: str
+    search: str
+    space: int  # configs
+    times: dict[Any, float | None]
+    final: dict[Any, float]  # of the finalists
+    chosen: Any  # the best of those
+
+    @property
+    def best(self) -> float:
+        return min(t for t in self.times.values() if t is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.times) == self.space
+
+
+def sessions(base: str) -> list[Session]:
+    data = read(base)
+    found = []
+    for run in data.runs.itertuples():
+        rows = data.rows[(data.rows.session == run.session) & (data.rows.status != "started")]
+        found.append(_session(run, rows))
+    return found
+
+
+def _session(run: Any, rows: pandas.DataFrame) -> Session:
+    kind = ops.find(run.kernel_name).Config
+    rows = rows.sort_values("config_index")
+    times: dict[int, dict[Any, float | None]] = {0: {}, 1: {}}  # by repeat
+    for row in rows.itertuples():
+        timed = float(row.perf_ms) if row.status == "ok" else None
+        times[row.repeat][kind(**json.loads(row.config))] = timed
+    final = {config: t for config, t in times[1].items() if t is not None}
+    values = {each["name"]: each["value"] for each in run.arguments}
+    problem = ", ".join(f"{k}={v}" for k, v in values.items() if k in ("numel", "m", "n", "k"))
+    search, space = run.settings["search"], run.settings["space"]
+    chosen = min(final, key=lambda config: final[config]) if final else None
+    return Session(run.kernel_name, problem, search, space, times[0], final, chosen)
+
+
+def replay(session: Session, budget: int, seed: int) -> float:
+    """What the pattern search would have found: its best over the best of all."""
+    asked: dict[Any, float | None] = {}
+
+    def evaluate(configs: list[Any], generation: int) -> list[float | None]:
+        asked.update({config: session.times[config] for config in configs})
+        return [asked[config] for config in configs]
+
+    pattern(Space(tuple(session.times)), evaluate, budget, random.Random(seed))
+    return min(t for t in asked.values() if t is not None) / session.best
+
+
+def apart(a: Session, b: Session) -> float:
+    """How much slower the worse choice of two runs is, by the times of the run that is harder."""
+    found = []
+    for run in (a, b):
+        times = [run.times.get(session.chosen) for session in (a, b)]
+        if None not in times:
+            found.append(max(times) / min(times) - 1)  # type: ignore[type-var, operator]
+    return max(found)
+
+
+def rows_of(found: list[Session]) -> list[list[str]]:
+    """A line per tuning: the run that tried the most, and what the others say of it."""
+    lines = []
+    for (op, problem), runs in _by_problem(found).items():
+        whole = max(runs, key=lambda run: len(run.times))
+        default = next(iter(whole.times))
+        gain = whole.final[default] / whole.final[whole.chosen]
+        failed = sum(t is None for t in whole.times.values())
+        cells = [op, problem, f"{len(whole.times)} of {whole.space}", str(failed)]
+        cells += [f"{1e3 * whole.final[c]:.1f} us" for c in (default, whole.chosen)]
+        cells.append(f"{gain:.3f}")
+        for budget in BUDGETS if whole.is_whole else ():
+            worst = max(replay(whole, budget, seed) for seed in range(SEEDS))
+            cells.append(f"{100 * (worst - 1):+.1f} %")
+        cells += [""] * (len(HEAD) - 1 - len(cells))
+        pairs = [apart(a, b) for a, b in itertools.combinations(runs, 2)]
+        cells.append(f"{100 * max(pairs):.1f} %" if pairs else "")
+        lines.append(cells)
+    return lines
+
+
+def _by_problem(found: list[Session]) -> dict[tuple[str, str], list[Session]]:
+    grouped: dict[tuple[str, str], list[Session]] = {}
+    for session in found:
+        if session.chosen is not None:
+            grouped.setdefault((session.op, session.problem), []).append(session)
+    return grouped
+
+
+HEAD = [
+    "op", "problem", "configs", "failed", "default", "best", "gain",
+    *(f"pattern, {budget} configs" for budget in BUDGETS), "two runs apart",
+]  # fmt: skip
+TEXT = f"""All configs of a space were measured once, the five best and the default again, in turns:
+those are the figures. The pattern search was replayed over the recorded times, without a GPU, with
+{SEEDS} seeds: how much slower than the best of all configs the worst of these ends. Where the same
+tuning ran twice: how much slower the worse of the two choices is."""
+
+
+def main(path: str, bases: list[str]) -> None:
+    found = [session for base in bases for session in sessions(base)]
+    kept = {**machine(), "command": f"python -m sundog.bench.tuning {' '.join(bases)}"}
+    content = {"kind": "table", "title": "Tuning", "text": TEXT.replace("\n", " ")}
+    write(path, {**content, "machine": kept, "head": HEAD, "rows": rows_of(found)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
