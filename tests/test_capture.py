@@ -225,6 +225,8 @@ READS: dict[str, tuple[Callable[[sundog.World, torch.Tensor], Any], str]] = {
     "cpu": (lambda w, x: x.cpu(), "copy between CPU and device"),
     "to": (lambda w, x: x.to("cpu"), "copy between CPU and device"),
     "tensor": (lambda w, x: torch.tensor([1.0], device=w.device), "copy between CPU and device"),
+    "list": (lambda w, x: x[[1, 2]], "copy between CPU and device"),
+    "number": (lambda w, x: x.__setitem__(2, 1.0), "copy between CPU and device"),
 }
 
 

@@ -235,6 +235,39 @@ def test_small_programs_count_as_the_largest_beside_them():
     Bench(host("k0", 60_000, None), host("k1", 132, heavy)).check()  # waits for nobody
 
 
+@pytest.mark.parametrize(("looks", "refused"), [(0, False), (1000, True)])
+def test_what_still_runs_counts_with_what_starts(looks, refused):
+    """65 start beside 67, and 66 may still be running: the first ones were launched before, twice,
+    and are not counted again."""
+    heavy = Footprint(255, 100_000, 8)
+
+    def host(rank: int, last: int) -> Callable[[Bench], None]:
+        before = Kernel(f"a{rank}", (), 66, heavy, loaded=True, looks=looks)
+        after = Kernel(f"b{rank}", (), last, heavy, loaded=True)
+
+        def main(bench: Bench) -> None:
+            for kernel in (before, before, after):
+                bench.launch(kernel)
+
+        return main
+
+    bench = Bench(host(0, 65), host(1, 67))
+    assert isinstance(bench.machine.failure, NotResident) == refused
+    assert [name in bench.device.started for name in ("a0", "b0")] == [True, not refused]
+
+
+def test_launches_that_have_ended_are_forgotten():
+    kernel = Kernel("k0", loaded=True)
+
+    def host(bench: Bench) -> None:
+        for _ in range(500):
+            bench.launch(kernel)
+
+    (queue,) = Bench(host).check().gang._queues.values()
+    assert len(queue.flights) < 100
+    assert sum(queue.kinds.values()) == len(queue.flights)
+
+
 def test_launches_on_one_stream_do_not_add_up():
     def host(bench: Bench) -> None:
         for number in range(4):
