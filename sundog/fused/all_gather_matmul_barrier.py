@@ -46,11 +46,13 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 def space(problem: Problem) -> list[Config]:
     made = [
-        Config(tile_m, tile_n, 64, group_m, num_stages=num_stages)
-        for tile_m, tile_n in ((64, 64), (64, 128), (128, 128), (128, 256))
+        Config(tile_m, tile_n, 64, group_m, num_warps=num_warps, num_stages=num_stages)
+        for tile_m, tile_n, num_warps, num_stages in (
+            (64, 64, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (128, 128, 8, 3), (128, 256, 8, 3),
+            (128, 256, 8, 4),
+        )
         for group_m in (1, 4, 8)
-        for num_stages in (3, 4)
-    ]
+    ]  # fmt: skip
     return [config for config in made if valid(problem, config) is None]
 
 

@@ -45,6 +45,8 @@ SYMMETRIC = ("a",)
 _LONGEST = 1024  # elements of a row that a fetcher copies at once
 _IN_FLIGHT = 128 << 10  # bytes that a fetcher may have on their way
 LAYOUTS = ("k_contiguous", "m_contiguous")
+# Tiles, warps and stages that a tuner tries.
+_TRIED = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 256, 8, 3), (128, 256, 8, 4))
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ def valid(problem: Problem, config: Config) -> str | None:
 def space(problem: Problem) -> list[Config]:
     made = [
         Config(
-            tile_m, tile_n, 64, group_m, k_per_flag=k_per_flag, fetchers=fetchers,
-            fetch_stages=stages, first_fetchers=first,
+            tile_m, tile_n, 64, group_m, num_warps=num_warps, num_stages=num_stages,
+            k_per_flag=k_per_flag, fetchers=fetchers, fetch_stages=stages, first_fetchers=first,
         )
-        for tile_m, tile_n in ((64, 128), (128, 128), (128, 256))
-        for group_m in (1, 4, 8)
+        for tile_m, tile_n, num_warps, num_stages in _TRIED
+        for group_m in (4, 8)
         for k_per_flag in (0, 16, 32)
-        for fetchers in (4, 8, 16, 32)
-        for stages, first in ((1, 0), (4, 64))
+        for fetchers in (8, 16, 32)
+        for stages, first in ((1, 0), (8, 64))
     ]  # fmt: skip
     return [config for config in made if valid(problem, config) is None]
 

@@ -152,10 +152,10 @@ def test_a_fused_space_shrinks_to_the_sms_of_a_rank() -> None:
         whole, part = Space.of(job, 132).configs, Space.of(job, 16).configs
         assert {c.programs for c in whole[1:]} == {132}
         assert {c.programs for c in part[1:]} == {16}, "more of them are refused by the plan"
-        assert len(set(part)) == len(part) > 20
+        assert len(set(part)) == len(part) >= 18
         if hasattr(part[0], "fetchers"):
-            assert {c.fetchers for c in part} <= {1, 2, 3, 4, 8, 16}
-            assert len(part) < len(whole), "what has become the same is tried once"
+            assert {c.fetchers for c in part} == {1, 2, 4}
+            assert len(Space.of(job, 4).configs) < len(part), "what became the same is tried once"
 
 
 def test_a_space_is_for_the_warps_of_the_target() -> None:
