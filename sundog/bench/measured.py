@@ -202,7 +202,9 @@ def _probe(content: dict[str, Any]) -> tuple[str, str]:
         "first column, a quarter of that in the others, each with new data; every bit compared.\n\n"
     )
     where = f"{content['world']} ranks on `{content['backend']}`"
-    return f"Probe of graph capture, {where}", text + "\n".join(lines)
+    note = content.get("note", "")  # by hand: what stands behind an unexpected verdict
+    body = text + "\n".join(lines) + (f"\n\n{note}" if note else "")
+    return f"Probe of graph capture, {where}", body
 
 
 def _mark(cell: dict[str, Any] | None) -> str:
