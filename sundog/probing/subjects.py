@@ -121,7 +121,7 @@ def _attribute(path: str, name: str, target: str) -> Any:
 def _all_reduce_of_torch(target: str, size: int) -> Subject:
     name, expected_verdict = _OF_TORCH[target]
     op = ops.find("all_reduce")
-    problem = op.cases(size)[0]
+    problem = op.Problem(4096, torch.bfloat16, size)  # not any size: it must be aligned
 
     def prepare(world: World) -> Callable[..., Any]:
         from ..bench.baselines import BASELINES  # torch.distributed is slow to import
