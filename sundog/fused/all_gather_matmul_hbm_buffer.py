@@ -32,6 +32,7 @@ from ..passive import stand_in
 from . import fetching, gemm, working
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
 from .call import fitting, hint_of, resident
+from .interleaved import interleaved_kernel
 
 if TYPE_CHECKING:
     from ..world import World
@@ -42,6 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
+_PIECE = 8 << 10  # bytes that a worker moves with a block along K
 _LONGEST = 1024  # elements of a row that a fetcher copies at once
 _IN_FLIGHT = 128 << 10  # bytes that a fetcher may have on their way
 LAYOUTS = ("k_contiguous", "m_contiguous")
@@ -52,7 +54,7 @@ _TRIED = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 256, 8, 3), (128, 256, 8, 4))
 @dataclass(frozen=True)
 class Config(gemm.Tiles):
     k_per_flag: int = 0  # blocks of a row that one flag stands for; 0: all
-    fetchers: int = 16
+    fetchers: int = 16  # 0: workers fetch, with every block that they multiply
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
     first_fetchers: int = 0  # ... is fetched by so many programs; 0: as many as afterwards
     layout: str = "k_contiguous"  # of the staging buffer
@@ -60,7 +62,8 @@ class Config(gemm.Tiles):
 
     @property
     def most_fetchers(self) -> int:
-        return max(self.fetchers, self.first_fetchers)
+        """Programs that fetch at some time; 0 fetchers: all, beside their other work."""
+        return max(self.fetchers, self.first_fetchers) if self.fetchers else self.programs
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -71,10 +74,17 @@ def valid(problem: Problem, config: Config) -> str | None:
             f"k_per_flag {config.k_per_flag} and first_fetchers {config.first_fetchers} must be at "
             f"least 0, and fetch_stages {config.fetch_stages} at least 1"
         )
-    if config.fetchers < 1 or config.most_fetchers > config.programs:
+    if config.fetchers < 0 or config.most_fetchers > config.programs:
         return (
             f"{config.fetchers} fetchers, {config.first_fetchers} at first, of {config.programs} "
-            "programs: at least one, and no more than there are"
+            "programs: at least none, and no more than there are"
+        )
+    per_shard = triton.cdiv(problem.shard_shape[1], config.tile_k)
+    per_flag = _per_flag(problem, config)
+    if config.fetchers == 0 and (per_flag & (per_flag - 1) or per_shard % per_flag):
+        return (
+            f"k_per_flag {per_flag}: where workers fetch, a power of two that divides the "
+            f"{per_shard} blocks of a shard"
         )
     return gemm.valid(config, problem.dtype)
 
@@ -153,7 +163,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         "all_gather_matmul.staging",
     )  # fmt: skip
     buffer = storage if is_k else storage.transpose(1, 2)
-    busy = _busy_fetchers(rows, groups, config)
+    busy = _busy_fetchers(rows, groups, config) if config.fetchers else config.programs
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -162,7 +172,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             stand_in(world, flags.ready, flags.done[:busy], flags.epochs)
             return out
         bias = given[0] if given else None
-        _hbm_buffer_kernel[(config.programs,)](
+        kernel = _hbm_buffer_kernel if config.fetchers else interleaved_kernel
+        kernel[(config.programs,)](
             *arguments(problem, config, a, buffer, b, out, bias, flags, world),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -210,7 +221,7 @@ def arguments(
         problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), world.trace,
+        _ahead(config, a), hint_of(a), world.trace, _piece_rows(problem, config),
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
@@ -245,6 +256,12 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
         per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
     )
     return 1 if hint[0] > 1 else max(1, common)
+
+
+def _piece_rows(problem: Problem, config: Config) -> int:
+    """Rows that a worker moves with a block: as many bytes as cost its loop nothing."""
+    row_bytes = _per_flag(problem, config) * config.tile_k * problem.dtype.itemsize
+    return max(1, min(config.tile_m, _PIECE // row_bytes))
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:

@@ -13,55 +13,76 @@ import triton.language as tl
 from ..device import context, local, proxy, tiles, trace
 from . import fetching, gemm
 
-__all__ = ["work"]
+__all__ = ["LANES", "blocks", "emit", "grid", "multiply", "needs", "work"]
 
-_LANES = tl.constexpr(32)  # flags that are looked at together
+LANES = tl.constexpr(32)  # flags that are looked at together
 
 
 @triton.jit
 def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
     """Compute output tiles from the queue until it is empty. The next trace point."""
-    own_rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    rank, rows = tl.load(ctx + context.RANK).to(tl.int32), own_rows
-    if not F.by_k:
-        rows *= F.size
+    rows, cols = grid(a, out, F, S)
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
     tile = gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
         i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
-        step = i // own_rows  # along M a tile is of one rank: this one's come first
-        point, acc = _product(
-            point, a, parts, b, i, step, j * S.tile_n, rank, flags, epoch, ctx, F, S
-        )
-        row = (rank + step) % F.size * a.rows if not F.by_k else 0
-        if to is None:
-            part = tiles.part(out, row, a.rows)
-            gemm.emit(part, None, bias, acc, i % own_rows * S.tile_m, j * S.tile_n, S)
-        else:
-            gemm.emit(out, to, bias, acc, row + i % own_rows * S.tile_m, j * S.tile_n, S)
+        point, acc = _product(point, a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
+        emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
         tile = gemm.ticket(flags.tickets) - before
     return point
 
 
 @triton.jit
-def _product(point, a, parts, b, i, step, col, rank, flags, epoch, ctx, F, S):
-    """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
-    per_shard = tl.cdiv(a.cols, S.tile_k)
-    _, blocks, groups = fetching.remote(a, F, S)
-    row, here, total = i, per_shard, per_shard
-    if F.by_k:
-        total += blocks
+def grid(a, out, F, S):
+    """Rows and columns of output tiles. Along M a tile is of one rank: this one's come first."""
+    rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    if not F.by_k:
+        rows *= F.size
+    return rows, cols
+
+
+@triton.jit
+def emit(a, out, to, bias, acc, i, col, ctx, F, S):
+    """Write an output tile, of row of tiles `i`."""
+    own_rows = tl.cdiv(a.rows, S.tile_m)
+    first = 0
+    if not F.by_k:
+        first = (tl.load(ctx + context.RANK).to(tl.int32) + i // own_rows) % F.size * a.rows
+    if to is None:
+        part = tiles.part(out, first, a.rows)
+        gemm.emit(part, None, bias, acc, i % own_rows * S.tile_m, col, S)
     else:
-        row, here = i - tl.cdiv(a.rows, S.tile_m), tl.where(step == 0, per_shard, 0)
-        groups = tl.where(step == 0, 0, groups)
+        gemm.emit(out, to, bias, acc, first + i % own_rows * S.tile_m, col, S)
+
+
+@triton.jit
+def needs(a, i, F, S):
+    """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
+    per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
+    _, blocks, groups = fetching.remote(a, F, S)
+    if F.by_k:
+        return i, per_shard, per_shard + blocks, groups
+    else:
+        is_own = i < own_rows
+        return (
+            i - own_rows, tl.where(is_own, per_shard, 0), per_shard, tl.where(is_own, 0, groups)
+        )  # fmt: skip
+
+
+@triton.jit
+def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
+    """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    groups = fetching.remote(a, F, S)[2]
+    row, here, total, wanted = needs(a, i, F, S)
     acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
     end = 0
     while end < total:
         begin, group = end, tl.maximum(end - here, 0) // F.per_flag
         first = flags.staged + row * groups + group
         if F.size > 1:
-            group += fetching.arrived(first, groups - group, epoch, _LANES)
+            group += fetching.arrived(first, wanted - group, epoch, LANES)
         end = tl.minimum(here + group * F.per_flag, total)
         if end == begin:
             point = trace.begin(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
@@ -72,35 +93,43 @@ def _product(point, a, parts, b, i, step, col, rank, flags, epoch, ctx, F, S):
         if S.a_kind != "view":
             proxy.fence()  # and before those by descriptor
         point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
-        acc = _multiply(acc, a, parts, b, i, step, col, begin, end, rank, F, S)
+        acc = multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
         point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
     return point, acc
 
 
 @triton.jit
-def _multiply(acc, a, parts, b, i, step, col, begin, end, rank, F, S):
-    """acc + A @ B, blocks `begin` to `end`; along K every shard has its own blocks."""
-    per_shard = tl.cdiv(a.cols, S.tile_k)
-    row = i % tl.cdiv(a.rows, S.tile_m) * S.tile_m
+def multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
+    """acc + A @ B, blocks `begin` to `end`."""
     if S.a_kind == "view":
-        here = tl.minimum(end, per_shard) if F.by_k else tl.where(step == 0, end, 0)
+        per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
+        here = tl.minimum(end, per_shard) if F.by_k else tl.where(i < own_rows, end, 0)
+        row = i % own_rows * S.tile_m
         for block in tl.range(begin, here):
             x = tiles.load(a, row, block * S.tile_k, S.tile_m, S.tile_k)
             y = _block_of_b(b, a, 0, block, col, rank, F, S)
             acc = tl.dot(x, y, acc, input_precision="ieee")
         begin = tl.maximum(begin, here)
     for block in tl.range(begin, end):
-        k = block
-        if F.by_k:
-            step, k = block // per_shard, block % per_shard
-        if S.a_kind == "view":
-            staged = fetching.staged_part(a, step - 1)
-            x = tiles.load(staged, row, k * S.tile_k, S.tile_m, S.tile_k)
-        else:
-            x = _described(a, parts, step, row, k * S.tile_k, S)
-        y = _block_of_b(b, a, step, k, col, rank, F, S)
+        x, y = blocks(a, parts, b, i, block, col, rank, F, S)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
+
+
+@triton.jit
+def blocks(a, parts, b, i, block, col, rank, F, S):
+    """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
+    shard has its own blocks."""
+    per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
+    row, step, k = i % own_rows * S.tile_m, i // own_rows, block
+    if F.by_k:
+        step, k = block // per_shard, block % per_shard
+    if S.a_kind == "view":
+        staged = fetching.staged_part(a, step - 1)
+        x = tiles.load(staged, row, k * S.tile_k, S.tile_m, S.tile_k)
+    else:
+        x = _described(a, parts, step, row, k * S.tile_k, S)
+    return x, _block_of_b(b, a, step, k, col, rank, F, S)
 
 
 @triton.jit
