@@ -42,13 +42,13 @@ def machine() -> dict[str, str]:
 
 
 def _commit() -> str:
+    if "SUNDOG_COMMIT" in os.environ:  # a copy of the tree, whose own history may be another's
+        return os.environ["SUNDOG_COMMIT"]
     folder = Path(__file__).parent
     done = subprocess.run(
         ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
     )
-    if done.returncode == 0:
-        return done.stdout.strip()
-    return os.environ.get("SUNDOG_COMMIT", "unknown")  # a copy of the tree without its history
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 def times_json(times: Times) -> dict[str, Any]:
