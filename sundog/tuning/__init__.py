@@ -60,6 +60,7 @@ class Tuned:
     run_id: str
     tried: int
     failed: int  # of those, in this session
+    error: str  # of the last of these
     config: Any  # the best; None where nothing was timed
     milliseconds: float | None
     default: Any
@@ -150,11 +151,12 @@ def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tune
 
 def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) -> list[Tuned]:
     """All algorithms, one after the other, in one world."""
+    _fix_keys(found)
     measurer = Worker(serve_world(found, place, timer), _MEASURE_S)
     name = "graph replay" if timer is time_on_gpu else "synthetic"
     done = []
     try:
-        where = _where(measurer, found[0])
+        where = _where(measurer)
         for number, space in spaces(found, where.num_sms, where.warp_size).items():
             job = found[number]
             backend = f"{place.backend} {place.link}".strip()
@@ -202,8 +204,8 @@ def _search(
         first = space.configs[0]
         return Tuned(
             job.op, job.problem, target, info.run_id, len(evaluator.times), evaluator.failed,
-            config, milliseconds, first, evaluator.times.get(first),
-            seconds, busy / seconds, evaluator.writing_s / seconds,
+            evaluator.last_error, config, milliseconds, first, evaluator.times.get(first), seconds,
+            busy / seconds, evaluator.writing_s / seconds,
         )  # fmt: skip
 
 
@@ -212,15 +214,26 @@ def _compilers(job: Job, target: str, log: str, run_id: str, count: int) -> list
     return [Worker(body, _COMPILE_S) for _ in range(min(count, _MOST_COMPILERS))]
 
 
-def _where(measurer: Worker, job: Job) -> Where:
+def _where(measurer: Worker) -> Where:
     """Opens the world, which takes a while; what it runs on."""
     measurer.submit(WHERE)
-    with suppress(ValueError):  # the first plan takes a second, and this is the time for it
-        launches_of(job, job.module.default(job.problem, NUM_SMS))
     reply: Where | Failure = measurer.wait()
     if isinstance(reply, Failure):
         raise SundogError(f"the world that measures could not be opened: {reply.error}")
     return reply
+
+
+def _fix_keys(found: list[Job]) -> None:
+    """Give every kernel its key in Triton's cache, before the processes part.
+
+    The key depends on what has one already: a callee's globals count only if it was asked for its
+    own before (Triton 3.6 and 3.7, `DependenciesFinder`). The world that measures has kernels which
+    compilers have not, and found nothing of what these had compiled: 0.3 s and more for each.
+    """
+    for job in {each.module: each for each in found}.values():
+        with suppress(ValueError):  # a problem that it refuses
+            for launch in launches_of(job, job.module.default(job.problem, NUM_SMS)):
+                launch.kernel.cache_key  # noqa: B018
 
 
 def _describe(

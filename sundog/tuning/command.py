@@ -83,6 +83,8 @@ def _print(done: list[Tuned]) -> None:
     for each in done:
         what = f"{each.op} {fields_text(each.problem)} on {each.target}"
         print(f"{what}: {each.tried} tried, {each.failed} failed")
+        if not each.useful:
+            print(f"  the last one: {each.error}")
         if each.milliseconds is not None:
             print(f"  best: {each.milliseconds:.4f} ms with {fields_text(each.config)}")
             default = each.default_milliseconds

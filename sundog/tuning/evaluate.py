@@ -59,6 +59,7 @@ class Evaluator:
         self._compiled: dict[Any, Compiled | Failure] = {}
         self._finalists: set[Any] = set()  # that were measured again
         self.failed = 0  # of those that were tried
+        self.last_error = ""  # of those
         self.writing_s = 0.0  # seconds that rows took
         self._deaths = 0  # of the measurer, in a row
 
@@ -155,6 +156,7 @@ class Evaluator:
         return config
 
     def _write(self, config: Any, status: str, **cells: Any) -> None:
+        self.last_error = cells.get("error", "") or self.last_error
         begin = time.perf_counter()
         self._trials[config].end(status, **cells)
         self.writing_s += time.perf_counter() - begin

@@ -187,6 +187,7 @@ def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | None:
     """What this rank says of a call with each set, one right behind the other."""
     for each in sets:
         each.out.view(-1).view(torch.uint8).fill_(_POISON)
+    world.barrier()
     try:
         for each in sets:
             plan(*each.given, each.out)

@@ -15,6 +15,7 @@ import pytest
 import sundog.tuning
 from sundog import World, choice
 from sundog.bench.timing import Times, Variant
+from sundog.collectives import all_gather_push
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
 from sundog.dataset.writer import Recorder
@@ -25,7 +26,7 @@ from sundog.tuning.cache import known_results, promote
 from sundog.tuning.compile import Compiled
 from sundog.tuning.evaluate import Evaluator
 from sundog.tuning.measure import Measured
-from sundog.tuning.space import fields_text
+from sundog.tuning.space import fields_text, jobs
 from sundog.tuning.workers import Failure, Worker, serve
 
 from . import toy_op
@@ -215,3 +216,12 @@ def test_idle_compilers_work_ahead(tmp_path: Path) -> None:
     assert (tmp_path / "compiled").read_text().split() == ["32", "64", "512"]
     for worker in workers:
         worker.close()
+
+
+def test_kernels_have_their_keys_before_the_processes_part() -> None:
+    """A key depends on what was asked for its own before: in two processes it would be two."""
+    (job,) = jobs("all_gather.push", "numel=4096,dtype=bfloat16", 2)
+    kernel: Any = all_gather_push._push_kernel
+    kernel.hash = None
+    sundog.tuning._fix_keys([job])
+    assert kernel.hash is not None
