@@ -30,7 +30,9 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
-_TILE = (16, 256)  # of the gather; along a row, or a column where those are contiguous
+_TILE = 32768  # elements of the gather's largest tile, and of its smallest
+_LEAST_TILE = 2048
+_LONGEST = 1024  # side of a tile, along which elements are contiguous
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def space(problem: Problem) -> list[Config]:
 
 def default(problem: Problem, num_sms: int) -> Config:
     base = fitting(problem.m, problem.m, problem.n, problem.k, problem.dtype, num_sms)
-    most = triton.cdiv(problem.m * problem.k, _TILE[0] * _TILE[1])  # tiles to gather
+    most = triton.cdiv(problem.m * problem.k, _LEAST_TILE)  # tiles to gather
     most = max(
         most, triton.cdiv(problem.m, base["tile_m"]) * triton.cdiv(problem.n, base["tile_n"])
     )
@@ -118,14 +120,23 @@ def gather(world: World, problem: Problem, programs: int) -> Gather:
             stand_in(world, ready, done, epochs)
             return
         hint = hint_of(a)
-        rows, cols = _TILE[::-1] if hint[0] > 1 else _TILE
+        rows, cols = _tile(a.shape, problem.m * problem.k // programs, hint)
         _gather_kernel[(programs,)](
             tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BY_K=problem.shard == "k", ROWS=rows,
             COLS=cols, HINT=hint, TRACE=world.trace,
+            num_warps=4 if rows * cols < _TILE else 16,
         )  # fmt: skip
 
     return Gather(whole, (ready, done, epochs, whole), launch)
+
+
+def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, int]:
+    """Of the gather: long along what is contiguous, and no larger than a program's share."""
+    down = hint[0] > 1
+    numel = min(_TILE, max(_LEAST_TILE, triton.next_power_of_2(share)))
+    length = min(_LONGEST, triton.next_power_of_2(shard[0 if down else 1]))
+    return (length, numel // length) if down else (numel // length, length)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -31,7 +31,7 @@ from ..op import Plan, agree
 from ..passive import stand_in
 from . import fetching, gemm, working
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
-from .call import fitting, hint_of, resident
+from .call import FEW_SMS, fitting, hint_of, resident
 from .interleaved import interleaved_kernel
 
 if TYPE_CHECKING:
@@ -105,20 +105,34 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Tiles that give every SM one; an eighth of the programs fetch, as long as there is anything.
-
-    Not measured yet: the sizes are those of the fastest GEMM, the fetchers a first guess.
-    """
+    """On a part of a GPU, as eight ranks have, workers fetch; else an eighth of the programs."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
+    tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
+    tiles = tiles_m * triton.cdiv(problem.n, config.tile_n)
+    if num_sms <= FEW_SMS:
+        programs = min(num_sms, tiles)
+        config = replace(config, fetchers=0, programs=programs)
+        return replace(config, k_per_flag=_in_time(problem, config))
     rows, blocks = _staged_tiles(problem, config)
     most = max(1, num_sms // 8)
     # With fewer rows than fetchers, a row is shared by several of them.
     per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
     fetchers = max(1, min(most, rows * blocks))
-    tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
-    programs = min(num_sms, fetchers + tiles_m * triton.cdiv(problem.n, config.tile_n))
+    programs = min(num_sms, fetchers + tiles)
     return replace(config, k_per_flag=per_flag, fetchers=fetchers, programs=programs)
+
+
+def _in_time(problem: Problem, config: Config) -> int:
+    """Blocks of a flag such that all programs together fetch a shard of a band while they multiply
+    the one before."""
+    m, k = problem.shard_shape
+    per_shard, band = (
+        triton.cdiv(k, config.tile_k),
+        min(config.group_m, triton.cdiv(m, config.tile_m)),
+    )
+    share = max(1, band * per_shard // config.programs)
+    return math.gcd(per_shard, 1 << (share.bit_length() - 1), _LONGEST // config.tile_k)
 
 
 @triton.jit

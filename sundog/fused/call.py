@@ -21,7 +21,7 @@ from . import gemm
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["Options", "call", "check_matrices", "fitting", "hint_of", "resident"]
+__all__ = ["FEW_SMS", "Options", "call", "check_matrices", "fitting", "hint_of", "resident"]
 
 _WIDEST = 16  # bytes of an access
 
@@ -199,7 +199,7 @@ _TILES = (
     _Tile(64, 64, 128, 4, 4, 0.45, 0.40),
     _Tile(64, 32, 128, 4, 4, 0.25, 0.22),
 )
-_FEW_SMS = 64  # of a rank: it has a part of a GPU
+FEW_SMS = 64  # of a rank: it has a part of a GPU
 
 
 def fitting(
@@ -212,7 +212,7 @@ def fitting(
 
     def seconds(tile: _Tile) -> float:
         count = shards * triton.cdiv(shard_rows, tile.m) * triton.cdiv(cols, tile.n)
-        speed = tile.speed if num_sms > _FEW_SMS else tile.shared_speed
+        speed = tile.speed if num_sms > FEW_SMS else tile.shared_speed
         return triton.cdiv(count, num_sms) * tile.m * tile.n / speed
 
     best = min(_TILES, key=seconds)
