@@ -105,6 +105,11 @@ class Tensors(Streams):
                 if offset in self._memory.heap.live:
                     self._free(offset)
 
+    @property
+    def heap_calls(self) -> int:
+        """How often this rank has allocated or freed: while it stays, so does what is symmetric."""
+        return self._memory.heap.num_calls
+
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         return self._memory.find(tensor) is not None
 

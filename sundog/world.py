@@ -56,6 +56,7 @@ class World(Tensors):
         self._scopes: list[list[int]] = []
         self._signals: dict[int, torch.Tensor] = {}  # by offset
         self._plans: dict[Hashable, Any] = {}
+        self.recent: dict[Hashable, Any] = {}  # calls with these very tensors (collectives/call.py)
         self.ctx = self._make_context()
         self._mail = mailboxes(self, heap.capacity)
 
@@ -176,6 +177,7 @@ class World(Tensors):
     def forget(self) -> None:
         """At the end: plans know their world, and would keep it and its heap."""
         self._plans.clear()
+        self.recent.clear()
         self._mail = None
         for group in self._groups.values():
             if group is not None:

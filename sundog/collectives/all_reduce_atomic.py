@@ -107,11 +107,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     done = world.signals(shape, "all_reduce.done")
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
+    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _atomic_kernel[(config.programs,)](
             x, out, zeroed, done, epochs, world.ctx, problem.numel, SIZE=problem.size,
-            LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out

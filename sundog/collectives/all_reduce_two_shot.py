@@ -106,12 +106,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         reduction.operator(problem.op, problem.dtype),
         reduction.slice_of(problem.numel, problem.dtype, problem.size),
     )
+    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _two_shot_kernel[(config.programs,)](
             reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
             problem.numel, slice_numel, OP=op, SIZE=problem.size,
-            LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out

@@ -150,12 +150,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     epochs = world.signals(config.programs, "reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
     op = reduction.operator(problem.op, problem.dtype)
+    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _direct_kernel[(config.programs,)](
             reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
             problem.numel, problem.dst, OP=op, SIZE=problem.size,
-            LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out

@@ -17,7 +17,7 @@ import triton.language as tl
 from ..device import context, trace
 from ..op import Cost, Plan, agree
 from . import reduction
-from .call import Options, call, check_contiguous, check_out
+from .call import Options, call, check_contiguous, check_out, repeated
 
 if TYPE_CHECKING:
     from ..world import World
@@ -99,6 +99,9 @@ def reduce_scatter(
     `op` as for all_reduce. Without `out` the result is an ordinary tensor. An x that is not
     symmetric is copied to the heap. With `async_op` a handle, whose `wait()` gives the result.
     """
+    asked, options = ("reduce_scatter", op), Options(algo, config, async_op, explain)
+    if repeated(world, asked, x, out, options):
+        return out
     reduction.check("reduce_scatter", op, x.dtype)
     check_contiguous("reduce_scatter", x=x)
     length = x.shape[0] if out is None and x.dim() else x.numel()
@@ -112,7 +115,7 @@ def reduce_scatter(
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     check_out("reduce_scatter", x, out, x.numel() // world.size)
     problem = Problem(out.numel(), x.dtype, world.size, op)
-    return call(world, "reduce_scatter", problem, x, out, Options(algo, config, async_op, explain))
+    return call(world, "reduce_scatter", problem, x, out, options, asked)
 
 
 @triton.jit
@@ -149,12 +152,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     epochs = world.signals(config.programs, "reduce_scatter.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
     op, vector = reduction.operator(problem.op, problem.dtype), 16 // problem.dtype.itemsize
+    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _direct_kernel[(config.programs,)](
             reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
             problem.numel, VECTOR=1 if problem.numel % vector else vector, OP=op,
-            SIZE=problem.size, LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
+            SIZE=problem.size, LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
