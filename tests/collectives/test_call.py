@@ -216,3 +216,46 @@ def test_looking_for_a_tensor_takes_no_longer_on_a_full_heap(run: Run) -> None:
         return seconds(many[-1]) / few
 
     assert run(main, 1)[0] < 10
+
+
+class Noted(dict):
+    """What was looked for: was it there?"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[bool] = []
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.found.append(key in self)
+        return super().get(key, default)
+
+
+def test_a_call_with_the_same_tensors_is_repeated_and_another_one_is_not(run: Run) -> None:
+    """Checks and plan are those of the first call only if nothing that they depend on changed."""
+
+    def main(world: sundog.World) -> tuple[list[bool], list[list[float]]]:
+        world.recent = recent = Noted()
+        x, out = world.empty((2, 2)), world.empty((2, 2))
+        values = torch.arange(4.0, device=world.device).view(2, 2) + world.rank
+        sums = []
+
+        def add(**given: Any) -> None:
+            world.all_reduce(**{"x": x, "out": out, **given})
+            world.barrier()
+            sums.append(out.flatten().tolist())
+
+        x.copy_(values)
+        for given in ({}, {}, {"op": "max"}, {"op": "max"}, {"algo": "two_shot"}, {"x": x.view(4)}):
+            add(**given)
+        with pytest.raises(ValueError, match="not contiguous"):
+            world.all_reduce(x.t(), out=out)
+        add(x=values.clone())  # not on the heap
+        world.free(x)
+        with world.stream(1):
+            add(x=values)
+        return recent.found, sums
+
+    total, most = [1.0, 3.0, 5.0, 7.0], [1.0, 2.0, 3.0, 4.0]
+    found = [False, True, False, True, False, False, False, False, False]
+    sums = [total, total, most, most, total, total, total, total]
+    assert run(main, 2) == [(found, sums)] * 2
