@@ -47,7 +47,10 @@ def op(
     if plot_file:
         from . import link_plot, plot  # matplotlib is an extra
 
-        link_plot.draw(plot_file, rows, size) if link else plot.draw(plot_file, rows, size)
+        if link:
+            link_plot.draw(plot_file, [results.row_json(row) for row in rows], size)
+        else:
+            plot.draw(plot_file, rows, size)
     return 1 if any(row.wrong for row in rows) else 0
 
 

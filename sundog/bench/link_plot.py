@@ -1,35 +1,49 @@
-"""What `sundog bench all_gather_matmul --link pcie --plot` draws: time over N, and the limit."""
+"""Time over N, and the limit, of `sundog bench all_gather_matmul --link pcie`.
+
+python -m sundog.bench.link_plot FILE.json     draws FILE.png, and notes it in the file
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
+import sys
 from collections import defaultdict
-
-from .run import Row
+from pathlib import Path
+from typing import Any
 
 __all__ = ["draw"]
 
 
-def draw(path: str, rows: list[Row], size: int) -> None:
-    """A line per algorithm, of its fastest config, and per alternative."""
+def draw(path: str, rows: list[dict[str, Any]], size: int) -> None:
+    """A line per algorithm, of its fastest config, and per alternative. `rows`: as in the JSON."""
     import matplotlib.pyplot as plt
 
     lines: dict[str, dict[int, float]] = defaultdict(dict)
     for row in rows:
-        found = re.search(r"\bn=(\d+)|numel=(\d+)", row.problem)
-        if row.times is None or found is None:
+        found = re.search(r"\bn=(\d+)|numel=(\d+)", row["problem"])
+        if row["times"] is None or found is None:
             continue
         at = int(found[1] or found[2])
-        best = lines[row.variant].get(at, row.times.median)
-        lines[row.variant][at] = min(best, row.times.median)
-        lines["limit"][at] = row.limit
+        median = statistics.median(ranks[0] for ranks in row["times"]["samples_ns"])
+        lines[row["variant"]][at] = min(lines[row["variant"]].get(at, median), median)
+        lines["limit"][at] = row["limit_ns"]
     figure, axes = plt.subplots(layout="constrained")
     for name, points in lines.items():
         style = "k:" if name == "limit" else "o-"
         places = sorted(points)
-        axes.plot(places, [1e3 * points[at] for at in places], style, label=name)
+        axes.plot(places, [1e-6 * points[at] for at in places], style, label=name)
     axes.set(xlabel="N", ylabel="ms on rank 0", ylim=(0, None))
-    axes.set_title(f"{size} ranks, the others' A behind PCIe")
+    axes.set_title(f"{size} ranks, the others' data behind PCIe")
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    content = json.loads(file.read_text())
+    content["plot"] = file.with_suffix(".png").name
+    draw(str(file.with_suffix(".png")), content["rows"], content["world"])
+    file.write_text(json.dumps(content, separators=(",", ":")) + "\n")
