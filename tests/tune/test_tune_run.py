@@ -15,6 +15,7 @@ import pytest
 import sundog.tuning
 from sundog import World, choice
 from sundog.bench.timing import Times, Variant
+from sundog.bench.tuning import sessions
 from sundog.collectives import all_gather_push
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
@@ -82,6 +83,11 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
     data = read(base)
     assert data.runs.kernel_name.tolist() == [OP]
     assert all(len(row["ir_id"]) == 64 for row in ended)
+    (session,) = sessions(base)
+    assert session.is_whole
+    assert (session.chosen, session.problem) == (tuned.config, "numel=1000")
+    assert session.times[tuned.config] == session.best == pytest.approx(2.004)
+    assert session.final[tuned.config] == pytest.approx(tuned.milliseconds)
     (entry,) = choice.entries("simulator")
     assert entry.op == OP
     assert entry.problem == {"numel": 1000, "dtype": "float32", "size": 2, "bad": False}
