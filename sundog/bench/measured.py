@@ -204,7 +204,9 @@ def _probe(content: dict[str, Any]) -> tuple[str, str]:
     where = f"{content['world']} ranks on `{content['backend']}`"
     note = content.get("note", "")  # by hand: what stands behind an unexpected verdict
     body = text + "\n".join(lines) + (f"\n\n{note}" if note else "")
-    return f"Probe of graph capture, {where}", body
+    labelled = sum(row["expected"] != "CAPTURABLE" for row in rows)
+    what = "wrong ops" if labelled > len(rows) / 2 else "ops"
+    return f"Probe of {what} in graphs, {where}", body
 
 
 def _mark(cell: dict[str, Any] | None) -> str:
