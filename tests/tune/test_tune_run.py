@@ -231,3 +231,15 @@ def test_kernels_have_their_keys_before_the_processes_part() -> None:
     kernel.hash = None
     sundog.tuning._fix_keys([job])
     assert kernel.hash is not None
+
+
+def test_behind_a_link_passive_ranks_are_not_compared(tmp_path: Path) -> None:
+    place = Place("sim", "pcie", samples=2)
+    (tuned,) = tune(
+        "all_gather.pull", "numel=64,dtype=int32", world=2, budget=1, log=str(tmp_path / "log"),
+        place=place, timer=lambda world, variants, samples, calls: [
+            Times(variant.name, [[1e-3, 5e-3]] * samples) for variant in variants
+        ],
+    )  # fmt: skip
+    assert (tuned.tried, tuned.failed, tuned.error) == (1, 0, "")
+    assert tuned.milliseconds == pytest.approx(1.0), "of rank 0"
