@@ -87,12 +87,21 @@ def choose(op: str, problem: Any, target: str, num_sms: int, config: Any = None)
     times = {a: _estimate(f"{op}.{a}", m, problem, here) for a, m in usable.items()}
     known = {a: t for a, t in times.items() if t is not None}
     if not known:
-        algo = next(iter(usable))
+        algo = _usual(usable, problem)
         why = f"nothing was measured on {target}: the first of {', '.join(usable)}"
+        why += "" if algo == next(iter(usable)) else " for so large a problem"
         return Choice(algo, configs[algo], f"{op}: {algo}, since {why}")
     algo = min(known, key=lambda each: known[each])
     expected = ", ".join(f"{a} {1e6 * t:.1f} us" for a, t in sorted(known.items(), key=_second))
     return Choice(algo, configs[algo], f"{op}: {algo}, expected on {target}: {expected}")
+
+
+def _usual(usable: dict[str, ModuleType], problem: Any) -> str:
+    """Without measurements: the first algorithm that says nothing against the problem's size."""
+    for algo, module in usable.items():
+        if module.cost(problem).written_bytes <= getattr(module, "USUAL", math.inf):
+            return algo
+    return next(iter(usable))
 
 
 def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:

@@ -53,6 +53,20 @@ def test_without_measurements_it_is_the_first_by_its_own_rule() -> None:
     assert "nothing was measured on some-gpu: the first of push, pull, partitioned" in found.why
 
 
+def test_without_measurements_large_ones_are_not_for_one_shot() -> None:
+    def algo(numel: int, config: Any = None) -> str:
+        return choose("all_reduce", Sum(numel, torch.bfloat16, 3), GPU, 16, config).algo
+
+    assert (algo(1), algo(1 << 18), algo((1 << 18) + 1)) == ("one_shot", "one_shot", "two_shot")
+    told = choose("all_reduce", Sum(1 << 20, torch.bfloat16, 3), GPU, 16).why
+    assert told.startswith(
+        "all_reduce: two_shot, since nothing was measured on some-gpu: the first"
+    )
+    assert told.endswith("of one_shot, two_shot for so large a problem")
+    only = find("all_reduce.one_shot").Config()
+    assert algo(1 << 20, only) == "one_shot"
+
+
 @pytest.mark.parametrize(
     ("numel", "algo"),
     [

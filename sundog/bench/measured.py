@@ -74,7 +74,8 @@ def _op(content: dict[str, Any]) -> tuple[str, str]:
         lines.append(
             f"\nOf each variant the fastest config; {left_out} slower ones are in the file."
         )
-    text = (
+    text = f"{content['note']}\n\n" if "note" in content else ""
+    text += (
         f"Rates of the same run: copy {rates['copy'] / 1e12:.2f} TB/s read plus written, fill "
         f"{rates['fill'] / 1e12:.2f}, read {rates['read'] / 1e12:.2f}, bf16 matrix product "
         f"{rates['gemm'] / 1e12:.0f} TFLOP/s.\n\n"

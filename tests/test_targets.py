@@ -1,0 +1,78 @@
+"""What the package knows of a GPU: every entry was measured, and `auto` chooses well by them."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sundog import choice, fields
+from sundog.choice import Entry, choose, read_entries
+from sundog.op import find
+
+MEASURED = Path(__file__).parent.parent / "docs" / "measured"
+NUM_SMS = {"nvidia-h200": 132}
+TARGETS = sorted((Path(choice.__file__).parent / "targets").glob("*.json"))
+
+
+def rows_of(name: str) -> dict[tuple[str, str, str], float]:
+    """Medians by algorithm, problem and config, as a file of docs/measured has them."""
+    content = json.loads((MEASURED / name).read_text())
+    return {
+        (row["variant"], row["problem"], row["config"]): statistics.median(
+            1e-9 * max(ranks) for ranks in row["times"]["samples_ns"]
+        )
+        for row in content["rows"]
+        if row["times"]
+    }
+
+
+def made(kind: Any, plain: dict[str, Any]) -> Any:
+    return kind(**{k: fields.value(v) if isinstance(v, str) else v for k, v in plain.items()})
+
+
+@pytest.mark.parametrize("path", TARGETS, ids=lambda path: path.stem)
+def test_every_entry_is_of_a_file_of_measurements(path: Path) -> None:
+    by_run: dict[str, list[Entry]] = defaultdict(list)
+    for entry in read_entries(path):
+        by_run[entry.run].append(entry)
+    for run, found in by_run.items():
+        if not (MEASURED / run).exists():
+            continue  # a tuning run, whose dataset is elsewhere
+        rows = rows_of(run)
+        for entry in found:
+            module = find(entry.op)
+            problem, config = made(module.Problem, entry.problem), made(module.Config, entry.config)
+            assert module.valid(problem, config) is None
+            measured = rows[entry.op.partition(".")[2], str(problem), str(config)]
+            assert entry.seconds == pytest.approx(measured, abs=1e-9)
+
+
+JUDGED = sorted(MEASURED.glob("h200-auto-*.json"))
+
+
+@pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.stem)
+def test_auto_on_sizes_that_are_not_in_the_table(
+    path: Path, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))  # nothing of the user's
+    content = json.loads(path.read_text())
+    times: dict[str, dict[str, float]] = defaultdict(dict)
+    for (algo, problem, _), seconds in rows_of(path.name).items():
+        times[problem][algo] = seconds
+    assert len(times) >= 4
+    op, num_sms = content["op"], NUM_SMS["nvidia-h200"] // content["world"]
+    known = {e.problem["numel"] for e in choice.entries("nvidia-h200") if e.op.startswith(op)}
+    for text, by_algo in times.items():
+        numel = int(re.findall(r"numel=(\d+)", text)[0])
+        assert numel not in known
+        problem = find(op).Problem(numel, torch.bfloat16, content["world"])
+        chosen = choose(op, problem, "nvidia-h200", num_sms)
+        best = min(by_algo.values())
+        assert by_algo[chosen.algo] <= 1.1 * best, (chosen.why, by_algo)
