@@ -29,12 +29,13 @@ __all__ = [
 ]  # fmt: skip
 
 _POLLS_TO_TIME = 20_000
+_BY_HOST = ("copy_", "zero_")
 
 
 class SynchronizeFirst(TorchFunctionMode):
     """Before torch makes the host wait for the GPU, let the other ranks' hosts do their part.
 
-    `in_host_memory`: so does a copy, which CUDA leaves to the host where both ends are its memory.
+    `in_host_memory`: so do a copy and a memset there, which CUDA lets the host wait for.
     """
 
     def __init__(self, synchronize: Callable[[], None], in_host_memory: bool = False) -> None:
@@ -46,7 +47,7 @@ class SynchronizeFirst(TorchFunctionMode):
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if waits(name, args, kwargs or {}) or (self._in_host_memory and name == "copy_"):
+        if waits(name, args, kwargs or {}) or (self._in_host_memory and name in _BY_HOST):
             self._synchronize()
         return func(*args, **(kwargs or {}))
 
