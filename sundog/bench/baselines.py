@@ -4,7 +4,8 @@ Torch's own kernels on the peers' tensors run everywhere. Where ranks are proces
 are also torch.distributed and torch's kernels for symmetric memory, which our heap is. NCCL refuses
 two ranks on one GPU; gloo, which takes its place there, goes through the CPU.
 
-Written without the GPU they are for: only torch's kernels on peers, and gloo, have run.
+On a GPU torch's kernels on peers and its one_shot for symmetric memory have run; two_shot and NCCL
+have not.
 """
 
 from __future__ import annotations

@@ -153,9 +153,9 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
             ready.append(_Ready(row, Variant(name, calls, baseline.graph)))
     checked = [(e, _wrong(world, op, problem, e, sets)) for e in ready if e is not None]
     good = [each for each, wrong in checked if not wrong]
-    calls = min(max(int(_SAMPLE_SECONDS / blank.limit), 3), 20)
+    at_least = min(max(int(_SAMPLE_SECONDS / blank.limit), 3), 20)
     variants = [each.variant for each in good]
-    timed = measure(world, variants, common.samples, at_least=calls, step=common.step)
+    timed = measure(world, variants, common.samples, at_least=at_least, step=common.step)
     if common.rates.link:  # the passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}

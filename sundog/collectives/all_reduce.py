@@ -1,7 +1,7 @@
 """All-reduce: every rank gets the sum (average, minimum, maximum, product) of all ranks' tensors.
 
-What the op is; its algorithms are in the files all_reduce_*.py beside this one. one_shot and
-two_shot accumulate in rank order and give the same bits, at every grid and config.
+What the op is; its algorithms are in the files all_reduce_*.py beside this one. one_shot,
+low_latency and two_shot accumulate in rank order and give the same bits, at every grid and config.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def all_reduce(
 
     `op` is sum, avg, min, max or prod. An integer average is cut towards zero, as NCCL does; of
     bool, sum is `or` and prod `and`. Without `out` the result is an ordinary tensor. What an
-    algorithm needs on the heap and is not there is copied: one_shot wants nothing, two_shot both,
-    ring and atomic `out`. With `async_op` a handle, whose `wait()` gives the result. ring and
+    algorithm needs on the heap and is not there is copied: one_shot and low_latency want nothing,
+    two_shot both, ring and atomic `out`. With `async_op` a handle, whose `wait()` gives the result. ring and
     atomic sum in an order of their own, so their bits differ: they run only if `algo` names them.
     """
     asked, options = ("all_reduce", op), Options(algo, config, async_op, explain)
