@@ -4,10 +4,9 @@ On streams of its own the peers' rows are copied into the staging buffer, some r
 time, and a small kernel behind each copy sets the flags that the workers wait for (working.py). No
 SM fetches, and over PCIe the engine is faster than any kernel: 55 GB/s where one reads 51.
 
-Several copies are on their way at once. The engine does one after the other, but behind each it
-would wait for the flag and for the next copy: measured 9 us with a flag, 2.7 without, where 1 MB
-takes 17. A flag by a copied word instead of a kernel costs the same, and stands in the engine's
-queue behind the next copy.
+A copy costs the engine 4.5 us of its own where 1 MB takes 18, even with two on their way at once
+(9 us with one), so copies are large, but for the first and the last ones. A flag by a copied word
+instead of a kernel costs as much, and stands in the engine's queue behind the next copy.
 
 That small kernel, and the one that waits until the peers' parts are complete, must find a place
 beside the workers, which leave one SM. It uses the streams after the one that it is called on.
@@ -45,8 +44,8 @@ SYMMETRIC = ("a",)
 
 @dataclass(frozen=True)
 class Config(gemm.Tiles):
-    rows: int = 1  # of tiles that are copied together
-    copies: int = 3  # on their way at once
+    rows: int = 4  # of tiles that are copied together, at most
+    copies: int = 2  # on their way at once
     programs: int = 131
 
 
@@ -69,8 +68,8 @@ def space(problem: Problem) -> list[Config]:
             (128, 256, 8, 3), (128, 256, 8, 4), (128, 128, 4, 4),
         )
         for group_m in (1, 2, 4)
-        for rows in (1, 2)
-        for copies in (2, 3, 4)
+        for rows in (2, 4, 8)
+        for copies in (1, 2)
     ]  # fmt: skip
     return [config for config in made if valid(problem, config) is None]
 
@@ -198,19 +197,38 @@ def _copier(
 def _units(problem: Problem, config: Config) -> list[tuple[int, int, int, slice]]:
     """What is copied, in the order in which workers want it: its first flag, the distance to the
     next, whose part, and which rows of that."""
-    m, others = problem.shard_shape[0], problem.size - 1
-    tiles, height = triton.cdiv(m, config.tile_m), config.rows * config.tile_m
-    parts = [
-        (row, slice(row * config.tile_m, row * config.tile_m + height))
-        for row in range(0, tiles, config.rows)
-    ]
-    if problem.shard == "m":
+    tiles, others = triton.cdiv(problem.shard_shape[0], config.tile_m), problem.size - 1
+    if problem.shard == "k":
+        spans = _spans(tiles, config.rows, up=True, down=True)
         return [
-            (step * tiles + row, 1, step, rows) for step in range(others) for row, rows in parts
+            (row * others + step, others, step, _rows(row, height, config))
+            for row, height in spans
+            for step in range(others)
         ]
     return [
-        (row * others + step, others, step, rows) for row, rows in parts for step in range(others)
+        (step * tiles + row, 1, step, _rows(row, height, config))
+        for step in range(others)
+        for row, height in _spans(tiles, config.rows, up=False, down=step == others - 1)
     ]
+
+
+def _spans(tiles: int, most: int, up: bool, down: bool) -> list[tuple[int, int]]:
+    """First row of tiles and number of them, by copy: `most`, but few where workers wait for the
+    first (`up`) and where nothing is left to do but what comes last (`down`)."""
+    spans: list[tuple[int, int]] = []
+    row = 0
+    while row < tiles:
+        left = tiles - row
+        height = min(
+            most, left, 1 << len(spans) if up else most, max(1, left // 2) if down else left
+        )
+        spans.append((row, height))
+        row += height
+    return spans
+
+
+def _rows(row: int, height: int, config: Config) -> slice:
+    return slice(row * config.tile_m, (row + height) * config.tile_m)
 
 
 def arguments(
