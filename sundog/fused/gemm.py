@@ -173,8 +173,10 @@ def emit(out, to, bias, acc, row, col, S):
     `to` is the output's descriptor, which takes whole tiles, or None.
     """
     value = finish(bias, acc, col, out.cols, S)
-    if to is None:
+    if to is None and S.a_kind == "view":
         tiles.store_product(out, row, col, value)
+    elif to is None:
+        tiles.store(out, row, col, value)
     else:
         to.store([row, col], value.to(out.ptr.dtype.element_ty))
 

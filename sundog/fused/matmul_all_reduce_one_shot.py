@@ -59,7 +59,7 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
             point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
         for step in range(F.size):  # each rank begins with another peer
             there = tiles.of_rank(inbox, (rank + step) % F.size, away)
-            tiles.store_product(there, (rank * rows * cols + n) * S.tile_m, 0, acc)
+            matmul_reduce.send(there, rank * rows * cols + n, acc, S)
         # The partial, stored by all warps, before the flags that all ranks wait for.
         arrived = flags.arrived + n * F.size
         point = trace.signal_all(point, arrived, epoch, ctx, F.lanes, F.trace)

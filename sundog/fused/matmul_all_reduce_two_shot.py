@@ -58,7 +58,7 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
             point, acc = matmul_reduce.product(point, a, b, row, col, K, ctx, F, S)
             # The owner has read the last call's partial: I have waited for what came of it.
             there = tiles.of_rank(inbox, owner, away)
-            tiles.store_product(there, (rank * owned + index) * S.tile_m, 0, acc)
+            matmul_reduce.send(there, rank * owned + index, acc, S)
             # The partial, stored by all warps, before the flag that the owner waits for.
             arrived = flags.arrived + index * F.size
             point = trace.signal(point, arrived + rank, owner, epoch, ctx, F.trace)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STRIP", "Config", "Constants", "Problem", "call_op", "collective", "constants", "default_of",
-    "given", "inputs", "product", "space", "sum_of", "total", "valid", "valid_unfused",
+    "given", "inputs", "product", "send", "space", "sum_of", "total", "valid", "valid_unfused",
 ]  # fmt: skip
 
 
@@ -173,6 +173,15 @@ def product(point, a, b, row, col, K, ctx, F, S):
     acc = gemm.accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), S)
     point = trace.end(point, trace.COMPUTE, row, 0, trace.ALL, ctx, F.trace)
     return point, acc
+
+
+@triton.jit
+def send(inbox, slot, acc, S):
+    """Store a partial into a slot of an inbox, the own one or a peer's."""
+    if S.a_kind == "view":
+        tiles.store_product(inbox, slot * S.tile_m, 0, acc)
+    else:  # not on AMD: half a tile at a time would be slower
+        tiles.store(inbox, slot * S.tile_m, 0, acc)
 
 
 @triton.jit

@@ -103,7 +103,7 @@ def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
         else:
             point = _signal(point, n - programs, owned, rank, flags, epoch, ctx, F)
         there = tiles.of_peer(inbox, peer, ctx)
-        tiles.store_product(there, (rank * owned + index) * S.tile_m, 0, acc)
+        matmul_reduce.send(there, rank * owned + index, acc, S)
     if program < F.size * owned:
         last = (F.size * owned - 1 - program) // programs * programs + program
         point = _signal(point, last, owned, rank, flags, epoch, ctx, F)
