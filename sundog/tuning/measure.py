@@ -153,10 +153,11 @@ def _measure(
         if verdict is not None:
             found[number] = Measured(failure=verdict)
         else:
-            calls = [_call(plans[number], each) for each in sets]
+            timed_sets = sets[: _sets_to_time(world, job)]
+            calls = [_call(plans[number], each) for each in timed_sets]
             variants[number] = Variant(fields_text(config), calls, ready=True)
     samples = place.samples if len(configs) == 1 else place.final_samples
-    num_calls = _calls(job, place, len(sets))
+    num_calls = _calls(job, place)
     timed = timer(world, list(variants.values()), samples, num_calls) if variants else []
     for number, times in zip(variants, timed, strict=True):
         # Behind a link rank 0 alone is measured; elsewhere an op is done when its last rank is.
@@ -207,27 +208,31 @@ def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | None:
     return None
 
 
-def _calls(job: Job, place: Place, num_sets: int) -> int:
+def _calls(job: Job, place: Place) -> int:
     """How many make a sample: those of a large problem are long enough alone."""
     cost = job.module.cost(job.problem)
     seconds = max(cost.hbm_bytes * job.size / _BYTES, cost.flops * job.size / _FLOPS, _LEAST_S)
     if place.link:
         seconds = max(seconds, cost.link_bytes / _LINK_BYTES)
-    return max(num_sets, min(int(_SAMPLE_S / seconds), _MOST_CALLS))
+    return max(1, min(int(_SAMPLE_S / seconds), _MOST_CALLS))
 
 
 def _call(plan: Plan, each: _Set) -> Callable[[], Any]:
     return lambda: plan(*each.given, each.out)
 
 
+def _sets_to_time(world: World, job: Job) -> int:
+    """As many inputs as it takes for one to leave the L2 cache: a large one leaves it alone."""
+    if world.device.type != "cuda":
+        return 1
+    moved = max(job.module.cost(job.problem).hbm_bytes * world.size, 1)
+    return min(-(-2 * of(world.device).l2_bytes // moved), _MOST_SETS)
+
+
 def _sets(world: World, job: Job) -> list[_Set]:
-    """As many inputs as it takes for one to leave the L2 cache."""
-    count = 2
-    if world.device.type == "cuda":
-        moved = max(job.module.cost(job.problem).hbm_bytes * world.size, 1)
-        count = min(max(-(-2 * of(world.device).l2_bytes // moved), 2), _MOST_SETS)
+    """Two at least, so that a second call, right behind the first, is compared too."""
     sets = []
-    for seed in range(count):
+    for seed in range(max(_sets_to_time(world, job), 2)):
         given = job.module.inputs(world, job.problem, seed)
         want = expected_here(world, job.module, job.problem, given)
         sets.append(_Set(given, want, output(world, want)))
