@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -48,5 +49,10 @@ def raised_at(error: BaseException) -> tuple[str, int, str]:
 
 def relative(path: str) -> str:
     """A path as a person in the working directory would write it; only a name if it is far away."""
-    near = os.path.relpath(path)
+    return _relative(path, os.getcwd())
+
+
+@functools.lru_cache(maxsize=1024)  # every allocation asks
+def _relative(path: str, folder: str) -> str:
+    near = os.path.relpath(path, folder)
     return os.path.basename(path) if near.startswith("..") else near
