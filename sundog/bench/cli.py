@@ -1,0 +1,164 @@
+"""`sundog bench`: argument parsing and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+import typer.core
+
+__all__ = ["app"]
+
+Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
+
+
+class OpOrCommand(typer.core.TyperGroup):
+    """`sundog bench OP` beside `sundog bench sim`: a word that is no command is an op."""
+
+    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["op", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(help="Measure: an op, or `sim`, `bound`.", no_args_is_help=True, cls=OpOrCommand)
+
+
+@app.command("sim")
+def bench_sim(json: Json = "") -> None:
+    """What the simulator costs, next to Triton's own interpreter. No GPU needed.
+
+    Example: sundog bench sim --json sim.json
+    """
+    from . import sim
+
+    sim.main(json)
+
+
+@app.command("checker")
+def bench_checker(json: Json = "") -> None:
+    """What checking costs over plain simulation. No GPU needed; run it in the repository.
+
+    Example: sundog bench checker --json checker.json
+    """
+    from . import checker
+
+    checker.main(json)
+
+
+@app.command("data")
+def bench_data(json: Json = "") -> None:
+    """What the dataset costs: loading, writing, extracting graphs. No GPU needed.
+
+    Example: sundog bench data --json data.json
+    """
+    from . import data
+
+    data.main(json)
+
+
+@app.command("op")
+def bench_op(
+    op: Annotated[str, typer.Argument(help="an op, or a module with the names of one")],
+    axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,... may be repeated")] = None,
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    baseline: Annotated[str, typer.Option(help="names, with commas; default: all")] = "",
+    samples: Annotated[int, typer.Option(help="per variant")] = 30,
+    csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
+    json: Json = "",
+    plot: Annotated[str, typer.Option(help="also draw bytes per second into this file")] = "",
+    entries: Annotated[str, typer.Option(help="also put the best configs into this file")] = "",
+) -> None:
+    """Time an op against the limit of the GPU and against what one would call instead.
+
+    Axes are fields of the problem, of the configs that have them, and `algo`.
+
+    Example: sundog bench all_gather --axis numel=65536,1048576 --axis dtype=bfloat16 --world 4
+
+    Example: sundog bench all_gather --axis algo=push,gluon --axis programs=8,32,128 --plot a.png
+    """
+    from . import commands
+
+    files = csv, json, plot, link, entries
+    raise typer.Exit(commands.op(op, axis or [], world, backend, baseline, samples, *files))
+
+
+@app.command("host")
+def bench_host(
+    world: Annotated[str, typer.Option(help="ranks, with commas")] = "1,2",
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    json: Json = "",
+) -> None:
+    """What an eager call with a cached plan costs the host.
+
+    Example: sundog bench host --world 1,8 --json host.json
+    """
+    from . import commands
+
+    raise typer.Exit(commands.host([int(size) for size in world.split(",")], backend, json))
+
+
+@app.command("gemm")
+def bench_gemm(
+    samples: Annotated[int, typer.Option(help="per variant and shape")] = 30,
+    json: Json = "",
+) -> None:
+    """The matrix product that the fused kernels share, beside torch.mm.
+
+    Example: sundog bench gemm --json gemm.json
+    """
+    from . import gemm
+
+    raise typer.Exit(gemm.main(samples, json))
+
+
+@app.command("bound")
+def bench_bound(
+    world: Annotated[str, typer.Option(help="ranks, with commas")] = "2,8",
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    json: Json = "",
+) -> None:
+    """What it costs that every wait is bounded.
+
+    Example: sundog bench bound --world 2,8 --json bound.json
+    """
+    from . import commands
+
+    raise typer.Exit(commands.bound([int(size) for size in world.split(",")], backend, json))
+
+
+@app.command("trace")
+def bench_trace(
+    op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")],
+    problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    json: Json = "",
+) -> None:
+    """What the trace points of an op's kernels cost: time without and with them.
+
+    Example: sundog bench trace all_gather_matmul.hbm_buffer --problem m=4096,n=3584,k=8192
+    """
+    from ..trace import Subject
+    from . import commands
+
+    raise typer.Exit(commands.trace(Subject(op, problem), world, backend, link, json))
+
+
+@app.command("capture")
+def bench_capture(
+    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    nbytes: Annotated[int, typer.Option(help="of each rank's tensor")] = 8192,
+    json: Json = "",
+) -> None:
+    """What a graph saves: 50 small all-reduces captured, called one by one, and empty kernels.
+
+    Example: sundog bench capture --world 8 --json capture.json
+    """
+    from . import commands
+
+    raise typer.Exit(commands.capture(world, backend, nbytes, json))
