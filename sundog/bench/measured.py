@@ -155,9 +155,7 @@ def _trace(content: dict[str, Any]) -> tuple[str, str]:
     for rank in content["ranks"]:
         by_peer = {int(peer): time for peer, time in rank["waited_for"].items()}
         lines.append(_row(Summary(**{**rank, "waited_for": by_peer}).cells()))
-    picture = content["picture"]
-    shown = f"\n\n![Timeline of one rank](measured/{picture})" if picture else ""
-    return f"Trace of {content['title']}", "\n".join(lines) + shown
+    return f"Trace of {content['title']}", "\n".join(lines)
 
 
 def _trace_cost(content: dict[str, Any]) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -46,7 +45,7 @@ def run(
         return 2
     _print(timeline, path)
     if json:
-        results.write(json, _summary_json(timeline, plot))
+        results.write(json, _summary_json(timeline))
     return 0
 
 
@@ -85,12 +84,11 @@ def _print(timeline: Timeline, path: str) -> None:
         )
 
 
-def _summary_json(timeline: Timeline, plot: str) -> dict[str, Any]:
+def _summary_json(timeline: Timeline) -> dict[str, Any]:
     """For docs/measured.md."""
     return {
         "kind": "trace", "title": timeline.title, "machine": results.machine(),
         "unit": timeline.unit, "clock": timeline.clock, "dropped": timeline.dropped,
         "spans": len(timeline.spans), "arrows": len(timeline.arrows),
-        "picture": Path(plot).name if plot else "",
         "ranks": [dataclasses.asdict(each) for each in summarise(timeline)],
     }  # fmt: skip
