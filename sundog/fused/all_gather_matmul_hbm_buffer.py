@@ -90,6 +90,9 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
+    ways = [(0, k_per_flag, 1, 0) for k_per_flag in (2, 4, 8, 16)]
+    ways += [(fetchers, k, 1, 0) for fetchers in (8, 16, 32) for k in (0, 16, 32)]
+    ways += [(16, k, 8, 64) for k in (0, 16, 32)]
     made = [
         Config(
             tile_m, tile_n, 64, group_m, num_warps=num_warps, num_stages=num_stages,
@@ -97,9 +100,7 @@ def space(problem: Problem) -> list[Config]:
         )
         for tile_m, tile_n, num_warps, num_stages in _TRIED
         for group_m in (4, 8)
-        for k_per_flag in (0, 16, 32)
-        for fetchers in (8, 16, 32)
-        for stages, first in ((1, 0), (8, 64))
+        for fetchers, k_per_flag, stages, first in ways
     ]  # fmt: skip
     return [config for config in made if valid(problem, config) is None]
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .. import choice
 from ..dataset.base import check_base
 from ..dataset.compile import gpu_target
 from ..dataset.identity import RunInfo, describe_value
@@ -145,7 +146,8 @@ def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tune
         hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
         info = _describe(job, space, f"compile {target}", hardware, options)
         compilers = _compilers(job, target, options.log, info.run_id, os.cpu_count() or 1)
-        done.append(_search(job, space, info, (compilers, None), target, "", options))
+        here = choice.Place(target, NUM_SMS)
+        done.append(_search(job, space, info, (compilers, None), here, "", options))
     return done
 
 
@@ -164,7 +166,8 @@ def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) ->
             count = max((os.cpu_count() or 2) - 1, 1)
             compilers = _compilers(job, where.arch, options.log, info.run_id, count)
             workers = compilers, measurer
-            done.append(_search(job, space, info, workers, where.target, name, options, number))
+            here = choice.Place(where.target, where.num_sms)
+            done.append(_search(job, space, info, workers, here, name, options, number))
     finally:
         measurer.close()
     return done
@@ -172,7 +175,7 @@ def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) ->
 
 def _search(
     job: Job, space: Space, info: RunInfo, workers: tuple[list[Worker], Worker | None],
-    target: str, timer: str, options: _Options, number: int = 0,
+    place: choice.Place, timer: str, options: _Options, number: int = 0,
 ) -> Tuned:  # fmt: skip
     compilers, measurer = workers
     busy_before = measurer.busy_s if measurer else 0.0
@@ -183,7 +186,7 @@ def _search(
 
         def step() -> None:
             best = f"{evaluator.best[1]:.4f} ms" if evaluator.best else ""
-            options.progress(f"{job} on {target}", len(evaluator.times), total, best)
+            options.progress(f"{job} on {place.target}", len(evaluator.times), total, best)
 
         evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, number)
         if options.search == "pattern":
@@ -198,12 +201,13 @@ def _search(
                     worker.close()
             config, milliseconds = evaluator.best or (None, None)
             if milliseconds is not None:
-                cache.keep(job, config, milliseconds, target, f"{options.log} {info.run_id[:16]}")
+                run = f"{os.path.basename(options.log)} {info.run_id[:16]}"
+                cache.keep(job, config, milliseconds, place, run)
         seconds = time.monotonic() - begin
         busy = measurer.busy_s - busy_before if measurer else 0.0
         first = space.configs[0]
         return Tuned(
-            job.op, job.problem, target, info.run_id, len(evaluator.times), evaluator.failed,
+            job.op, job.problem, place.target, info.run_id, len(evaluator.times), evaluator.failed,
             evaluator.last_error, config, milliseconds, first, evaluator.times.get(first), seconds,
             busy / seconds, evaluator.writing_s / seconds,
         )  # fmt: skip

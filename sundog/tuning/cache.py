@@ -24,7 +24,7 @@ from .space import Job
 __all__ = ["keep", "known_results", "promote"]
 
 
-def keep(job: Job, config: Any, milliseconds: float, target: str, run: str) -> Path:
+def keep(job: Job, config: Any, milliseconds: float, place: choice.Place, run: str) -> Path:
     """Put a best config into the user's file; the file's path."""
     entry = Entry(
         job.op,
@@ -33,8 +33,9 @@ def keep(job: Job, config: Any, milliseconds: float, target: str, run: str) -> P
         milliseconds * 1e-3,
         time.strftime("%Y-%m-%d", time.gmtime()),
         run,
+        place.num_sms,
     )
-    path = choice.user_file(target)
+    path = choice.user_file(place.target)
     choice.write_entries(path, [entry])
     return path
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sundog.tuning
-from sundog import World, choice
+from sundog import World, choice, knobs
 from sundog.bench.timing import Times, Variant
 from sundog.bench.tuning import sessions
 from sundog.collectives import all_gather_push
@@ -93,9 +93,12 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
     assert entry.problem == {"numel": 1000, "dtype": "float32", "size": 2, "bad": False}
     assert entry.config == {"block": 256, "num_warps": 2, "mode": "fine"}
     assert entry.seconds == pytest.approx(2.006e-3)
-    assert tuned.run_id[:16] in entry.run
+    assert entry.run == f"log {tuned.run_id[:16]}"
+    assert entry.num_sms == knobs.num_sms.get()
     problem = toy_op.Problem(1000, toy_op.torch.float32, 2)
-    assert choice.config_for(OP, toy_op, problem, "simulator", 16) == toy_op.Config(256, 2)
+    assert choice.config_for(OP, toy_op, problem, "simulator", entry.num_sms) == toy_op.Config(
+        256, 2
+    )
 
 
 def test_what_misbehaves_costs_its_row_only(
