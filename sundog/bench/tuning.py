@@ -1,6 +1,6 @@
-"""What tuning runs found, from their datasets: `python -m sundog.bench.tuning FILE.json BASE...`.
+"""What tuning runs found and cost: `python -m sundog.bench.tuning data/h200 docs/measured`.
 
-Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
+From the datasets of a folder, and its runs.json (data/h200/make.py), come two tables. Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
 the times that were recorded, so it needs no GPU. How far from the best of the run it ends with 100
 configs, and whether it beats the default, is one line of the table. Where the same tuning was run
 twice, how far apart the two choices are, by the times of either run, is told too.
@@ -13,6 +13,7 @@ import json
 import random
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas
@@ -21,7 +22,7 @@ from .. import op as ops
 from ..dataset.reader import read
 from ..tuning.search import pattern
 from ..tuning.space import Space
-from .results import machine, write
+from .results import write
 
 __all__ = ["Session", "replay", "sessions"]
 
@@ -129,18 +130,39 @@ HEAD = [
     "op", "problem", "configs", "failed", "default", "best", "gain",
     *(f"pattern, {budget} configs" for budget in BUDGETS), "two runs apart",
 ]  # fmt: skip
-TEXT = f"""All configs of a space were measured once, the five best and the default again, in turns:
-those are the figures. The pattern search was replayed over the recorded times, without a GPU, with
-{SEEDS} seeds: how much slower than the best of all configs the worst of these ends. Where the same
-tuning ran twice: how much slower the worse of the two choices is."""
+TEXT = (
+    "All configs of a space were measured once, the five best and the default again, in turns: "
+    "those are the figures. The pattern search was replayed over the recorded times, without a "
+    f"GPU, with {SEEDS} seeds: how much slower than the best of all configs the worst of these "
+    "ends. Where the same tuning ran twice: how much slower the worse of the two choices is."
+)
+COST_HEAD = ["op", "problem", "search", "configs", "time", "a config", "busy", "rows"]
+COST_TEXT = (
+    "Busy: the part of the time in which the process with the GPU had a config to measure (goal: "
+    "60 %). Rows: the part that writing them took (goal: 1 %)."
+)
 
 
-def main(path: str, bases: list[str]) -> None:
-    found = [session for base in bases for session in sessions(base)]
-    kept = {**machine(), "command": f"python -m sundog.bench.tuning {' '.join(bases)}"}
-    content = {"kind": "table", "title": "Tuning", "text": TEXT.replace("\n", " ")}
-    write(path, {**content, "machine": kept, "head": HEAD, "rows": rows_of(found)})
+def cost_cells(run: dict[str, Any]) -> list[str]:
+    """Of one run in runs.json."""
+    each = f"{1e3 * run['seconds'] / run['tried']:.0f} ms"
+    share = f"{run['busy']:.0%}", f"{run['writing']:.2%}"
+    problem = run["problem"].removeprefix("Problem(").partition(", dtype")[0]
+    tried = str(run["tried"])
+    return [run["op"], problem, run["search"], tried, f"{run['seconds']:.1f} s", each, *share]
+
+
+def main(data: Path, docs: Path) -> None:
+    known = json.loads((data / "runs.json").read_text())
+    bases = sorted(path.with_suffix("") for path in data.glob("*.csv"))
+    found = [session for base in bases for session in sessions(str(base))]
+    common = {"kind": "table", "machine": known["machine"]}
+    rows = {"head": HEAD, "rows": rows_of(found)}
+    write(str(docs / f"{data.name}-tune.json"), {**common, "title": "Tuning", "text": TEXT, **rows})
+    rows = {"head": COST_HEAD, "rows": [cost_cells(run) for run in known["rows"]]}
+    title = {"title": "What tuning costs", "text": COST_TEXT}
+    write(str(docs / f"{data.name}-tune-cost.json"), {**common, **title, **rows})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

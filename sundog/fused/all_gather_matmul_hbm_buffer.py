@@ -90,7 +90,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    ways = [(0, k_per_flag, 1, 0) for k_per_flag in (2, 4, 8, 16)]
+    ways = [(0, k_per_flag, 1, 0) for k_per_flag in (1, 2, 4, 8, 16)]
     ways += [(fetchers, k, 1, 0) for fetchers in (8, 16, 32) for k in (0, 16, 32)]
     ways += [(16, k, 8, 64) for k in (0, 16, 32)]
     made = [
