@@ -1,6 +1,8 @@
 """What tuning runs found and cost: `python -m sundog.bench.tuning data/h200 docs/measured`.
 
-From the datasets of a folder, and its runs.json (data/h200/make.py), come two tables. Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
+From the datasets of a folder, and its runs.json (data/h200/make.py), come two tables.
+
+Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
 the times that were recorded, so it needs no GPU. How far from the best of the run it ends with 100
 configs, and whether it beats the default, is one line of the table. Where the same tuning was run
 twice, how far apart the two choices are, by the times of either run, is told too.
