@@ -162,7 +162,8 @@ def main(data: Path, docs: Path) -> None:
     rows = {"head": HEAD, "rows": rows_of(found)}
     write(str(docs / f"{data.name}-tune.json"), {**common, "title": "Tuning", "text": TEXT, **rows})
     rows = {"head": COST_HEAD, "rows": [cost_cells(run) for run in known["rows"]]}
-    title = {"title": "What tuning costs", "text": COST_TEXT}
+    text = " ".join(filter(None, (COST_TEXT, known.get("note"))))  # the note: how it was started
+    title = {"title": "What tuning costs", "text": text}
     write(str(docs / f"{data.name}-tune-cost.json"), {**common, **title, **rows})
 
 
