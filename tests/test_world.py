@@ -140,10 +140,9 @@ def test_allocation_is_local_and_equal(run: Run) -> None:
         world.exchange("rank 1 has come only now")
 
     def same(world: sundog.World) -> list[int]:
-        base = world.ctx.data_ptr()
-        tensors = [world.empty((n,)) for n in (5, 1000, 3)]
+        first, *tensors = [world.empty((n,)) for n in (7, 5, 1000, 3)]
         world.barrier()
-        return [t.data_ptr() - base for t in tensors]
+        return [t.data_ptr() - first.data_ptr() for t in tensors]
 
     run(alone, 2)
     results = run(same, 3)

@@ -170,6 +170,7 @@ class SymmBackend:
         """Not in CUDA, until the end: a peer that died would keep this rank's kernels waiting."""
         if torch.cuda.is_current_stream_capturing():
             return
+        self._raise_if_lost()  # again: ending the waits made them run out, which is not the cause
         self._streams.update(dict.fromkeys([torch.cuda.current_stream(), *self._numbered.values()]))
         events = [stream.record_event() for stream in self._streams]
         self._streams.clear()
