@@ -121,9 +121,10 @@ class Launch:
         self.compiled._init_handles()
 
     def footprint(self) -> Footprint | None:
-        if self.compiled not in _footprints:
-            _footprints[self.compiled] = _footprint(self.compiled)
-        return _footprints[self.compiled]
+        try:
+            return _footprints[self.compiled]
+        except KeyError:
+            return _footprints.setdefault(self.compiled, _footprint(self.compiled))
 
     def start(self, stream: torch.cuda.Stream) -> Any:
         """Not through the kernel, which would look at all arguments a second time."""
@@ -152,8 +153,10 @@ def _footprint(compiled: Any) -> Footprint | None:
 
 def _needs_scratch(compiled: Any) -> bool:
     """Does Triton allocate memory for every launch? It does so on the current stream."""
-    sizes = ("global_scratch_size", "profile_scratch_size")
-    return any(getattr(compiled.metadata, name, 0) for name in sizes)
+    known = compiled.metadata  # AMD's has not all of it
+    return bool(
+        getattr(known, "global_scratch_size", 0) or getattr(known, "profile_scratch_size", 0)
+    )
 
 
 def first_ir(asm: Mapping[str, str]) -> str:
