@@ -230,13 +230,14 @@ def arguments(
     whole = alone or not by_k or a.shape[1] % config.tile_k == 0
     y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
     whole = alone or by_k or a.shape[0] % config.tile_m == 0
-    to = gemm.target(out, config, a.itemsize) if whole else None
+    to = gemm.target(out, config, a.itemsize, beside=False) if whole else None
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
         _ahead(config, a), hint_of(a), world.trace, _piece_rows(problem, config),
+        config.num_stages,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 

@@ -91,12 +91,12 @@ def _plan(
 
 def _check_place(world: World, op: str, name: str, tensor: torch.Tensor) -> None:
     """Peers find theirs by this rank's offset and strides: all ranks compare them, once."""
-    place = tensor.data_ptr() - world.ctx.data_ptr(), tensor.stride()
+    place = world.offset_of(tensor), tensor.stride()
 
     def compare() -> None:
         everyone = world.exchange(place, f"place of {name}")
         if len(set(everyone)) > 1:
-            lines = [f"{offset:+,} bytes from its context, strides {s}" for offset, s in everyone]
+            lines = [f"{offset:,} bytes into it, strides {s}" for offset, s in everyone]
             raise RankMismatch(
                 f"{op}: {name} does not lie at the same place of every rank's heap:\n"
                 f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."

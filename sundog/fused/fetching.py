@@ -60,6 +60,7 @@ class Fetch(NamedTuple):
     hint: Any
     trace: Any  # the clock of trace points, or 0
     rows: Any = tl.constexpr(0)  # of a piece, where workers fetch
+    loop_stages: Any = tl.constexpr(1)  # of their loop; what else is loaded there counts too
 
 
 @triton.jit

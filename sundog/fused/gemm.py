@@ -106,10 +106,13 @@ def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> 
     return tiles.view(tensor), VIEW
 
 
-def target(out: torch.Tensor, config: Tiles, itemsize: int) -> Any:
-    """A descriptor of the output, whose tiles lie in shared memory beside the inputs'; or None."""
-    shared = _staged_bytes(config, itemsize) + config.tile_m * config.tile_n * out.itemsize
-    fits = shared + _BARRIERS <= _SHARED
+def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True) -> Any:
+    """A descriptor of the output, or None where its tiles do not fit the shared memory.
+
+    `beside`: while the inputs of the next tile are there already.
+    """
+    inputs, tile = _staged_bytes(config, itemsize), config.tile_m * config.tile_n * out.itemsize
+    fits = (inputs + tile if beside else max(inputs, tile)) + _BARRIERS <= _SHARED
     made, kind = operand(out, (config.tile_m, config.tile_n), config.descriptors and fits)
     return made if kind == ROWS else None
 

@@ -5,6 +5,10 @@ store units move (measured: 36 to 40 GB/s, busy or idle), and they have nothing 
 tensor cores work. A unit is what one flag stands for; program p has the units p, p + P, ... in the
 order in which workers want them, and fetches one while it multiplies what has arrived.
 
+Measured on 8 ranks of one GPU (M=4096, N=3584, K=8192): 2,822 us, as if all programs fetched first
+(2,829 us); gather, then GEMM 2,616 us, GEMM alone 2,366 us. Pieces were asked for two blocks ahead,
+1.3 us, which is less than the memory takes when eight products share it.
+
 Whoever has to wait fetches its own units up to the one it waits for first: of all units that are
 not there, the first one's program never waits, so there is no circle.
 """
@@ -101,7 +105,7 @@ def _multiply(acc, unit, a, parts, b, i, col, begin, end, rank, away, F, S):
     loaded three blocks before."""
     STEPS: tl.constexpr = S.tile_m // F.rows
     there, place, row, k = fetching.unit_at(a, unit, rank, away, F, S)
-    for block in tl.range(begin, end, num_stages=3):
+    for block in tl.range(begin, end, num_stages=F.loop_stages):
         x, y = working.blocks(a, parts, b, i, block, col, rank, F, S)
         piece = _piece(there, row, k, block - begin, F, S)
         acc = tl.dot(x, y, acc, input_precision="ieee")
