@@ -82,6 +82,12 @@ class Tensors(Streams):
             )
         self._free(block.offset)
 
+    def offset_of(self, tensor: torch.Tensor) -> int:
+        """Where a symmetric tensor starts in its heap, in bytes: for an allocation, on every rank
+        the same, also where addresses differ in other ways."""
+        block = self._memory.block_of(tensor)
+        return block.offset + self._memory.inside(tensor, block)
+
     def _free(self, offset: int) -> None:
         self._check_no_graph_uses(offset)
         block = self._memory.free(offset)

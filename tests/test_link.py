@@ -198,6 +198,20 @@ def test_rank_0_works_while_stand_ins_play_the_others(name: str) -> None:
     assert report.results == [False, True, True]
 
 
+def test_calls_of_a_world_work_over_a_link() -> None:
+    """All ranks find that `a` lies at the same place, though not as far from its flags."""
+
+    def main(world: sundog.World) -> list[bool]:
+        a = world.empty((40, 32), torch.float16).random_(-2, 3)
+        b = torch.empty(64, 16, dtype=torch.float16).random_(-2, 3)
+        world.barrier()
+        want = torch.cat([world.peer(a, rank) for rank in range(2)], 1).double() @ b.double()
+        outs = [world.all_gather_matmul(a, b, algo=algo) for algo in ("barrier", "hbm_buffer")]
+        return [torch.equal(out.double(), want) for out in outs]
+
+    assert sundog.run(main, 2, "sim", link="pcie")[0] == [True, True]
+
+
 def test_pinned_memory_is_the_hosts() -> None:
     check_host_memory(7, 1 << 16)
     with pytest.raises(ValueError, match=r"pins 7 heaps of 1,125,899,906,842,624 bytes"):
