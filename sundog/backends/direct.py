@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 __all__ = ["Direct", "in_order"]
 
-_PLAIN = (int, str, bool, float, type(None), torch.dtype)
+_PLAIN = frozenset((int, str, bool, float, type(None), torch.dtype))
 _MOST = 1024  # a program that makes ever new kinds of launches is not kept forever
 
 
@@ -57,10 +57,11 @@ def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:
         return ()  # AMD's code depends on the size of a tensor's storage too
     words: list[Any] = [id(kernel), grid, *kwargs]
     for value in (*args, *kwargs.values()):
-        if type(value) is torch.Tensor:
-            words += (value.dtype, value.data_ptr() % 16)
-        elif isinstance(value, _PLAIN):
-            words += (type(value), value)
+        kind = type(value)
+        if kind is torch.Tensor:
+            words += value.dtype, value.data_ptr() % 16
+        elif kind in _PLAIN:
+            words += kind, value
         else:
             return ()
     return tuple(words)
