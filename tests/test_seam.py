@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
 
 from sundog.backends.gang import Gang
-from sundog.backends.gpu import may_wait
 from sundog.backends.sim import Meeting
 from sundog.errors import Deadlock, NotResident
-from sundog.sim.host_waits import waits
 from sundog.sim.machine import Machine
 from sundog.sim.schedule import RandomSchedule
 from sundog.target import Footprint, Target
@@ -314,35 +311,3 @@ def test_an_error_of_the_gpu_reaches_the_caller():
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         Bench(host).check()
-
-
-def test_programs_per_sm():
-    """By CUDA's occupancy calculator for sm_90."""
-    assert H200.programs_per_sm(Footprint(32, 0, 1)) == 32
-    assert H200.programs_per_sm(Footprint(32, 0, 4)) == 16
-    assert H200.programs_per_sm(Footprint(168, 0, 4)) == 3
-    assert H200.programs_per_sm(Footprint(192, 0, 1)) == 8  # not 10: two warps to a quarter
-    assert H200.programs_per_sm(Footprint(32, 232448, 4)) == 1
-    assert H200.programs_per_sm(Footprint(32, 115712, 4)) == 2
-    assert H200.programs_per_sm(Footprint(32, 115713, 4)) == 1
-
-
-def test_which_torch_functions_make_the_host_wait():
-    x = torch.zeros(3)
-    assert waits("item", (x,), {})
-    assert waits("to", (x, "cpu"), {})
-    assert waits("to", (x,), {"device": torch.device("cpu")})
-    assert not waits("to", (x, torch.float16), {})
-    assert not waits("copy_", (x, x), {})
-    assert waits("copy_", (x, torch.zeros(3, device="meta")), {})
-    assert not waits("__getitem__", (x, (slice(1), 0, None)), {})
-    assert waits("__getitem__", (x, x > 0), {})
-    assert not waits("__setitem__", (x, 0, 5), {})
-    assert not waits("fill_", (x, 0), {})
-
-
-def test_a_kernel_without_a_loop_around_an_atomic_waits_for_nobody():
-    assert may_wait("scf.while (%1) { tt.atomic_rmw add, acquire }")
-    assert not may_wait("scf.for %1 { tt.atomic_rmw add, relaxed }")
-    assert not may_wait("scf.while (%1) { tt.load }")
-    assert may_wait("tt.atomic_poll %1")
