@@ -1,4 +1,4 @@
-"""A launch on a GPU, as far as it goes without one: what Triton is asked, what counts, who waits."""
+"""A launch on a GPU, as far as it goes without one: what Triton is asked, what counts and waits."""
 
 from __future__ import annotations
 
