@@ -7,6 +7,14 @@ publishes a flag (fetching.py); a worker multiplies the own part, in place, and 
 far as there are flags for it (working.py). A fetcher that has nothing left to fetch becomes a
 worker. `k_per_flag` 0 is one flag for a whole row.
 
+On one GPU that 8 ranks share, where a link is as fast as the memory, it does not win (M=4096,
+N=3584, K=8192; docs/measured.md): 2,829 us if all programs fetch first, 3,103 with 2 of 16 for
+fetchers, against 2,616 for gather, then GEMM, and 2,366 for the GEMM alone. A program moves 30 to
+40 GB/s, idle or not, and whatever moves beside a product slows it: one that has 16 SMs and the
+memory for itself takes 2,100 us, one of eight 2,366. Workers that fetched a piece with every block
+they multiplied, by loads in their pipelined loop, took 2,822: the pieces, asked for two blocks
+ahead, came later than that.
+
 Own and staged shards that lie alike are read by one descriptor of four dimensions, so that the loop
 over K is one. Elsewhere (AMD, or A in another order than the staging buffer) they are read by
 pointers, in two loops.
@@ -32,7 +40,6 @@ from ..passive import stand_in
 from . import fetching, gemm, working
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
 from .call import FEW_SMS, fitting, hint_of, resident
-from .interleaved import interleaved_kernel
 
 if TYPE_CHECKING:
     from ..world import World
@@ -43,7 +50,6 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
-_PIECE = 8 << 10  # bytes that a worker moves with a block along K
 _LONGEST = 1024  # elements of a row that a fetcher copies at once
 _IN_FLIGHT = 128 << 10  # bytes that a fetcher may have on their way
 LAYOUTS = ("k_contiguous", "m_contiguous")
@@ -54,7 +60,7 @@ _TRIED = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 256, 8, 3), (128, 256, 8, 4))
 @dataclass(frozen=True)
 class Config(gemm.Tiles):
     k_per_flag: int = 0  # blocks of a row that one flag stands for; 0: all
-    fetchers: int = 16  # 0: workers fetch, with every block that they multiply
+    fetchers: int = 16
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
     first_fetchers: int = 0  # ... is fetched by so many programs; 0: as many as afterwards
     layout: str = "k_contiguous"  # of the staging buffer
@@ -62,8 +68,7 @@ class Config(gemm.Tiles):
 
     @property
     def most_fetchers(self) -> int:
-        """Programs that fetch at some time; 0 fetchers: all, beside their other work."""
-        return max(self.fetchers, self.first_fetchers) if self.fetchers else self.programs
+        return max(self.fetchers, self.first_fetchers)
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -74,24 +79,17 @@ def valid(problem: Problem, config: Config) -> str | None:
             f"k_per_flag {config.k_per_flag} and first_fetchers {config.first_fetchers} must be at "
             f"least 0, and fetch_stages {config.fetch_stages} at least 1"
         )
-    if config.fetchers < 0 or config.most_fetchers > config.programs:
+    if config.fetchers < 1 or config.most_fetchers > config.programs:
         return (
             f"{config.fetchers} fetchers, {config.first_fetchers} at first, of {config.programs} "
-            "programs: at least none, and no more than there are"
-        )
-    per_shard = triton.cdiv(problem.shard_shape[1], config.tile_k)
-    per_flag = _per_flag(problem, config)
-    if config.fetchers == 0 and (per_flag & (per_flag - 1) or per_shard % per_flag):
-        return (
-            f"k_per_flag {per_flag}: where workers fetch, a power of two that divides the "
-            f"{per_shard} blocks of a shard"
+            "programs: at least one, and no more than there are"
         )
     return gemm.valid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:
-    ways = [(0, k_per_flag, 1, 0) for k_per_flag in (1, 2, 4, 8, 16)]
-    ways += [(fetchers, k, 1, 0) for fetchers in (8, 16, 32) for k in (0, 16, 32)]
+    ways = [(fetchers, k, 1, 0) for fetchers in (8, 16, 32) for k in (0, 16, 32)]
+    ways += [(132, k, 1, 0) for k in (1, 2, 4, 8, 16)]
     ways += [(16, k, 8, 64) for k in (0, 16, 32)]
     made = [
         Config(
@@ -106,34 +104,20 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """On a part of a GPU, as eight ranks have, workers fetch; else an eighth of the programs."""
+    """An eighth of a GPU's programs fetch; on a part of one, as eight ranks have, all at first."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
-    tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
-    tiles = tiles_m * triton.cdiv(problem.n, config.tile_n)
-    if num_sms <= FEW_SMS:
-        programs = min(num_sms, tiles)
-        config = replace(config, fetchers=0, programs=programs)
-        return replace(config, k_per_flag=_in_time(problem, config))
     rows, blocks = _staged_tiles(problem, config)
-    most = max(1, num_sms // 8)
-    # With fewer rows than fetchers, a row is shared by several of them.
-    per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
+    if num_sms > FEW_SMS:
+        most = max(1, num_sms // 8)
+        # With fewer rows than fetchers, a row is shared by several of them.
+        per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
+    else:
+        most, per_flag = num_sms, 8
     fetchers = max(1, min(most, rows * blocks))
-    programs = min(num_sms, fetchers + tiles)
+    tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
+    programs = min(num_sms, fetchers + tiles_m * triton.cdiv(problem.n, config.tile_n))
     return replace(config, k_per_flag=per_flag, fetchers=fetchers, programs=programs)
-
-
-def _in_time(problem: Problem, config: Config) -> int:
-    """Blocks of a flag such that all programs together fetch a shard of a band while they multiply
-    the one before."""
-    m, k = problem.shard_shape
-    per_shard, band = (
-        triton.cdiv(k, config.tile_k),
-        min(config.group_m, triton.cdiv(m, config.tile_m)),
-    )
-    share = max(1, band * per_shard // config.programs)
-    return math.gcd(per_shard, 1 << (share.bit_length() - 1), _LONGEST // config.tile_k)
 
 
 @triton.jit
@@ -178,7 +162,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         "all_gather_matmul.staging",
     )  # fmt: skip
     buffer = storage if is_k else storage.transpose(1, 2)
-    busy = _busy_fetchers(rows, groups, config) if config.fetchers else config.programs
+    busy = _busy_fetchers(rows, groups, config)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -187,8 +171,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             stand_in(world, flags.ready, flags.done[:busy], flags.epochs)
             return out
         bias = given[0] if given else None
-        kernel = _hbm_buffer_kernel if config.fetchers else interleaved_kernel
-        kernel[(config.programs,)](
+        _hbm_buffer_kernel[(config.programs,)](
             *arguments(problem, config, a, buffer, b, out, bias, flags, world),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -236,8 +219,7 @@ def arguments(
         problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), world.trace, _piece_rows(problem, config),
-        config.num_stages,
+        _ahead(config, a), hint_of(a), world.trace,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
@@ -250,7 +232,8 @@ def _sharded(
     kind = gemm.operand(a, block, config.descriptors)[1]
     if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
         kind = gemm.VIEW
-    distance = (buffer.data_ptr() - a.data_ptr()) // a.itemsize
+    # A world of one rank stages nothing, and an empty tensor has no address.
+    distance = (buffer.data_ptr() - a.data_ptr()) // a.itemsize if buffer.numel() else 0
     apart, rows_apart, cols_apart = buffer.stride()
     given = fetching.Sharded(
         *tiles.view(a), buffer, rows_apart, cols_apart, apart, int(distance < 0)
@@ -272,12 +255,6 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
         per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
     )
     return 1 if hint[0] > 1 else max(1, common)
-
-
-def _piece_rows(problem: Problem, config: Config) -> int:
-    """Rows that a worker moves with a block: as many bytes as cost its loop nothing."""
-    row_bytes = _per_flag(problem, config) * config.tile_k * problem.dtype.itemsize
-    return max(1, min(config.tile_m, _PIECE // row_bytes))
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:

@@ -15,10 +15,7 @@ import triton.language as tl
 from ..device import context, local, tiles, trace
 from . import gemm
 
-__all__ = [
-    "Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part", "unit_at",
-    "unit_of",
-]  # fmt: skip
+__all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part"]
 
 
 class Flags(NamedTuple):
@@ -59,8 +56,6 @@ class Fetch(NamedTuple):
     ahead: Any  # tiles that are on their way at once
     hint: Any
     trace: Any  # the clock of trace points, or 0
-    rows: Any = tl.constexpr(0)  # of a piece, where workers fetch
-    loop_stages: Any = tl.constexpr(1)  # of their loop; what else is loaded there counts too
 
 
 @triton.jit
@@ -131,28 +126,6 @@ def _fetch_tile(a, row, part, block, rank, away, F, S):
     there = tiles.of_rank(tiles.hinted(a, F.hint), peer, away)
     tile = tiles.load(there, row, col, ROWS, COLS)
     tiles.store(staged_part(a, step), row, col, tile)
-
-
-@triton.jit
-def unit_at(a, unit, rank, away, F, S):
-    """Where a unit of one shard is, and where it belongs; its first row and column there."""
-    rows, _, groups = remote(a, F, S)
-    row, group = gemm.swizzle(unit, rows, groups, S.group_m)
-    k = group * F.per_flag
-    if F.by_k:
-        step, k = k // tl.cdiv(a.cols, S.tile_k), k % tl.cdiv(a.cols, S.tile_k)
-    else:
-        step, row = row // tl.cdiv(a.rows, S.tile_m), row % tl.cdiv(a.rows, S.tile_m)
-    there = tiles.of_rank(tiles.hinted(a, F.hint), (rank + 1 + step) % F.size, away)
-    return there, staged_part(a, step), row * S.tile_m, k * S.tile_k
-
-
-@triton.jit
-def unit_of(row, group, rows, groups, S):
-    """The number of a unit: `swizzle` the other way."""
-    top = row // S.group_m * S.group_m
-    height = tl.minimum(rows - top, S.group_m)
-    return top * groups + group * height + row - top
 
 
 @triton.jit

@@ -13,28 +13,28 @@ import triton.language as tl
 from ..device import context, local, proxy, tiles, trace
 from . import fetching, gemm
 
-__all__ = ["LANES", "blocks", "emit", "grid", "multiply", "needs", "work"]
+__all__ = ["work"]
 
-LANES = tl.constexpr(32)  # flags that are looked at together
+_LANES = tl.constexpr(32)  # flags that are looked at together
 
 
 @triton.jit
 def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
     """Compute output tiles from the queue until it is empty. The next trace point."""
-    rows, cols = grid(a, out, F, S)
+    rows, cols = _grid(a, out, F, S)
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
     tile = gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
         i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
         point, acc = _product(point, a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
-        emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
+        _emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
         tile = gemm.ticket(flags.tickets) - before
     return point
 
 
 @triton.jit
-def grid(a, out, F, S):
+def _grid(a, out, F, S):
     """Rows and columns of output tiles. Along M a tile is of one rank: this one's come first."""
     rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     if not F.by_k:
@@ -43,7 +43,7 @@ def grid(a, out, F, S):
 
 
 @triton.jit
-def emit(a, out, to, bias, acc, i, col, ctx, F, S):
+def _emit(a, out, to, bias, acc, i, col, ctx, F, S):
     """Write an output tile, of row of tiles `i`."""
     own_rows = tl.cdiv(a.rows, S.tile_m)
     first = 0
@@ -57,7 +57,7 @@ def emit(a, out, to, bias, acc, i, col, ctx, F, S):
 
 
 @triton.jit
-def needs(a, i, F, S):
+def _needs(a, i, F, S):
     """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
     per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
     _, blocks, groups = fetching.remote(a, F, S)
@@ -75,14 +75,14 @@ def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
     """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     groups = fetching.remote(a, F, S)[2]
-    row, here, total, wanted = needs(a, i, F, S)
+    row, here, total, wanted = _needs(a, i, F, S)
     acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
     end = 0
     while end < total:
         begin, group = end, tl.maximum(end - here, 0) // F.per_flag
         first = flags.staged + row * groups + group
         if F.size > 1:
-            group += fetching.arrived(first, wanted - group, epoch, LANES)
+            group += fetching.arrived(first, wanted - group, epoch, _LANES)
         end = tl.minimum(here + group * F.per_flag, total)
         if end == begin:
             point = trace.begin(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
@@ -93,13 +93,13 @@ def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
         if S.a_kind != "view":
             proxy.fence()  # and before those by descriptor
         point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
-        acc = multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
+        acc = _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
         point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
     return point, acc
 
 
 @triton.jit
-def multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
+def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
     """acc + A @ B, blocks `begin` to `end`."""
     if S.a_kind == "view":
         per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
@@ -111,13 +111,13 @@ def multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
             acc = tl.dot(x, y, acc, input_precision="ieee")
         begin = tl.maximum(begin, here)
     for block in tl.range(begin, end):
-        x, y = blocks(a, parts, b, i, block, col, rank, F, S)
+        x, y = _blocks(a, parts, b, i, block, col, rank, F, S)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def blocks(a, parts, b, i, block, col, rank, F, S):
+def _blocks(a, parts, b, i, block, col, rank, F, S):
     """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
     shard has its own blocks."""
     per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)

@@ -227,6 +227,11 @@ def _integer_type(value: int) -> tl.dtype:
 
 
 def _convert_descriptor(value: TensorDescriptor) -> Any:
+    if value.base.numel() == 0:
+        raise ValueError(
+            f"a descriptor of a tensor of shape {tuple(value.base.shape)}: it has no elements and "
+            "no address, and a GPU refuses it; pass another tensor where none is read"
+        )
     descriptor = language().semantic.make_tensor_descriptor(
         base=convert_argument(value.base),
         shape=[convert_argument(int(n)) for n in value.shape],

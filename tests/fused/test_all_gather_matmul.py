@@ -45,9 +45,6 @@ CORNERS = {
     "more at first": dict(fetchers=1, first_fetchers=4, fetch_stages=2),
     "fewer at first": dict(fetchers=3, first_fetchers=1, fetch_stages=3),
     "more stages than rows": dict(fetch_stages=50, first_fetchers=3),
-    "workers fetch": dict(fetchers=0, k_per_flag=1),
-    "workers fetch, by pointers": dict(fetchers=0, k_per_flag=1, descriptors=False),
-    "one worker fetches": dict(fetchers=0, k_per_flag=1, programs=1),
     "one row a group": dict(group_m=1),
     "all rows a group": dict(group_m=64),
     "m_contiguous": dict(layout="m_contiguous"),
@@ -218,14 +215,13 @@ def test_a_staging_buffer_that_does_not_fit(run: Run) -> None:
         (dict(layout="rows"), "layout 'rows': expected one of k_contiguous, m_contiguous"),
         (dict(k_per_flag=-1), "k_per_flag -1"),
         (dict(fetch_stages=0), "fetch_stages 0"),
-        (dict(fetchers=-1), "-1 fetchers, 0 at first, of 4 programs"),
-        (dict(fetchers=0, k_per_flag=0), "k_per_flag 4: where workers fetch, a power of two"),
+        (dict(fetchers=0), "0 fetchers, 0 at first, of 4 programs"),
         (dict(first_fetchers=5), "2 fetchers, 5 at first, of 4 programs"),
         (dict(tile_n=512, tile_k=128), "bytes of shared memory"),
     ],
 )
 def test_configs_that_are_refused(change: dict, reason: str) -> None:
-    assert reason in (hbm_buffer.valid(by_k(3), replace(SMALL, **change)) or "")
+    assert reason in (hbm_buffer.valid(by_k(2), replace(SMALL, **change)) or "")
 
 
 @pytest.mark.parametrize("op", [barrier, hbm_buffer])

@@ -35,9 +35,6 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     "all_gather_matmul.hbm_buffer": (
         hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=1, programs=2),
     ),
-    "all_gather_matmul.hbm_buffer, interleaved": (
-        hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=0, k_per_flag=1, programs=2),
-    ),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
     "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
     "matmul_all_reduce.two_shot": (two_shot, REDUCED, PLAIN),
