@@ -58,7 +58,8 @@ def main(folder: Path, seconds: float) -> None:
 
 
 def row_of(tuned: sundog.tuning.Tuned, search: str) -> dict:
-    row = {name: getattr(tuned, name) for name in ("op", "tried", "failed", "seconds", "busy")}
+    row = {name: getattr(tuned, name) for name in ("op", "run_id", "tried", "failed")}
+    row |= {"seconds": tuned.seconds, "busy": tuned.busy}
     row |= {"problem": str(tuned.problem), "search": search, "writing": tuned.writing}
     row |= {"config": str(tuned.config), "default": str(tuned.default)}
     row |= {"ms": tuned.milliseconds, "default_ms": tuned.default_milliseconds}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,10 @@ class Session:
     times: dict[Any, float | None]
     final: dict[Any, float]  # of the finalists
     chosen: Any  # the best of those
+    run_id: str = ""
+    seconds: float = 0.0
+    known_s: tuple[float, ...] = ()  # from one timed row to the next, its kernel known ...
+    new_s: tuple[float, ...] = ()  # ... and new
 
     @property
     def best(self) -> float:
@@ -74,7 +79,21 @@ def _session(run: Any, rows: pandas.DataFrame) -> Session:
     problem = ", ".join(f"{k}={v}" for k, v in values.items() if k in ("numel", "m", "n", "k"))
     search, space = run.settings["search"], run.settings["space"]
     chosen = min(final, key=lambda config: final[config]) if final else None
-    return Session(run.kernel_name, problem, search, space, times[0], final, chosen)
+    found = run.kernel_name, problem, search, space, times[0], final, chosen
+    return Session(*found, run.run_id, run.seconds, *_steps(rows))
+
+
+def _steps(rows: pandas.DataFrame) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds from the end of one config to that of the next, where it was timed."""
+    steps: dict[bool, list[float]] = {True: [], False: []}  # is the kernel known?
+    known: set[str] = set()
+    before = None
+    for row in rows[rows.repeat == 0].sort_values("timestamp_s").itertuples():
+        if before is not None and row.status == "ok":
+            steps[row.ir_id in known].append(row.timestamp_s - before)
+        known.add(row.ir_id)
+        before = row.timestamp_s
+    return tuple(steps[True]), tuple(steps[False])
 
 
 def replay(session: Session, budget: int, seed: int) -> float:
@@ -110,6 +129,9 @@ def rows_of(found: list[Session]) -> list[list[str]]:
         cells = [op, problem, f"{len(whole.times)} of {whole.space}", str(failed)]
         cells += [f"{1e3 * whole.final[c]:.1f} us" for c in (default, whole.chosen)]
         cells.append(f"{gain:.3f}")
+        first = whole.times
+        moved = [abs(t / (first[config] or t) - 1) for config, t in whole.final.items()]
+        cells.append(f"{100 * max(moved):.1f} %")
         for budget in BUDGETS if whole.is_whole else ():
             worst = max(replay(whole, budget, seed) for seed in range(SEEDS))
             cells.append(f"{100 * (worst - 1):+.1f} %")
@@ -129,42 +151,53 @@ def _by_problem(found: list[Session]) -> dict[tuple[str, str], list[Session]]:
 
 
 HEAD = [
-    "op", "problem", "configs", "failed", "default", "best", "gain",
+    "op", "problem", "configs", "failed", "default", "best", "gain", "finalists again",
     *(f"pattern, {budget} configs" for budget in BUDGETS), "two runs apart",
 ]  # fmt: skip
 TEXT = (
-    "All configs of a space were measured once, the five best and the default again, in turns: "
-    "those are the figures. The pattern search was replayed over the recorded times, without a "
-    f"GPU, with {SEEDS} seeds: how much slower than the best of all configs the worst of these "
-    "ends. Where the same tuning ran twice: how much slower the worse of the two choices is."
+    "Every config was measured once, the five best and the default again, in turns: those are the "
+    "figures. Finalists again: by how much the second time of one of them differs most from its "
+    "first. Where all configs of a space were measured, the pattern search was replayed over the "
+    f"recorded times, without a GPU, with {SEEDS} seeds: how much slower than the best of all the "
+    "worst of these ends. Where the same tuning ran twice: how much slower the worse of the two "
+    "choices is."
 )
-COST_HEAD = ["op", "problem", "search", "configs", "time", "a config", "busy", "rows"]
+COST_HEAD = [
+    "op", "problem", "search", "configs", "time", "a config, kernel known", "kernel new", "busy",
+    "rows",
+]  # fmt: skip
 COST_TEXT = (
-    "Busy: the part of the time in which the process with the GPU had a config to measure (goal: "
-    "60 %). Rows: the part that writing them took (goal: 1 %)."
+    "A config: the median time from the end of one row to that of the next. Busy: the part of the "
+    "time in which the process with the GPU had a config to measure (goal: 60 %). Rows: the part "
+    "that writing them took (goal: 1 %)."
 )
 
 
-def cost_cells(run: dict[str, Any]) -> list[str]:
-    """Of one run in runs.json."""
-    each = f"{1e3 * run['seconds'] / run['tried']:.0f} ms"
-    share = f"{run['busy']:.0%}", f"{run['writing']:.2%}"
-    problem = run["problem"].removeprefix("Problem(").partition(", dtype")[0]
-    tried = str(run["tried"])
-    return [run["op"], problem, run["search"], tried, f"{run['seconds']:.1f} s", each, *share]
+def cost_cells(session: Session, shares: dict[str, Any]) -> list[str]:
+    """`shares`: of the same run, from runs.json."""
+    cells = [session.op, session.problem, session.search, str(len(session.times))]
+    cells.append(f"{session.seconds:.1f} s")
+    for steps in (session.known_s, session.new_s):
+        cells.append(f"{1e3 * statistics.median(steps):.0f} ms" if steps else "")
+    busy, writing = shares.get("busy"), shares.get("writing")
+    cells.append("" if busy is None else f"{busy:.0%}")
+    cells.append("" if writing is None else f"{writing:.2%}")
+    return cells
 
 
 def main(data: Path, docs: Path) -> None:
-    known = json.loads((data / "runs.json").read_text())
+    told = json.loads((data / "runs.json").read_text())
     bases = sorted(path.with_suffix("") for path in data.glob("*.csv"))
     found = [session for base in bases for session in sessions(str(base))]
-    common = {"kind": "table", "machine": known["machine"]}
+    common = {"kind": "table", "machine": told["machine"]}
     rows = {"head": HEAD, "rows": rows_of(found)}
     write(str(docs / f"{data.name}-tune.json"), {**common, "title": "Tuning", "text": TEXT, **rows})
-    rows = {"head": COST_HEAD, "rows": [cost_cells(run) for run in known["rows"]]}
-    text = " ".join(filter(None, (COST_TEXT, known.get("note"))))  # the note: how it was started
+    shares = {(run["run_id"], run["search"]): run for run in told["rows"]}
+    text = " ".join(filter(None, (COST_TEXT, told.get("note"))))  # the note: how it was started
+    cells = [cost_cells(each, shares.get((each.run_id, each.search), {})) for each in found]
     title = {"title": "What tuning costs", "text": text}
-    write(str(docs / f"{data.name}-tune-cost.json"), {**common, **title, **rows})
+    costs = {**common, **title, "head": COST_HEAD, "rows": cells}
+    write(str(docs / f"{data.name}-tune-cost.json"), costs)
 
 
 if __name__ == "__main__":

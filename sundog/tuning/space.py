@@ -12,10 +12,11 @@ import torch
 
 from .. import fields
 from .. import op as ops
-from ..fused.gemm import Tiles
 from ..isa import NUM_SMS
 
 __all__ = ["Job", "Space", "fields_text", "jobs", "problem_of", "spaces"]
+
+_PROGRAMS = ("programs", "fetchers", "first_fetchers")  # fields of configs that count them
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ class Space:
     @staticmethod
     def of(job: Job, num_sms: int, warp_size: int = 32) -> Space:
         default = job.module.default(job.problem, num_sms)
-        tried = [default, *(_for_sms(c, num_sms) for c in job.module.space(job.problem))]
+        tried = [default]
+        for config in job.module.space(job.problem):
+            tried += _for_sms(config, num_sms)
         fitting = dict.fromkeys(_for_warps(config, warp_size) for config in tried)
         reasons = {config: job.module.valid(job.problem, config) for config in fitting}
         usable = tuple(config for config, reason in reasons.items() if reason is None)
@@ -136,18 +139,17 @@ def _for_warps(config: Any, warp_size: int) -> Any:
     return config
 
 
-def _for_sms(config: Any, num_sms: int) -> Any:
-    """As it must be on a rank that has a part of a GPU, where a program takes a whole SM.
+def _for_sms(config: Any, num_sms: int) -> list[Any]:
+    """As it is on a rank that has a part of a GPU, and itself if that is enough for it.
 
-    A GEMM's does, and a space is written for all SMs of a GPU: programs and fetchers shrink alike.
+    A space is written for all SMs of a GPU: programs, and those that fetch, shrink alike. More than
+    one program per SM is never tried: alone they may fit, beside another op they may not.
     """
-    if not isinstance(config, Tiles):
-        return config
-    names = ("programs", "fetchers", "first_fetchers")
-    asked = {name: getattr(config, name, 0) for name in names}
+    asked = {name: getattr(config, name, 0) for name in _PROGRAMS}
     share = num_sms / NUM_SMS
-    shrunk: dict[str, Any] = {n: max(round(v * share), 1) for n, v in asked.items() if v}
-    return dataclasses.replace(config, **shrunk)
+    scaled: dict[str, Any] = {n: max(round(v * share), 1) for n, v in asked.items() if v}
+    shrunk = dataclasses.replace(config, **scaled)
+    return [config, shrunk] if asked["programs"] <= num_sms else [shrunk]
 
 
 def fields_text(value: Any) -> str:

@@ -158,6 +158,18 @@ def test_a_fused_space_shrinks_to_the_sms_of_a_rank() -> None:
             assert len(Space.of(job, 4).configs) < len(part), "what became the same is tried once"
 
 
+def test_there_is_no_more_than_one_program_per_sm() -> None:
+    """Alone they may fit, but not beside another op."""
+    for op, least in (("all_gather", 300), ("all_reduce", 150), ("all_gather_matmul", 150)):
+        problem = "m=4096,n=3584,k=8192" if "matmul" in op else "numel=4194304"
+        found = jobs(op, f"{problem},dtype=bfloat16", 8)
+        configs = [c for space in spaces(found, 16, 32).values() for c in space.configs]
+        assert len(configs) >= least, op
+        assert max(c.programs for c in configs) == 16
+    (push,) = jobs("all_gather.push", "numel=4194304,dtype=bfloat16", 8)
+    assert {c.programs for c in Space.of(push, 16).configs} == {1, 2, 3, 4, 6, 8, 10, 12, 14, 16}
+
+
 def test_a_space_is_for_the_warps_of_the_target() -> None:
     (gluon,) = jobs("all_gather.gluon", "numel=65536,dtype=bfloat16", 8)
     assert {c.threads_per_warp for c in Space.of(gluon, 132, 64).configs} == {64}
