@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sundog
+from sundog.choice import choose
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
@@ -243,6 +244,18 @@ def test_the_default_has_work_for_all(m: int, shard: str) -> None:
     assert config.programs > 120
     rows, blocks = hbm_buffer._staged_tiles(problem, config)
     assert rows * -(-blocks // (config.k_per_flag or blocks)) >= 14
+
+
+def test_auto_goes_by_what_was_measured() -> None:
+    """Of eight ranks on one H200: the call's problem names its output's type, an entry's does not;
+    and a bias changes nothing."""
+    problem = Problem(4096, 3584, 8192, BF16, 8, "k", True, None, BF16)
+    choice = choose("all_gather_matmul", problem, "nvidia-h200", 16)
+    assert choice.algo == "barrier"
+    assert re.search(r"expected on nvidia-h200: barrier 26\d\d\.\d us, hbm_buffer 28", choice.why)
+    assert choice.config.programs == 16
+    elsewhere = choose("all_gather_matmul", problem, "nvidia-h200", 132)
+    assert "nothing was measured" in elsewhere.why
 
 
 @pytest.mark.compat
