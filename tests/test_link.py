@@ -25,6 +25,7 @@ from sundog.check import check
 from sundog.device import memory, signal
 from sundog.errors import BadAccess, WaitTimeout
 from sundog.exercise import _exercise
+from sundog.mutation import find_mutants, mutate
 from sundog.op import OPS, find
 
 Run = Callable[..., list]
@@ -196,6 +197,28 @@ def test_rank_0_works_while_stand_ins_play_the_others(name: str) -> None:
     report = check(main, 3, schedules=2, link="pcie")
     assert report.findings == [], report
     assert report.results == [False, True, True]
+
+
+def test_every_mutant_of_the_stand_in_is_killed() -> None:
+    module = find("all_gather.pull")
+    problem = module.Problem(100, torch.float32, 2)
+
+    def main(world: sundog.World) -> None:
+        """Two calls, then other data at once, then a third."""
+        plan = module.plan(world, problem, module.default(problem, 2))
+        (x,) = module.inputs(world, problem, world.rank)
+        out = world.zeros(200)
+        world.barrier()
+        for n in range(3):
+            plan(x, out)
+            x.fill_(n)
+
+    found, report = find_mutants(main, 2, link="pcie")
+    assert report.findings == [], report
+    found = [mutant for mutant in found if "passive" in mutant.where]
+    assert len(found) > 5
+    survived = [o for o in mutate(main, 2, found, schedules=10, link="pcie") if not o.killed_by]
+    assert not survived, "\n".join(o.mutant.diff for o in survived)
 
 
 def test_calls_of_a_world_work_over_a_link() -> None:
