@@ -22,7 +22,8 @@ __all__ = [
 ]  # fmt: skip
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
-_LEAST_TILE, _LARGEST_TILE, _WARP_BYTES = 2048, 16384, 512  # bytes; of a warp, 16 a thread
+_LEAST_TILE, _LARGEST_TILE = 2048, 16384  # bytes
+_WARP_BYTES = 16 * (64 if torch.version.hip else 32)
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,

@@ -14,7 +14,7 @@ from .. import op as ops
 from ..exercise import function_of, room
 from ..world import World
 
-__all__ = ["Case", "functions", "typical"]
+__all__ = ["Case", "for_warps", "functions", "typical"]
 
 _LARGE = {"numel": 1 << 18, "m": 2048, "n": 4096, "k": 1024}  # no tails, and tiles for all SMs
 _LEAST_HEAP = 64 << 20
@@ -59,17 +59,25 @@ def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]
     moved = module.cost(problem).hbm_bytes
 
     def run(world: World) -> None:
-        config = module.default(problem, world.num_sms)
-        if hasattr(config, "threads_per_warp"):
-            config = dataclasses.replace(config, threads_per_warp=case.warp_size)
-        if hasattr(config, "descriptors") and case.warp_size != 32:  # AMD has no TMA
-            config = dataclasses.replace(config, descriptors=False)
+        config = for_warps(module.default(problem, world.num_sms), case.warp_size)
         config = _changed(config, case.config)
         plan = module.plan(world, problem, config)
         given = module.inputs(world, problem, 0)
         plan(*given, room(world, module, problem, given))
 
     return run, _LEAST_HEAP + 4 * moved
+
+
+def for_warps(config: Any, warp_size: int) -> Any:
+    """As a config is on another kind of GPU than this machine's: 64 lanes are AMD's."""
+    changes: dict[str, Any] = {}
+    if warp_size != 32 and hasattr(config, "descriptors"):
+        changes["descriptors"] = False  # there is no TMA
+    elif warp_size != 32 and hasattr(config, "num_warps") and torch.version.hip is None:
+        changes["num_warps"] = max(config.num_warps * 32 // warp_size, 1)  # as many threads
+    if hasattr(config, "threads_per_warp"):
+        changes["threads_per_warp"] = warp_size
+    return dataclasses.replace(config, **changes)
 
 
 def _changed(value: Any, fields: dict[str, Any]) -> Any:

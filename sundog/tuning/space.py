@@ -13,6 +13,7 @@ import torch
 from .. import fields
 from .. import op as ops
 from ..isa import NUM_SMS
+from ..isa.problems import for_warps
 
 __all__ = ["Job", "Space", "fields_text", "jobs", "problem_of", "spaces"]
 
@@ -71,7 +72,7 @@ class Space:
         tried = [default]
         for config in job.module.space(job.problem):
             tried += _for_sms(config, num_sms)
-        fitting = dict.fromkeys(_for_warps(config, warp_size) for config in tried)
+        fitting = dict.fromkeys(for_warps(config, warp_size) for config in tried)
         reasons = {config: job.module.valid(job.problem, config) for config in fitting}
         usable = tuple(config for config, reason in reasons.items() if reason is None)
         if not usable:
@@ -128,15 +129,6 @@ def _steps(values: list[Any], value: Any) -> list[Any]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return values[:at] + values[at + 1 :]
     return values[max(at - 1, 0) : at] + values[at + 1 : at + 2]
-
-
-def _for_warps(config: Any, warp_size: int) -> Any:
-    """As it must be for a target's warps: 64 threads are AMD's, which has no TMA."""
-    if hasattr(config, "threads_per_warp"):
-        config = dataclasses.replace(config, threads_per_warp=warp_size)
-    if hasattr(config, "descriptors") and warp_size != 32:
-        config = dataclasses.replace(config, descriptors=False)
-    return config
 
 
 def _for_sms(config: Any, num_sms: int) -> list[Any]:

@@ -35,7 +35,7 @@ def test_a_wrong_result_is_shown_as_wrong(tmp_path: Path) -> None:
 
 
 def test_failed_tests_are_counted_and_explained(tmp_path: Path) -> None:
-    content = json.loads((DOCS / "measured" / "h200-checks-symm.json").read_text())
+    content = json.loads((DOCS / "measured" / "h200-checks.json").read_text())
     test = {"test": "a", "outcome": "failed", "seconds": 1.0, "text": ""}
     content["parts"] = [{"name": "p", "backend": "symm", "seconds": 1.0, "tests": [test]}]
     content["note"] = "It failed because of the moon."
