@@ -60,9 +60,9 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: aligned for descriptors and not, sharded both ways."""
+    """Small problems: aligned for descriptors and not, sharded both ways; two rows of tiles."""
     return [
-        Problem(40, 16, 128 * size, torch.float16, size, "k"),
+        Problem(72, 16, 128 * size, torch.float16, size, "k"),
         Problem(17 * size, 10, 70, torch.bfloat16, size, "m", has_bias=True),
     ]
 

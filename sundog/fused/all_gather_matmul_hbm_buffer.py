@@ -113,7 +113,7 @@ def default(problem: Problem, num_sms: int) -> Config:
         # With fewer rows than fetchers, a row is shared by several of them.
         per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
     else:
-        most, per_flag = num_sms, 8
+        most, per_flag = min(num_sms, triton.cdiv(rows * triton.cdiv(blocks, 8), 2)), 8
     fetchers = max(1, min(most, rows * blocks))
     tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
     programs = min(num_sms, fetchers + tiles_m * triton.cdiv(problem.n, config.tile_n))
