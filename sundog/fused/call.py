@@ -191,7 +191,8 @@ class _Tile(NamedTuple):
     shared_speed: float  # the same where ranks share a GPU, and its L2 cache
 
 
-# Of 16-bit types on sm_90, measured (docs/measured.md).
+# Of 16-bit types on sm_90. The two largest as measured; the others rough, so that those come out
+# that were fastest with 16, 64 and 256 rows (docs/measured.md).
 _TILES = (
     _Tile(128, 256, 64, 8, 3, 1.0, 1.0),
     _Tile(128, 128, 64, 4, 4, 0.98, 0.70),
