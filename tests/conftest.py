@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-# Before torch is imported, and for every process that a test starts. Tensors here are small: two
-# threads take five times as long for them as one, where two test processes share two cores.
+# Before torch is imported, and for every process that a test starts. Tensors here are small, and
+# two test processes share two cores: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sundog
