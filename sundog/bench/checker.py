@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from ..backends.sim import simulate
 from ..check import check, check_once
 from ..exercise import function_of
@@ -28,7 +31,9 @@ RATIO_GOAL, SHADOW_GOAL, MINUTE = 1.6, 16, 60
 
 def main(json_path: str) -> None:
     """Print a table and, with a path, write it for docs/measured.md."""
-    rows = [_row(name, function_of(name, RANKS)) for name in _targets()]
+    told = Console(stderr=True)
+    targets = track(_targets(), "checking", console=told, transient=True)
+    rows = [_row(name, function_of(name, RANKS)) for name in targets]
     seconds = _time(lambda: check(function_of("examples/all_gather.py", 8), 8, schedules=50))
     text = (
         f"The same function of {RANKS} ranks, plain and checked in turn, medians of {REPEATS}. "
