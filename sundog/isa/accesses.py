@@ -70,7 +70,26 @@ def find(flow: Flow, instructions: Iterable[Instruction]) -> list[Access]:
         for access in accesses:
             if access.kind == each.kind and each.is_at(access.place):
                 access.widths[each.nbytes] += 1
+    for kind in ("load", "store"):
+        _find_lost([access for access in accesses if access.kind == kind])
     return accesses
+
+
+def _find_lost(accesses: list[Access]) -> None:
+    """What LLVM makes of the same access in two branches has no line, so it seems to be at the one
+    before. A single element's access which is wider than that is one of those."""
+    lost = [a for a in accesses if a.tile and not a.widths]
+    singles = [a for a in accesses if not a.tile]
+    wide: Counter[int] = Counter()
+    for single in singles:
+        wide.update({w: n for w, n in single.widths.items() if w > single.itemsize})
+    if lost and len({access.place[-1] for access in lost}) <= wide.total():
+        for access in lost:
+            access.widths.update(wide)
+        for single in singles:
+            single.widths = Counter(
+                {w: n for w, n in single.widths.items() if w <= single.itemsize}
+            )
 
 
 def descriptor_bytes(flow: Flow) -> int:
