@@ -10,6 +10,10 @@ import typer.core
 __all__ = ["app"]
 
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
+World = Annotated[int, typer.Option(help="ranks")]
+Worlds = Annotated[str, typer.Option(help="ranks, with commas")]
+Backend = Annotated[str, typer.Option(help="virtual or symm")]
+Link = Annotated[str, typer.Option(help="pcie: see docs/gpu.md")]
 
 
 class OpOrCommand(typer.core.TyperGroup):
@@ -21,7 +25,7 @@ class OpOrCommand(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(help="Measure: an op, or `sim`, `bound`.", no_args_is_help=True, cls=OpOrCommand)
+app = typer.Typer(help="Measure an op, or one of these.", no_args_is_help=True, cls=OpOrCommand)
 
 
 @app.command("sim")
@@ -61,9 +65,9 @@ def bench_data(json: Json = "") -> None:
 def bench_op(
     op: Annotated[str, typer.Argument(help="an op, or a module with the names of one")],
     axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,... may be repeated")] = None,
-    world: Annotated[int, typer.Option(help="ranks")] = 8,
-    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
-    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    world: World = 8,
+    backend: Backend = "virtual",
+    link: Link = "",
     baseline: Annotated[str, typer.Option(help="names, with commas; default: all")] = "",
     samples: Annotated[int, typer.Option(help="per variant")] = 30,
     csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
@@ -87,8 +91,8 @@ def bench_op(
 
 @app.command("host")
 def bench_host(
-    world: Annotated[str, typer.Option(help="ranks, with commas")] = "1,2",
-    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    world: Worlds = "1,2",
+    backend: Backend = "virtual",
     json: Json = "",
 ) -> None:
     """What an eager call with a cached plan costs the host.
@@ -116,8 +120,8 @@ def bench_gemm(
 
 @app.command("bound")
 def bench_bound(
-    world: Annotated[str, typer.Option(help="ranks, with commas")] = "2,8",
-    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    world: Worlds = "2,8",
+    backend: Backend = "virtual",
     json: Json = "",
 ) -> None:
     """What it costs that every wait is bounded.
@@ -133,9 +137,9 @@ def bench_bound(
 def bench_trace(
     op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")],
     problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
-    world: Annotated[int, typer.Option(help="ranks")] = 8,
-    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
-    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    world: World = 8,
+    backend: Backend = "virtual",
+    link: Link = "",
     json: Json = "",
 ) -> None:
     """What the trace points of an op's kernels cost: time without and with them.
@@ -150,8 +154,8 @@ def bench_trace(
 
 @app.command("capture")
 def bench_capture(
-    world: Annotated[int, typer.Option(help="ranks")] = 8,
-    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    world: World = 8,
+    backend: Backend = "virtual",
     nbytes: Annotated[int, typer.Option(help="of each rank's tensor")] = 8192,
     json: Json = "",
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
+
+from .timing import Times
 
 __all__ = ["over_link"]
 
@@ -34,27 +35,26 @@ def _cells(row: dict[str, Any], beside: list[dict[str, Any]]) -> list[str]:
     name = f"{row['variant']} {row['config']}".strip()
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", "", "", ""]
-    times = sorted(_micros(row))
-    ends = [times[round(part * (len(times) - 1))] for part in (0.2, 0.8)]
-    median = statistics.median(times)
+    times = _micros(row)
     others = [
-        f"{other['variant']} {statistics.median(_micros(other)) / median:.2f}"
+        f"{other['variant']} {_micros(other).median / times.median:.2f}"
         for other in beside
         if not other["config"] and other["times"] is not None
     ]
     return [
         problem,
         name,
-        f"{median:.1f} us",
-        f"{ends[0]:.1f} us to {ends[1]:.1f} us",
-        f"{median / row['limit_ns'] * 1e3:.3f}",
+        f"{times.median:.1f} us",
+        f"{times.percentile(20):.1f} us to {times.percentile(80):.1f} us",
+        f"{times.median / row['limit_ns'] * 1e3:.3f}",
         ", ".join(others) if row["config"] else "",
     ]
 
 
-def _micros(row: dict[str, Any]) -> list[float]:
-    """Rank 0's samples."""
-    return [1e-3 * ranks[0] for ranks in row["times"]["samples_ns"]]
+def _micros(row: dict[str, Any]) -> Times:
+    """Rank 0's samples, in microseconds."""
+    samples = [[1e-3 * ranks[0]] for ranks in row["times"]["samples_ns"]]
+    return Times(row["variant"], samples)
 
 
 def _line(cells: list[str]) -> str:

@@ -7,16 +7,12 @@ package's own, which everybody gets.
 from __future__ import annotations
 
 import csv
-import dataclasses
-import json
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from .. import choice
+from .. import choice, fields
 from ..choice import Entry
 from ..dataset.schema import CSV_COLUMNS, file_names
 from .space import Job
@@ -28,8 +24,8 @@ def keep(job: Job, config: Any, milliseconds: float, place: choice.Place, run: s
     """Put a best config into the user's file; the file's path."""
     entry = Entry(
         job.op,
-        _fields(job.problem),
-        _fields(config),
+        fields.plain(job.problem),
+        fields.plain(config),
         milliseconds * 1e-3,
         time.strftime("%Y-%m-%d", time.gmtime()),
         run,
@@ -76,13 +72,3 @@ def known_results(base: str, run_id: str) -> dict[str, float | None]:
                 if row["status"] == "ok":
                     found.append(float(row["perf_ms"]))
     return {config: statistics.median(t) if t else None for config, t in times.items()}
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """A problem or config as JSON; a dtype by its name."""
-    plain = {
-        k: str(v).removeprefix("torch.") if isinstance(v, torch.dtype) else v
-        for k, v in dataclasses.asdict(value).items()
-    }
-    found: dict[str, Any] = json.loads(json.dumps(plain))
-    return found
