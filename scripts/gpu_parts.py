@@ -51,6 +51,7 @@ SUMS = _tests(
 )
 GATHERED = _tests("fused/test_all_gather_matmul")
 FUSED = _tests("fused/test_gemm fused/test_matmul_reduce fused/test_tile_views")
+GRAPHS = _tests("test_capture test_streams test_gpu_graph")
 STRESS = ["tests/test_stress.py"]
 
 # In the stages one after the other, the parts of a stage side by side: processes that share a GPU
@@ -63,7 +64,7 @@ STAGES = [
         *Part("sums", "virtual", SUMS).shared(2),
         *Part("gathered", "virtual", GATHERED).shared(2),
         Part("fused", "virtual", FUSED),
-        Part("graphs", "virtual", _tests("test_capture test_streams test_gpu_graph test_seam")),
+        Part("graphs", "virtual", [*GRAPHS, "tests/test_seam.py"]),
         Part(
             "gluon", "virtual", [*_tests("test_gluon_all_gather test_gluon_device"), "tests/tune"]
         ),
@@ -76,7 +77,8 @@ STAGES = [
     [Part("alone", "virtual", ["tests/gpu"], marks="alone")],
     [Part("alone2", "symm", ["tests/gpu"], 2, marks="alone")],
     [
-        Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *MOVES, *SUMS], 2),
+        Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *GRAPHS], 2),
+        Part("moves2", "symm", [*MOVES, *SUMS], 2),
         Part("symm3", "symm", [*MOVES, *SUMS, *GATHERED, *FUSED], 3),
         Part("symm4", "symm", ["tests/gpu", *WORLD, *STRESS], 4),
     ],

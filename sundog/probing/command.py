@@ -63,7 +63,7 @@ def _probe_all(names: list[str], options: Options) -> list[Row]:
     """A process per name, so that no failure reaches the next."""
     backend, _ = defaults(options.backend, 0)
     on_gpu = backend in ("virtual", "symm")
-    at_once = _at_once(backend)
+    at_once = _at_once(backend, options.world)
     # A process that is forked has everything imported; CUDA does not live through a fork.
     context: Any = multiprocessing.get_context("spawn" if on_gpu else "fork")
     waiting = list(names)
@@ -86,12 +86,15 @@ def _probe_all(names: list[str], options: Options) -> list[Row]:
     return [found[name] for name in names]
 
 
-def _at_once(backend: str) -> int:
+def _at_once(backend: str, world: int) -> int:
     """A GPU lets processes take turns, and most of a row is the host's; ranks of `symm` are
-    processes that must run side by side, so that only one row's may be there."""
+    processes that must run side by side, so only as many rows as their shares of MPS allow."""
     if backend == "virtual":
         return max((os.cpu_count() or 1) // 2, 1)
-    return 1 if backend == "symm" else 2
+    if backend == "symm":
+        share = int(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"))
+        return max(100 // (share * world), 1)
+    return 2
 
 
 def _answered(running: dict[Connection, tuple[str, Any, float]]) -> list[Connection]:
