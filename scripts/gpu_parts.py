@@ -78,9 +78,14 @@ STAGES = [
     [Part("alone2", "symm", ["tests/gpu"], 2, marks="alone")],
     [
         Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *GRAPHS], 2),
-        Part("moves2", "symm", [*MOVES, *SUMS], 2),
-        Part("symm3", "symm", [*MOVES, *SUMS, *GATHERED, *FUSED], 3),
         Part("symm4", "symm", ["tests/gpu", *WORLD, *STRESS], 4),
+        Part("moves2", "symm", [*MOVES, *SUMS], 2),
+        Part("moves3", "symm", [*MOVES, *SUMS], 3),
+    ],
+    # Each process gets an equal share of the SMs, and these ask for 16 programs.
+    [
+        Part("fused2", "symm", [*GATHERED, *FUSED], 2),
+        Part("fused3", "symm", [*GATHERED, *FUSED], 3),
     ],
 ]
 AXES = ["--axis", "dtype=bfloat16", "--axis", "numel=4096,65536,1048576,16777216"]

@@ -164,7 +164,8 @@ def probe(
 ) -> None:
     """Can it be captured in a graph, and do replays see new data and compute the right thing?
 
-    Exit status: 0 every verdict is as expected, 1 one is not, 2 it could not be probed.
+    Exit status: 0 every verdict is as expected, 1 one is not, 2 it could not be probed,
+    130 interrupted.
 
     Example: sundog probe all_gather --world 2 --replays 20
     """

@@ -73,8 +73,8 @@ class Bench:
         self.seen.append((self.replays, number, tuple(out.clone() for out in outs)))
 
 
-def run_column(column: str, world: World, subject: Subject, replays: int) -> Observed:
-    """Every rank calls this, in a fresh world."""
+def run_column(column: str, replays: int, world: World, subject: Subject) -> Observed:
+    """Every rank calls this."""
     numbers = 2 * replays if column in ("two graphs", "eager between") else replays
     bench = Bench(
         world,

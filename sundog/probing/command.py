@@ -21,7 +21,7 @@ from .subjects import all_names, rows, subjects
 
 __all__ = ["Options", "run"]
 
-AS_EXPECTED, UNEXPECTED, CANNOT = 0, 1, 2
+AS_EXPECTED, UNEXPECTED, CANNOT, INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 132  # of the table in a file
 _LIMIT = 600.0  # seconds for a row
 
@@ -38,7 +38,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """0: every verdict is the expected one. 1: one is not. 2: it could not be probed."""
+    """0: every verdict is the expected one. 1: one is not. 2: it can't be probed. 130: Ctrl-C."""
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
@@ -56,6 +56,9 @@ def run(options: Options) -> int:
     _print(console, found, options.details)
     if options.json:
         _write(found, options)
+    if len(found) < len(names):
+        console.print(f"interrupted: {len(names) - len(found)} of {len(names)} were not probed")
+        return INTERRUPTED
     return AS_EXPECTED if all(row.verdict == row.expected for row in found) else UNEXPECTED
 
 
@@ -79,11 +82,17 @@ def _probe_all(names: list[str], options: Options) -> list[Row]:
                 process.start()
                 theirs.close()
                 running[mine] = name, process, time.monotonic()
-            for answer in _answered(running):
+            try:
+                answers = _answered(running)
+            except KeyboardInterrupt:  # of a table, what there is of it
+                for _, process, _ in running.values():
+                    process.kill()
+                break
+            for answer in answers:
                 name, process, _ = running.pop(answer)
                 found[name] = _row(answer, name, process)
                 progress.update(task, advance=1, description=name)
-    return [found[name] for name in names]
+    return [found[name] for name in names if name in found]
 
 
 def _at_once(backend: str, world: int) -> int:

@@ -19,9 +19,10 @@ pytestmark = pytest.mark.gpu("virtual")  # once is enough, and not in a rank
 
 def start(*words: str, **variables: str) -> subprocess.CompletedProcess:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("SUNDOG_", "PYTEST_"))}
-    own |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "SUNDOG_TIMEOUT": "30", **variables}
+    own |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", **variables}
+    own.setdefault("SUNDOG_TIMEOUT", "300")  # whoever waits for it is ended by ours
     command = [sys.executable, *words]
-    return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, timeout=55)
 
 
 def script(name: str, **variables: str) -> dict:
@@ -39,13 +40,11 @@ def test_a_rank_that_dies_is_named_to_every_other():
     assert answer["error"].startswith("PeerLost: rank 1 of 3 died (exit status 7)")
     for rank in (0, 2):
         assert f"rank {rank} was told after" in answer["out"]
-    assert answer["seconds"] < 20, "long before the timeout of 30 s"
 
 
 def test_an_exception_keeps_its_type():
     answer = script("raises")
     assert answer["error"].startswith("KeyError: ")
-    assert answer["seconds"] < 20
 
 
 def test_ranks_must_be_allowed_to_share_a_gpu():

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import sundog
 from sundog.cli import app
 from sundog.op import OPS
-from sundog.probing import Row, probe_subject
+from sundog.probing import Row, command, probe_subject
 from sundog.probing.subjects import all_names, rows, subjects
 from sundog.target import has_gpu
 
@@ -210,6 +210,22 @@ def test_what_cannot_be_probed(arguments, text):
 
 
 @pytest.mark.sim_only
+def test_what_was_probed_before_ctrl_c_is_kept(tmp_path, monkeypatch):
+    answered = command._answered
+
+    def until_one(running):
+        if len(running) == 1:  # two rows at once: the other one has answered
+            raise KeyboardInterrupt
+        return answered(running)[:1]
+
+    monkeypatch.setattr(command, "_answered", until_one)
+    words = ["probe", "barrier", "host barrier", "--backend", "sim", "--replays", "2"]
+    done = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "rows.json")])
+    assert done.exit_code == 130
+    assert "interrupted: 1 of 2 were not probed" in done.output
+    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 1
+
+
 def test_every_op_and_barrier_has_a_row():
     names = all_names()
     assert set(OPS) < set(names)
