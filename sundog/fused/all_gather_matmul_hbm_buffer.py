@@ -216,7 +216,8 @@ def arguments(
     to = gemm.target(out, config, a.itemsize, beside=False) if whole else None
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
-        problem.size, triton.next_power_of_2(problem.size), by_k, _per_flag(problem, config),
+        problem.size, triton.next_power_of_2(problem.size), by_k,
+        triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
         _ahead(config, a), hint_of(a), world.trace,

@@ -59,14 +59,14 @@ def _emit(a, out, to, bias, acc, i, col, ctx, F, S):
 @triton.jit
 def _needs(a, i, F, S):
     """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
-    per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
+    own_rows = tl.cdiv(a.rows, S.tile_m)
     _, blocks, groups = fetching.remote(a, F, S)
     if F.by_k:
-        return i, per_shard, per_shard + blocks, groups
+        return i, F.per_shard, F.per_shard + blocks, groups
     else:
         is_own = i < own_rows
         return (
-            i - own_rows, tl.where(is_own, per_shard, 0), per_shard, tl.where(is_own, 0, groups)
+            i - own_rows, tl.where(is_own, F.per_shard, 0), F.per_shard, tl.where(is_own, 0, groups)
         )  # fmt: skip
 
 
@@ -102,8 +102,8 @@ def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
 def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
     """acc + A @ B, blocks `begin` to `end`."""
     if S.a_kind == "view":
-        per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
-        here = tl.minimum(end, per_shard) if F.by_k else tl.where(i < own_rows, end, 0)
+        own_rows = tl.cdiv(a.rows, S.tile_m)
+        here = tl.minimum(end, F.per_shard) if F.by_k else tl.where(i < own_rows, end, 0)
         row = i % own_rows * S.tile_m
         for block in tl.range(begin, here):
             x = tiles.load(a, row, block * S.tile_k, S.tile_m, S.tile_k)
@@ -120,10 +120,10 @@ def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
 def _blocks(a, parts, b, i, block, col, rank, F, S):
     """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
     shard has its own blocks."""
-    per_shard, own_rows = tl.cdiv(a.cols, S.tile_k), tl.cdiv(a.rows, S.tile_m)
+    own_rows = tl.cdiv(a.rows, S.tile_m)
     row, step, k = i % own_rows * S.tile_m, i // own_rows, block
     if F.by_k:
-        step, k = block // per_shard, block % per_shard
+        step, k = block // F.per_shard, block % F.per_shard
     if S.a_kind == "view":
         staged = fetching.staged_part(a, step - 1)
         x = tiles.load(staged, row, k * S.tile_k, S.tile_m, S.tile_k)
