@@ -159,6 +159,7 @@ def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) ->
     done = []
     try:
         where = _where(measurer)
+        cache.check(where.target)
         for number, space in spaces(found, where.num_sms, where.warp_size).items():
             job = found[number]
             backend = f"{place.backend} {place.link}".strip()

@@ -7,6 +7,8 @@ package's own, which everybody gets.
 from __future__ import annotations
 
 import csv
+import logging
+import os
 import statistics
 import time
 from pathlib import Path
@@ -17,11 +19,30 @@ from ..choice import Entry
 from ..dataset.schema import CSV_COLUMNS, file_names
 from .space import Job
 
-__all__ = ["keep", "known_results", "promote"]
+__all__ = ["check", "keep", "known_results", "promote"]
+
+log = logging.getLogger(__name__)
 
 
-def keep(job: Job, config: Any, milliseconds: float, place: choice.Place, run: str) -> Path:
-    """Put a best config into the user's file; the file's path."""
+def check(target: str) -> None:
+    """A ValueError, before anything is measured, if a best could not be kept."""
+    path = choice.user_file(target)
+    choice.read_entries(path)  # one that is of another version says so
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(_unwritable(path, error)) from None
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(_unwritable(path, PermissionError("no permission")))
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    why = error.strerror or error
+    return f"{path} cannot be written: {why}. SUNDOG_CACHE names another folder for the bests"
+
+
+def keep(job: Job, config: Any, milliseconds: float, place: choice.Place, run: str) -> None:
+    """Put a best config into the user's file. If that fails the rows still have it."""
     entry = Entry(
         job.op,
         fields.plain(job.problem),
@@ -32,8 +53,11 @@ def keep(job: Job, config: Any, milliseconds: float, place: choice.Place, run: s
         place.num_sms,
     )
     path = choice.user_file(place.target)
-    choice.write_entries(path, [entry])
-    return path
+    try:
+        choice.write_entries(path, [entry])
+    except (OSError, ValueError) as error:  # since `check`: a full disk, or another version
+        text = _unwritable(path, error) if isinstance(error, OSError) else str(error)
+        log.warning("%s", text)
 
 
 def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:

@@ -189,15 +189,33 @@ def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         promote(["nvidia-h200"])
 
 
-def test_a_cache_that_cannot_be_read_keeps_the_rows(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_kept_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = choice.user_file("simulator")
     path.parent.mkdir(parents=True)
     path.write_text('[{"another": "version"}]')
-    base = str(tmp_path / "log")
+    options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
     with pytest.raises(ValueError, match="not a list of measurements"):
-        tune(OP, budget=2, log=base, world=2, place=ON_SIM, timer=fake_clock)
-    assert sum(row["status"] == "ok" for row in rows(base)) >= 2
-    check_base(base)
+        tune(OP, log=str(tmp_path / "log"), **options)
+    monkeypatch.setenv("SUNDOG_CACHE", str(path / "in_a_file"))
+    with pytest.raises(ValueError, match="cannot be written: Not a directory"):
+        tune(OP, log=str(tmp_path / "log"), **options)
+    assert not (tmp_path / "log.csv").exists()
+
+
+def test_a_cache_that_breaks_later_costs_its_entry_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, new: list[choice.Entry]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(choice, "write_entries", full)
+    options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
+    done = tune(OP, ["numel=10", "numel=20"], log=str(tmp_path / "log"), **options)
+    assert [tuned.tried for tuned in done] == [2, 2], "the second one ran, too"
+    assert "simulator.json cannot be written: No space left on device" in caplog.text
+    check_base(str(tmp_path / "log"))
 
 
 def test_idle_compilers_work_ahead(tmp_path: Path) -> None:
