@@ -91,6 +91,10 @@ class World(Tensors):
                 self._scopes = scopes
         return self._plans[key]
 
+    def again(self, run: Callable[[], None], *given: torch.Tensor) -> Callable[[], bool] | None:
+        """Run a call with these tensors; what repeats it faster, if that can be (see `Backend`)."""
+        return self._backend.again(run, given)
+
     # ranks together
 
     def barrier(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -54,6 +55,13 @@ class Backend(Protocol):
 
     def begin_capture(self) -> Recording:
         """From here on nothing runs: this rank's work is recorded."""
+
+    def again(
+        self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
+    ) -> Callable[[], bool] | None:
+        """Run it: a call with these tensors. What starts its kernels once more, with no look at
+        anything else, and says whether it could now; None if there is more to the call than that.
+        """
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         """An allocation became live; `base` is where the heap it came from starts."""

@@ -8,12 +8,17 @@ here, so its second time goes straight to the compiled kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from triton.runtime.jit import JITFunction
 
-__all__ = ["Direct", "in_order"]
+__all__ = ["Direct", "Known", "in_order", "launched"]
+
+Known = tuple[JITFunction, tuple[int, ...], tuple, dict, Any]  # the last: the compiled kernel
+# Where the running rank's launches are noted, if anybody asked; None in the list: not known here.
+launched: ContextVar[list[Known | None] | None] = ContextVar("launched", default=None)
 
 _PLAIN = frozenset((int, str, bool, float, type(None), torch.dtype))
 _MOST = 1024  # a program that makes ever new kinds of launches is not kept forever
@@ -28,7 +33,7 @@ class Direct:
 
     def again(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, stream: int) -> Any:
         """Start it, if such a launch was noted before: the compiled kernel, or None."""
-        found = self._known.get(_key(kernel, grid, args, kwargs))
+        found = self._look(kernel, grid, args, kwargs)
         if found is None:
             return None
         _, compiled, start = found
@@ -37,8 +42,15 @@ class Direct:
 
     def find(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
         """The compiled kernel of such a launch, or None; nothing starts."""
-        found = self._known.get(_key(kernel, grid, args, kwargs))
+        found = self._look(kernel, grid, args, kwargs)
         return None if found is None else found[1]
+
+    def _look(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
+        found = self._known.get(_key(kernel, grid, args, kwargs))
+        notes = launched.get()
+        if notes is not None:
+            notes.append(None if found is None else (kernel, grid, args, kwargs, found[1]))
+        return found
 
     def note(
         self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any

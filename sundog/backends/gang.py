@@ -153,7 +153,10 @@ class Gang:
         `stream`: default: the current one."""
         stream = self._device.current_stream() if stream is None else stream
         kind = Kind(prepared.name, prepared.programs, prepared.footprint())
-        self._held.append(Flight(self._machine.host, prepared, stream, kind))
+        flight = Flight(self._machine.host, prepared, stream, kind)
+        if len(self._machine.hosts) == 1 and (flight.place, kind) in self._fit:
+            return self._begin(flight)  # there is nobody to wait for
+        self._held.append(flight)
         answer = self._machine.block(f"the other ranks, to launch {prepared.name} together")
         if isinstance(answer, BaseException):
             raise answer
@@ -223,16 +226,17 @@ class Gang:
             answer: Any = refusal
             if refusal is None:
                 try:
-                    answer = flight.prepared.start(flight.stream)
-                    self._queue(flight).add(self._device.event(flight.stream), flight.kind)
+                    answer = self._begin(flight)
                 except Exception as error:  # its own host raises it
                     answer = error
             self._machine.wake(flight.host, answer)
 
-    def _queue(self, flight: Flight) -> Queue:
+    def _begin(self, flight: Flight) -> Any:
+        answer = flight.prepared.start(flight.stream)
         if flight.place not in self._queues:
             self._queues[flight.place] = Queue(flight.host.rank)
-        return self._queues[flight.place]
+        self._queues[flight.place].add(self._device.event(flight.stream), flight.kind)
+        return answer
 
     def _check_resident(self, held: list[Flight]) -> NotResident | None:
         for queue in self._queues.values():

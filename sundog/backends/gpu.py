@@ -24,8 +24,8 @@ from ..target import Footprint
 from .direct import Direct, in_order
 
 __all__ = [
-    "Contexts", "Gpu", "Launch", "SynchronizeFirst", "grid_of", "on", "pinned_words",
-    "polls_per_second",
+    "Contexts", "Gpu", "Launch", "SynchronizeFirst", "footprint_of", "grid_of", "needs_scratch",
+    "on", "pinned_words", "polls_per_second",
 ]  # fmt: skip
 
 _POLLS_TO_TIME = 20_000
@@ -80,10 +80,14 @@ class Gpu:
 
     def current_stream(self) -> torch.cuda.Stream:
         """As torch's, which takes 10 us to make a new object of it."""
-        handle = torch._C._cuda_getCurrentRawStream(self._index)
+        handle = self.current_handle()
         if handle not in self._streams:
             self._streams[handle] = torch.cuda.current_stream()
         return self._streams[handle]
+
+    def current_handle(self) -> int:
+        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
+        return handle
 
     def event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         event = torch.cuda.Event()
@@ -121,10 +125,7 @@ class Launch:
         self.compiled._init_handles()
 
     def footprint(self) -> Footprint | None:
-        try:
-            return _footprints[self.compiled]
-        except KeyError:
-            return _footprints.setdefault(self.compiled, _footprint(self.compiled))
+        return footprint_of(self.compiled)
 
     def start(self, stream: torch.cuda.Stream) -> Any:
         """Not through the kernel, which would look at all arguments a second time."""
@@ -132,7 +133,7 @@ class Launch:
         assert arguments is not None
         if self.programs > 0:
             run = self.compiled[(*self._grid, 1, 1)[:3]]
-            scratch = _needs_scratch(self.compiled)
+            scratch = needs_scratch(self.compiled)
             with (
                 torch._C.DisableTorchFunction(),
                 on(stream) if scratch else nullcontext(),
@@ -145,13 +146,21 @@ class Launch:
 _footprints: WeakKeyDictionary[Any, Footprint | None] = WeakKeyDictionary()
 
 
+def footprint_of(compiled: Any) -> Footprint | None:
+    """What a program takes, once it is loaded; None if the kernel waits for nobody."""
+    try:
+        return _footprints[compiled]
+    except KeyError:
+        return _footprints.setdefault(compiled, _footprint(compiled))
+
+
 def _footprint(compiled: Any) -> Footprint | None:
     if not may_wait(first_ir(compiled.asm)):
         return None
     return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
 
 
-def _needs_scratch(compiled: Any) -> bool:
+def needs_scratch(compiled: Any) -> bool:
     """Does Triton allocate memory for every launch? It does so on the current stream."""
     known = compiled.metadata  # AMD's has not all of it
     return bool(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,7 @@ from ..heap import Allocation, Heap
 from ..order import Order
 from ..sim.launcher import Installed
 from ..world import World
+from .again import Again, again, is_hooked
 from .direct import Direct
 from .exchange import Exchange, Peers, died, open_store
 from .gpu import Contexts, Gpu, Launch, grid_of, pinned_words, polls_per_second
@@ -112,7 +114,7 @@ class SymmBackend:
         self._peers = Peers()
         # A rank whose kernel waits in vain comes a timeout late: that must not end the world.
         self._patience = 2 * timeout + 10
-        self._streams: dict[torch.cuda.Stream, None] = {}  # those that kernels were launched on
+        self._streams: dict[int, torch.cuda.Stream] = {}  # those that kernels were launched on
         self.order = Order()
         self._numbered = {0: torch.cuda.current_stream()}
         self._lost: PeerLost | None = None
@@ -171,8 +173,8 @@ class SymmBackend:
         if torch.cuda.is_current_stream_capturing():
             return
         self._raise_if_lost()  # again: ending the waits made them run out, which is not the cause
-        self._streams.update(dict.fromkeys([torch.cuda.current_stream(), *self._numbered.values()]))
-        events = [stream.record_event() for stream in self._streams]
+        used = [torch.cuda.current_stream(), *self._numbered.values(), *self._streams.values()]
+        events = [stream.record_event() for stream in dict.fromkeys(used)]
         self._streams.clear()
         looked, looks = time.monotonic(), 0
         while not all(event.query() for event in events):
@@ -246,22 +248,41 @@ class SymmBackend:
             self._contexts = self._handle = self._own = None  # type: ignore[assignment]
 
     def _launch(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
-        stream = self._gpu.current_stream()
-        self._streams[stream] = None
+        handle = self._current_handle()
         if self.recording is None:
-            compiled = self._direct.again(kernel, grid, args, kwargs, stream.cuda_stream)
+            compiled = self._direct.again(kernel, grid, args, kwargs, handle)
             if compiled is not None:
                 return compiled
         shape = grid_of(kernel, grid, args, kwargs)
         if self.recording is not None:
             capturing = torch.cuda.is_current_stream_capturing()
             launch = Launch(kernel, shape, args, kwargs)
-            self.recording.launched(launch, stream, capturing)
+            self.recording.launched(launch, self._streams[handle], capturing)
         if math.prod(shape) * kwargs.get("num_ctas", 1) > self.num_sms:  # one an SM always fits
             self._check_resident(Launch(kernel, shape, args, kwargs))
         compiled = Installed.original(kernel, *args, grid=shape, warmup=False, **kwargs)
         self._direct.note(kernel, grid, args, kwargs, compiled)
         return compiled
+
+    def _current_handle(self) -> int:
+        """Of the stream, on which a kernel will start: `synchronize` will wait for it."""
+        handle = self._gpu.current_handle()
+        if handle not in self._streams:
+            self._streams[handle] = self._gpu.current_stream()
+        return handle
+
+    def again(
+        self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
+    ) -> Callable[[], bool] | None:
+        return again(run, given, self._start_again)
+
+    def _start_again(self, launches: list[Again]) -> bool:
+        if self.recording is not None or is_hooked():
+            return False
+        handle = self._current_handle()
+        for launch in launches:
+            launch.put(handle)
+        return True
 
     def _check_resident(self, launch: Launch) -> None:
         launch.load()

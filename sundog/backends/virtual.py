@@ -24,6 +24,7 @@ from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
 from ..sim.schedule import from_token
 from ..world import World
+from .again import Again, again, is_hooked
 from .gang import Gang
 from .gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
 from .gpu_graph import CudaRecording
@@ -42,6 +43,7 @@ class Shared:
     """What all ranks of one world have in common."""
 
     machine: Machine
+    gpu: Gpu
     gang: Gang
     segments: list[torch.Tensor]
     flags: list[torch.Tensor]  # the same, unless a link separates them
@@ -112,6 +114,19 @@ class VirtualBackend:
     def wait_event(self, event: torch.cuda.Event) -> None:
         torch.cuda.current_stream().wait_event(event)
 
+    def again(
+        self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
+    ) -> Callable[[], bool] | None:
+        return again(run, given, self._start_again)
+
+    def _start_again(self, launches: list[Again]) -> bool:
+        shared = self._shared
+        if shared.machine.host.recording is not None or shared.gpu.is_capturing() or is_hooked():
+            return False
+        for launch in launches:
+            shared.gang.put(launch)
+        return True
+
     def allocated(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].allocated(base, allocation)
 
@@ -176,6 +191,7 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Shared:
         segments[1:] = [pinned_heap(heap_size, device) for _ in flags[1:]]
     return Shared(
         machine,
+        gpu,
         Gang(machine, gpu),
         segments,
         flags,

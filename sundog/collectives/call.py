@@ -12,7 +12,7 @@ allocated.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,6 +95,24 @@ class _Call:
             result.copy_(self.out)
 
 
+@dataclass
+class _Recent:
+    """A call that was made with certain tensors."""
+
+    call: _Call
+    start: Callable[[], bool] | None = None  # its kernels, from the third time on
+    is_known: bool = False
+
+    def run(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
+        if self.start is not None and self.start():
+            return
+        if self.is_known or world.is_capturing:
+            self.call.run(x, out)
+        else:
+            self.start = world.again(lambda: self.call.run(x, out), x, out)
+            self.is_known = True
+
+
 def repeated(
     world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor | None, options: Options
 ) -> bool:
@@ -104,19 +122,21 @@ def repeated(
     """
     if out is None or options[1:] != _USUAL:
         return False
-    made = world.recent.get(_identity(world, (*asked, options.algo), x, out))
-    if made is None:
+    recent = world.recent.get(_identity(world, (*asked, options.algo), x, out))
+    if recent is None:
         return False
-    made.run(x, out)
+    recent.run(world, x, out)
     return True
 
 
 def _identity(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) -> tuple:
-    """What a call's checks and its plan depend on; also on which allocations live."""
-    return (
-        asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(), x.dtype,
-        out.dtype, world.stream_number, world.heap_calls,
-    )  # fmt: skip
+    """What a call's checks, its plan and its kernels depend on; also on which allocations live."""
+    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
+        return (
+            asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
+            x.dtype, out.dtype, x.device, out.device, world.stream_number, world.heap_calls,
+            world.trace,
+        )  # fmt: skip
 
 
 def call(
@@ -160,7 +180,7 @@ def _run(
     if asked and options[1:] == _USUAL:
         if len(world.recent) >= _MOST_RECENT:
             world.recent.clear()
-        world.recent[_identity(world, (*asked, options.algo), x, out)] = made
+        world.recent[_identity(world, (*asked, options.algo), x, out)] = _Recent(made)
     return out
 
 
