@@ -265,6 +265,25 @@ def test_launches_that_have_ended_are_forgotten():
     assert sum(queue.kinds.values()) == len(queue.flights)
 
 
+def test_a_rank_alone_waits_for_nobody_where_a_launch_is_known_to_fit():
+    """Only the first launch of a kind is looked at, where all ranks' are."""
+    waits = []
+
+    def host(bench: Bench) -> None:
+        block = bench.machine.block
+        bench.machine.block = lambda why: waits.append(why) or block(why)
+        few, many = Kernel("k0", loaded=True), Kernel("m0", programs=10**6, loaded=True)
+        for _ in range(3):
+            assert bench.launch(few) == "k0"
+        bench.launch(many)
+
+    bench = Bench(host)
+    assert [why.split()[-2] for why in waits] == ["k0", "m0"]
+    assert bench.device.started == ["k0"] * 3
+    with pytest.raises(NotResident):
+        bench.check()
+
+
 def test_launches_on_one_stream_do_not_add_up():
     def host(bench: Bench) -> None:
         for number in range(4):
