@@ -23,6 +23,11 @@ class IrFile:
         self._scanned = 0  # bytes of the file whose ids are known
         self._inode = -1
 
+    def look(self) -> None:
+        """Learns which ids the file has: once, before a fork, instead of in every child."""
+        with self.file.locked() as fd:
+            self._scan(fd)
+
     def add(self, record: IrGraphRecord) -> str:
         """Appends the record unless the file has its id; raises OSError if it cannot."""
         ir_id = record.get("ir_id") or ir_id_of(record)

@@ -9,6 +9,7 @@ come to each config of a fused op.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from .space import Job
 
 __all__ = ["Compiled", "between_graphs", "compile_config", "launches_of"]
 
-log = logging.getLogger(__name__)
+_warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
 
 _LEAST_HEAP = 64 << 20
 _FIGURES = (
@@ -60,6 +61,8 @@ def compile_config(job: Job, target: str, base: str, run_id: str) -> Callable[[A
     Configs often differ in the grid alone, so what was compiled is kept by what it was made of.
     """
     file = IrFile(file_names(base)[2])
+    with suppress(OSError):  # a compiler will say so
+        file.look()  # 14 of them in turns would take 2 s where there are 100 MB
     made: dict[str, tuple[Kernel, str | None]] = {}
 
     def compile_one(config: Any) -> Compiled:
@@ -85,7 +88,7 @@ def _write(file: IrFile, graph: Any) -> str | None:
     try:
         return file.add(graph)
     except OSError as error:
-        log.warning("%s: %s; rows go on without the IR graph", file.file.path, error)
+        _warn("%s: %s; rows go on without the IR graph", file.file.path, error.strerror)
         return None
 
 
