@@ -1,74 +1,111 @@
 """Made the data beside it, on one H200: `python data/h200/make.py FOLDER [SECONDS]`.
 
-Whole spaces first, then one of the same tunings by the pattern search, to compare. What is not done
-after so many seconds is left out; what was measured is kept.
+First a whole space of each op, then the same tunings by the pattern search with other seeds, then
+the other problems. What is not done after so many seconds is left out; what was measured is kept,
+and an op that fails costs no other one.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import sundog
 from sundog.bench.results import machine
+from sundog.tuning import Tuned
 
 WORLD = 8
 GATHER = [f"numel={numel},dtype=bfloat16" for numel in (4194304, 131072, 16777216)]
-REDUCE = ["numel=4194304,dtype=bfloat16,op=sum"]
+REDUCE = [f"numel={numel},dtype=bfloat16,op=sum" for numel in (4194304, 131072, 16777216)]
 MATMUL = [
     f"m={m},n={n},k={k},dtype=bfloat16"
     for m, n, k in ((4096, 3584, 8192), (1024, 3584, 8192), (512, 7168, 8192))
 ]
 RUNS = (
+    ("all_gather.gluon", GATHER[:1], "exhaustive", 0),
+    ("all_reduce", REDUCE[:1], "exhaustive", 0),
+    ("all_gather_matmul", MATMUL, "exhaustive", 0),
+    ("all_gather.gluon", GATHER[:1], "pattern", 1),
+    ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 1),
+    ("all_reduce", REDUCE[:1], "pattern", 1),
     ("all_gather.push", GATHER, "exhaustive", 0),
-    ("all_reduce", REDUCE, "exhaustive", 0),
-    ("all_gather_matmul.hbm_buffer", MATMUL, "exhaustive", 0),
+    ("all_gather.gluon", GATHER[1:], "exhaustive", 0),
     ("all_gather.push", GATHER[:1], "pattern", 1),
-    ("all_gather_matmul.barrier", MATMUL, "exhaustive", 0),
-    ("all_gather.gluon", GATHER, "exhaustive", 0),
+    ("all_gather.gluon", GATHER[:1], "pattern", 2),
+    ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 2),
+    ("all_reduce", REDUCE[1:], "exhaustive", 0),
 )
 
 
 def main(folder: Path, seconds: float) -> None:
-    begin = time.monotonic()
-    rows: list[dict] = []
+    end = time.monotonic() + seconds
+    runs: list[dict[str, Any]] = []
+    watch = folder / "gpu.log"
+    with watch.open("w") as file:
+        smi = subprocess.Popen(
+            ["nvidia-smi", "--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits",
+             "-lms", "200"], stdout=file,
+        )  # fmt: skip
+    try:
+        for run in RUNS:
+            if time.monotonic() < end:
+                runs.append(tune(folder, *run, end))
+    finally:  # what came before an interrupt counts
+        smi.terminate()
+        known = {"machine": machine(), "runs": [seen(run, watch) for run in runs]}
+        (folder / "runs.json").write_text(json.dumps(known, indent=1) + "\n")
+
+
+def tune(
+    folder: Path, op: str, problems: list[str], search: str, seed: int, end: float
+) -> dict[str, Any]:
+    """One tuning, from before its world is opened until after it is closed."""
 
     def in_time(*step: object) -> None:
-        if time.monotonic() - begin > seconds:
-            raise TimeoutError(f"{seconds:.0f} s are over")
+        if time.monotonic() > end:
+            raise TimeoutError("the time is over")
 
-    for op, problems, search, seed in RUNS:
-        if time.monotonic() - begin > seconds:
-            break
-        log = str(folder / op.partition(".")[0])
-        budget = 100 if search == "pattern" else 10**6
-        try:
-            done = sundog.tune(
-                op, problems, world=WORLD, budget=budget, search=search, seed=seed, log=log,
-                progress=in_time,
-            )  # fmt: skip
-        except Exception as error:
-            print(f"{op} {search}: {type(error).__name__}: {error}", flush=True)
-            continue
-        rows += [row_of(tuned, search) for tuned in done]
-        write(folder, {"rows": rows})
-    write(folder, {"machine": machine(), "rows": rows})  # only now: it uses CUDA in this process
+    log = str(folder / op.partition(".")[0])
+    budget = 100 if search == "pattern" else 10**6
+    begin = time.time()
+    known: dict[str, Any] = {"op": op, "search": search, "seed": seed, "begin": begin, "error": ""}
+    done: list[Tuned] = []
+    try:
+        done = sundog.tune(
+            op, problems, world=WORLD, budget=budget, search=search, seed=seed, log=log,
+            progress=in_time,
+        )  # fmt: skip
+    except Exception as error:
+        known["error"] = f"{type(error).__name__}: {error}"
+    known |= {"seconds": time.time() - begin, "tuned": [row_of(each) for each in done]}
+    summary = [(each.op, each.tried, each.failed, each.milliseconds, each.busy) for each in done]
+    print(time.strftime("%X"), op, search, seed, known["seconds"], summary, known["error"])
+    return known
 
 
-def row_of(tuned: sundog.tuning.Tuned, search: str) -> dict:
-    row = {name: getattr(tuned, name) for name in ("op", "run_id", "tried", "failed")}
-    row |= {"seconds": tuned.seconds, "busy": tuned.busy}
-    row |= {"problem": str(tuned.problem), "search": search, "writing": tuned.writing}
-    row |= {"config": str(tuned.config), "default": str(tuned.default)}
+def row_of(tuned: Tuned) -> dict[str, Any]:
+    names = ("op", "run_id", "tried", "failed", "seconds", "busy", "writing")
+    row = {name: getattr(tuned, name) for name in names}
+    row |= {"problem": str(tuned.problem), "config": str(tuned.config)}
     row |= {"ms": tuned.milliseconds, "default_ms": tuned.default_milliseconds}
-    print(f"{time.strftime('%H:%M:%S')} {row}", flush=True)
     return row
 
 
-def write(folder: Path, content: dict) -> None:
-    (folder / "runs.json").write_text(json.dumps(content, indent=1) + "\n")
+def seen(run: dict[str, Any], watch: Path) -> dict[str, Any]:
+    """With the part of its time in which a kernel ran, as nvidia-smi has it."""
+    shares = []
+    for line in watch.read_text().splitlines():
+        when, _, share = line.partition(", ")
+        if share.isdecimal():
+            at = datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp()
+            if 0 <= at - run["begin"] <= run["seconds"]:
+                shares.append(int(share) / 100)
+    return {**run, "kernels_ran": sum(shares) / len(shares) if shares else None}
 
 
 if __name__ == "__main__":
