@@ -1,11 +1,12 @@
 """What tuning runs found and cost: `python -m sundog.bench.tuning data/h200 docs/measured`.
 
-From the datasets of a folder, and its runs.json (data/h200/make.py), come two tables.
+From the datasets of a folder, and its runs.json (data/h200/make.py), come two tables, and a plot of
+every tuning's first pattern search.
 
 Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
 the times that were recorded, so it needs no GPU. How far from the best of the run it ends with 100
 configs, and whether it beats the default, is one line of the table. Where the same tuning was run
-twice, how far apart the two choices are, by the times of either run, is told too.
+again with another seed, how far apart the choices are, by the times of either run, is told too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import statistics
 import sys
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from typing import Any
 import pandas
 
 from .. import op as ops
+from ..dataset.plot import draw_convergence
 from ..dataset.reader import read
 from ..tuning.search import pattern
 from ..tuning.space import Space
@@ -40,12 +43,12 @@ class Session:
     op: str
     problem: str
     search: str
+    seed: int
     space: int  # configs
     times: dict[Any, float | None]
     final: dict[Any, float]  # of the finalists
     chosen: Any  # the best of those
     run_id: str = ""
-    seconds: float = 0.0
     known_s: tuple[float, ...] = ()  # from one timed row to the next, its kernel known ...
     new_s: tuple[float, ...] = ()  # ... and new
 
@@ -77,10 +80,10 @@ def _session(run: Any, rows: pandas.DataFrame) -> Session:
     final = {config: t for config, t in times[1].items() if t is not None}
     values = {each["name"]: each["value"] for each in run.arguments}
     problem = ", ".join(f"{k}={v}" for k, v in values.items() if k in ("numel", "m", "n", "k"))
-    search, space = run.settings["search"], run.settings["space"]
+    search, seed, space = (run.settings[name] for name in ("search", "seed", "space"))
     chosen = min(final, key=lambda config: final[config]) if final else None
-    found = run.kernel_name, problem, search, space, times[0], final, chosen
-    return Session(*found, run.run_id, run.seconds, *_steps(rows))
+    found = run.kernel_name, problem, search, seed, space, times[0], final, chosen
+    return Session(*found, run.run_id, *_steps(rows))
 
 
 def _steps(rows: pandas.DataFrame) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -108,14 +111,18 @@ def replay(session: Session, budget: int, seed: int) -> float:
     return min(t for t in asked.values() if t is not None) / session.best
 
 
-def apart(a: Session, b: Session) -> float:
-    """How much slower the worse choice of two runs is, by the times of the run that is harder."""
+def apart(a: Session, b: Session, judges: list[Session]) -> float | None:
+    """How much slower the worse of two choices is, by the times of the run that is harder on it.
+
+    A run in which both were finalists took their times in turns: only these count then.
+    """
     found = []
-    for run in (a, b):
-        times = [run.times.get(session.chosen) for session in (a, b)]
+    for run in judges:
+        both = {a.chosen, b.chosen}
+        times = [(run.final if both <= run.final.keys() else run.times).get(c) for c in both]
         if None not in times:
             found.append(max(times) / min(times) - 1)  # type: ignore[type-var, operator]
-    return max(found)
+    return max(found, default=None)
 
 
 def rows_of(found: list[Session]) -> list[list[str]]:
@@ -124,22 +131,28 @@ def rows_of(found: list[Session]) -> list[list[str]]:
     for (op, problem), runs in _by_problem(found).items():
         whole = max(runs, key=lambda run: len(run.times))
         default = next(iter(whole.times))
-        gain = whole.final[default] / whole.final[whole.chosen]
         failed = sum(t is None for t in whole.times.values())
         cells = [op, problem, f"{len(whole.times)} of {whole.space}", str(failed)]
         cells += [f"{1e3 * whole.final[c]:.1f} us" for c in (default, whole.chosen)]
-        cells.append(f"{gain:.3f}")
-        first = whole.times
-        moved = [abs(t / (first[config] or t) - 1) for config, t in whole.final.items()]
-        cells.append(f"{100 * max(moved):.1f} %")
-        for budget in BUDGETS if whole.is_whole else ():
-            worst = max(replay(whole, budget, seed) for seed in range(SEEDS))
-            cells.append(f"{100 * (worst - 1):+.1f} %")
-        cells += [""] * (len(HEAD) - 1 - len(cells))
-        pairs = [apart(a, b) for a, b in itertools.combinations(runs, 2)]
-        cells.append(f"{100 * max(pairs):.1f} %" if pairs else "")
+        cells.append(f"{whole.final[default] / whole.final[whole.chosen]:.3f}")
+        moved = [abs(t / (whole.times[c] or t) - 1) for c, t in whole.final.items()]
+        cells += [f"{100 * max(moved):.1f} %", *_replayed(whole, default)]
+        pairs = [apart(a, b, runs) for a, b in itertools.combinations(runs, 2)]
+        known = [pair for pair in pairs if pair is not None]
+        cells.append(f"{100 * max(known):.1f} % of {len(runs)}" if known else "")
         lines.append(cells)
     return lines
+
+
+def _replayed(whole: Session, default: Any) -> list[str]:
+    """Of each budget, the worst seed: over the best of all, and the default over it."""
+    cells = []
+    first = whole.times[default]
+    for budget in BUDGETS:
+        worst = max(replay(whole, budget, seed) for seed in range(SEEDS)) if whole.is_whole else 0
+        cells.append(f"{100 * (worst - 1):+.1f} %" if worst else "")
+        cells.append(f"{first / (worst * whole.best):.3f}" if worst and first else "")
+    return cells
 
 
 def _by_problem(found: list[Session]) -> dict[tuple[str, str], list[Session]]:
@@ -152,37 +165,60 @@ def _by_problem(found: list[Session]) -> dict[tuple[str, str], list[Session]]:
 
 HEAD = [
     "op", "problem", "configs", "failed", "default", "best", "gain", "finalists again",
-    *(f"pattern, {budget} configs" for budget in BUDGETS), "two runs apart",
+    *itertools.chain(*((f"pattern, {budget} configs", "its gain") for budget in BUDGETS)),
+    "runs apart",
 ]  # fmt: skip
 TEXT = (
     "Every config was measured once, the five best and the default again, in turns: those are the "
-    "figures. Finalists again: by how much the second time of one of them differs most from its "
-    "first. Where all configs of a space were measured, the pattern search was replayed over the "
-    f"recorded times, without a GPU, with {SEEDS} seeds: how much slower than the best of all the "
-    "worst of these ends. Where the same tuning ran twice: how much slower the worse of the two "
-    "choices is."
+    "figures. Gain: the default's time over the best one's (goal: more than 1). Finalists again: "
+    "by how much the second time of one of them differs most from its first. Where all configs of "
+    "a space were measured, the pattern search was replayed over the first times, without a GPU, "
+    f"with {SEEDS} seeds: how much slower than the best of all the worst of these ends (goal: 3 % "
+    "with 100 configs), and its gain. Where the same tuning ran on the GPU again, by the pattern "
+    "search with 100 configs and other seeds: how much slower the worst choice of so many runs is "
+    "than the best (goal: 2 %)."
 )
 COST_HEAD = [
-    "op", "problem", "search", "configs", "time", "a config, kernel known", "kernel new", "busy",
-    "rows",
+    "op", "problems", "search", "configs", "time", "a config, kernel known", "kernel new", "busy",
+    "a kernel ran", "rows",
 ]  # fmt: skip
 COST_TEXT = (
-    "A config: the median time from the end of one row to that of the next. Busy: the part of the "
-    "time in which the process with the GPU had a config to measure (goal: 60 %). Rows: the part "
-    "that writing them took (goal: 1 %)."
+    "A line per run, in their order; time: all of it, from before the world is opened. A config: "
+    "the median time from the end of one row to that of the next. Busy: the part of the time in "
+    "which the process with the GPU had a config to measure (goal: 60 %). A kernel ran: by "
+    "nvidia-smi, whose samples are the part of a moment in which one did. Rows: the part that "
+    "writing them took (goal: 1 %)."
 )
 
 
-def cost_cells(session: Session, shares: dict[str, Any]) -> list[str]:
-    """`shares`: of the same run, from runs.json."""
-    cells = [session.op, session.problem, session.search, str(len(session.times))]
-    cells.append(f"{session.seconds:.1f} s")
-    for steps in (session.known_s, session.new_s):
-        cells.append(f"{1e3 * statistics.median(steps):.0f} ms" if steps else "")
-    busy, writing = shares.get("busy"), shares.get("writing")
-    cells.append("" if busy is None else f"{busy:.0%}")
-    cells.append("" if writing is None else f"{writing:.2%}")
+def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:
+    """`run`: of runs.json, whose sessions are among those found."""
+    ids = {tuned["run_id"] for tuned in run["tuned"]}
+    settings = run["search"], run["seed"]
+    mine = [each for each in found if each.run_id in ids and (each.search, each.seed) == settings]
+    problems = len({each.problem for each in mine})
+    tried = sum(tuned["tried"] for tuned in run["tuned"])
+    cells = [run["op"], str(problems), run["search"], str(tried), f"{run['seconds']:.1f} s"]
+    for steps in ([s.known_s for s in mine], [s.new_s for s in mine]):
+        flat = list(itertools.chain(*steps))
+        cells.append(f"{1e3 * statistics.median(flat):.0f} ms" if flat else "")
+    for part in ("busy", "writing"):
+        share = sum(each[part] * each["seconds"] for each in run["tuned"]) / run["seconds"]
+        cells.append(f"{share:.0%}" if part == "busy" else f"{share:.2%}")
+    ran = run["kernels_ran"]
+    cells.insert(-1, "" if ran is None else f"{ran:.0%}")
     return cells
+
+
+def draw(base: str, start: str) -> None:
+    """How each pattern search went on, of each algorithm the first one."""
+    data = read(base)
+    for run in reversed(list(data.runs.itertuples())):
+        if run.settings["search"] == "pattern" and run.ended:
+            rows = data.rows[data.rows.session == run.session]
+            name = re.sub(r"[._]", "-", run.kernel_name)
+            numbers = [f"{a['name']}={a['value']}" for a in run.arguments if a["type"] == "int"]
+            draw_convergence(rows, f"{run.kernel_name} {', '.join(numbers)}", f"{start}-{name}.png")
 
 
 def main(data: Path, docs: Path) -> None:
@@ -192,12 +228,13 @@ def main(data: Path, docs: Path) -> None:
     common = {"kind": "table", "machine": told["machine"]}
     rows = {"head": HEAD, "rows": rows_of(found)}
     write(str(docs / f"{data.name}-tune.json"), {**common, "title": "Tuning", "text": TEXT, **rows})
-    shares = {(run["run_id"], run["search"]): run for run in told["rows"]}
     text = " ".join(filter(None, (COST_TEXT, told.get("note"))))  # the note: how it was started
-    cells = [cost_cells(each, shares.get((each.run_id, each.search), {})) for each in found]
+    cells = [cost_cells(run, found) for run in told["runs"] if run["tuned"]]
     title = {"title": "What tuning costs", "text": text}
     costs = {**common, **title, "head": COST_HEAD, "rows": cells}
     write(str(docs / f"{data.name}-tune-cost.json"), costs)
+    for base in bases:
+        draw(str(base), str(docs / f"{data.name}-tune"))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
-from sundog.bench.tuning import Session, apart, replay, rows_of
+import pytest
+
+from sundog.bench.tuning import Session, apart, cost_cells, replay, rows_of
 
 from .test_tune_search import CONFIGS, Config, seconds
 
@@ -13,7 +16,7 @@ def made_up(seed: int, chosen: Config) -> Session:
     noise = random.Random(seed)
     times = {config: seconds(config, noise) for config in CONFIGS}
     final = {config: t for config in (CONFIGS[0], chosen) if (t := times[config]) is not None}
-    return Session("op", "numel=1", "exhaustive", len(CONFIGS), times, final, chosen)
+    return Session("op", "numel=1", "exhaustive", seed, len(CONFIGS), times, final, chosen)
 
 
 def test_a_search_is_replayed_over_recorded_times() -> None:
@@ -28,11 +31,34 @@ def test_a_search_is_replayed_over_recorded_times() -> None:
 def test_two_runs_are_compared_by_what_they_chose() -> None:
     near, far = Config(512, 48, 4, "rows"), Config(512, 48, 4, "none")
     a, b, c = made_up(1, near), made_up(2, near), made_up(3, far)
-    assert apart(a, b) == 0.0, "the same choice, whatever it took"
-    assert 0.1 < apart(a, c) < 0.3
+    assert apart(a, b, [a, b]) == 0.0, "the same choice, whatever it took"
+    worst = apart(a, c, [a, b, c])
+    assert worst is not None
+    assert 0.1 < worst < 0.3
     (line,) = rows_of([a, b, c])
     assert line[:4] == ["op", "numel=1", "1056 of 1056", str(sum(map(_failed, CONFIGS)))]
-    assert line[-1] == f"{100 * max(apart(a, c), apart(b, c)):.1f} %"
+    assert line[-1] == f"{100 * worst:.1f} % of 3"
+    gain = a.times[CONFIGS[0]] / (a.best * max(replay(a, 100, seed) for seed in range(20)))
+    assert line[9] == f"{gain:.3f}", "the worst seed's, over the default"
+
+
+def test_what_was_timed_in_turns_decides_between_two_choices() -> None:
+    one, two = Config(512, 48, 4, "rows"), Config(512, 32, 4, "rows")
+    a, b = made_up(1, one), made_up(2, two)
+    a.final[two] = 1.01 * a.final[one]
+    assert apart(a, b, [a]) == pytest.approx(0.01)
+    b.times.pop(one)
+    assert apart(a, b, [b]) is None, "a run that knows one of them only says nothing"
+
+
+def test_a_run_costs_what_it_took_from_first_to_last() -> None:
+    session = dataclasses.replace(made_up(1, CONFIGS[-1]), run_id="r", known_s=(0.1, 0.3, 0.2))
+    tuned = {"run_id": "r", "tried": 10, "seconds": 6.0, "busy": 0.5, "writing": 0.01}
+    run = {"op": "op", "search": "exhaustive", "seed": 1, "seconds": 8.0, "kernels_ran": 0.25}
+    cells = cost_cells(
+        {**run, "tuned": [tuned, {**tuned, "run_id": "s", "seconds": 2.0}]}, [session]
+    )
+    assert cells == ["op", "1", "exhaustive", "20", "8.0 s", "200 ms", "", "50%", "25%", "1.00%"]
 
 
 def _failed(config: Config) -> bool:
