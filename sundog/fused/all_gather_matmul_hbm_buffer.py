@@ -37,7 +37,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..device import tiles, trace
 from ..op import Plan, agree
 from ..passive import stand_in
-from . import fetching, gemm, working
+from . import carrying, fetching, gemm, working
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
 from .call import FEW_SMS, fitting, hint_of, resident
 
@@ -63,6 +63,7 @@ class Config(gemm.Tiles):
     fetchers: int = 16
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
     first_fetchers: int = 0  # ... is fetched by so many programs; 0: as many as afterwards
+    carry: int = 0  # blocks that a program multiplies with every piece it fetches; 0: one by one
     layout: str = "k_contiguous"  # of the staging buffer
     programs: int = 132
 
@@ -83,6 +84,12 @@ def valid(problem: Problem, config: Config) -> str | None:
         return (
             f"{config.fetchers} fetchers, {config.first_fetchers} at first, of {config.programs} "
             "programs: at least one, and no more than there are"
+        )
+    in_one = config.fetchers == config.programs and config.fetch_stages == 1
+    if config.carry < 0 or (config.carry and not in_one):
+        return (
+            f"carry {config.carry} with {config.fetchers} fetchers of {config.programs} programs "
+            f"and {config.fetch_stages} stages: all programs fetch then, in one stage"
         )
     return gemm.valid(config, problem.dtype)
 
@@ -130,9 +137,12 @@ def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
         # fetchers read it only when they have seen this.
         point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     units = 0
-    if program < F.most_fetchers:
-        point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)
-    point = working.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
+    if (F.carry > 0) & (F.size > 1):
+        point, units = carrying.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
+    else:
+        if program < F.most_fetchers:
+            point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)
+        point = working.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
         # when this kernel has ended.
@@ -220,7 +230,7 @@ def arguments(
         triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), world.trace,
+        _ahead(config, a), hint_of(a), config.carry, _per_word(config, a), world.trace,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
@@ -256,6 +266,12 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
         per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
     )
     return 1 if hint[0] > 1 else max(1, common)
+
+
+def _per_word(config: Config, a: torch.Tensor) -> int:
+    """Elements of 32 bits, if rows are contiguous here and there."""
+    words = hint_of(a)[1] > 1 and config.layout == "k_contiguous"
+    return 4 // a.itemsize if words else 1
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:

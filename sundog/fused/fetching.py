@@ -56,6 +56,8 @@ class Fetch(NamedTuple):
     stages: Any
     ahead: Any  # tiles that are on their way at once
     hint: Any
+    carry: Any  # blocks that a worker multiplies between two pieces (carrying.py), or 0
+    per_word: Any  # elements of a piece that are moved as one
     trace: Any  # the clock of trace points, or 0
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..device import context, local, proxy, tiles, trace
 from . import fetching, gemm
 
-__all__ = ["work"]
+__all__ = ["available", "blocks", "emit", "grid", "multiply", "needs", "work"]
 
 _LANES = tl.constexpr(32)  # flags that are looked at together
 
@@ -21,20 +21,20 @@ _LANES = tl.constexpr(32)  # flags that are looked at together
 @triton.jit
 def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
     """Compute output tiles from the queue until it is empty. The next trace point."""
-    rows, cols = _grid(a, out, F, S)
+    rows, cols = grid(a, out, F, S)
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
     tile = gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
         i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
         point, acc = _product(point, a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
-        _emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
+        emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
         tile = gemm.ticket(flags.tickets) - before
     return point
 
 
 @triton.jit
-def _grid(a, out, F, S):
+def grid(a, out, F, S):
     """Rows and columns of output tiles. Along M a tile is of one rank: this one's come first."""
     rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     if not F.by_k:
@@ -43,7 +43,7 @@ def _grid(a, out, F, S):
 
 
 @triton.jit
-def _emit(a, out, to, bias, acc, i, col, ctx, F, S):
+def emit(a, out, to, bias, acc, i, col, ctx, F, S):
     """Write an output tile, of row of tiles `i`."""
     own_rows = tl.cdiv(a.rows, S.tile_m)
     first = 0
@@ -57,7 +57,7 @@ def _emit(a, out, to, bias, acc, i, col, ctx, F, S):
 
 
 @triton.jit
-def _needs(a, i, F, S):
+def needs(a, i, F, S):
     """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
     own_rows = tl.cdiv(a.rows, S.tile_m)
     _, blocks, groups = fetching.remote(a, F, S)
@@ -74,32 +74,42 @@ def _needs(a, i, F, S):
 def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
     """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
-    groups = fetching.remote(a, F, S)[2]
-    row, here, total, wanted = _needs(a, i, F, S)
+    _, _, total, _ = needs(a, i, F, S)
     acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
     end = 0
     while end < total:
-        begin, group = end, tl.maximum(end - here, 0) // F.per_flag
-        first = flags.staged + row * groups + group
-        if F.size > 1:
-            group += fetching.arrived(first, wanted - group, epoch, _LANES)
-        end = tl.minimum(here + group * F.per_flag, total)
-        if end == begin:
-            point = trace.begin(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
-            # The fetcher's stores before my loads of what this flag stands for.
-            local.wait(first, epoch, ctx)
-            point = trace.end(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
-            end = tl.minimum(begin + F.per_flag, total)
-        if S.a_kind != "view":
-            proxy.fence()  # and before those by descriptor
+        begin = end
+        point, end = available(point, a, i, begin, flags, epoch, ctx, F, S)
         point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
-        acc = _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
+        acc = multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
         point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
     return point, acc
 
 
 @triton.jit
-def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
+def available(point, a, i, begin, flags, epoch, ctx, F, S):
+    """Up to which block an output tile can be multiplied from `begin` on; waits for the next."""
+    groups = fetching.remote(a, F, S)[2]
+    row, here, total, wanted = needs(a, i, F, S)
+    group = tl.maximum(begin - here, 0) // F.per_flag
+    first = flags.staged + row * groups + group
+    if F.size > 1:
+        group += fetching.arrived(first, wanted - group, epoch, _LANES)
+    end = tl.minimum(here + group * F.per_flag, total)
+    if end == begin:
+        rank = tl.load(ctx + context.RANK).to(tl.int32)
+        point = trace.begin(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
+        # The fetcher's stores before my loads of what this flag stands for.
+        local.wait(first, epoch, ctx)
+        point = trace.end(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
+        end = tl.minimum(begin + F.per_flag, total)
+    if S.a_kind != "view":
+        proxy.fence()  # and before those by descriptor
+    return point, end
+
+
+@triton.jit
+def multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
     """acc + A @ B, blocks `begin` to `end`."""
     if S.a_kind == "view":
         own_rows = tl.cdiv(a.rows, S.tile_m)
@@ -111,13 +121,13 @@ def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
             acc = tl.dot(x, y, acc, input_precision="ieee")
         begin = tl.maximum(begin, here)
     for block in tl.range(begin, end):
-        x, y = _blocks(a, parts, b, i, block, col, rank, F, S)
+        x, y = blocks(a, parts, b, i, block, col, rank, F, S)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def _blocks(a, parts, b, i, block, col, rank, F, S):
+def blocks(a, parts, b, i, block, col, rank, F, S):
     """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
     shard has its own blocks."""
     own_rows = tl.cdiv(a.rows, S.tile_m)
