@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from ..errors import SundogError
 from . import Place, Tuned, tune
@@ -63,11 +64,12 @@ def run_promote(targets: list[str]) -> int:
 
 @contextlib.contextmanager
 def _bar(console: Console) -> Iterator[Step]:
+    what = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # long, so it gets what is left
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[best]}"),
+        TextColumn("{task.description}", table_column=what), BarColumn(bar_width=10),
+        MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[best]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console, expand=True) as bar:
         tasks: dict[str, object] = {}
 
         def step(job: str, done: int, total: int, best: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import signal
@@ -12,10 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.target import has_gpu
+from sundog.tuning.command import _bar
 
 pytestmark = pytest.mark.sim_only
 OP = "tune.toy_op"
@@ -72,6 +75,16 @@ def test_interrupted_then_killed_then_resumed(tmp_path: Path) -> None:
     validated = CliRunner().invoke(app, ["data", "validate", "log"])
     assert validated.exit_code == 0, validated.output
     assert "3 runs" in validated.output
+
+
+def test_the_bar_shows_the_best_so_far_however_long_the_problem_is() -> None:
+    text = io.StringIO()
+    with _bar(Console(width=80, file=text, force_terminal=True, color_system=None)) as step:
+        step(f"all_gather_matmul.hbm_buffer {'m=4096,' * 20} on nvidia-h200", 36, 136, "2.8291 ms")
+    last = text.getvalue().splitlines()[-1]
+    assert "all_gather_matmul.hbm_buffer" in last
+    assert " 36/136 " in last
+    assert "best 2.8291 ms" in last
 
 
 @pytest.mark.parametrize("op", ["all_gather.push"])
