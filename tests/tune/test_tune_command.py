@@ -81,8 +81,7 @@ def test_the_bar_shows_the_best_so_far_however_long_the_problem_is() -> None:
     text = io.StringIO()
     with _bar(Console(width=80, file=text, force_terminal=True, color_system=None)) as step:
         step(f"all_gather_matmul.hbm_buffer {'m=4096,' * 20} on nvidia-h200", 36, 136, "2.8291 ms")
-    last = text.getvalue().splitlines()[-1]
-    assert "all_gather_matmul.hbm_buffer" in last
+    last = [line for line in text.getvalue().splitlines() if "all_gather_matmul" in line][-1]
     assert " 36/136 " in last
     assert "best 2.8291 ms" in last
 
