@@ -51,6 +51,13 @@ CORNERS = {
     "m_contiguous": dict(layout="m_contiguous"),
     "pointers": dict(descriptors=False),
     "pointers, m_contiguous": dict(descriptors=False, layout="m_contiguous"),
+    "carried": dict(carry=1, fetchers=4),
+    "carried, a flag per row": dict(carry=1, fetchers=4, k_per_flag=0, group_m=1),
+    "carried, flags across peers": dict(carry=2, fetchers=3, programs=3, k_per_flag=4),
+    "carried by one program": dict(carry=3, fetchers=1, programs=1),
+    "carried, more programs than units": dict(carry=1, fetchers=16, programs=16),
+    "carried, m_contiguous": dict(carry=1, fetchers=4, layout="m_contiguous"),
+    "carried, pointers": dict(carry=1, fetchers=4, descriptors=False),
 }
 
 
@@ -218,6 +225,8 @@ def test_a_staging_buffer_that_does_not_fit(run: Run) -> None:
         (dict(fetch_stages=0), "fetch_stages 0"),
         (dict(fetchers=0), "0 fetchers, 0 at first, of 4 programs"),
         (dict(first_fetchers=5), "2 fetchers, 5 at first, of 4 programs"),
+        (dict(carry=1), "carry 1 with 2 fetchers of 4 programs and 1 stages: all programs fetch"),
+        (dict(carry=-1, fetchers=4), "carry -1"),
         (dict(tile_n=512, tile_k=128), "bytes of shared memory"),
     ],
 )
