@@ -30,8 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
-_TILE = 32768  # elements of the gather's largest tile, and of its smallest
-_LEAST_TILE = 2048
+_TILE = 65536  # bytes of the gather's largest tile
+_LEAST_TILE = 2048  # elements of its smallest
 _LONGEST = 1024  # side of a tile, along which elements are contiguous
 
 
@@ -120,12 +120,13 @@ def gather(world: World, problem: Problem, programs: int) -> Gather:
             stand_in(world, ready, done, epochs)
             return
         hint = hint_of(a)
-        rows, cols = _tile(a.shape, problem.m * problem.k // programs, hint)
+        most = _TILE // a.itemsize
+        rows, cols = _tile(a.shape, min(most, problem.m * problem.k // programs), hint)
         _gather_kernel[(programs,)](
             tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
             LANES=triton.next_power_of_2(problem.size), BY_K=problem.shard == "k", ROWS=rows,
             COLS=cols, HINT=hint, TRACE=world.trace,
-            num_warps=4 if rows * cols < _TILE else 16,
+            num_warps=4 if rows * cols < most else 16,
         )  # fmt: skip
 
     return Gather(whole, (ready, done, epochs, whole), launch)
@@ -134,7 +135,7 @@ def gather(world: World, problem: Problem, programs: int) -> Gather:
 def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, int]:
     """Of the gather: long along what is contiguous, and no larger than a program's share."""
     down = hint[0] > 1
-    numel = min(_TILE, max(_LEAST_TILE, triton.next_power_of_2(share)))
+    numel = max(_LEAST_TILE, triton.next_power_of_2(share))
     length = min(_LONGEST, triton.next_power_of_2(shard[0 if down else 1]))
     return (length, numel // length) if down else (numel // length, length)
 
