@@ -39,6 +39,9 @@ WHERE = "where"  # a task: what does the world run on?
 _POISON = 0x7B
 _MOST_SETS = 4
 _SAMPLE_S, _MOST_CALLS = 1e-3, 20  # a sample is about so long, but has no more calls
+# What a sample takes at most, unless one call takes longer. A config of one program may be 90 times
+# as slow as the best: with 20 calls to a sample it took 2.6 s, as long as 40 others.
+_LONGEST_S = 10e-3
 # Roughly what a GPU of today does in a second: only to choose how many calls make a sample.
 _BYTES, _LINK_BYTES, _FLOPS, _LEAST_S = 4e12, 5e10, 7e14, 5e-6
 
@@ -148,16 +151,18 @@ def _measure(
     found: dict[int, Measured] = {}
     plans: dict[int, Plan] = {}
     variants: dict[int, Variant] = {}
+    slowest = 0.0
     for number, config in enumerate(configs):
         verdict = _try(world, job, config, sets, number, plans)
-        if verdict is not None:
+        if isinstance(verdict, Failure):
             found[number] = Measured(failure=verdict)
         else:
+            slowest = max(slowest, verdict)
             timed_sets = sets[: _sets_to_time(world, job)]
             calls = [_call(plans[number], each) for each in timed_sets]
             variants[number] = Variant(fields_text(config), calls, ready=True)
     samples = place.samples if len(configs) == 1 else place.final_samples
-    num_calls = _calls(job, place)
+    num_calls = _calls(job, place, slowest)
     timed = timer(world, list(variants.values()), samples, num_calls) if variants else []
     for number, times in zip(variants, timed, strict=True):
         # Behind a link rank 0 alone is measured; elsewhere an op is done when its last rank is.
@@ -170,51 +175,79 @@ def _measure(
 
 def _try(
     world: World, job: Job, config: Any, sets: list[_Set], number: int, plans: dict[int, Plan]
-) -> Failure | None:
-    """Plan and compare with the reference. What one rank says fails it for all."""
+) -> Failure | float:
+    """Plan and compare with the reference. What one rank says fails it for all.
+
+    If it is right: about the seconds of a call, or more; the same on all ranks.
+    """
     try:
         plans[number] = job.module.plan(world, job.problem, config)
     except ValueError as error:  # refused, on all ranks alike
         return Failure("error", f"{type(error).__name__}: {error}")
     told = world.exchange(_wrong(world, plans[number], sets), "verdict")
-    failures = [failure for failure in told if failure is not None]
+    failures = [verdict for verdict in told if isinstance(verdict, Failure)]
     if failures:
         world.barrier()  # sets the flags back, if a wait ran out
         return failures[0]
-    return None
+    return min(verdict for verdict in told if not isinstance(verdict, Failure))
 
 
-def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | None:
-    """What this rank says of a call with each set, one right behind the other."""
+def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | float:
+    """What this rank says of a call with each set, one right behind the other: what is wrong, or
+    the seconds of the last one, in which the hosts of all ranks put it on their streams."""
+    clock = _Clock(world)
     for each in sets:
         each.out.view(-1).view(torch.uint8).fill_(_POISON)
     world.barrier()
     try:
         for each in sets:
+            clock.begin()
             plan(*each.given, each.out)
+        clock.end()
         world.synchronize()
     except WaitTimeout as error:
         return Failure("timeout", str(error))
     except (NotResident, TritonError) as error:  # too many programs, or too much shared memory
         return Failure("error", f"{type(error).__name__}: {error}")
     if world.passive:  # behind a link, a stand-in computes nothing
-        return None
+        return clock.seconds
     unequal = [(each.out.view(each.want.shape) != each.want).sum() for each in sets]
     counts = torch.stack(unequal).tolist()  # one wait for all of them
     for each, bad in zip(sets, counts, strict=True):
         if bad:
             text = f"{bad} of {each.want.numel()} elements differ from the reference"
             return Failure("accuracy_error", f"rank {world.rank}: {text}")
-    return None
+    return clock.seconds
 
 
-def _calls(job: Job, place: Place) -> int:
-    """How many make a sample: those of a large problem are long enough alone."""
+class _Clock:
+    """Of the GPU, on this rank's stream; elsewhere it stands still."""
+
+    def __init__(self, world: World) -> None:
+        is_gpu = world.device.type == "cuda"
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * is_gpu)]
+
+    def begin(self) -> None:
+        for event in self._events[:1]:
+            event.record()
+
+    def end(self) -> None:
+        for event in self._events[1:]:
+            event.record()
+
+    @property
+    def seconds(self) -> float:
+        return self._events[0].elapsed_time(self._events[1]) * 1e-3 if self._events else 0.0
+
+
+def _calls(job: Job, place: Place, slowest: float) -> int:
+    """How many make a sample: those of a large problem, or a slow config, are long enough alone."""
     cost = job.module.cost(job.problem)
     seconds = max(cost.hbm_bytes * job.size / _BYTES, cost.flops * job.size / _FLOPS, _LEAST_S)
     if place.link:
         seconds = max(seconds, cost.link_bytes / _LINK_BYTES)
-    return max(1, min(int(_SAMPLE_S / seconds), _MOST_CALLS))
+    most = min(_MOST_CALLS, int(_LONGEST_S / max(slowest, _LEAST_S)))
+    return max(1, min(int(_SAMPLE_S / seconds), most))
 
 
 def _call(plan: Plan, each: _Set) -> Callable[[], Any]:

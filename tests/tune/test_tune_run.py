@@ -26,7 +26,7 @@ from sundog.tuning import Place, tune
 from sundog.tuning.cache import known_results, promote
 from sundog.tuning.compile import Compiled
 from sundog.tuning.evaluate import Evaluator
-from sundog.tuning.measure import Measured
+from sundog.tuning.measure import Measured, _calls
 from sundog.tuning.space import fields_text, jobs
 from sundog.tuning.workers import Failure, Worker, serve
 
@@ -252,6 +252,14 @@ def test_kernels_have_their_keys_before_the_processes_part() -> None:
     kernel.hash = None
     sundog.tuning._fix_keys([job])
     assert kernel.hash is not None
+
+
+def test_a_slow_config_makes_few_calls() -> None:
+    (job,) = jobs("all_gather.push", "numel=4096,dtype=bfloat16", 8)
+    found = [_calls(job, ON_SIM, slowest) for slowest in (0.0, 1e-3, 3e-3, 0.5)]
+    assert found == [20, 10, 3, 1]
+    (large,) = jobs("all_gather.push", "numel=16777216,dtype=bfloat16", 8)
+    assert _calls(large, ON_SIM, 0.0) == 1
 
 
 def test_behind_a_link_passive_ranks_are_not_compared(tmp_path: Path) -> None:
