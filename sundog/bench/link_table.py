@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 from .timing import Times
 
 __all__ = ["over_link"]
 
+_GEMM = "cuBLAS alone"
 _HEAD = ("problem", "variant", "median", "20 % to 80 %", "over the limit", "times as fast as")
 
 
@@ -24,14 +27,51 @@ def over_link(content: dict[str, Any]) -> tuple[str, str]:
         f"{rates['gemm'] / 1e12:.0f} TFLOP/s. The limit is the larger of the bytes that cross at "
         "that rate and cuBLAS on gathered data.\n\n"
     )
+    text += "".join(f"{line}\n\n" for line in _verdicts(content))
     if content.get("plot"):
         text += f"![time over N](measured/{content['plot']})\n\n"
     title = f"{content['op']} over a PCIe link, {content['world']} ranks"
     return title, text + "\n".join(lines)
 
 
+def _verdicts(content: dict[str, Any]) -> list[str]:
+    """Of each M, the shape on which link and product are closest to equal: what the goal is for."""
+    rows = [row for row in content["rows"] if row["times"] is not None]
+    alone = {row["problem"]: _micros(row).median for row in rows if row["variant"] == _GEMM}
+    crossing = {row["problem"]: row["link_bytes"] / content["rates"]["link"] * 1e6 for row in rows}
+    heights: dict[str, list[str]] = {}
+    for problem in alone:
+        found = re.search(r"\bm=\d+", problem)
+        heights.setdefault(found[0] if found else "", []).append(problem)
+    lines = []
+    for problems in heights.values():
+        even = min(problems, key=lambda each: abs(math.log(alone[each] / crossing[each])))
+        lines.append(_verdict([row for row in rows if row["problem"] == even], crossing[even]))
+    return lines
+
+
+def _verdict(rows: list[dict[str, Any]], crossing: float) -> str:
+    """One sentence: the fastest of ours against the limit and the best alternative."""
+    ours = min((r for r in rows if r["config"]), key=lambda row: _micros(row).median)
+    time = _micros(ours).median
+    alone, other = (
+        min(_micros(r).median for r in rows if not r["config"] and (r["variant"] == _GEMM) == gemm)
+        for gemm in (True, False)
+    )
+    return (
+        f"Closest to equal (link {crossing:.0f} us, product {alone:.0f} us) is {_named(ours)}: "
+        f"{ours['variant']} takes {time:.0f} us, {time / ours['limit_ns'] * 1e3:.3f} times the "
+        f"limit (goal 1.10), and is {other / time:.2f} times as fast as gather, then product "
+        "(goal 1.5)."
+    )
+
+
+def _named(row: dict[str, Any]) -> str:
+    return str(row["problem"]).removeprefix("Problem(").removesuffix(")").replace("torch.", "")
+
+
 def _cells(row: dict[str, Any], beside: list[dict[str, Any]]) -> list[str]:
-    problem = row["problem"].removeprefix("Problem(").removesuffix(")").replace("torch.", "")
+    problem = _named(row)
     name = f"{row['variant']} {row['config']}".strip()
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", "", "", ""]
