@@ -207,6 +207,9 @@ def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
 
 def _per_flag(problem: Problem, config: Config) -> int:
     blocks = max(1, _staged_tiles(problem, config)[1])
+    if config.carry:  # what is carried is of one shard, and wide by a power of two
+        shard = triton.cdiv(problem.shard_shape[1], config.tile_k)
+        return math.gcd(shard, config.k_per_flag, max(1, _LONGEST // config.tile_k))
     return min(config.k_per_flag or blocks, blocks)
 
 
@@ -230,7 +233,8 @@ def arguments(
         triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), config.carry, _per_word(config, a), world.trace,
+        _ahead(config, a), hint_of(a), config.carry,
+        _piece_rows(problem, config, a, a_kind), _per_word(config, a), world.trace,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
@@ -266,6 +270,17 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
         per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
     )
     return 1 if hint[0] > 1 else max(1, common)
+
+
+def _piece_rows(problem: Problem, config: Config, a: torch.Tensor, a_kind: str) -> int:
+    """So few that all of a unit is carried while one tile is multiplied; 0: nothing is."""
+    rows, cols = a.shape
+    whole = rows % config.tile_m == cols % config.tile_k == 0
+    if a_kind != gemm.ROWS or hint_of(a)[1] == 1 or config.carry == 0 or not whole:
+        return 0
+    blocks = cols // config.tile_k * (problem.size if problem.shard == "k" else 1)
+    pieces = 1 << max(1, blocks // config.carry).bit_length() - 1
+    return max(1, config.tile_m // pieces)
 
 
 def _per_word(config: Config, a: torch.Tensor) -> int:

@@ -1,10 +1,10 @@
-"""Workers that carry: with every few blocks that it multiplies, a program copies a piece of A.
+"""Workers that carry: while it multiplies a tile, a program copies a unit of A.
 
-For `carry` > 0 of hbm_buffer. A piece is loaded into registers in the loop over K and stored
-`carry` blocks later, when it has long arrived: no program, and no time of a tensor core, is given
-away for copying. The unit that a flag stands for is `k_per_flag` pieces; program p has the units p,
-p + P, ... in the order in which workers want them. It tells what it has stored between two tiles,
-since a loop with a barrier in it would not be pipelined.
+For `carry` > 0 of hbm_buffer. With every `carry` blocks along K a small piece is loaded into
+registers, and stored when the next one is: it has long arrived then, and no program is given away
+for copying. A unit, for which a flag stands, is a part of a row of tiles, of one peer; program p
+has the units p, p + P, ... in the order in which workers want them. It tells what it has stored
+before the next tile, since a loop with a barrier in it would not be pipelined.
 
 Before a tile a program makes sure of its own units up to the last that the tile needs: so the first
 band of rows is fetched, by all programs at once, and so there is no circle, since of all units that
@@ -26,32 +26,29 @@ __all__ = ["work"]
 def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
     """Compute output tiles from the queue, and fetch. The next trace point, and units fetched."""
     program, away = tl.program_id(0), tiles.distances(ctx, F.lanes)
-    rank = tl.load(ctx + context.RANK).to(tl.int32)
     rows, cols = working.grid(a, out, F, S)
     far, _, groups = fetching.remote(a, F, S)
     mine = tl.maximum(tl.cdiv(far * groups - program, tl.num_programs(0)), 0)
     # The peers' A is complete, as program 0 of each of them says.
     point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
-    # `next` is the piece to load next; the one before it is in registers. `told`: flags set.
-    piece, next, told = _load(a, 0, rank, away, F, S), 1, 0
+    stored, told = 0, 0  # of its units
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))  # as in `working.work`
     tile = gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
         i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
         row, _, _, wanted = working.needs(a, i, F, S)
         last = tl.where(wanted > 0, _unit_of(row, groups - 1, far, groups, S), -1)
-        point, piece, next, told = _fetch_up_to(
-            point, last, piece, next, told, a, rank, away, flags, epoch, ctx, F, S
+        point, stored = _fetch_up_to(point, last, stored, a, away, ctx, F, S)
+        point, told = _tell(point, told, stored, a, flags, epoch, ctx, F, S)
+        point, acc = _product(
+            point, stored, mine, a, parts, b, i, j * S.tile_n, away, flags, epoch, ctx, F, S
         )
-        point, acc, piece, next = _product(
-            point, piece, next, mine, a, parts, b, i, j * S.tile_n, away, flags, epoch, ctx, F, S
-        )
+        if F.piece_rows > 0:
+            stored = tl.minimum(stored + 1, mine)
         working.emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
-        point, told = _tell(point, told, next - 1, a, rank, flags, epoch, ctx, F, S)
         tile = gemm.ticket(flags.tickets) - before
-    point, piece, next, told = _fetch_up_to(
-        point, far * groups - 1, piece, next, told, a, rank, away, flags, epoch, ctx, F, S
-    )
+    point, stored = _fetch_up_to(point, far * groups - 1, stored, a, away, ctx, F, S)
+    point, told = _tell(point, told, stored, a, flags, epoch, ctx, F, S)
     if mine > 0:
         # My loads of the peers' A before the flags: they may overwrite it when their kernel, which
         # waits for this, has ended.
@@ -61,58 +58,66 @@ def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
 
 
 @triton.jit
-def _product(point, piece, next, mine, a, parts, b, i, col, away, flags, epoch, ctx, F, S):
-    """An output tile, of row of tiles `i`; and which piece is on its way then."""
+def _product(point, unit, mine, a, parts, b, i, col, away, flags, epoch, ctx, F, S):
+    """An output tile, of row of tiles `i`; meanwhile this program's unit `unit` is copied."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     _, _, total, _ = working.needs(a, i, F, S)
     acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
     end = 0
+    if F.piece_rows > 0:
+        PIECES: tl.constexpr = S.tile_m // F.piece_rows
+        source, apart_there, place, apart = _ends(a, unit, rank, away, F, S)
+        piece = tl.zeros(place.shape, place.dtype.element_ty)
     while end < total:
         begin = end
         point, end = working.available(point, a, i, begin, flags, epoch, ctx, F, S)
         point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
-        if S.a_kind == "view":  # two loops: what is missing is fetched before the next tile
-            acc = working.multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
-        else:
+        if F.piece_rows > 0:
             for block in tl.range(begin, end):
                 x, y = working.blocks(a, parts, b, i, block, col, rank, F, S)
                 acc = tl.dot(x, y, acc, input_precision="ieee")
-                if (block % F.carry == 0) & (next <= mine * F.per_flag):
-                    _store(piece, a, next - 1, F, S)
-                    piece = _load(a, next, rank, away, F, S)
-                    next += 1
+                n = block // F.carry
+                if (block % F.carry == 0) & (n < PIECES) & (unit < mine):
+                    tl.store(place + (n - 1) * apart, piece, mask=n > 0)
+                    piece = tl.load(source + n * apart_there)
+        else:
+            acc = working.multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
         point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
-    return point, acc, piece, next
+    if F.piece_rows > 0:
+        tl.store(place + (PIECES - 1) * apart, piece, mask=unit < mine)
+    return point, acc
 
 
 @triton.jit
-def _fetch_up_to(point, last, piece, next, told, a, rank, away, flags, epoch, ctx, F, S):
-    """Fetch this program's units up to `last`, as far as it has not, and do nothing else."""
+def _fetch_up_to(point, last, stored, a, away, ctx, F, S):
+    """Copy this program's units up to number `last` of all, as far as it has not."""
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
     program, programs = tl.program_id(0), tl.num_programs(0)
-    end = tl.maximum(last - program + programs, 0) // programs * F.per_flag
-    if next <= end:
+    end = tl.maximum(last - program + programs, 0) // programs
+    if stored < end:
+        ROWS: tl.constexpr = S.tile_m // F.wide
+        COLS: tl.constexpr = S.tile_k * F.wide // F.per_word
         point = trace.begin(point, trace.FETCH, last, 0, rank, ctx, F.trace)
-        _store(piece, a, next - 1, F, S)
-        for n in tl.range(next, end, num_stages=F.ahead):
-            _store(_load(a, n, rank, away, F, S), a, n, F, S)
-        piece, next = _load(a, end, rank, away, F, S), end + 1
+        for n in tl.range(stored * F.per_flag, end * F.per_flag, num_stages=F.ahead):
+            there, here, row, col = _place(a, n, rank, away, F, S)
+            tiles.store(here, row, col, tiles.load(there, row, col, ROWS, COLS))
         point = trace.end(point, trace.FETCH, last, 0, rank, ctx, F.trace)
-    point, told = _tell(point, told, next - 1, a, rank, flags, epoch, ctx, F, S)
-    return point, piece, next, told
+    return point, tl.maximum(stored, end)
 
 
 @triton.jit
-def _tell(point, told, stored, a, rank, flags, epoch, ctx, F, S):
-    """Set the flags of the units of which all pieces are stored."""
+def _tell(point, told, stored, a, flags, epoch, ctx, F, S):
+    """Set the flags of what was stored."""
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
     rows, _, groups = fetching.remote(a, F, S)
     program, programs = tl.program_id(0), tl.num_programs(0)
-    for n in range(told, stored // F.per_flag):
+    for n in range(told, stored):
         row, group = gemm.swizzle(program + n * programs, rows, groups, S.group_m)
-        # The unit's pieces, stored by all warps, before the flag: workers wait for it.
+        # The unit, stored by all warps, before the flag: workers wait for it.
         flag = flags.staged + row * groups + group
         point = trace.begin(point, trace.SIGNAL, flag, epoch, rank, ctx, F.trace)
         local.signal(flag, epoch, ctx)
-    return point, tl.maximum(told, stored // F.per_flag)
+    return point, stored
 
 
 @triton.jit
@@ -124,29 +129,23 @@ def _unit_of(row, group, rows, groups, S):
 
 
 @triton.jit
-def _load(a, n, rank, away, F, S):
-    """This program's piece `n`, of which nothing is loaded that lies outside of A."""
-    shard, row, col = _place(a, n, F, S)
-    matrix = tiles.hinted(a, F.hint) if F.per_word == 1 else _words(a, F)
-    there = tiles.of_rank(matrix, (rank + 1 + shard) % F.size, away)
-    return tiles.load(there, row, col, S.tile_m // F.wide, S.tile_k * F.wide // F.per_word)
+def _ends(a, unit, rank, away, F, S):
+    """Pointers to the first piece of a unit, there and here, and how far apart pieces are."""
+    COLS: tl.constexpr = F.per_flag * S.tile_k // F.per_word
+    there, here, row, col = _place(a, unit * F.per_flag, rank, away, F, S)
+    source = tiles.at(there, row, col, F.piece_rows, COLS)
+    place = tiles.at(here, row, col, F.piece_rows, COLS)
+    rows = tl.full((), F.piece_rows, tl.int64)
+    return source, rows * there.row_stride, place, rows * here.row_stride
 
 
 @triton.jit
-def _store(piece, a, n, F, S):
-    shard, row, col = _place(a, n, F, S)
-    matrix = fetching.staged_part(a, shard)
-    tiles.store(matrix if F.per_word == 1 else _words(matrix, F), row, col, piece)
+def _place(a, n, rank, away, F, S):
+    """Tile `n` of those that this program copies: the peer's matrix, the staged one, row, column.
 
-
-@triton.jit
-def _place(a, n, F, S):
-    """Where this program's piece `n` is: shard, row, and column in words; behind A if it has none.
-
-    A piece has F.wide blocks and as many times fewer rows than a tile: long rows suit the memory.
+    It has F.wide blocks and as many times fewer rows than a tile: long rows suit the memory.
     """
-    ROWS: tl.constexpr = S.tile_m // F.wide
-    rows, blocks, groups = fetching.remote(a, F, S)
+    rows, _, groups = fetching.remote(a, F, S)
     unit = tl.program_id(0) + n // F.per_flag * tl.num_programs(0)
     row, group = gemm.swizzle(tl.minimum(unit, rows * groups - 1), rows, groups, S.group_m)
     step = group * F.per_flag + n % F.per_flag
@@ -156,9 +155,13 @@ def _place(a, n, F, S):
     else:
         per_peer = tl.cdiv(a.rows, S.tile_m)
         shard, i = row // per_peer, row % per_peer
-    there_is = (unit < rows * groups) & (step < blocks)
-    first = tl.where(there_is, i * S.tile_m + part * ROWS, a.rows)
-    return tl.where(there_is, shard, 0), first, k * S.tile_k // F.per_word
+    here = fetching.staged_part(a, shard)
+    if F.per_word > 1:
+        there, here = _words(a, F), _words(here, F)
+    else:
+        there = tiles.hinted(a, F.hint)
+    there = tiles.of_rank(there, (rank + 1 + shard) % F.size, away)
+    return there, here, i * S.tile_m + part * (S.tile_m // F.wide), k * S.tile_k // F.per_word
 
 
 @triton.jit

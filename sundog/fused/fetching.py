@@ -57,7 +57,8 @@ class Fetch(NamedTuple):
     ahead: Any  # tiles that are on their way at once
     hint: Any
     carry: Any  # blocks that a worker multiplies between two pieces (carrying.py), or 0
-    per_word: Any  # elements of a piece that are moved as one
+    piece_rows: Any  # of such a piece; 0: it can't
+    per_word: Any  # elements that are moved as one
     trace: Any  # the clock of trace points, or 0
 
 
