@@ -14,6 +14,7 @@ from sundog.choice import choose
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
+from sundog.fused import gemm
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
 from sundog.fused.fetching import Flags
 
@@ -52,8 +53,6 @@ CORNERS = {
     "pointers": dict(descriptors=False),
     "pointers, m_contiguous": dict(descriptors=False, layout="m_contiguous"),
     "carried": dict(carry=1, fetchers=4),
-    "carried, a flag per row": dict(carry=1, fetchers=4, k_per_flag=0, group_m=1),
-    "carried, flags across peers": dict(carry=2, fetchers=3, programs=3, k_per_flag=4),
     "carried by one program": dict(carry=3, fetchers=1, programs=1),
     "carried, more programs than units": dict(carry=1, fetchers=16, programs=16),
     "carried, m_contiguous": dict(carry=1, fetchers=4, layout="m_contiguous"),
@@ -68,6 +67,20 @@ def test_every_corner_of_the_config(run: Run, problem_of: type, corner: str) -> 
     config = replace(SMALL, **CORNERS[corner])
     assert hbm_buffer.valid(problem, config) is None
     compare(run(answers(hbm_buffer, problem, config), problem.size))
+
+
+@both_ways
+@pytest.mark.parametrize(("carry", "rows", "dtype"), [(1, 8, F16), (2, 16, BF16), (1, 8, F32)])
+def test_whole_tiles_are_carried_in_the_loop(
+    run: Run, problem_of: type, carry: int, rows: int, dtype: torch.dtype
+) -> None:
+    """Bands of one row, so that all but the first are fetched while others are multiplied."""
+    shape = (64, 32, 16) if problem_of is by_k else (32, 32, 32)
+    problem = problem_of(2, *shape, dtype)
+    config = replace(SMALL, carry=carry, fetchers=4, group_m=1)
+    a = torch.empty(problem.shard_shape, dtype=dtype)
+    assert hbm_buffer._piece_rows(problem, config, a, gemm.ROWS) == rows
+    compare(run(answers(hbm_buffer, problem, config), 2))
 
 
 @both_ways

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
         hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=1, programs=2),
     ),
     "all_gather_matmul.hbm_buffer, carried": (
-        hbm_buffer, GATHERED,
+        hbm_buffer, hbm_buffer.Problem(32, 16, 32, F16, 2, "k"),  # whole tiles
         hbm_buffer.Config(**SMALL, group_m=1, carry=1, fetchers=2, programs=2),
     ),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
@@ -82,7 +82,6 @@ def test_every_mutant_is_killed(name: str) -> None:
     ("shard", "size", "change"),
     [
         ("k", 3, dict(k_per_flag=1, layout="m_contiguous")),
-        ("k", 2, dict(k_per_flag=1, group_m=1, carry=1, fetchers=3)),
         ("m", 2, dict(descriptors=False, fetchers=1, first_fetchers=3, fetch_stages=2)),
     ],
 )
