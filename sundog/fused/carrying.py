@@ -45,8 +45,8 @@ def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
         )
         if F.piece_rows > 0:
             stored = tl.minimum(stored + 1, mine)
+        tile = gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
         working.emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
-        tile = gemm.ticket(flags.tickets) - before
     point, stored = _fetch_up_to(point, far * groups - 1, stored, a, away, ctx, F, S)
     point, told = _tell(point, told, stored, a, flags, epoch, ctx, F, S)
     if mine > 0:
