@@ -102,14 +102,18 @@ def between_graphs(base: str) -> Iterator[None]:
 
 
 def launches_of(job: Job, config: Any) -> list[Launch]:
-    """What one call of the op launches on rank 0."""
+    """What one call of the op launches on rank 0.
+
+    Inputs come before the plan, as in the world that measures: which of them and the plan's own
+    buffers lies first in the heap is an argument of some kernels, and part of their keys.
+    """
 
     def run(world: World) -> None:
-        plan = job.module.plan(world, job.problem, config)
         with _NoValues():
             made = job.module.inputs(world, job.problem, 0)
         given = [torch.empty(t.shape, dtype=t.dtype) if _is_expanded(t) else t for t in made]
-        plan(*given, room(world, job.module, job.problem, tuple(given)))
+        out = room(world, job.module, job.problem, tuple(given))
+        job.module.plan(world, job.problem, config)(*given, out)
 
     heap = _LEAST_HEAP + 4 * job.module.cost(job.problem).hbm_bytes
     return record(run, job.size, NUM_SMS, heap, GPU_HEAP)

@@ -17,16 +17,19 @@ from sundog import World, choice, knobs
 from sundog.bench.timing import Times, Variant
 from sundog.bench.tuning import sessions
 from sundog.collectives import all_gather_push
+from sundog.dataset.compile import source_of
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
 from sundog.dataset.writer import Recorder
 from sundog.errors import SundogError
 from sundog.fields import parse
+from sundog.isa.launches import Launch, record
+from sundog.launch import GPU_HEAP
 from sundog.tuning import Place, tune
 from sundog.tuning.cache import known_results, promote
-from sundog.tuning.compile import Compiled
+from sundog.tuning.compile import Compiled, launches_of
 from sundog.tuning.evaluate import Evaluator
-from sundog.tuning.measure import Measured, _calls
+from sundog.tuning.measure import Measured, _calls, _sets
 from sundog.tuning.space import fields_text, jobs
 from sundog.tuning.workers import Failure, Worker, serve
 
@@ -252,6 +255,25 @@ def test_kernels_have_their_keys_before_the_processes_part() -> None:
     kernel.hash = None
     sundog.tuning._fix_keys([job])
     assert kernel.hash is not None
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul.hbm_buffer", "all_reduce.two_shot"])
+def test_a_compiler_makes_the_kernel_that_is_measured(op: str) -> None:
+    """Otherwise it is compiled once more, while the GPU waits: 1.5 s a config."""
+    (job,) = jobs(op, "", 2)
+    config = job.module.default(job.problem, 16)
+
+    def measured(world: World) -> None:
+        first = _sets(world, job)[0]
+        job.module.plan(world, job.problem, config)(*first.given, first.out)
+
+    there = record(measured, 2, 16, 64 << 20, GPU_HEAP)
+    assert _sources(launches_of(job, config)) == _sources(there)
+
+
+def _sources(launches: list[Launch]) -> list[str]:
+    found = [source_of(each.kernel, each.args, each.kwargs, arch="sm_90") for each in launches]
+    return [f"{source.hash()} {sorted(options.items(), key=str)}" for source, options in found]
 
 
 def test_a_slow_config_makes_few_calls() -> None:
