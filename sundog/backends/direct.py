@@ -7,7 +7,6 @@ here, so its second time goes straight to the compiled kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,15 +28,15 @@ class Direct:
 
     def __init__(self) -> None:
         # The kernel is kept, so that no other one gets its id.
-        self._known: dict[tuple, tuple[JITFunction, Any, Callable[..., Any]]] = {}
+        self._known: dict[tuple, tuple[JITFunction, Any]] = {}
 
     def again(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, stream: int) -> Any:
         """Start it, if such a launch was noted before: the compiled kernel, or None."""
         found = self._look(kernel, grid, args, kwargs)
         if found is None:
             return None
-        _, compiled, start = found
-        start(*in_order(kernel, args, kwargs), stream=stream)
+        _, compiled = found
+        compiled[(*grid, 1, 1)[:3]](*in_order(kernel, args, kwargs), stream=stream)
         return compiled
 
     def find(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
@@ -55,12 +54,12 @@ class Direct:
     def note(
         self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any
     ) -> None:
-        """After a launch by Triton, which gave this compiled kernel."""
+        """Triton gave this compiled kernel, which may not be loaded yet, for such a launch."""
         key = _key(kernel, grid, args, kwargs)
         if key and hasattr(compiled, "packed_metadata"):
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[key] = kernel, compiled, compiled[(*grid, 1, 1)[:3]]
+            self._known[key] = kernel, compiled
 
 
 def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:

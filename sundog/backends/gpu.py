@@ -98,7 +98,7 @@ class Gpu:
         with torch._C.DisableTorchFunction():  # who looks at tensors here waits for nothing
             known = self._direct.find(kernel, grid, args, kwargs)
             launch = Launch(kernel, grid, args, kwargs, known)
-            if known is None and launch.loaded:
+            if known is None:
                 self._direct.note(kernel, grid, args, kwargs, launch.compiled)
         return launch
 
