@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import sundog
 from sundog.backends.again import Again, again, is_hooked
@@ -84,6 +86,30 @@ def test_what_was_not_launched_before_is_not_repeated() -> None:
     assert Pretended(Compiled()).repeat() is None
 
 
+@pytest.mark.compat
+def test_triton_is_given_what_it_would_have_given_itself() -> None:
+    """But addresses instead of tensors, and no word to hooks: there are none."""
+    names = {"x": "*i32", "out": "*fp32", "table": "*fp32", "n": "i32"}
+    source = ASTSource(_kernel, {**names, "flag": "constexpr", "BLOCK": "constexpr"},
+                       {(4,): None, (5,): 4})  # fmt: skip
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    given: list[tuple] = []
+    compiled.module, compiled.function, compiled._run = 1, 77, lambda *args: given.append(args)
+    op = Pretended(compiled)
+    op.launch()
+    op.launch()
+    start = op.repeat()
+    assert start is not None
+    start()
+    by_triton, _, by_us = given  # the second one is that of the call that was watched
+    assert by_triton[:4] == (3, 1, 1, 5)
+    assert by_us[:4] == (3, 1, 1, 9)
+    assert by_triton[4:6] == by_us[4:6]  # function, packed metadata
+    assert by_us[6:9] == (None, None, None)
+    plain = [e.data_ptr() if isinstance(e, torch.Tensor) else e for e in by_triton[9:]]
+    assert [*by_us[9:]] == plain
+
+
 @pytest.mark.parametrize(
     "besides",
     [
@@ -117,6 +143,7 @@ def test_an_ops_own_tensors_stay_and_the_callers_do_not() -> None:
     assert [each() is not None for each in alive] == [False, False, True]
 
 
+@pytest.mark.compat
 def test_somebody_who_wants_to_know_of_launches_is_told() -> None:
     hook = lambda metadata: None  # noqa: E731
     for chain in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
