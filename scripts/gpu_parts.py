@@ -43,7 +43,7 @@ WORLD = _tests(
 )
 MOVES = _tests(
     "collectives/test_all_gather collectives/test_all_to_all collectives/test_moves "
-    "collectives/test_barrier collectives/test_call"
+    "collectives/test_barrier collectives/test_call test_again"
 )
 SUMS = _tests(
     "collectives/test_all_reduce collectives/test_reduce collectives/test_reduce_scatter "
