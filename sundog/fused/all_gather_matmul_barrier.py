@@ -82,15 +82,17 @@ def _gather_kernel(
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for n in range(program, SIZE * rows * cols, tl.num_programs(0)):
-        peer = (rank + n // (rows * cols)) % SIZE  # each rank begins with another peer: itself
-        row, col = n // cols % rows * ROWS, n % cols * COLS
-        tile = tiles.gather(a, row, col, peer, ctx, ROWS, COLS, HINT)
+        # Each rank begins with another peer. A tile of all of them before the next tile: ranks that
+        # share a GPU then read the same tiles at about the same time, out of its L2 cache.
+        peer, tile = (rank + n) % SIZE, n // SIZE
+        row, col = tile // cols * ROWS, tile % cols * COLS
+        data = tiles.gather(a, row, col, peer, ctx, ROWS, COLS, HINT)
         if BY_K:
             mask = tiles.inside(a, row, col, ROWS, COLS)  # what is outside belongs to the next one
             at = tiles.at(whole, row, peer * a.cols + col, ROWS, COLS)
-            tl.store(at, tile, mask=mask)
+            tl.store(at, data, mask=mask)
         else:
-            tiles.store(tiles.part(whole, peer * a.rows, a.rows), row, col, tile)
+            tiles.store(tiles.part(whole, peer * a.rows, a.rows), row, col, data)
     point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)

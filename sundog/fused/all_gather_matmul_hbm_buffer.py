@@ -37,7 +37,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..device import tiles, trace
 from ..op import Plan, agree
 from ..passive import stand_in
-from . import carrying, fetching, gemm, working
+from . import fetching, gemm, working
 from .all_gather_matmul import Problem, cases, cost, inputs, reference
 from .call import FEW_SMS, fitting, hint_of, resident
 
@@ -63,13 +63,17 @@ class Config(gemm.Tiles):
     fetchers: int = 16
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
     first_fetchers: int = 0  # ... is fetched by so many programs; 0: as many as afterwards
-    carry: int = 0  # blocks that a program multiplies with every piece it fetches; 0: one by one
     layout: str = "k_contiguous"  # of the staging buffer
     programs: int = 132
 
     @property
     def most_fetchers(self) -> int:
         return max(self.fetchers, self.first_fetchers)
+
+    @property
+    def at_once(self) -> bool:
+        """All programs fetch: so nobody multiplies before all is there."""
+        return self.fetchers == self.programs
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -84,12 +88,6 @@ def valid(problem: Problem, config: Config) -> str | None:
         return (
             f"{config.fetchers} fetchers, {config.first_fetchers} at first, of {config.programs} "
             "programs: at least one, and no more than there are"
-        )
-    in_one = config.fetchers == config.programs and config.fetch_stages == 1
-    if config.carry < 0 or (config.carry and not in_one):
-        return (
-            f"carry {config.carry} with {config.fetchers} fetchers of {config.programs} programs "
-            f"and {config.fetch_stages} stages: all programs fetch then, in one stage"
         )
     return gemm.valid(config, problem.dtype)
 
@@ -115,15 +113,16 @@ def default(problem: Problem, num_sms: int) -> Config:
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
     rows, blocks = _staged_tiles(problem, config)
-    if num_sms > FEW_SMS:
-        most = max(1, num_sms // 8)
-        # With fewer rows than fetchers, a row is shared by several of them.
-        per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
-    else:
-        most, per_flag = min(num_sms, triton.cdiv(rows * triton.cdiv(blocks, 8), 2)), 8
-    fetchers = max(1, min(most, rows * blocks))
     tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
-    programs = min(num_sms, fetchers + tiles_m * triton.cdiv(problem.n, config.tile_n))
+    outputs = tiles_m * triton.cdiv(problem.n, config.tile_n)
+    if num_sms <= FEW_SMS:
+        programs = max(1, min(num_sms, max(outputs, rows * blocks)))
+        return replace(config, fetchers=programs, programs=programs)
+    most = max(1, num_sms // 8)
+    # With fewer rows than fetchers, a row is shared by several of them.
+    per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
+    fetchers = max(1, min(most, rows * blocks))
+    programs = min(num_sms, fetchers + outputs)
     return replace(config, k_per_flag=per_flag, fetchers=fetchers, programs=programs)
 
 
@@ -137,8 +136,9 @@ def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
         # fetchers read it only when they have seen this.
         point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     units = 0
-    if (F.carry > 0) & (F.size > 1):
-        point, units = carrying.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
+    if F.at_once:
+        point, units = fetching.fetch_all(point, a, flags, epoch, ctx, F, S)
+        point = working.work_at_once(point, a, parts, b, out, to, bias, ctx, F, S)
     else:
         if program < F.most_fetchers:
             point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)
@@ -161,7 +161,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     flags = fetching.Flags(
         world.signals(problem.size, "all_gather_matmul.ready"),
         world.signals((config.most_fetchers, problem.size), "all_gather_matmul.done"),
-        world.signals(rows * groups, "all_gather_matmul.staged"),
+        world.signals(1 if config.at_once else rows * groups, "all_gather_matmul.staged"),
         world.signals(1, "all_gather_matmul.tickets"),
         world.signals(config.programs, "all_gather_matmul.epochs"),
     )
@@ -172,7 +172,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         "all_gather_matmul.staging",
     )  # fmt: skip
     buffer = storage if is_k else storage.transpose(1, 2)
-    busy = _busy_fetchers(rows, groups, config)
+    busy = _busy_fetchers(rows, cols, groups, config)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -198,8 +198,10 @@ def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
     return (rows, others * blocks) if problem.shard == "k" else (others * rows, blocks)
 
 
-def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
+def _busy_fetchers(rows: int, blocks: int, groups: int, config: Config) -> int:
     """Programs that have something to fetch: only these say `done`."""
+    if config.at_once:
+        return min(config.programs, rows * blocks)
     first = triton.cdiv(rows, config.fetch_stages) * groups
     at_first = min(config.first_fetchers or config.fetchers, first)
     return max(at_first, min(config.fetchers, rows * groups - first))
@@ -207,9 +209,6 @@ def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
 
 def _per_flag(problem: Problem, config: Config) -> int:
     blocks = max(1, _staged_tiles(problem, config)[1])
-    if config.carry:  # what is carried is of one shard, and wide by a power of two
-        shard = triton.cdiv(problem.shard_shape[1], config.tile_k)
-        return math.gcd(shard, config.k_per_flag, max(1, _LONGEST // config.tile_k))
     return min(config.k_per_flag or blocks, blocks)
 
 
@@ -226,15 +225,14 @@ def arguments(
     whole = alone or not by_k or a.shape[1] % config.tile_k == 0
     y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
     whole = alone or by_k or a.shape[0] % config.tile_m == 0
-    to = gemm.target(out, config, a.itemsize, beside=False) if whole else None
+    to = gemm.target(out, config, a.itemsize, beside=config.at_once) if whole else None
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k,
         triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), config.carry,
-        _piece_rows(problem, config, a, a_kind), _per_word(config, a), world.trace,
+        _ahead(config, a), hint_of(a), config.at_once and not alone, world.trace,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
@@ -270,23 +268,6 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
         per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
     )
     return 1 if hint[0] > 1 else max(1, common)
-
-
-def _piece_rows(problem: Problem, config: Config, a: torch.Tensor, a_kind: str) -> int:
-    """So few that all of a unit is carried while one tile is multiplied; 0: nothing is."""
-    rows, cols = a.shape
-    whole = rows % config.tile_m == cols % config.tile_k == 0
-    if a_kind != gemm.ROWS or hint_of(a)[1] == 1 or config.carry == 0 or not whole:
-        return 0
-    blocks = cols // config.tile_k * (problem.size if problem.shard == "k" else 1)
-    pieces = 1 << max(1, blocks // config.carry).bit_length() - 1
-    return max(1, config.tile_m // pieces)
-
-
-def _per_word(config: Config, a: torch.Tensor) -> int:
-    """Elements of 32 bits, if rows are contiguous here and there."""
-    words = hint_of(a)[1] > 1 and config.layout == "k_contiguous"
-    return 4 // a.itemsize if words else 1
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..device import context, local, proxy, tiles, trace
 from . import fetching, gemm
 
-__all__ = ["available", "blocks", "emit", "grid", "multiply", "needs", "work"]
+__all__ = ["work", "work_at_once"]
 
 _LANES = tl.constexpr(32)  # flags that are looked at together
 
@@ -21,7 +21,8 @@ _LANES = tl.constexpr(32)  # flags that are looked at together
 @triton.jit
 def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
     """Compute output tiles from the queue until it is empty. The next trace point."""
-    rows, cols = grid(a, out, F, S)
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    rows, cols = _grid(a, out, F, S)
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
     tile = gemm.ticket(flags.tickets) - before
@@ -29,12 +30,28 @@ def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
         i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
         point, acc = _product(point, a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
         tile = gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
-        emit(a, out, to, bias, acc, i, j * S.tile_n, ctx, F, S)
+        _emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
     return point
 
 
 @triton.jit
-def grid(a, out, F, S):
+def work_at_once(point, a, parts, b, out, to, bias, ctx, F, S):
+    """Compute this program's output tiles where all has been staged: one loop, as in gemm.py."""
+    program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
+    rows, cols = _grid(a, out, F, S)
+    total = F.per_shard * F.size if F.by_k else F.per_shard
+    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")
+    point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=FLAT):
+        i, j = gemm.swizzle(tile, rows, cols, S.group_m)
+        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+        acc = _multiply(acc, a, parts, b, i, j * S.tile_n, 0, total, rank, F, S)
+        _emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
+    return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+
+
+@triton.jit
+def _grid(a, out, F, S):
     """Rows and columns of output tiles. Along M a tile is of one rank: this one's come first."""
     rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     if not F.by_k:
@@ -43,12 +60,12 @@ def grid(a, out, F, S):
 
 
 @triton.jit
-def emit(a, out, to, bias, acc, i, col, ctx, F, S):
+def _emit(a, out, to, bias, acc, i, col, rank, F, S):
     """Write an output tile, of row of tiles `i`."""
     own_rows = tl.cdiv(a.rows, S.tile_m)
     first = 0
     if not F.by_k:
-        first = (tl.load(ctx + context.RANK).to(tl.int32) + i // own_rows) % F.size * a.rows
+        first = (rank + i // own_rows) % F.size * a.rows
     if to is None:
         part = tiles.part(out, first, a.rows)
         gemm.emit(part, None, bias, acc, i % own_rows * S.tile_m, col, S)
@@ -57,7 +74,7 @@ def emit(a, out, to, bias, acc, i, col, ctx, F, S):
 
 
 @triton.jit
-def needs(a, i, F, S):
+def _needs(a, i, F, S):
     """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
     own_rows = tl.cdiv(a.rows, S.tile_m)
     _, blocks, groups = fetching.remote(a, F, S)
@@ -74,23 +91,23 @@ def needs(a, i, F, S):
 def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
     """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
-    _, _, total, _ = needs(a, i, F, S)
+    _, _, total, _ = _needs(a, i, F, S)
     acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
     end = 0
     while end < total:
         begin = end
-        point, end = available(point, a, i, begin, flags, epoch, ctx, F, S)
+        point, end = _available(point, a, i, begin, flags, epoch, ctx, F, S)
         point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
-        acc = multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
+        acc = _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
         point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
     return point, acc
 
 
 @triton.jit
-def available(point, a, i, begin, flags, epoch, ctx, F, S):
+def _available(point, a, i, begin, flags, epoch, ctx, F, S):
     """Up to which block an output tile can be multiplied from `begin` on; waits for the next."""
     groups = fetching.remote(a, F, S)[2]
-    row, here, total, wanted = needs(a, i, F, S)
+    row, here, total, wanted = _needs(a, i, F, S)
     group = tl.maximum(begin - here, 0) // F.per_flag
     first = flags.staged + row * groups + group
     if F.size > 1:
@@ -109,7 +126,7 @@ def available(point, a, i, begin, flags, epoch, ctx, F, S):
 
 
 @triton.jit
-def multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
+def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
     """acc + A @ B, blocks `begin` to `end`."""
     if S.a_kind == "view":
         own_rows = tl.cdiv(a.rows, S.tile_m)
@@ -121,13 +138,13 @@ def multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
             acc = tl.dot(x, y, acc, input_precision="ieee")
         begin = tl.maximum(begin, here)
     for block in tl.range(begin, end):
-        x, y = blocks(a, parts, b, i, block, col, rank, F, S)
+        x, y = _blocks(a, parts, b, i, block, col, rank, F, S)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def blocks(a, parts, b, i, block, col, rank, F, S):
+def _blocks(a, parts, b, i, block, col, rank, F, S):
     """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
     shard has its own blocks."""
     own_rows = tl.cdiv(a.rows, S.tile_m)

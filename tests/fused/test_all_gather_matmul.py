@@ -14,7 +14,6 @@ from sundog.choice import choose
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
-from sundog.fused import gemm
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
 from sundog.fused.fetching import Flags
 
@@ -52,11 +51,6 @@ CORNERS = {
     "m_contiguous": dict(layout="m_contiguous"),
     "pointers": dict(descriptors=False),
     "pointers, m_contiguous": dict(descriptors=False, layout="m_contiguous"),
-    "carried": dict(carry=1, fetchers=4),
-    "carried by one program": dict(carry=3, fetchers=1, programs=1),
-    "carried, more programs than units": dict(carry=1, fetchers=16, programs=16),
-    "carried, m_contiguous": dict(carry=1, fetchers=4, layout="m_contiguous"),
-    "carried, pointers": dict(carry=1, fetchers=4, descriptors=False),
 }
 
 
@@ -67,20 +61,6 @@ def test_every_corner_of_the_config(run: Run, problem_of: type, corner: str) -> 
     config = replace(SMALL, **CORNERS[corner])
     assert hbm_buffer.valid(problem, config) is None
     compare(run(answers(hbm_buffer, problem, config), problem.size))
-
-
-@both_ways
-@pytest.mark.parametrize(("carry", "rows", "dtype"), [(1, 8, F16), (2, 16, BF16), (1, 8, F32)])
-def test_whole_tiles_are_carried_in_the_loop(
-    run: Run, problem_of: type, carry: int, rows: int, dtype: torch.dtype
-) -> None:
-    """Bands of one row, so that all but the first are fetched while others are multiplied."""
-    shape = (64, 32, 16) if problem_of is by_k else (32, 32, 32)
-    problem = problem_of(2, *shape, dtype)
-    config = replace(SMALL, carry=carry, fetchers=4, group_m=1)
-    a = torch.empty(problem.shard_shape, dtype=dtype)
-    assert hbm_buffer._piece_rows(problem, config, a, gemm.ROWS) == rows
-    compare(run(answers(hbm_buffer, problem, config), 2))
 
 
 @both_ways
@@ -238,8 +218,6 @@ def test_a_staging_buffer_that_does_not_fit(run: Run) -> None:
         (dict(fetch_stages=0), "fetch_stages 0"),
         (dict(fetchers=0), "0 fetchers, 0 at first, of 4 programs"),
         (dict(first_fetchers=5), "2 fetchers, 5 at first, of 4 programs"),
-        (dict(carry=1), "carry 1 with 2 fetchers of 4 programs and 1 stages: all programs fetch"),
-        (dict(carry=-1, fetchers=4), "carry -1"),
         (dict(tile_n=512, tile_k=128), "bytes of shared memory"),
     ],
 )

@@ -35,9 +35,9 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     "all_gather_matmul.hbm_buffer": (
         hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=1, programs=2),
     ),
-    "all_gather_matmul.hbm_buffer, carried": (
-        hbm_buffer, hbm_buffer.Problem(32, 16, 32, F16, 2, "k"),  # whole tiles
-        hbm_buffer.Config(**SMALL, group_m=1, carry=1, fetchers=2, programs=2),
+    "all_gather_matmul.hbm_buffer, at once": (
+        hbm_buffer, hbm_buffer.Problem(24, 16, 64, F16, 2, "k"),  # both fetch for both
+        hbm_buffer.Config(**SMALL, fetchers=2, programs=2),
     ),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
     "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
