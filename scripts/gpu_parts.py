@@ -58,7 +58,7 @@ STRESS = ["tests/test_stress.py"]
 # without MPS take turns, which is slow for kernels and hardly seen where hosts do most of the work.
 STAGES = [
     [
-        *Part("gpu", "virtual", ["tests/gpu", "tests/test_heap.py"]).shared(2),
+        *Part("gpu", "virtual", ["tests/gpu", "tests/test_heap.py"]).shared(4),
         *Part("world", "virtual", WORLD).shared(2),
         *Part("moves", "virtual", MOVES).shared(2),
         *Part("sums", "virtual", SUMS).shared(2),
