@@ -32,12 +32,12 @@ RUNS = (
     ("all_gather_matmul", MATMUL, "exhaustive", 0),
     ("all_gather.gluon", GATHER[:1], "pattern", 1),
     ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 1),
-    ("all_reduce", REDUCE[:1], "pattern", 1),
-    ("all_gather.push", GATHER, "exhaustive", 0),
+    ("all_reduce.two_shot", REDUCE[:1], "pattern", 1),
     ("all_gather.gluon", GATHER[1:], "exhaustive", 0),
-    ("all_gather.push", GATHER[:1], "pattern", 1),
+    ("all_gather.push", GATHER, "exhaustive", 0),
     ("all_gather.gluon", GATHER[:1], "pattern", 2),
     ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 2),
+    ("all_gather.push", GATHER[:1], "pattern", 1),
     ("all_reduce", REDUCE[1:], "exhaustive", 0),
 )
 
