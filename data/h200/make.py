@@ -1,8 +1,8 @@
 """Made the data beside it, on one H200: `python data/h200/make.py FOLDER [SECONDS]`.
 
-First a whole space of each op, then the same tunings by the pattern search with other seeds, then
-the other problems. What is not done after so many seconds is left out; what was measured is kept,
-and an op that fails costs no other one.
+First a whole space of each op, then the same tunings by the pattern search with other seeds, and
+other problems. What is not done after so many seconds is left out; what was measured is kept, an op
+that fails costs no other one, and what the folder's runs.json has is not run again.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from sundog.bench.results import machine
 from sundog.tuning import Tuned
 
 WORLD = 8
-GATHER = [f"numel={numel},dtype=bfloat16" for numel in (4194304, 131072, 16777216)]
-REDUCE = [f"numel={numel},dtype=bfloat16,op=sum" for numel in (4194304, 131072, 16777216)]
+GATHER = [f"numel={numel},dtype=bfloat16" for numel in (4194304, 131072, 1048576)]
+REDUCE = ["numel=1048576,dtype=bfloat16,op=sum"]
 MATMUL = [
     f"m={m},n={n},k={k},dtype=bfloat16"
     for m, n, k in ((4096, 3584, 8192), (1024, 3584, 8192), (512, 7168, 8192))
 ]
 RUNS = (
     ("all_gather.gluon", GATHER[:1], "exhaustive", 0),
-    ("all_reduce", REDUCE[:1], "exhaustive", 0),
-    ("all_gather_matmul", MATMUL, "exhaustive", 0),
+    ("all_reduce", REDUCE, "exhaustive", 0),
+    ("all_gather_matmul", MATMUL[:1], "exhaustive", 0),
     ("all_gather.gluon", GATHER[:1], "pattern", 1),
-    ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 1),
-    ("all_reduce.two_shot", REDUCE[:1], "pattern", 1),
+    ("all_gather_matmul.hbm_buffer", MATMUL[1:], "exhaustive", 0),
     ("all_gather.gluon", GATHER[1:], "exhaustive", 0),
+    ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 1),
+    ("all_reduce", REDUCE, "pattern", 1),
     ("all_gather.push", GATHER, "exhaustive", 0),
     ("all_gather.gluon", GATHER[:1], "pattern", 2),
     ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 2),
-    ("all_gather.push", GATHER[:1], "pattern", 1),
-    ("all_reduce", REDUCE[1:], "exhaustive", 0),
 )
 
 
 def main(folder: Path, seconds: float) -> None:
     end = time.monotonic() + seconds
+    path, watch = folder / "runs.json", folder / "gpu.log"
+    before = json.loads(path.read_text())["runs"] if path.exists() else []
+    known = [(r["op"], r["problems"], r["search"], r["seed"]) for r in before if not r["error"]]
     runs: list[dict[str, Any]] = []
-    watch = folder / "gpu.log"
     with watch.open("w") as file:
         smi = subprocess.Popen(
             ["nvidia-smi", "--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits",
@@ -53,12 +54,14 @@ def main(folder: Path, seconds: float) -> None:
         )  # fmt: skip
     try:
         for run in RUNS:
-            if time.monotonic() < end:
+            if run not in known and time.monotonic() < end:
                 runs.append(tune(folder, *run, end))
     finally:  # what came before an interrupt counts
         smi.terminate()
-        known = {"machine": machine(), "runs": [seen(run, watch) for run in runs]}
-        (folder / "runs.json").write_text(json.dumps(known, indent=1) + "\n")
+        # Only now: it uses CUDA in this process.
+        here = {**machine(), "command": "python data/h200/make.py FOLDER"}
+        after = [{**run, "machine": here, "kernels_ran": ran(run, watch)} for run in runs]
+        path.write_text(json.dumps({"machine": here, "runs": before + after}, indent=1) + "\n")
 
 
 def tune(
@@ -73,7 +76,8 @@ def tune(
     log = str(folder / op.partition(".")[0])
     budget = 100 if search == "pattern" else 10**6
     begin = time.time()
-    known: dict[str, Any] = {"op": op, "search": search, "seed": seed, "begin": begin, "error": ""}
+    known: dict[str, Any] = {"op": op, "problems": problems, "search": search, "seed": seed}
+    known |= {"begin": begin, "error": ""}
     done: list[Tuned] = []
     try:
         done = sundog.tune(
@@ -96,8 +100,8 @@ def row_of(tuned: Tuned) -> dict[str, Any]:
     return row
 
 
-def seen(run: dict[str, Any], watch: Path) -> dict[str, Any]:
-    """With the part of its time in which a kernel ran, as nvidia-smi has it."""
+def ran(run: dict[str, Any], watch: Path) -> float | None:
+    """The part of a run's time in which a kernel ran, as nvidia-smi has it."""
     shares = []
     for line in watch.read_text().splitlines():
         when, _, share = line.partition(", ")
@@ -105,7 +109,7 @@ def seen(run: dict[str, Any], watch: Path) -> dict[str, Any]:
             at = datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp()
             if 0 <= at - run["begin"] <= run["seconds"]:
                 shares.append(int(share) / 100)
-    return {**run, "kernels_ran": sum(shares) / len(shares) if shares else None}
+    return sum(shares) / len(shares) if shares else None
 
 
 if __name__ == "__main__":
