@@ -1,6 +1,6 @@
 """Time over N, and the limit, of `sundog bench all_gather_matmul --link pcie`.
 
-python -m sundog.bench.link_plot FILE.json     draws FILE.png, and notes it in the file
+python -m sundog.bench.link_plot FILE.json     draws FILE.png, which docs/measured.md shows
 """
 
 from __future__ import annotations
@@ -60,6 +60,4 @@ def _panel(axes: Any, rows: list[dict[str, Any]]) -> None:
 if __name__ == "__main__":
     file = Path(sys.argv[1])
     content = json.loads(file.read_text())
-    content["plot"] = file.with_suffix(".png").name
     draw(str(file.with_suffix(".png")), content["rows"], content["world"])
-    file.write_text(json.dumps(content, separators=(",", ":")) + "\n")

@@ -28,8 +28,6 @@ def over_link(content: dict[str, Any]) -> tuple[str, str]:
         "that rate and cuBLAS on gathered data.\n\n"
     )
     text += "".join(f"{line}\n\n" for line in _verdicts(content))
-    if content.get("plot"):
-        text += f"![time over N](measured/{content['plot']})\n\n"
     title = f"{content['op']} over a PCIe link, {content['world']} ranks"
     return title, text + "\n".join(lines)
 
