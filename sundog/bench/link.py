@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BASELINES", "limited", "link_rate"]
 
 _BYTES = 256 << 20
-_WARM = 150  # copies before: the link's first half second is slower, by up to a fifth
+_WARM = 150  # copies before: in a process's first second the link was seen a fifth slower
 _GEMM = "cuBLAS alone"
 
 
