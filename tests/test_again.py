@@ -6,6 +6,7 @@ also say which calls went the short way.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler import ASTSource
 
 import sundog
@@ -108,6 +110,38 @@ def test_triton_is_given_what_it_would_have_given_itself() -> None:
     assert by_us[6:9] == (None, None, None)
     plain = [e.data_ptr() if isinstance(e, torch.Tensor) else e for e in by_triton[9:]]
     assert [*by_us[9:]] == plain
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("gsan", [False, True])
+def test_tritons_launcher_is_asked_once_what_it_hands_on(
+    gsan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it has to tell a sanitizer of every launch."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace())  # 3.9 has a look
+    launcher = object.__new__(CudaLauncher)
+    for name in ("num_ctas", "arg_annotations", "kernel_signature", "launch_cooperative_grid"):
+        setattr(launcher, name, name)
+    launcher.global_scratch_size = launcher.profile_scratch_size = 0
+    launcher.global_scratch_align = launcher.profile_scratch_align = 1
+    launcher.launch_pdl, launcher.gsan_enabled = "pdl", gsan
+    handed: list[tuple] = []
+    launcher.launch = lambda *args: handed.append(args)
+    op = Pretended(Compiled())
+    op.compiled.run = launcher
+    op.launch()
+    start = op.repeat()
+    assert isinstance(start, functools.partial)
+    assert not handed
+    (launch,) = start.args[0]
+    assert (launch._run is launcher) == gsan
+    if not gsan:
+        start()
+        addresses = [each.data_ptr() for each in (op.x, op.out, op.table)]
+        launcher(3, 1, 1, 9, 77, (4, 1, 0), None, None, None, *addresses, 7, None, 4)
+        ours, tritons = handed
+        assert ours == tritons
+        assert ours[3] == 9
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,9 @@ class Flying:
             name in self.device.started for name in self.kernel.needs
         )
 
+    def record(self, stream: int) -> None:
+        self.device.log.append(f"record {self.kernel.name}")
+
 
 class Prepared:
     def __init__(self, device: Pretended, kernel: Kernel) -> None:
@@ -282,6 +285,31 @@ def test_a_rank_alone_waits_for_nobody_where_a_launch_is_known_to_fit():
     assert bench.device.started == ["k0"] * 3
     with pytest.raises(NotResident):
         bench.check()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_event_stands_for_a_launch_that_is_repeated(ranks):
+    """Until another one comes between."""
+
+    def host(rank: int) -> Callable[[Bench], None]:
+        def main(bench: Bench) -> None:
+            same = Prepared(bench.device, Kernel(f"k{rank}", loaded=True, looks=10**9))
+            flight = bench.gang.flight(same, rank)
+            for _ in range(3):
+                assert bench.gang.go(flight) == f"k{rank}"
+            bench.launch(Kernel(f"m{rank}", loaded=True, looks=10**9))
+            bench.gang.go(flight)
+
+        return main
+
+    bench = Bench(*(host(rank) for rank in range(ranks))).check()
+    for queue in bench.gang._queues.values():
+        k, m = f"k{queue.rank}", f"m{queue.rank}"
+        assert [kind.name for _, kind in queue.flights] == [k, m, k]
+        assert queue.kinds == {queue.flights[0][1]: 2, queue.flights[1][1]: 1}
+        mine = [line for line in bench.device.log if line[-1] == str(queue.rank)]
+        again = [f"start {k}", f"record {k}"]
+        assert mine == [f"start {k}", *again, *again, f"start {m}", f"start {k}"]
 
 
 def test_launches_on_one_stream_do_not_add_up():

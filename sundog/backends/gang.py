@@ -22,7 +22,7 @@ from ..sim.tasks import Host
 from ..target import Footprint, Target
 from .residency import Kind, check_resident
 
-__all__ = ["Device", "Event", "Gang", "Prepared"]
+__all__ = ["Device", "Event", "Flight", "Gang", "Prepared"]
 
 # A rank that waits for its own kernels usually launches next: for so long its peers' launches wait
 # for it, in seconds. Longer than most kernels run, far shorter than a timeout.
@@ -35,6 +35,9 @@ _LONGEST_NAP = 2e-4
 class Event(Protocol):
     def query(self) -> bool:
         """Has all that was on the stream when it was recorded ended?"""
+
+    def record(self, stream: Any) -> None:
+        """Once more, behind what is on the stream now."""
 
 
 class Prepared(Protocol):
@@ -76,6 +79,8 @@ class Flight:
     prepared: Prepared
     stream: Any
     kind: Kind
+    queue: Queue | None = None  # of its stream, once it has started
+    fits: object = None  # the `Gang._fit` that it is in
 
     def __post_init__(self) -> None:
         self.place = (self.host.rank, self.stream)
@@ -89,10 +94,14 @@ class Queue:
     flights: deque[tuple[Event, Kind]] = field(default_factory=deque)
     kinds: Counter[Kind] = field(default_factory=Counter)  # hundreds of launches may wait: a few
 
-    def add(self, event: Event, kind: Kind) -> None:
+    def add(self, kind: Kind, stream: Any, device: Device) -> None:
+        """A launch has started. The event of one that is repeated in a row stands for all."""
+        if self.flights and self.flights[-1][1] is kind:
+            self.flights[-1][0].record(stream)
+            return
         if len(self.flights) > _MANY:
             self.look()
-        self.flights.append((event, kind))
+        self.flights.append((device.event(stream), kind))
         self.kinds[kind] += 1
 
     def look(self) -> None:
@@ -152,12 +161,19 @@ class Gang:
 
         `stream`: default: the current one."""
         stream = self._device.current_stream() if stream is None else stream
+        return self.go(self.flight(prepared, stream))
+
+    def flight(self, prepared: Prepared, stream: Any) -> Flight:
+        """A launch of this host's, which may `go` more than once."""
         kind = Kind(prepared.name, prepared.programs, prepared.footprint())
-        flight = Flight(self._machine.host, prepared, stream, kind)
-        if len(self._machine.hosts) == 1 and (flight.place, kind) in self._fit:
+        return Flight(self._machine.host, prepared, stream, kind)
+
+    def go(self, flight: Flight) -> Any:
+        """As `put`."""
+        if len(self._machine.hosts) == 1 and self._fits(flight):
             return self._begin(flight)  # there is nobody to wait for
         self._held.append(flight)
-        answer = self._machine.block(f"the other ranks, to launch {prepared.name} together")
+        answer = self._machine.block(f"the other ranks, to launch {flight.prepared.name} together")
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -220,7 +236,7 @@ class Gang:
     def _start(self) -> None:
         held, self._held = self._held, []
         refusal = None
-        if any((flight.place, flight.kind) not in self._fit for flight in held):
+        if not all(self._fits(flight) for flight in held):
             refusal = self._check_resident(held)
         for flight in held:
             answer: Any = refusal
@@ -231,11 +247,16 @@ class Gang:
                     answer = error
             self._machine.wake(flight.host, answer)
 
+    def _fits(self, flight: Flight) -> bool:
+        if flight.fits is not self._fit and (flight.place, flight.kind) in self._fit:
+            flight.fits = self._fit
+        return flight.fits is self._fit
+
     def _begin(self, flight: Flight) -> Any:
         answer = flight.prepared.start(flight.stream)
-        if flight.place not in self._queues:
-            self._queues[flight.place] = Queue(flight.host.rank)
-        self._queues[flight.place].add(self._device.event(flight.stream), flight.kind)
+        if flight.queue is None:
+            flight.queue = self._queues.setdefault(flight.place, Queue(flight.host.rank))
+        flight.queue.add(flight.kind, flight.stream, self._device)
         return answer
 
     def _check_resident(self, held: list[Flight]) -> NotResident | None:

@@ -25,7 +25,7 @@ from ..sim.machine import Machine
 from ..sim.schedule import from_token
 from ..world import World
 from .again import Again, again, is_hooked
-from .gang import Gang
+from .gang import Flight, Gang
 from .gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
 from .gpu_graph import CudaRecording
 from .link import check_host_memory, pinned_heap
@@ -117,14 +117,18 @@ class VirtualBackend:
     def again(
         self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
     ) -> Callable[[], bool] | None:
-        return again(run, given, self._start_again)
+        return again(run, given, functools.partial(self._start_again, []))
 
-    def _start_again(self, launches: list[Again]) -> bool:
+    def _start_again(self, flights: list[Flight], launches: list[Again]) -> bool:
+        """`flights`: those of the launches, from the second time on."""
         shared = self._shared
         if shared.machine.host.recording is not None or shared.gpu.is_capturing() or is_hooked():
             return False
-        for launch in launches:
-            shared.gang.put(launch)
+        stream = shared.gpu.current_stream()
+        if not flights or flights[0].stream is not stream:
+            flights[:] = [shared.gang.flight(launch, stream) for launch in launches]
+        for flight in flights:
+            shared.gang.go(flight)
         return True
 
     def allocated(self, base: int, allocation: Allocation) -> None:
