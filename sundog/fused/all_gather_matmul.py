@@ -7,11 +7,11 @@ own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M
     hbm_buffer    one kernel: some programs fetch the peers' tiles, the others multiply them as
                   they arrive
 
-A third was built, measured over PCIe and not kept: copies of the peers' rows by the copy engine on
-other streams, a flag behind each, workers as in hbm_buffer. The engine moves 52.5 GB/s in one copy
-where a kernel reads 49, but every copy costs it 3.6 us more: 44.5 GB/s by copies of 1 MiB with a
-flag, 48.3 of 2 MiB, and larger ones leave workers waiting. M=4096, K=7168: 711 us with 2 ranks
-(hbm_buffer 651), 1089 with 4 (hbm_buffer 1127, so it is worth another look there).
+Another was built, measured over PCIe and not kept: copies of the peers' rows by the copy engine on
+other streams, a flag behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy
+where a kernel reads 50.8, but every copy costs it 3.4 us more: 46.4 GB/s by copies of 1 MiB with a
+flag, 50.2 of 2 MiB, and larger ones leave workers waiting. M=4096, K=7168: 711 us with 2 ranks and
+N=7168, 1089 with 4 and N=10752, where hbm_buffer takes 607 and 914.
 """
 
 from __future__ import annotations
