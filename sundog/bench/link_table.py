@@ -25,7 +25,8 @@ def over_link(content: dict[str, Any]) -> tuple[str, str]:
         f"Rank 0 of {content['world']}; the other ranks' data lies behind PCIe. Rates of the same "
         f"run: the link {rates['link'] / 1e9:.1f} GB/s by the copy engine, bf16 matrix product "
         f"{rates['gemm'] / 1e12:.0f} TFLOP/s. The limit is the larger of the bytes that cross at "
-        "that rate and cuBLAS on gathered data.\n\n"
+        "that rate and cuBLAS on gathered data. Of each variant the fastest config; all are in the "
+        "file.\n\n"
     )
     text += "".join(f"{line}\n\n" for line in _verdicts(content))
     title = f"{content['op']} over a PCIe link, {content['world']} ranks"

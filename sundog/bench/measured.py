@@ -50,8 +50,9 @@ def _section(name: str, content: dict[str, Any], picture: str) -> str:
 
 
 def _op(content: dict[str, Any]) -> tuple[str, str]:
+    rows = _fastest(content["rows"])
     if content.get("link"):
-        return over_link(content)
+        return over_link(content | {"rows": rows})
     ranks = content["world"]
     rates = content["rates"]
     head = [
@@ -65,7 +66,6 @@ def _op(content: dict[str, Any]) -> tuple[str, str]:
         "times as fast",
     ]
     lines = [_row(head), _row(["---"] * len(head))]
-    rows = _fastest(content["rows"])
     for row in rows:
         others = [r for r in rows if not r["config"] and r["problem"] == row["problem"]]
         lines.append(_row(_op_cells(row, ranks, others if row["config"] else [])))
