@@ -4,6 +4,9 @@ A fixed number of programs walks over the tiles; each loads a tile and stores it
 with another peer on every rank. Two barriers of the programs with one number frame the stores: the
 peers' outputs may be overwritten; all has arrived. Moves every byte once over each link, and reads
 it once: the one for large tensors.
+
+Loading the first tile before the first barrier, or every tile one ahead of its stores, was tried:
+106.5 and 106.4 us instead of 107.1 (64 MB, 2 ranks of an H200), too little for a second path.
 """
 
 from __future__ import annotations
