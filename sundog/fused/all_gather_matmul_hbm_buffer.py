@@ -225,7 +225,7 @@ def arguments(
     whole = alone or not by_k or a.shape[1] % config.tile_k == 0
     y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
     whole = alone or by_k or a.shape[0] % config.tile_m == 0
-    to = gemm.target(out, config, a.itemsize, beside=config.at_once) if whole else None
+    to = gemm.target(out, config, a.itemsize, beside=False) if whole else None
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k,

@@ -21,7 +21,10 @@ from . import gemm
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["FEW_SMS", "Options", "call", "check_matrices", "fitting", "hint_of", "resident"]
+__all__ = [
+    "FEW_SMS", "Options", "call", "check_matrices", "fitting", "hint_of", "resident",
+    "torch_mm", "torch_refuses", "warm_torch",
+]  # fmt: skip
 
 _WIDEST = 16  # bytes of an access
 
@@ -170,6 +173,36 @@ def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
     )
 
 
+def torch_refuses(problem: Any) -> str | None:
+    """None, or why a product is not left to torch.mm."""
+    if problem.dtype == torch.float32:
+        return "float32 is multiplied without tf32, and torch.mm goes by torch's settings"
+    wanted = problem.out_dtype or problem.dtype
+    if problem.has_bias or problem.activation or wanted != problem.dtype:
+        return (
+            f"bias, activation {problem.activation!r} or output {wanted} would come behind a "
+            f"result that is rounded to {problem.dtype}"
+        )
+    return None
+
+
+def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """torch.mm; on a CPU in float32, since of 16 bits torch has kernels that not every CPU runs."""
+    if out.device.type == "cuda":
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(torch.mm(a.float(), b.float()))
+
+
+def warm_torch(world: World, problem: Any) -> None:
+    """Let cuBLAS load its kernel and allocate: it must not while a peer's kernel waits for us."""
+    if world.device.type == "cuda":
+        made = dict(dtype=problem.dtype, device=world.device)
+        a, b = torch.zeros(problem.m, problem.k, **made), torch.zeros(problem.k, problem.n, **made)
+        torch.mm(a, b)
+        world.synchronize()
+
+
 def hint_of(matrix: torch.Tensor) -> tuple[int, int]:
     """What may be promised of a matrix: see `tiles.hinted`."""
     many = _WIDEST // matrix.itemsize
@@ -200,6 +233,7 @@ _TILES = (
     _Tile(64, 128, 64, 4, 5, 0.70, 0.60),
     _Tile(64, 64, 128, 4, 4, 0.45, 0.40),
     _Tile(64, 32, 128, 4, 4, 0.25, 0.22),
+    _Tile(16, 32, 128, 2, 5, 0.10, 0.03),  # for 16 rows: a box of 64 takes twice the time
 )
 FEW_SMS = 64  # of a rank: it has a part of a GPU
 

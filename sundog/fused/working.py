@@ -36,13 +36,15 @@ def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
 
 @triton.jit
 def work_at_once(point, a, parts, b, out, to, bias, ctx, F, S):
-    """Compute this program's output tiles where all has been staged: one loop, as in gemm.py."""
+    """Compute this program's output tiles where all has been staged.
+
+    Two loops: as one (`flatten`), with a descriptor of four dimensions, they were 5 % slower.
+    """
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     rows, cols = _grid(a, out, F, S)
     total = F.per_shard * F.size if F.by_k else F.per_shard
-    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
-    for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=FLAT):
+    for tile in range(program, rows * cols, tl.num_programs(0)):
         i, j = gemm.swizzle(tile, rows, cols, S.group_m)
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
         acc = _multiply(acc, a, parts, b, i, j * S.tile_n, 0, total, rank, F, S)

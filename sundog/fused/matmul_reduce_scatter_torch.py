@@ -1,0 +1,52 @@
+"""torch.mm, then reduce-scatter: what wins where cuBLAS does, as with a small M or few tiles.
+
+cuBLAS knows nothing of a rank's share of the SMs: ranks that share a GPU get all of it in turns.
+The bits of a partial are its own, and may differ from those of our kernels in the last place. No
+bias, no activation, no other type of the output, no float32: see `torch_refuses`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..op import Plan, agree
+from .call import torch_mm, torch_refuses, warm_torch
+from .matmul_reduce import Problem, inputs
+from .matmul_reduce_scatter import cost, reference
+from .matmul_reduce_scatter_barrier import cases, then_reduce
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+OP = "matmul_reduce_scatter.torch"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Nothing: torch chooses for the product, `auto` for the collective."""
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return torch_refuses(problem)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [Config()]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return Config()
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate the partial, and plan the collective. The plan takes any a, b and out."""
+    agree(world, OP, problem, config, valid(problem, config))
+    warm_torch(world, problem)
+    return then_reduce(world, OP, problem, config, torch_mm)
