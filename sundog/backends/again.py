@@ -4,7 +4,7 @@ Where a call repeats one before, arguments, grid and binary are those of then: a
 the stream. So the first repetition is watched. If it did nothing but launch kernels that were
 launched before (an op that can be captured in a graph has no state on the host), later ones hand
 the arguments, addresses instead of tensors, straight to Triton's launcher. Of the host's time for
-a small collective, 30 us on an H200's machine, two thirds went into finding all of that again.
+a small collective, 30 us on an H200's machine, half went into finding all of that again.
 """
 
 from __future__ import annotations
