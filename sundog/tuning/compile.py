@@ -133,8 +133,11 @@ class _NoValues(TorchFunctionMode):
         name, named = getattr(func, "__name__", ""), kwargs or {}
         if name in _FILLS:
             return args[0]
-        if name == "mm" and "out" in named:  # an op's own, by torch: minutes on a CPU
-            return named["out"]
+        if name == "float":
+            return torch.empty(args[0].shape)
+        if name == "mm":  # an op's own, by torch, takes seconds on a CPU
+            rows, cols = args[0].shape[0], args[1].shape[1]
+            return named.get("out", torch.empty(rows, cols, dtype=args[0].dtype))
         if name in _RANDOM:
             like = func(*args, **{**named, "device": "meta", "generator": None})
             return torch.zeros((), dtype=like.dtype).expand(like.shape)
