@@ -142,6 +142,7 @@ def fetch_all(point, a, flags, epoch, ctx, F, S):
         # waits for this, has ended.
         done = flags.done + program * F.size
         point = trace.signal_all(point, done, epoch, ctx, F.lanes, F.trace)
+    point = trace.begin(point, trace.SIGNAL, flags.staged, epoch, rank, ctx, F.trace)
     point = trace.begin(point, trace.WAIT, flags.staged, epoch, rank, ctx, F.trace)
     # What each program of this rank has staged before what any of them multiplies.
     signal.barrier_programs(flags.staged, ctx)
