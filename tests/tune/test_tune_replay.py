@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import json
 import random
+from pathlib import Path
 
 import pytest
 
+import sundog
 from sundog.bench.tuning import Session, apart, cost_cells, replay, rows_of
+from sundog.choice import package_file, read_entries
 
 from .test_tune_search import CONFIGS, Config, seconds
 
@@ -63,3 +68,20 @@ def test_a_run_costs_what_it_took_from_first_to_last() -> None:
 
 def _failed(config: Config) -> bool:
     return seconds(config, random.Random(0)) is None
+
+
+def test_every_promoted_best_is_in_the_data() -> None:
+    root = Path(sundog.__file__).parents[1]
+    entries = [e for e in read_entries(package_file("nvidia-h200")) if e.run.startswith("data/")]
+    assert entries
+    for entry in entries:
+        base, run = entry.run.split()
+        with (root / f"{base}.csv").open(newline="") as file:
+            found = [
+                float(row["perf_ms"])
+                for row in csv.DictReader(file)
+                if row["run_id"].startswith(run)
+                and row["repeat"] == "1"
+                and json.loads(row["config"]) == entry.config
+            ]
+        assert pytest.approx(1e3 * entry.seconds, rel=1e-5) in found, entry
