@@ -11,6 +11,7 @@ import logging
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +81,31 @@ def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
 def known_results(base: str, run_id: str) -> dict[str, float | None]:
     """What a base has of a run: configs, as JSON, and milliseconds, None where there is no time.
 
-    A config that was started and never ended is not in it: it is tried again.
+    A config that was started and never ended is not in it: it is tried again. So are those that
+    failed last, with nothing timed behind them: perhaps the GPU was gone.
     """
     times: dict[str, list[float]] = {}
-    path = Path(file_names(base)[0])
+    failed_last: dict[str, list[str]] = {}  # by session
+    for row in _rows(Path(file_names(base)[0])):
+        if row["run_id"] != run_id or row["status"] == "started":
+            continue
+        found = times.setdefault(row["config"], [])
+        failed = failed_last.setdefault(row["session"], [])
+        if row["status"] == "ok":
+            found.append(float(row["perf_ms"]))
+        if row["status"] in ("ok", "compiled"):
+            failed.clear()
+        else:
+            failed.append(row["config"])
+    again = {config for configs in failed_last.values() for config in configs}
+    known = {config: statistics.median(t) if t else None for config, t in times.items()}
+    return {c: t for c, t in known.items() if t is not None or c not in again}
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
     if not path.exists():
-        return {}
+        return
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for cells in csv.reader(file):
-            if len(cells) != len(CSV_COLUMNS):
-                continue  # torn by a crash
-            row = dict(zip(CSV_COLUMNS, cells, strict=True))
-            if row["run_id"] == run_id and row["status"] != "started":
-                found = times.setdefault(row["config"], [])
-                if row["status"] == "ok":
-                    found.append(float(row["perf_ms"]))
-    return {config: statistics.median(t) if t else None for config, t in times.items()}
+            if len(cells) == len(CSV_COLUMNS):  # not torn by a crash
+                yield dict(zip(CSV_COLUMNS, cells, strict=True))

@@ -174,6 +174,9 @@ def test_a_measurement_without_a_world_ends_the_run(
     assert sum(row["status"] == "error" for row in rows(base)) == 5
     check_base(base)
     assert choice.entries("simulator") == ()
+    (tuned,) = tune(OP, budget=20, log=base, world=2, place=ON_SIM, timer=fake_clock, resume=True)
+    assert (tuned.tried, tuned.failed) == (20, 0), "those five are tried again"
+    assert all(known_results(base, tuned.run_id).values())
 
 
 def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
