@@ -49,7 +49,7 @@ def main(folder: Path, seconds: float) -> None:
     before = json.loads(path.read_text())["runs"] if path.exists() else []
     known = [(r["op"], r["problems"], r["search"], r["seed"]) for r in before if not r["error"]]
     runs: list[dict[str, Any]] = []
-    with watch.open("w") as file:
+    with watch.open("a") as file:
         smi = subprocess.Popen(
             ["nvidia-smi", "--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits",
              "-lms", "200"], stdout=file,
