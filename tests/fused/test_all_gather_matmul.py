@@ -262,16 +262,18 @@ def test_auto_goes_by_what_was_measured() -> None:
 
 @pytest.mark.compat
 @pytest.mark.parametrize(
-    ("arch", "shard"), [("sm_90", "k"), ("sm_90", "m"), ("gfx942", "m"), ("gfx950", "k")]
+    ("arch", "shard", "num_sms"),
+    [("sm_90", "k", 16), ("sm_90", "m", 132), ("gfx942", "m", 132), ("gfx950", "k", 132)],
 )
 def test_what_the_compilers_make_of_the_default(
-    arch: str, shard: str, monkeypatch: pytest.MonkeyPatch
+    arch: str, shard: str, num_sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One loop over K with tensor cores, on sm_90 by TMA in three stages; no spills."""
     problem = Problem(8192, 4096, 4096, BF16, 8, shard)
     if arch != "sm_90":
         monkeypatch.setattr(torch.version, "hip", "6.4")
-    config = hbm_buffer.default(problem, 132)
+    config = hbm_buffer.default(problem, num_sms)
+    assert config.at_once == (num_sms == 16)
     made = compiled(hbm_buffer._hbm_buffer_kernel, arch, _arguments(problem, config), _of(config))
     text = assembly(made)
     assert spills(made) <= A_FEW
