@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import link_kernels
@@ -22,6 +23,7 @@ import sundog
 from sundog.backends.link import check_host_memory
 from sundog.backends.sim import Sim
 from sundog.check import check
+from sundog.choice import choose, config_for
 from sundog.device import memory, signal
 from sundog.errors import BadAccess, WaitTimeout
 from sundog.exercise import _exercise
@@ -243,3 +245,17 @@ def test_pinned_memory_is_the_hosts() -> None:
 
 def test_nobody_is_passive_without_a_link(run: Run) -> None:
     assert run(lambda world: world.passive, 2) == [False, False]
+
+
+def test_what_was_measured_over_a_link_is_for_worlds_that_have_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Entries count by a rank's SMs: behind a link rank 0 has all but one for each peer."""
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))  # nothing of the user's
+    module = find("all_gather_matmul.hbm_buffer")
+    problem = module.Problem(8192, 9216, 7168, torch.bfloat16, 2)
+    there = choose("all_gather_matmul", problem, "nvidia-h200", 132 - 1)
+    assert (there.algo, there.config.fetchers, there.config.programs) == ("hbm_buffer", 3, 131)
+    without = config_for("all_gather_matmul.hbm_buffer", module, problem, "nvidia-h200", 132)
+    assert without == module.default(problem, 132)
+    assert without.fetchers > 3
