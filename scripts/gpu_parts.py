@@ -73,7 +73,7 @@ STAGES = [
         Part("stress", "virtual", STRESS),
         Part("sim", "sim", [*STRESS, "tests/gpu", "tests/traces"]),
     ],
-    # What reads how much memory of the GPU is free.
+    # What reads how much memory of the GPU is free, takes most of it, or looks at the clock.
     [Part("alone", "virtual", ["tests/gpu"], marks="alone")],
     [Part("alone2", "symm", ["tests/gpu"], 2, marks="alone")],
     [

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu(*backends): needs a GPU, and one of these backends")
     config.addinivalue_line("markers", "sim_only: about the simulator; skipped on other backends")
-    config.addinivalue_line("markers", "alone: reads what all processes on the GPU have taken")
+    config.addinivalue_line("markers", "alone: counts what the GPU has left, or time")
     name = config.getoption("--backend")
     if name != "sim" or has_gpu():
         os.environ["SUNDOG_BACKEND"] = name

@@ -8,7 +8,7 @@ import torch
 import sundog
 from sundog.op import find
 
-pytestmark = pytest.mark.gpu("virtual")
+pytestmark = [pytest.mark.gpu("virtual"), pytest.mark.alone]
 MORE = (1 << 31) + 4099  # elements of a byte: the last ones lie behind 2^31 and are no whole tile
 EVEN = (1 << 30) + 2048
 CHUNK = 1 << 29

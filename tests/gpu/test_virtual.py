@@ -113,6 +113,7 @@ def test_a_late_rank_is_waited_for(run, backend):
 
 
 @on_gpu
+@pytest.mark.alone
 def test_a_wait_runs_out_and_the_world_goes_on(run):
     def main(world: World) -> tuple:
         flags = world.signals((3,), "owed.flags")
