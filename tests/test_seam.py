@@ -287,6 +287,23 @@ def test_a_rank_alone_waits_for_nobody_where_a_launch_is_known_to_fit():
         bench.check()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_launch_that_is_repeated_waits_for_who_loads(seed):
+    """That it fits is known; that rank 1 has a kernel to load is not, before rank 1 comes."""
+
+    def first(bench: Bench) -> None:
+        flight = bench.gang.flight(Prepared(bench.device, Kernel("k0", loaded=True)), 0)
+        for _ in range(2):
+            bench.gang.go(flight)
+
+    def second(bench: Bench) -> None:
+        bench.launch(Kernel("k1", loaded=True))
+        bench.launch(Kernel("n1"))
+
+    log = Bench(first, second, seed=seed).check().device.log
+    assert log.index("load n1") < len(log) - 1 - log[::-1].index("start k0")
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_event_stands_for_a_launch_that_is_repeated(ranks):
     """Until another one comes between."""
