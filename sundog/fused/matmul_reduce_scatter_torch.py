@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from ..collectives.device_barrier import device_barrier
 from ..op import Plan, agree
 from .call import torch_mm, torch_refuses, warm_torch
 from .matmul_reduce import Problem, inputs
@@ -49,4 +52,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate the partial, and plan the collective. The plan takes any a, b and out."""
     agree(world, OP, problem, config, valid(problem, config))
     warm_torch(world, problem)
-    return then_reduce(world, OP, problem, config, torch_mm)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor) -> None:
+        torch_mm(a, b, partial)
+        device_barrier(world)  # all ranks' products are done: see `warm_torch`
+
+    return then_reduce(world, OP, problem, config, multiply)
