@@ -139,8 +139,7 @@ def _checks(content: dict[str, Any]) -> tuple[str, str]:
         counts = Counter(test["outcome"] for test in part["tests"])
         cells = [str(counts[name]) for name in head[2:-1]]
         lines.append(_row([part["name"], part["backend"], *cells, str(part["seconds"])]))
-    note = content.get("note", "")  # by hand: what a failure was
-    return "Tests on the GPU", "\n".join(lines) + (f"\n\n{note}" if note else "")
+    return "Tests on the GPU", _noted(lines, content)
 
 
 def _table(content: dict[str, Any]) -> tuple[str, str]:
@@ -155,7 +154,7 @@ def _trace(content: dict[str, Any]) -> tuple[str, str]:
     for rank in content["ranks"]:
         by_peer = {int(peer): time for peer, time in rank["waited_for"].items()}
         lines.append(_row(Summary(**{**rank, "waited_for": by_peer}).cells()))
-    return f"Trace of {content['title']}", "\n".join(lines)
+    return f"Trace of {content['title']}", _noted(lines, content)
 
 
 def _trace_cost(content: dict[str, Any]) -> tuple[str, str]:
@@ -201,8 +200,7 @@ def _probe(content: dict[str, Any]) -> tuple[str, str]:
         "first column, a quarter of that in the others, each with new data; every bit compared.\n\n"
     )
     where = f"{content['world']} ranks on `{content['backend']}`"
-    note = content.get("note", "")  # by hand: what stands behind an unexpected verdict
-    body = text + "\n".join(lines) + (f"\n\n{note}" if note else "")
+    body = text + _noted(lines, content)
     labelled = sum(row["expected"] != "CAPTURABLE" for row in rows)
     what = "wrong ops" if labelled > len(rows) / 2 else "ops"
     return f"Probe of {what} in graphs, {where}", body
@@ -216,6 +214,12 @@ _SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
     "op": _op, "bound": _bound, "checks": _checks, "table": _table, "trace": _trace,
     "trace_cost": _trace_cost, "capture": _capture, "probe": _probe,
 }  # fmt: skip
+
+
+def _noted(lines: list[str], content: dict[str, Any]) -> str:
+    """A table, and what was added by hand: why something failed, how it was made."""
+    note = content.get("note", "")
+    return "\n".join(lines) + (f"\n\n{note}" if note else "")
 
 
 def _times(content: dict[str, Any]) -> Times:
