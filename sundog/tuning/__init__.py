@@ -192,10 +192,12 @@ def _search(
         evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, number)
         if options.search == "pattern":
             evaluator.ahead = functools.partial(around_the_best, space)
+        whole = False
         try:
             rng = random.Random(options.seed)
             SEARCHES[options.search](space, evaluator, options.budget, rng)
             evaluator.measure_again(_FINALISTS, space.configs[0])
+            whole = True
         finally:  # Ctrl-C too: what was measured counts
             with between_graphs(options.log):
                 for worker in compilers:
@@ -203,7 +205,7 @@ def _search(
             config, milliseconds = evaluator.best or (None, None)
             if milliseconds is not None:
                 run = f"{os.path.basename(options.log)} {info.run_id[:16]}"
-                cache.keep(job, config, milliseconds, place, run)
+                cache.keep(job, config, milliseconds, place, run, whole)
         seconds = time.monotonic() - begin
         busy = measurer.busy_s - busy_before if measurer else 0.0
         first = space.configs[0]

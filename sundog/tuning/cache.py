@@ -42,8 +42,13 @@ def _unwritable(path: Path, error: OSError) -> str:
     return f"{path} cannot be written: {why}. SUNDOG_CACHE names another folder for the bests"
 
 
-def keep(job: Job, config: Any, milliseconds: float, place: choice.Place, run: str) -> None:
-    """Put a best config into the user's file. If that fails the rows still have it."""
+def keep(
+    job: Job, config: Any, milliseconds: float, place: choice.Place, run: str, whole: bool
+) -> None:
+    """Put a best config into the user's file. If that fails the rows still have it.
+
+    The best of a run that was not `whole` may be of a few configs only: nothing faster goes for it.
+    """
     entry = Entry(
         job.op,
         fields.plain(job.problem),
@@ -55,10 +60,16 @@ def keep(job: Job, config: Any, milliseconds: float, place: choice.Place, run: s
     )
     path = choice.user_file(place.target)
     try:
-        choice.write_entries(path, [entry])
+        same = [each for each in choice.read_entries(path) if _is_same(each, entry)]
+        if whole or all(entry.seconds < each.seconds for each in same):
+            choice.write_entries(path, [entry])
     except (OSError, ValueError) as error:  # since `check`: a full disk, or another version
         text = _unwritable(path, error) if isinstance(error, OSError) else str(error)
         log.warning("%s", text)
+
+
+def _is_same(a: Entry, b: Entry) -> bool:
+    return (a.op, a.problem, a.num_sms) == (b.op, b.problem, b.num_sms)
 
 
 def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:

@@ -26,7 +26,7 @@ from sundog.fields import parse
 from sundog.isa.launches import Launch, record
 from sundog.launch import GPU_HEAP
 from sundog.tuning import Place, tune
-from sundog.tuning.cache import known_results, promote
+from sundog.tuning.cache import known_results
 from sundog.tuning.compile import Compiled, launches_of
 from sundog.tuning.evaluate import Evaluator
 from sundog.tuning.measure import Measured, _calls, _sets
@@ -177,51 +177,6 @@ def test_a_measurement_without_a_world_ends_the_run(
     (tuned,) = tune(OP, budget=20, log=base, world=2, place=ON_SIM, timer=fake_clock, resume=True)
     assert (tuned.tried, tuned.failed) == (20, 0), "those five are tried again"
     assert all(known_results(base, tuned.run_id).values())
-
-
-def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "package_file", lambda name: tmp_path / "package" / f"{name}.json")
-    with pytest.raises(ValueError, match="nothing was tuned here"):
-        promote([])
-    options: dict[str, Any] = {"world": 2, "budget": 3, "place": ON_SIM, "timer": fake_clock}
-    done = tune(OP, ["numel=10", "numel=20"], log=str(tmp_path / "log"), **options)
-    assert [tuned.problem.numel for tuned in done] == [10, 20]
-    ((path, entries),) = promote([])
-    assert path == tmp_path / "package" / "simulator.json"
-    assert [entry.problem["numel"] for entry in entries] == [10, 20]
-    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path / "empty"))
-    assert choice.entries("simulator") == tuple(entries), "from the package now"
-    with pytest.raises(ValueError, match="nothing was tuned for 'nvidia-h200'"):
-        promote(["nvidia-h200"])
-
-
-def test_a_cache_that_cannot_be_kept_is_told_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = choice.user_file("simulator")
-    path.parent.mkdir(parents=True)
-    path.write_text('[{"another": "version"}]')
-    options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
-    with pytest.raises(ValueError, match="not a list of measurements"):
-        tune(OP, log=str(tmp_path / "log"), **options)
-    monkeypatch.setenv("SUNDOG_CACHE", str(path / "in_a_file"))
-    with pytest.raises(ValueError, match="cannot be written: Not a directory"):
-        tune(OP, log=str(tmp_path / "log"), **options)
-    assert not (tmp_path / "log.csv").exists()
-
-
-def test_a_cache_that_breaks_later_costs_its_entry_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(path: Path, new: list[choice.Entry]) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(choice, "write_entries", full)
-    options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
-    done = tune(OP, ["numel=10", "numel=20"], log=str(tmp_path / "log"), **options)
-    assert [tuned.tried for tuned in done] == [2, 2], "the second one ran, too"
-    assert "simulator.json cannot be written: No space left on device" in caplog.text
-    check_base(str(tmp_path / "log"))
 
 
 def test_idle_compilers_work_ahead(tmp_path: Path) -> None:

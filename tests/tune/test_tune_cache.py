@@ -1,0 +1,79 @@
+"""What a tuning run leaves for later: bests in the user's file, and in the package's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sundog import choice
+from sundog.tuning import tune
+from sundog.tuning.cache import promote
+
+from .test_tune_run import ON_SIM, OP, check_base, fake_clock
+
+pytestmark = pytest.mark.sim_only
+
+
+def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "package_file", lambda name: tmp_path / "package" / f"{name}.json")
+    with pytest.raises(ValueError, match="nothing was tuned here"):
+        promote([])
+    options: dict[str, Any] = {"world": 2, "budget": 3, "place": ON_SIM, "timer": fake_clock}
+    done = tune(OP, ["numel=10", "numel=20"], log=str(tmp_path / "log"), **options)
+    assert [tuned.problem.numel for tuned in done] == [10, 20]
+    ((path, entries),) = promote([])
+    assert path == tmp_path / "package" / "simulator.json"
+    assert [entry.problem["numel"] for entry in entries] == [10, 20]
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path / "empty"))
+    assert choice.entries("simulator") == tuple(entries), "from the package now"
+    with pytest.raises(ValueError, match="nothing was tuned for 'nvidia-h200'"):
+        promote(["nvidia-h200"])
+
+
+def test_a_cache_that_cannot_be_kept_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = choice.user_file("simulator")
+    path.parent.mkdir(parents=True)
+    path.write_text('[{"another": "version"}]')
+    options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
+    with pytest.raises(ValueError, match="not a list of measurements"):
+        tune(OP, log=str(tmp_path / "log"), **options)
+    monkeypatch.setenv("SUNDOG_CACHE", str(path / "in_a_file"))
+    with pytest.raises(ValueError, match="cannot be written: Not a directory"):
+        tune(OP, log=str(tmp_path / "log"), **options)
+    assert not (tmp_path / "log.csv").exists()
+
+
+def test_a_run_that_was_interrupted_replaces_nothing_faster(tmp_path: Path) -> None:
+    def interrupt(*step: object) -> None:
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"world": 2, "place": ON_SIM, "timer": fake_clock}
+    tune(OP, budget=50, log=str(tmp_path / "log"), **options)
+    (best,) = choice.entries("simulator")
+    for seconds, kept in ((best.seconds, best.config), (1.0, {"block": 64, "num_warps": 4})):
+        choice.write_entries(
+            choice.user_file("simulator"), [dataclasses.replace(best, seconds=seconds)]
+        )
+        with pytest.raises(KeyboardInterrupt):
+            tune(OP, budget=50, log=str(tmp_path / "log"), progress=interrupt, **options)
+        (entry,) = choice.entries("simulator")
+        assert kept.items() <= entry.config.items(), "the default is measured first, and is slow"
+
+
+def test_a_cache_that_breaks_later_costs_its_entry_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, new: list[choice.Entry]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(choice, "write_entries", full)
+    options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
+    done = tune(OP, ["numel=10", "numel=20"], log=str(tmp_path / "log"), **options)
+    assert [tuned.tried for tuned in done] == [2, 2], "the second one ran, too"
+    assert "simulator.json cannot be written: No space left on device" in caplog.text
+    check_base(str(tmp_path / "log"))
