@@ -184,14 +184,15 @@ TEXT = (
 )
 COST_HEAD = [
     "op", "problems", "search", "configs", "time", "a config, kernel known", "kernel new", "busy",
-    "a kernel ran", "rows",
+    "while it searched", "a kernel ran", "rows",
 ]  # fmt: skip
 COST_TEXT = (
     "A line per run, in their order; time: all of it, from before the world is opened. A config: "
     "the median time from the end of one row to that of the next. Busy: the part of the time in "
-    "which the process with the GPU had a config to measure (goal: 60 %). A kernel ran: by "
-    "nvidia-smi, whose samples are the part of a moment in which one did. Rows: the part that "
-    "writing them took (goal: 1 %)."
+    "which the process with the GPU had a config to measure (goal: 60 %); while it searched: the "
+    "same without what comes before the first search and between two. A kernel ran: by nvidia-smi, "
+    "whose samples are the part of a moment in which one did. Rows: the part that writing them "
+    "took (goal: 1 %)."
 )
 
 
@@ -206,12 +207,11 @@ def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:
     for steps in ([s.known_s for s in mine], [s.new_s for s in mine]):
         flat = list(itertools.chain(*steps))
         cells.append(f"{1e3 * statistics.median(flat):.0f} ms" if flat else "")
-    for part in ("busy", "writing"):
-        share = sum(each[part] * each["seconds"] for each in run["tuned"]) / run["seconds"]
-        cells.append(f"{share:.0%}" if part == "busy" else f"{share:.2%}")
+    busy, writing = (sum(t[k] * t["seconds"] for t in run["tuned"]) for k in ("busy", "writing"))
+    searched = sum(tuned["seconds"] for tuned in run["tuned"])
     ran = run["kernels_ran"]
-    cells.insert(-1, "" if ran is None else f"{ran:.0%}")
-    return cells
+    cells += [f"{busy / run['seconds']:.0%}", f"{busy / searched:.0%}"]
+    return [*cells, "" if ran is None else f"{ran:.0%}", f"{writing / run['seconds']:.2%}"]
 
 
 def draw(base: str, start: str) -> None:
