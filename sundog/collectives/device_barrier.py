@@ -5,7 +5,8 @@ What was on any rank's stream before it comes before what is on any rank's strea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -16,7 +17,7 @@ from ..device import signal
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["device_barrier"]
+__all__ = ["Barrier", "device_barrier", "make_barrier"]
 
 
 @triton.jit
@@ -33,14 +34,25 @@ def device_barrier(world: World) -> None:
     The first one on a stream makes the flags, which is a collective on the host.
     """
     key = ("device_barrier", world.stream_number)
-    flags, epochs = world.cached_plan(key, lambda: _plan(world))
-    _barrier_kernel[(1,)](
-        flags, epochs, world.ctx, LANES=triton.next_power_of_2(world.size), num_warps=1
-    )
+    own: Barrier = world.cached_plan(key, lambda: make_barrier(world))
+    own.launch()
 
 
-def _plan(world: World) -> tuple[torch.Tensor, torch.Tensor]:
+class Barrier(NamedTuple):
+    """With flags of its own, for a plan: one stream at a time may use it."""
+
+    workspaces: tuple[torch.Tensor, ...]
+    launch: Callable[[], None]
+
+
+def make_barrier(world: World) -> Barrier:
+    """Allocate the flags. A collective on the host."""
     flags = world.signals(world.size, "device_barrier.flags")
     epochs = world.signals(1, "device_barrier.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    return flags, epochs
+    lanes = triton.next_power_of_2(world.size)
+
+    def launch() -> None:
+        _barrier_kernel[(1,)](flags, epochs, world.ctx, LANES=lanes, num_warps=1)
+
+    return Barrier((flags, epochs), launch)

@@ -1,9 +1,17 @@
 """All-gather, then torch.mm: what wins where cuBLAS does, as with a small M or few tiles.
 
-The gather is that of `barrier`. cuBLAS knows nothing of a rank's share of the SMs: ranks that share
-a GPU get all of it in turns. The bits are its own, and may differ from those of our kernels in the
-last place. No bias, no activation, no other type of the output: they would come behind a product
-that is rounded. No float32 either, for which torch's settings may say tf32.
+The gather is that of `barrier`.
+
+cuBLAS knows nothing of a rank's share of the SMs: where ranks share a GPU, a product that is wider
+than its share might find no place beside the kernels of others that wait for it. So a barrier of
+one warp a rank stands between: nobody waits with more before all products are done. With that
+barrier it has not run on a GPU, so `auto` never takes it. Without it, with 8 ranks on one GPU, all
+large products ran; a wait of matmul_reduce_scatter ran out at the first replay of a graph with
+M=16, 64 or 256, of which it is not known whether this is why, nor whether it was this algorithm.
+
+The bits are cuBLAS's own, and may differ from those of our kernels in the last place. No bias, no
+activation, no other type of the output: they would come behind a product that is rounded. No
+float32 either, for which torch's settings may say tf32.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from ..collectives.device_barrier import device_barrier
+from ..collectives.device_barrier import make_barrier
 from ..op import Plan, agree
 from .all_gather_matmul import Problem, cost, inputs, reference
 from .all_gather_matmul import cases as all_cases
@@ -61,13 +69,14 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.torch", problem, config, refused)
     whole, workspaces, fill = gather(world, problem, config.programs)
+    meet = make_barrier(world)
     warm_torch(world, problem)
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        device_barrier(world)  # the last call's products are done: see `warm_torch`
+        meet.launch()  # the last call's products are done, on all ranks
         fill(a)
         if not world.passive:
             torch_mm(whole, b, out)
         return out
 
-    return Plan(world, problem, config, workspaces, launch)
+    return Plan(world, problem, config, (*workspaces, *meet.workspaces), launch)

@@ -14,7 +14,6 @@ import torch
 import triton
 
 from ..collectives.call import Options, agreed
-from ..collectives.device_barrier import device_barrier
 from ..errors import RankMismatch, by_rank
 from ..op import Plan
 from . import gemm
@@ -196,13 +195,7 @@ def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def warm_torch(world: World, problem: Any) -> None:
-    """Let cuBLAS load its kernel and allocate, and make the flags of the barrier beside it.
-
-    A product by cuBLAS takes SMs of other ranks where they share a GPU, by clusters, and a wide
-    kernel of another rank that waits for this one may leave no place for it. So a barrier of one
-    warp a rank stands between: nobody waits with more before all products are done.
-    """
-    device_barrier(world)
+    """Let cuBLAS load its kernel and allocate: it must not while a peer's kernel waits for us."""
     if world.device.type == "cuda":
         made = dict(dtype=problem.dtype, device=world.device)
         a, b = torch.zeros(problem.m, problem.k, **made), torch.zeros(problem.k, problem.n, **made)

@@ -1,18 +1,24 @@
 """torch.mm, then reduce-scatter: what wins where cuBLAS does, as with a small M or few tiles.
 
-cuBLAS knows nothing of a rank's share of the SMs: ranks that share a GPU get all of it in turns.
-The bits of a partial are its own, and may differ from those of our kernels in the last place. No
-bias, no activation, no other type of the output, no float32: see `torch_refuses`.
+cuBLAS knows nothing of a rank's share of the SMs: where ranks share a GPU, a product that is wider
+than its share might find no place beside the kernels of others that wait for it. So a barrier of
+one warp a rank stands between: nobody waits with more before all products are done. With that
+barrier it has not run on a GPU, so `auto` never takes it. Without it, with 8 ranks on one GPU, all
+large products ran; a wait of matmul_reduce_scatter ran out at the first replay of a graph with
+M=16, 64 or 256, of which it is not known whether this is why, nor whether it was this algorithm.
+
+The bits of a partial are cuBLAS's own, and may differ from those of our kernels in the last place.
+No bias, no activation, no other type of the output, no float32: see `torch_refuses`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..collectives.device_barrier import device_barrier
+from ..collectives.device_barrier import make_barrier
 from ..op import Plan, agree
 from .call import torch_mm, torch_refuses, warm_torch
 from .matmul_reduce import Problem, inputs
@@ -51,10 +57,12 @@ def default(problem: Problem, num_sms: int) -> Config:
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate the partial, and plan the collective. The plan takes any a, b and out."""
     agree(world, OP, problem, config, valid(problem, config))
+    meet = make_barrier(world)
     warm_torch(world, problem)
 
     def multiply(a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor) -> None:
         torch_mm(a, b, partial)
-        device_barrier(world)  # all ranks' products are done: see `warm_torch`
+        meet.launch()  # all ranks' products are done
 
-    return then_reduce(world, OP, problem, config, multiply)
+    made = then_reduce(world, OP, problem, config, multiply)
+    return replace(made, workspaces=(*made.workspaces, *meet.workspaces))

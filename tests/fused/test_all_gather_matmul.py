@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import sundog
-from sundog.choice import choose
+from sundog import fields
+from sundog.choice import choose, entries
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
@@ -250,13 +251,17 @@ def test_the_default_has_work_for_all(m: int, shard: str) -> None:
 
 def test_auto_goes_by_what_was_measured() -> None:
     """Of eight ranks on one H200: the call's problem names its output's type, an entry's does not;
-    and a bias changes nothing."""
+    a bias changes nothing, but that torch.mm is out."""
     problem = Problem(4096, 3584, 8192, BF16, 8, "k", True, None, BF16)
+    plain = fields.plain(Problem(4096, 3584, 8192, BF16, 8, "k"))
+    found = [e for e in entries("nvidia-h200") if e.problem == plain and e.num_sms == 16]
+    seconds = {e.op.partition(".")[2]: e.seconds for e in found if "torch" not in e.op}
+    assert set(seconds) == {"barrier", "hbm_buffer"}
     choice = choose("all_gather_matmul", problem, "nvidia-h200", 16)
-    assert choice.algo == "barrier"
-    assert re.search(r"expected on nvidia-h200: barrier 26\d\d\.\d us, hbm_buffer 28", choice.why)
+    assert choice.algo == min(seconds, key=lambda algo: seconds[algo])
+    assert f"{1e6 * seconds[choice.algo]:.1f} us" in choice.why
     assert choice.config.programs == 16
-    elsewhere = choose("all_gather_matmul", problem, "nvidia-h200", 132)
+    elsewhere = choose("all_gather_matmul", problem, "nvidia-h200", 99)
     assert "nothing was measured" in elsewhere.why
 
 
