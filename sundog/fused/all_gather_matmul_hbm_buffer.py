@@ -7,13 +7,21 @@ publishes a flag (fetching.py); a worker multiplies the own part, in place, and 
 far as there are flags for it (working.py). A fetcher that has nothing left to fetch becomes a
 worker. `k_per_flag` 0 is one flag for a whole row.
 
-On one GPU that 8 ranks share, where a link is as fast as the memory, it does not win (M=4096,
-N=3584, K=8192; docs/measured.md): 2,829 us if all programs fetch first, 3,103 with 2 of 16 for
-fetchers, against 2,616 for gather, then GEMM, and 2,366 for the GEMM alone. A program moves 30 to
-40 GB/s, idle or not, and whatever moves beside a product slows it: one that has 16 SMs and the
-memory for itself takes 2,100 us, one of eight 2,366. Workers that fetched a piece with every block
-they multiplied, by loads in their pipelined loop, took 2,822: the pieces, asked for two blocks
-ahead, came later than that.
+If all programs fetch, nobody could multiply meanwhile: then they copy row by row, meet, and
+multiply (`at_once`). That is the default for ranks with a part of a GPU, whose link is as fast as
+the memory. 8 ranks on one H200, bfloat16, this / barrier / our GEMM with A gathered, in us
+(docs/measured.md):
+
+    1024 x 3584 x 8192     635 /   646 /   590        4096 x 4096 x 4096    1500 / 1500 / 1406
+    4096 x 3584 x 8192    2569 /  2589 /  2402        4096 x 11008 x 4096   4158 / 4056 / 3966
+    16384 x 3584 x 8192  11761 / 11207 / 10366        4096 x 14336 x 4096   5388 / 5286 / 5203
+
+1.04 to 1.13 times the GEMM, where 1.05 was the goal: 470 MB are staged for 4096 x 3584 x 8192, and
+to write them alone takes 140 us, 6 % of the GEMM. Hiding that behind the product cost more than
+it: where fetching first took 2556 to 2590, it was 2888 with 2 of 16 programs for fetchers, 2648 to
+2941 with 2 to 8 after a first band by all, 4862 with two programs on an SM and smaller tiles, 2760
+to 3650 with pieces that workers carried through registers in their loop over K (ptxas waits for
+such a load where the loop next waits for TMA). One loop over tiles and K, as in gemm.py, took 2702.
 
 Own and staged shards that lie alike are read by one descriptor of four dimensions, so that the loop
 over K is one. Elsewhere (AMD, or A in another order than the staging buffer) they are read by

@@ -1,4 +1,4 @@
-"""GEMM, then all-reduce: the baseline. Wins where K is short and a tile is soon computed.
+"""GEMM, then all-reduce: the baseline. Wins on ranks that share a GPU.
 
 The bits are those of the fused kernels. No bias, no activation, and no other type of the output:
 they belong behind the sum, which is rounded here.
