@@ -21,12 +21,12 @@ def over_link(content: dict[str, Any]) -> tuple[str, str]:
     for row in content["rows"]:
         beside = [r for r in content["rows"] if r["problem"] == row["problem"]]
         lines.append(_line(_cells(row, beside)))
-    text = (
-        f"Rank 0 of {content['world']}; the other ranks' data lies behind PCIe. Rates of the same "
-        f"run: the link {rates['link'] / 1e9:.1f} GB/s by the copy engine, bf16 matrix product "
-        f"{rates['gemm'] / 1e12:.0f} TFLOP/s. The limit is the larger of the bytes that cross at "
-        "that rate and cuBLAS on gathered data. Of each variant the fastest config; all are in the "
-        "file.\n\n"
+    text = f"{content['note']}\n\n" if "note" in content else ""
+    text += (
+        f"Rank 0 of {content['world']}; the other ranks' data lies behind PCIe. The limit is the "
+        f"larger of the bytes that cross, at the {rates['link'] / 1e9:.1f} GB/s of the copy engine "
+        "in the same run, and cuBLAS on gathered data. Of each variant the fastest config; all are "
+        "in the file.\n\n"
     )
     text += "".join(f"{line}\n\n" for line in _verdicts(content))
     title = f"{content['op']} over a PCIe link, {content['world']} ranks"
