@@ -42,20 +42,13 @@ OPS = {
     "reduce.direct": "sundog.collectives.reduce",
     "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
     "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
-    "all_gather_matmul.torch": "sundog.fused.all_gather_matmul_torch",
     "matmul_reduce_scatter.push": "sundog.fused.matmul_reduce_scatter",
     "matmul_reduce_scatter.barrier": "sundog.fused.matmul_reduce_scatter_barrier",
-    "matmul_reduce_scatter.torch": "sundog.fused.matmul_reduce_scatter_torch",
     "matmul_all_reduce.one_shot": "sundog.fused.matmul_all_reduce_one_shot",
     "matmul_all_reduce.two_shot": "sundog.fused.matmul_all_reduce_two_shot",
     "matmul_all_reduce.barrier": "sundog.fused.matmul_all_reduce_barrier",
-    "matmul_all_reduce.torch": "sundog.fused.matmul_all_reduce_torch",
 }
-# Never by default: sums in another order; products by cuBLAS, not yet measured as they are.
-BY_REQUEST = (
-    "all_reduce.ring", "all_reduce.atomic", "all_gather_matmul.torch",
-    "matmul_reduce_scatter.torch", "matmul_all_reduce.torch",
-)  # fmt: skip
+BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
 SHAPE = (
     "Problem", "Config", "valid", "space", "default", "cost", "cases", "inputs", "reference",
     "plan",

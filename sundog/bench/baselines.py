@@ -214,5 +214,14 @@ BASELINES: dict[str, dict[str, Baseline]] = {
     "all_gather_matmul": {
         "our GEMM, A gathered": Baseline(fused.gathered, fused.is_plain),
         "torch.mm, A gathered": Baseline(fused.torch_gathered, fused.is_plain),
+        "our all-gather, then torch.mm": Baseline(fused.gather_then_torch, fused.is_plain),
+    },
+    "matmul_reduce_scatter": {
+        "torch.mm, then our reduce-scatter": Baseline(
+            fused.torch_then("reduce_scatter"), fused.is_plain
+        ),
+    },
+    "matmul_all_reduce": {
+        "torch.mm, then our all-reduce": Baseline(fused.torch_then("all_reduce"), fused.is_plain),
     },
 }  # fmt: skip

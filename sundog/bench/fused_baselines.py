@@ -1,8 +1,7 @@
-"""What all-gather + GEMM is compared with: the same matrix product, with nothing to gather.
+"""What fused ops are compared with: the same matrix product before or behind a collective.
 
 "our GEMM" is `fused/gemm.py` on the SMs of the rank, with the tiles that its rule gives;
-"A gathered" has nothing to wait for: what is left is what the communication costs. Gather and
-product one after the other are algorithms of the op: `barrier` with our GEMM, `torch` with cuBLAS.
+"A gathered" has nothing to wait for: what is left is what the communication costs.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..fused import gemm
+from ..fused import all_gather_matmul_barrier, gemm, matmul_reduce
 from ..fused.call import fitting
 from ..world import World
 
-__all__ = ["gathered", "is_plain", "torch_gathered"]
+__all__ = ["gather_then_torch", "gathered", "is_plain", "torch_gathered", "torch_then"]
 
 Call = Callable[[], Any]
 
@@ -43,6 +42,41 @@ def torch_gathered(
     """cuBLAS with A gathered. It knows nothing of the ranks' shares of the SMs."""
     whole, b = _whole(world, problem, inputs[0]), inputs[1]
     return lambda: torch.mm(whole, b, out=out)
+
+
+def gather_then_torch(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    """Our all-gather, then cuBLAS."""
+    a, b = inputs
+    gather = all_gather_matmul_barrier.gather(world, problem, world.num_sms)
+
+    def launch() -> None:
+        gather.launch(a)
+        torch.mm(gather.whole, b, out=out)
+
+    return launch
+
+
+def torch_then(op: str) -> Callable[..., Call]:
+    """cuBLAS, then our collective."""
+
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        a, b = inputs
+        partial = world.empty((problem.m, problem.n), problem.dtype, "partial")
+        slices = problem.size if op == "reduce_scatter" else 1
+        numel = problem.m * problem.n // slices
+        then = matmul_reduce.collective(world, op, numel, problem.dtype)
+
+        def launch() -> None:
+            torch.mm(a, b, out=partial)
+            then.launch(partial.view(-1), out.view(-1))
+
+        return launch
+
+    return make
 
 
 def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:

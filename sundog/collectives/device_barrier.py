@@ -5,8 +5,7 @@ What was on any rank's stream before it comes before what is on any rank's strea
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -17,7 +16,7 @@ from ..device import signal
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["Barrier", "device_barrier", "make_barrier"]
+__all__ = ["device_barrier"]
 
 
 @triton.jit
@@ -34,25 +33,14 @@ def device_barrier(world: World) -> None:
     The first one on a stream makes the flags, which is a collective on the host.
     """
     key = ("device_barrier", world.stream_number)
-    own: Barrier = world.cached_plan(key, lambda: make_barrier(world))
-    own.launch()
+    flags, epochs = world.cached_plan(key, lambda: _plan(world))
+    _barrier_kernel[(1,)](
+        flags, epochs, world.ctx, LANES=triton.next_power_of_2(world.size), num_warps=1
+    )
 
 
-class Barrier(NamedTuple):
-    """With flags of its own, for a plan: one stream at a time may use it."""
-
-    workspaces: tuple[torch.Tensor, ...]
-    launch: Callable[[], None]
-
-
-def make_barrier(world: World) -> Barrier:
-    """Allocate the flags. A collective on the host."""
+def _plan(world: World) -> tuple[torch.Tensor, torch.Tensor]:
     flags = world.signals(world.size, "device_barrier.flags")
     epochs = world.signals(1, "device_barrier.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    lanes = triton.next_power_of_2(world.size)
-
-    def launch() -> None:
-        _barrier_kernel[(1,)](flags, epochs, world.ctx, LANES=lanes, num_warps=1)
-
-    return Barrier((flags, epochs), launch)
+    return flags, epochs

@@ -7,9 +7,14 @@ own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M
     hbm_buffer    one kernel: some programs fetch the peers' tiles, the others multiply them as
                   they arrive
 
-Another was built, measured over PCIe and not kept: copies of the peers' rows by the copy engine on
-other streams, a flag behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy
-where a kernel reads 50.8, but every copy costs it 3.4 us more: 46.4 GB/s by copies of 1 MiB with a
+Two others were built and not kept. Gather, then torch.mm (cuBLAS), took 0.91 to 1.04 times the time
+of barrier on 8 ranks of one GPU with M of 1024 and more. But cuBLAS takes SMs of other ranks there:
+beside it a wait ran out (matmul_reduce_scatter, M up to 256; why was not isolated), and a barrier
+that keeps the two apart orders nothing, so the checker can't tell whether it is there. It is a
+baseline of `sundog bench`.
+
+The other was measured over PCIe: copies of the peers' rows by the copy engine on other streams, a flag
+behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel reads 50.8, but every copy costs it 3.4 us more: 46.4 GB/s by copies of 1 MiB with a
 flag, 50.2 of 2 MiB, and larger ones leave workers waiting. M=4096, K=7168: 711 us with 2 ranks and
 N=7168, 1089 with 4 and N=10752, where hbm_buffer takes 614 and 936.
 """

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ..world import World
 
 __all__ = [
-    "LEAST_TILE", "SYMMETRIC", "Config", "Gather", "Problem", "cases", "cost", "default", "gather",
-    "inputs", "plan", "reference", "space", "valid",
+    "SYMMETRIC", "Config", "Gather", "Problem", "cases", "cost", "default", "gather", "inputs",
+    "plan", "reference", "space", "valid",
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
 _TILE = 65536  # bytes of the gather's largest tile
-LEAST_TILE = 2048  # elements of its smallest
+_LEAST_TILE = 2048  # elements of its smallest
 _LONGEST = 1024  # side of a tile, along which elements are contiguous
 
 
@@ -60,7 +60,7 @@ def space(problem: Problem) -> list[Config]:
 
 def default(problem: Problem, num_sms: int) -> Config:
     base = fitting(problem.m, problem.m, problem.n, problem.k, problem.dtype, num_sms)
-    most = triton.cdiv(problem.m * problem.k, LEAST_TILE)  # tiles to gather
+    most = triton.cdiv(problem.m * problem.k, _LEAST_TILE)  # tiles to gather
     most = max(
         most, triton.cdiv(problem.m, base["tile_m"]) * triton.cdiv(problem.n, base["tile_n"])
     )
@@ -137,7 +137,7 @@ def gather(world: World, problem: Problem, programs: int) -> Gather:
 def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, int]:
     """Of the gather: long along what is contiguous, and no larger than a program's share."""
     down = hint[0] > 1
-    numel = max(LEAST_TILE, triton.next_power_of_2(share))
+    numel = max(_LEAST_TILE, triton.next_power_of_2(share))
     length = min(_LONGEST, triton.next_power_of_2(shard[0 if down else 1]))
     return (length, numel // length) if down else (numel // length, length)
 

@@ -21,10 +21,7 @@ from . import gemm
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = [
-    "FEW_SMS", "Options", "call", "check_matrices", "fitting", "hint_of", "resident",
-    "torch_mm", "torch_refuses", "warm_torch",
-]  # fmt: skip
+__all__ = ["FEW_SMS", "Options", "call", "check_matrices", "fitting", "hint_of", "resident"]
 
 _WIDEST = 16  # bytes of an access
 
@@ -171,36 +168,6 @@ def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
         f"{programs} programs wait for each other and {num_sms} SMs hold one each: ask for at most "
         f"{num_sms}"
     )
-
-
-def torch_refuses(problem: Any) -> str | None:
-    """None, or why a product is not left to torch.mm."""
-    if problem.dtype == torch.float32:
-        return "float32 is multiplied without tf32, and torch.mm goes by torch's settings"
-    wanted = problem.out_dtype or problem.dtype
-    if problem.has_bias or problem.activation or wanted != problem.dtype:
-        return (
-            f"bias, activation {problem.activation!r} or output {wanted} would come behind a "
-            f"result that is rounded to {problem.dtype}"
-        )
-    return None
-
-
-def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """torch.mm; on a CPU in float32, since of 16 bits torch has kernels that not every CPU runs."""
-    if out.device.type == "cuda":
-        torch.mm(a, b, out=out)
-    else:
-        out.copy_(torch.mm(a.float(), b.float()))
-
-
-def warm_torch(world: World, problem: Any) -> None:
-    """Let cuBLAS load its kernel and allocate: it must not while a peer's kernel waits for us."""
-    if world.device.type == "cuda":
-        made = dict(dtype=problem.dtype, device=world.device)
-        a, b = torch.zeros(problem.m, problem.k, **made), torch.zeros(problem.k, problem.n, **made)
-        torch.mm(a, b)
-        world.synchronize()
 
 
 def hint_of(matrix: torch.Tensor) -> tuple[int, int]:

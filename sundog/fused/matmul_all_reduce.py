@@ -2,7 +2,7 @@
 
 one_shot    every rank sends its partials to all ranks, and each adds all of them
 two_shot    a tile has one owner, who adds the partials and sends the result to all ranks
-barrier     our GEMM, then all_reduce; `torch`: torch.mm, then all_reduce
+barrier     GEMM, then all_reduce
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ they belong behind the sum, which is rounded here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "then_reduce", "valid",
+    "space", "valid",
 ]  # fmt: skip
-
-Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 SYMMETRIC = ("out",)
 OP = "matmul_all_reduce.barrier"
@@ -43,21 +40,12 @@ def cases(size: int) -> list[Problem]:
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate the partial, and plan the collective. The plan takes any a, b; a symmetric out."""
     agree(world, OP, problem, config, valid(problem, config))
-
-    def multiply(a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor) -> None:
-        gemm.matmul(a, b, partial, None, None, config, config.programs)
-
-    return then_reduce(world, OP, problem, config, multiply)
-
-
-def then_reduce(world: World, op: str, problem: Problem, config: Any, multiply: Multiply) -> Plan:
-    """A product into a partial on the heap, and the collective of it."""
-    partial = world.empty((problem.m, problem.n), problem.dtype, f"{op}.partial")
+    partial = world.empty((problem.m, problem.n), problem.dtype, f"{OP}.partial")
     numel = problem.m * problem.n
     then = matmul_reduce.collective(world, "all_reduce", numel, problem.dtype)
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        multiply(a, b, partial)
+        gemm.matmul(a, b, partial, None, None, config, config.programs)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), (out if flat else partial).view(-1))
         return out if flat else out.copy_(partial)

@@ -10,13 +10,17 @@ from sundog.bench.baselines import BASELINES
 from sundog.exercise import expected
 from sundog.op import find
 
-OP = "all_gather_matmul"
+CASES = [
+    (op, name)
+    for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
+    for name in BASELINES[op]
+]
 
 
 @pytest.mark.sim_only
-@pytest.mark.parametrize("name", BASELINES[OP])
-def test_baseline_gives_the_answer(name: str) -> None:
-    module, baseline = find(OP), BASELINES[OP][name]
+@pytest.mark.parametrize(("op", "name"), CASES)
+def test_baseline_gives_the_answer(op: str, name: str) -> None:
+    module, baseline = find(op), BASELINES[op][name]
     problem = module.Problem(24, 16, 32, torch.float32, 2)
 
     def main(world: sundog.World) -> bool:

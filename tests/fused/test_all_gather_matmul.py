@@ -15,7 +15,6 @@ from sundog.choice import choose, entries
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
-from sundog.fused import all_gather_matmul_torch as by_torch
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
 from sundog.fused.fetching import Flags
 
@@ -66,7 +65,7 @@ def test_every_corner_of_the_config(run: Run, problem_of: type, corner: str) -> 
 
 
 @both_ways
-@pytest.mark.parametrize("op", [barrier, hbm_buffer, by_torch])
+@pytest.mark.parametrize("op", [barrier, hbm_buffer])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_worlds(run: Run, op: ModuleType, problem_of: type, size: int) -> None:
     problem = problem_of(size)
@@ -119,7 +118,7 @@ def test_an_infinity_stays_in_its_column(run: Run, problem_of: type, descriptors
         assert bool((got[:, 6:] == problem.k).all())
 
 
-@pytest.mark.parametrize("algo", ["auto", "barrier", "hbm_buffer", "torch"])
+@pytest.mark.parametrize("algo", ["auto", "barrier", "hbm_buffer"])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("on_heap", [False, True])
 def test_the_call(run: Run, algo: str, layout: str, on_heap: bool) -> None:
@@ -135,10 +134,9 @@ def test_the_call(run: Run, algo: str, layout: str, on_heap: bool) -> None:
             x.copy_(torch.randint(-2, 3, x.shape))
         whole = torch.cat(world.exchange((a if layout[0] == "N" else a.T).cpu()), dim=1)
         x, y = a if layout[0] == "N" else a.T, b if layout[1] == "N" else b.T
-        added = torch.arange(n) if algo != "torch" else torch.zeros(n)
-        wanted = (whole.double() @ y.double() + added.double()).to(F16)
-        bias = None if algo == "torch" else added.to(world.device, F16)
-        y = y.to(world.device)
+        bias = torch.arange(n).to(F16)
+        wanted = (whole.double() @ y.double() + bias.double()).to(F16)
+        y, bias = y.to(world.device), bias.to(world.device)
         world.barrier()
         outs = [all_gather_matmul(world, x, y, bias, algo=algo) for _ in range(2)]
         return torch.stack([*(out.cpu() for out in outs), wanted])
@@ -251,11 +249,11 @@ def test_the_default_has_work_for_all(m: int, shard: str) -> None:
 
 def test_auto_goes_by_what_was_measured() -> None:
     """Of eight ranks on one H200: the call's problem names its output's type, an entry's does not;
-    a bias changes nothing, but that torch.mm is out."""
+    and a bias changes nothing."""
     problem = Problem(4096, 3584, 8192, BF16, 8, "k", True, None, BF16)
     plain = fields.plain(Problem(4096, 3584, 8192, BF16, 8, "k"))
     found = [e for e in entries("nvidia-h200") if e.problem == plain and e.num_sms == 16]
-    seconds = {e.op.partition(".")[2]: e.seconds for e in found if "torch" not in e.op}
+    seconds = {e.op.partition(".")[2]: e.seconds for e in found}
     assert set(seconds) == {"barrier", "hbm_buffer"}
     choice = choose("all_gather_matmul", problem, "nvidia-h200", 16)
     assert choice.algo == min(seconds, key=lambda algo: seconds[algo])
