@@ -13,10 +13,11 @@ beside it a wait ran out (matmul_reduce_scatter, M up to 256; why was not isolat
 that keeps the two apart orders nothing, so the checker can't tell whether it is there. It is a
 baseline of `sundog bench`.
 
-The other was measured over PCIe: copies of the peers' rows by the copy engine on other streams, a flag
-behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel reads 50.8, but every copy costs it 3.4 us more: 46.4 GB/s by copies of 1 MiB with a
-flag, 50.2 of 2 MiB, and larger ones leave workers waiting. M=4096, K=7168: 711 us with 2 ranks and
-N=7168, 1089 with 4 and N=10752, where hbm_buffer takes 614 and 936.
+The other was measured over PCIe: copies of the peers' rows by the copy engine on other streams, a
+flag behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel
+reads 50.8, but every copy costs it 3.4 us more: 46.4 GB/s by copies of 1 MiB with a flag, 50.2 of
+2 MiB, and larger ones leave workers waiting. M=4096, K=7168: 711 us with 2 ranks and N=7168, 1089
+with 4 and N=10752, where hbm_buffer takes 614 and 936.
 """
 
 from __future__ import annotations
