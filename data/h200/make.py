@@ -37,7 +37,6 @@ RUNS = (
     ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 1),
     ("all_reduce", REDUCE, "pattern", 1),
     ("all_gather.push", GATHER, "exhaustive", 0),
-    ("all_gather_matmul.torch", MATMUL[:1], "exhaustive", 0),
     ("all_gather.gluon", GATHER[:1], "pattern", 2),
     ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 2),
 )
