@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from .timing import Times
 
-__all__ = ["over_link"]
+__all__ = ["Even", "even_shapes", "over_link"]
 
 _GEMM = "cuBLAS alone"
 _HEAD = ("problem", "variant", "median", "20 % to 80 %", "over the limit", "times as fast as")
@@ -28,13 +28,24 @@ def over_link(content: dict[str, Any]) -> tuple[str, str]:
         "in the same run, and cuBLAS on gathered data. Of each variant the fastest config; all are "
         "in the file.\n\n"
     )
-    text += "".join(f"{line}\n\n" for line in _verdicts(content))
+    text += "".join(f"{_verdict(even)}\n\n" for even in even_shapes(content))
     title = f"{content['op']} over a PCIe link, {content['world']} ranks"
     return title, text + "\n".join(lines)
 
 
-def _verdicts(content: dict[str, Any]) -> list[str]:
-    """Of each M, the shape on which link and product are closest to equal: what the goal is for."""
+class Even(NamedTuple):
+    """The shape of an M on which link and product are closest to equal: what the goal is for."""
+
+    row: dict[str, Any]  # the fastest of ours
+    crossing: float  # us, of what crosses the link
+    alone: float  # us, of the product
+    time: float  # us, of the row
+    over_limit: float
+    times_as_fast: float  # as gather, then product
+
+
+def even_shapes(content: dict[str, Any]) -> list[Even]:
+    """One for each M."""
     rows = [row for row in content["rows"] if row["times"] is not None]
     alone = {row["problem"]: _micros(row).median for row in rows if row["variant"] == _GEMM}
     crossing = {row["problem"]: row["link_bytes"] / content["rates"]["link"] * 1e6 for row in rows}
@@ -42,26 +53,28 @@ def _verdicts(content: dict[str, Any]) -> list[str]:
     for problem in alone:
         found = re.search(r"\bm=\d+", problem)
         heights.setdefault(found[0] if found else "", []).append(problem)
-    lines = []
+    evens = []
     for problems in heights.values():
         even = min(problems, key=lambda each: abs(math.log(alone[each] / crossing[each])))
-        lines.append(_verdict([row for row in rows if row["problem"] == even], crossing[even]))
-    return lines
+        there = [row for row in rows if row["problem"] == even]
+        evens.append(_even(there, crossing[even], alone[even]))
+    return evens
 
 
-def _verdict(rows: list[dict[str, Any]], crossing: float) -> str:
-    """One sentence: the fastest of ours against the limit and the best alternative."""
+def _even(rows: list[dict[str, Any]], crossing: float, alone: float) -> Even:
     ours = min((r for r in rows if r["config"]), key=lambda row: _micros(row).median)
     time = _micros(ours).median
-    alone, other = (
-        min(_micros(r).median for r in rows if not r["config"] and (r["variant"] == _GEMM) == gemm)
-        for gemm in (True, False)
-    )
+    unfused = [r for r in rows if not r["config"] and r["variant"] != _GEMM]
+    other = min(_micros(row).median for row in unfused)
+    return Even(ours, crossing, alone, time, time / ours["limit_ns"] * 1e3, other / time)
+
+
+def _verdict(even: Even) -> str:
     return (
-        f"Closest to equal (link {crossing:.0f} us, product {alone:.0f} us) is {_named(ours)}: "
-        f"{ours['variant']} takes {time:.0f} us, {time / ours['limit_ns'] * 1e3:.3f} times the "
-        f"limit (goal 1.10), and is {other / time:.2f} times as fast as gather, then product "
-        "(goal 1.5)."
+        f"Closest to equal (link {even.crossing:.0f} us, product {even.alone:.0f} us) is "
+        f"{_named(even.row)}: {even.row['variant']} takes {even.time:.0f} us, "
+        f"{even.over_limit:.3f} times the limit (goal 1.10), and is {even.times_as_fast:.2f} times "
+        "as fast as gather, then product (goal 1.5)."
     )
 
 

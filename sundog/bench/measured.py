@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..trace import Summary
+from .goals import goal_rows
 from .link_table import over_link
-from .timing import Times
+from .results import times_of
 
 __all__ = ["render"]
 
@@ -29,13 +30,20 @@ the time taken: 1.00 is as fast as the GPU can.
 
 def render(folder: Path) -> str:
     """The whole page, from all files of the folder in the order of their names."""
-    sections = [_HEAD]
-    for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text())
+    files = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    sections = [_HEAD, _goals({path.stem: content for path, content in files.items()})]
+    for path, content in files.items():
         if content.get("kind") in _SECTIONS:
             picture = path.with_suffix(".png").name if path.with_suffix(".png").exists() else ""
             sections.append(_section(path.name, content, picture))
-    return "\n".join(sections)
+    return "\n".join(each for each in sections if each)
+
+
+def _goals(files: dict[str, dict[str, Any]]) -> str:
+    head = ["goal, on one H200", "wanted", "worst of all", "", "where"]
+    rows = goal_rows(files)
+    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
+    return "## Goals\n\n" + "\n".join(lines) + "\n" if rows else ""
 
 
 def _section(name: str, content: dict[str, Any], picture: str) -> str:
@@ -88,13 +96,13 @@ def _fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     best: dict[tuple[str, str], float] = {}
     for row in rows:
         if row["times"] is not None:
-            place, median = (row["problem"], row["variant"]), _times(row["times"]).median
+            place, median = (row["problem"], row["variant"]), times_of(row["times"]).median
             best[place] = min(median, best.get(place, median))
     return [
         row
         for row in rows
         if row["times"] is None
-        or _times(row["times"]).median == best[row["problem"], row["variant"]]
+        or times_of(row["times"]).median == best[row["problem"], row["variant"]]
     ]
 
 
@@ -103,9 +111,9 @@ def _op_cells(row: dict[str, Any], ranks: int, others: list[dict[str, Any]]) -> 
     name = f"{row['variant']} {row['config']}".strip().removeprefix("sundog ")
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", *[""] * 5]
-    times = _times(row["times"])
+    times = times_of(row["times"])
     faster = [
-        f"{each['variant']} {_times(each['times']).median / times.median:.2f}"
+        f"{each['variant']} {times_of(each['times']).median / times.median:.2f}"
         for each in others
         if each["times"] is not None
     ]
@@ -124,7 +132,7 @@ def _op_cells(row: dict[str, Any], ranks: int, others: list[dict[str, Any]]) -> 
 def _bound(content: dict[str, Any]) -> tuple[str, str]:
     lines = [_row(["ranks", "bounded", "unbounded", "ratio"]), _row(["---"] * 4)]
     for row in content["rows"]:
-        bounded, unbounded = (_times(each) for each in row["times"])
+        bounded, unbounded = (times_of(each) for each in row["times"])
         ratio = f"{bounded.median / unbounded.median:.3f}"
         cells = [str(row["world"]), _micro(bounded.median), _micro(unbounded.median), ratio]
         lines.append(_row(cells))
@@ -158,7 +166,7 @@ def _trace(content: dict[str, Any]) -> tuple[str, str]:
 
 
 def _trace_cost(content: dict[str, Any]) -> tuple[str, str]:
-    off, on = (_times(each) for each in content["times"])
+    off, on = (times_of(each) for each in content["times"])
     cost = f"{100 * (on.median / off.median - 1):+.1f} %"
     lines = [_row(["off", "on", "cost"]), _row(["---"] * 3)]
     lines.append(_row([_micro(off.median), _micro(on.median), cost]))
@@ -169,14 +177,14 @@ def _trace_cost(content: dict[str, Any]) -> tuple[str, str]:
 def _capture(content: dict[str, Any]) -> tuple[str, str]:
     """Over empty kernels: what an op costs a graph besides being one more kernel."""
     ranks = content["world"]
-    graphs = [_times(each) for each in content["graphs"]]
+    graphs = [times_of(each) for each in content["graphs"]]
     empty = next(times.median for times in graphs if times.name == "empty")
     lines = [_row(["in a graph of 50", "median per call", "over empty"]), _row(["---"] * 3)]
     for times in graphs:
         over = times.median - empty
         lines.append(_row([times.name, _micro(times.median, 2), _micro(over, 2)]))
     lines += ["", _row(["by the clock on the wall", "median per call"]), _row(["---"] * 2)]
-    for times in map(_times, content["wall"]):
+    for times in map(times_of, content["wall"]):
         lines.append(_row([times.name, _micro(times.median)]))
     title = f"All-reduce of {content['nbytes']:,} bytes in graphs, {ranks} ranks"
     note = "`host`: until the host is free again; `end`: until the GPU is done."
@@ -220,11 +228,6 @@ def _noted(lines: list[str], content: dict[str, Any]) -> str:
     """A table, and what was added by hand: why something failed, how it was made."""
     note = content.get("note", "")
     return "\n".join(lines) + (f"\n\n{note}" if note else "")
-
-
-def _times(content: dict[str, Any]) -> Times:
-    samples = [[1e-9 * t for t in ranks] for ranks in content["samples_ns"]]
-    return Times(content["name"], samples)
 
 
 def _micro(seconds: float, digits: int = 1) -> str:

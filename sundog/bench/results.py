@@ -19,7 +19,7 @@ from rich.table import Table
 from .run import Row
 from .timing import Times
 
-__all__ = ["machine", "print_rows", "row_json", "times_json", "write"]
+__all__ = ["machine", "print_rows", "row_json", "times_json", "times_of", "write"]
 
 
 def machine() -> dict[str, str]:
@@ -57,6 +57,12 @@ def times_json(times: Times) -> dict[str, Any]:
         "name": times.name,
         "samples_ns": [[round(t * 1e9, 1) for t in ranks] for ranks in times.samples],
     }
+
+
+def times_of(content: dict[str, Any]) -> Times:
+    """What `times_json` has written."""
+    samples = [[1e-9 * t for t in ranks] for ranks in content["samples_ns"]]
+    return Times(content["name"], samples)
 
 
 def row_json(row: Row) -> dict[str, Any]:
