@@ -5,6 +5,9 @@ program walks down a strip of its own and all of them share the last, shorter ro
 block_m rows of a strip, laid out in one dimension: 16 bytes a thread, rows and columns by division
 and remainder. It is loaded once and stored W times, beginning with another peer on every rank.
 Flags and barriers are push's.
+
+On an H200 it is as fast as push or up to 1.3 % faster in most cases, and 0.7 to 2.5 % slower in the
+others (docs/measured.md): 2 MB and 256 MB on two ranks, 256 KB and 2 MB on four.
 """
 
 from __future__ import annotations
