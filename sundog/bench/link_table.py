@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any, NamedTuple
 
+from .results import problem_text
 from .timing import Times
 
 __all__ = ["Even", "even_shapes", "over_link"]
@@ -72,18 +73,14 @@ def _even(rows: list[dict[str, Any]], crossing: float, alone: float) -> Even:
 def _verdict(even: Even) -> str:
     return (
         f"Closest to equal (link {even.crossing:.0f} us, product {even.alone:.0f} us) is "
-        f"{_named(even.row)}: {even.row['variant']} takes {even.time:.0f} us, "
+        f"{problem_text(even.row['problem'])}: {even.row['variant']} takes {even.time:.0f} us, "
         f"{even.over_limit:.3f} times the limit (goal 1.10), and is {even.times_as_fast:.2f} times "
         "as fast as gather, then product (goal 1.5)."
     )
 
 
-def _named(row: dict[str, Any]) -> str:
-    return str(row["problem"]).removeprefix("Problem(").removesuffix(")").replace("torch.", "")
-
-
 def _cells(row: dict[str, Any], beside: list[dict[str, Any]]) -> list[str]:
-    problem = _named(row)
+    problem = problem_text(row["problem"])
     name = f"{row['variant']} {row['config']}".strip()
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", "", "", ""]

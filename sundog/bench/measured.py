@@ -15,7 +15,7 @@ from typing import Any
 from ..trace import Summary
 from .goals import goal_rows
 from .link_table import over_link
-from .results import times_of
+from .results import fastest, problem_text, times_of
 
 __all__ = ["render"]
 
@@ -58,7 +58,7 @@ def _section(name: str, content: dict[str, Any], picture: str) -> str:
 
 
 def _op(content: dict[str, Any]) -> tuple[str, str]:
-    rows = _fastest(content["rows"])
+    rows = fastest(content["rows"])
     if content.get("link"):
         return over_link(content | {"rows": rows})
     ranks = content["world"]
@@ -91,23 +91,8 @@ def _op(content: dict[str, Any]) -> tuple[str, str]:
     return f"{content['op']}, {ranks} ranks on `{content['backend']}`", text + "\n".join(lines)
 
 
-def _fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each variant on each problem the fastest config, and all that could not be timed."""
-    best: dict[tuple[str, str], float] = {}
-    for row in rows:
-        if row["times"] is not None:
-            place, median = (row["problem"], row["variant"]), times_of(row["times"]).median
-            best[place] = min(median, best.get(place, median))
-    return [
-        row
-        for row in rows
-        if row["times"] is None
-        or times_of(row["times"]).median == best[row["problem"], row["variant"]]
-    ]
-
-
 def _op_cells(row: dict[str, Any], ranks: int, others: list[dict[str, Any]]) -> list[str]:
-    problem = row["problem"].removeprefix("Problem(").removesuffix(")").replace("torch.", "")
+    problem = problem_text(row["problem"])
     name = f"{row['variant']} {row['config']}".strip().removeprefix("sundog ")
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", *[""] * 5]

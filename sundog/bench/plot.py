@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .results import problem_text
 from .run import Row
 
 __all__ = ["draw"]
@@ -40,7 +41,7 @@ def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
         mine = [row for row in rows if row.problem == problem]
         _panel(panel, mine, variants, size)
         read = mine[0].cost.read_bytes / (1 << 20)
-        panel.set_title(f"{_short(problem)}\n{read:.3g} MiB read by each rank", fontsize=9)
+        panel.set_title(f"{problem_text(problem)}\n{read:.3g} MiB read by each rank", fontsize=9)
     for panel in panels.flat[len(problems) :]:
         panel.set_visible(False)
     panels.flat[0].legend(fontsize=8)
@@ -80,7 +81,3 @@ def _by_bytes(plt: Any, rows: list[Row], size: int) -> Any:
 def _rate(row: Row, size: int) -> float:
     assert row.times is not None
     return row.cost.hbm_bytes * size / row.times.median / 1e9
-
-
-def _short(problem: str) -> str:
-    return problem.removeprefix("Problem(").removesuffix(")").replace("torch.", "")

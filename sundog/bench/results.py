@@ -19,7 +19,10 @@ from rich.table import Table
 from .run import Row
 from .timing import Times
 
-__all__ = ["machine", "print_rows", "row_json", "times_json", "times_of", "write"]
+__all__ = [
+    "fastest", "machine", "print_rows", "problem_text", "row_json", "times_json", "times_of",
+    "write",
+]  # fmt: skip
 
 
 def machine() -> dict[str, str]:
@@ -63,6 +66,27 @@ def times_of(content: dict[str, Any]) -> Times:
     """What `times_json` has written."""
     samples = [[1e-9 * t for t in ranks] for ranks in content["samples_ns"]]
     return Times(content["name"], samples)
+
+
+def fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows as `row_json` writes them: of each variant on each problem the one with the fastest
+    config, and all that could not be timed."""
+    best: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if row["times"] is not None:
+            place, median = (row["problem"], row["variant"]), times_of(row["times"]).median
+            best[place] = min(median, best.get(place, median))
+    return [
+        row
+        for row in rows
+        if row["times"] is None
+        or times_of(row["times"]).median == best[row["problem"], row["variant"]]
+    ]
+
+
+def problem_text(problem: str) -> str:
+    """A row's problem, for people."""
+    return problem.removeprefix("Problem(").removesuffix(")").replace("torch.", "")
 
 
 def row_json(row: Row) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sundog.bench.baselines import BASELINES
 from sundog.bench.goals import goal_rows
 
 
@@ -51,6 +52,14 @@ def test_ratios_are_of_one_file(micros: float, verdict: str) -> None:
     found = verdicts({"h200-all-gather-matmul-4096": table(*rows)})
     assert list(found) == ["hbm_buffer over our GEMM with A gathered, 8 ranks on one GPU"]
     assert next(iter(found.values()))[2] == verdict
+
+
+def test_baselines_as_bench_names_them() -> None:
+    """Two of the three are what hbm_buffer is held against; the other has A gathered already."""
+    shape = "m=4096, n=1, k=1, size=8"
+    theirs = [timed(shape, name, 100.0) for name in BASELINES["all_gather_matmul"]]
+    rows = [timed(shape, "hbm_buffer", 100.0), timed(shape, "barrier", 100.0), *theirs]
+    assert len(verdicts({"h200-all-gather-matmul-4096": table(*rows)})) == 3
 
 
 def test_what_failed_is_no_figure() -> None:
