@@ -118,6 +118,7 @@ def test_a_wait_runs_out_and_the_world_goes_on():
     assert all(out == [0.0] * 10 + [1.0] * 10 for _, out in results)
 
 
+@pytest.mark.alone
 def test_reading_across_the_link_has_the_speed_of_the_link():
     """48 MB of a peer's data in a kernel of all SMs: tens of GB/s, not thousands."""
     n = 12 << 20
@@ -137,7 +138,7 @@ def test_reading_across_the_link_has_the_speed_of_the_link():
         return n * 4 / (begin.elapsed_time(end) * 1e-3)
 
     rate = run(main, 2)[0]
-    assert rate < 150e9, f"{rate / 1e9:.1f} GB/s: the speed of a memory"
+    assert 20e9 < rate < 150e9, f"{rate / 1e9:.1f} GB/s"
 
 
 @pytest.mark.alone
