@@ -1,4 +1,4 @@
-"""Made the data beside it, on one H200: `python data/h200/make.py FOLDER [SECONDS]`.
+"""Made the data beside it, on one H200: `python data/h200/make.py FOLDER [SECONDS [OP ...]]`.
 
 First a whole space of each op, then the same tunings by the pattern search with other seeds, and
 other problems. What is not done after so many seconds is left out; what was measured is kept, an op
@@ -30,19 +30,17 @@ RUNS = (
     ("all_gather.gluon", GATHER[:1], "exhaustive", 0),
     ("all_reduce", REDUCE, "exhaustive", 0),
     ("all_gather_matmul.hbm_buffer", MATMUL, "exhaustive", 0),
-    ("all_gather.gluon", GATHER[:1], "pattern", 1),
-    ("all_gather_matmul.barrier", MATMUL[:1], "exhaustive", 0),
-    ("all_gather.gluon", GATHER[1:2], "exhaustive", 0),
-    ("all_gather.gluon", GATHER[2:], "exhaustive", 0),
-    ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 1),
+    ("all_gather.gluon", GATHER[1:], "exhaustive", 0),
+    ("all_gather.gluon", GATHER, "pattern", 1),
     ("all_reduce", REDUCE, "pattern", 1),
-    ("all_gather.push", GATHER, "exhaustive", 0),
-    ("all_gather.gluon", GATHER[:1], "pattern", 2),
-    ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 2),
+    ("all_gather_matmul", MATMUL, "exhaustive", 0),
+    ("all_gather_matmul", MATMUL, "pattern", 1),
+    ("all_gather_matmul", MATMUL, "pattern", 2),
+    ("all_gather.gluon", GATHER, "pattern", 2),
 )
 
 
-def main(folder: Path, seconds: float) -> None:
+def main(folder: Path, seconds: float, ops: list[str]) -> None:
     end = time.monotonic() + seconds
     path, watch = folder / "runs.json", folder / "gpu.log"
     before = json.loads(path.read_text())["runs"] if path.exists() else []
@@ -50,12 +48,13 @@ def main(folder: Path, seconds: float) -> None:
     runs: list[dict[str, Any]] = []
     with watch.open("a") as file:
         smi = subprocess.Popen(
-            ["nvidia-smi", "--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits",
-             "-lms", "200"], stdout=file,
+            ["nvidia-smi", "--query-gpu=timestamp,utilization.gpu,clocks.sm,clocks.mem",
+             "--format=csv,noheader,nounits", "-lms", "100"], stdout=file,
         )  # fmt: skip
     try:
         for run in RUNS:
-            if run not in known and time.monotonic() < end:
+            wanted = not ops or run[0].partition(".")[0] in ops
+            if wanted and run not in known and time.monotonic() < end:
                 runs.append(tune(folder, *run, end))
     finally:  # what came before an interrupt counts
         smi.terminate()
@@ -105,7 +104,8 @@ def ran(run: dict[str, Any], watch: Path) -> float | None:
     """The part of a run's time in which a kernel ran, as nvidia-smi has it."""
     shares = []
     for line in watch.read_text().splitlines():
-        when, _, share = line.partition(", ")
+        when, _, rest = line.partition(", ")
+        share = rest.partition(", ")[0]  # then the clocks, which lines of 12:36 have not
         if share.isdecimal():
             at = datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp()
             if 0 <= at - run["begin"] <= run["seconds"]:
@@ -114,4 +114,4 @@ def ran(run: dict[str, Any], watch: Path) -> float | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 1e9)
+    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 1e9, sys.argv[3:])
