@@ -42,6 +42,7 @@ OPS = {
     "reduce.direct": "sundog.collectives.reduce",
     "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
     "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
+    "all_gather_matmul.direct": "sundog.fused.all_gather_matmul_direct",
     "matmul_reduce_scatter.push": "sundog.fused.matmul_reduce_scatter",
     "matmul_reduce_scatter.barrier": "sundog.fused.matmul_reduce_scatter_barrier",
     "matmul_all_reduce.one_shot": "sundog.fused.matmul_all_reduce_one_shot",

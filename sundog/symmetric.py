@@ -6,6 +6,7 @@ unless a link separates them (docs/gpu.md). Flags are what `world.signals` made,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -102,6 +103,13 @@ class Symmetric:
             (self._delta(rank, is_flags=False), self._delta(rank, is_flags=True))
             for rank in range(len(self._ranks))
         ]
+
+    def apart(self) -> int | None:
+        """Bytes from each rank's data to the next one's, if the same between all, and upwards."""
+        bases = [self.base(rank, is_flags=False) for rank in range(len(self._ranks))]
+        steps = {after - before for before, after in itertools.pairwise(bases)}
+        step = steps.pop() if steps else self.heap.capacity
+        return step if step > 0 and not steps else None
 
     def _delta(self, rank: int, is_flags: bool) -> int:
         return self.base(rank, is_flags) - self.base(self._rank, is_flags)

@@ -131,6 +131,14 @@ class Tensors(Streams):
         self._check_rank(rank)
         return self._memory.peer(tensor, rank)
 
+    @property
+    def apart(self) -> int | None:
+        """Bytes from each rank's copy of a tensor to the next one's, where that is one number.
+
+        Then a descriptor (TMA) with a dimension for the ranks reaches them all.
+        """
+        return self._memory.apart()
+
     def _allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
         self._check_open()
         self._refuse_in_capture("world.empty", ALLOCATION, "Allocate before the capture.")

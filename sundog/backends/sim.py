@@ -171,11 +171,16 @@ def region_of(base: int, allocation: Allocation, rank: int) -> Region:
     return Region(start, start + allocation.nbytes, name, rank, allocation.itemsize, is_heap=True)
 
 
-def make_segment(nbytes: int) -> torch.Tensor:
-    """A heap that starts at an aligned address."""
-    whole = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
-    skip = -whole.data_ptr() % ALIGNMENT
-    return whole[skip : skip + nbytes]
+def make_segments(world_size: int, nbytes: int) -> list[torch.Tensor]:
+    """Heaps at aligned addresses, evenly spaced as on `virtual`, with a gap behind each."""
+    apart = nbytes + -nbytes % ALIGNMENT + GUARD
+    whole = torch.empty(world_size * apart + ALIGNMENT, dtype=torch.uint8)
+    first = -whole.data_ptr() % ALIGNMENT
+    # Each with a storage of its own, by which the checker tells them apart.
+    return [
+        torch.frombuffer(whole.numpy(), dtype=torch.uint8, count=nbytes, offset=first + r * apart)
+        for r in range(world_size)
+    ]
 
 
 def run(
@@ -201,7 +206,7 @@ def simulate(
     """The same on a given machine, whose hosts have the results and `failure` the first error."""
     if current_machine() is not None:
         raise ValueError("sundog.run inside a rank: open the second world after the first is done")
-    segments = flags = [make_segment(heap_size) for _ in range(world_size)]
+    segments = flags = make_segments(world_size, heap_size)
     if split_heaps or link:
         machine.memory.split = SplitHeaps.make(world_size, heap_size)
         segments, flags = machine.memory.split.data, machine.memory.split.flags

@@ -18,7 +18,7 @@ import torch
 from .. import knobs
 from ..capture import Graph
 from ..errors import SundogError
-from ..heap import Allocation
+from ..heap import ALIGNMENT, Allocation
 from ..order import Order
 from ..sim.launcher import Installed, current_machine
 from ..sim.machine import Machine
@@ -219,8 +219,11 @@ def _device() -> torch.device:
 
 
 def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.Tensor]:
+    """Evenly spaced, so that one descriptor can reach them all (`world.apart`)."""
+    apart = heap_size + -heap_size % ALIGNMENT
     try:
-        return [torch.empty(heap_size, dtype=torch.uint8, device=device) for _ in range(world_size)]
+        whole = torch.empty(world_size * apart, dtype=torch.uint8, device=device)
+        return [whole[rank * apart :][:heap_size] for rank in range(world_size)]
     except torch.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)
         raise ValueError(

@@ -227,20 +227,14 @@ def arguments(
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     by_k = problem.shard == "k"
     given, parts, a_kind = _sharded(config, a, buffer)
-    # A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
-    # the next shard: 0 times infinity is not 0. So would one of the output, along M.
-    alone = problem.size == 1
-    whole = alone or not by_k or a.shape[1] % config.tile_k == 0
-    y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
-    whole = alone or by_k or a.shape[0] % config.tile_m == 0
-    to = gemm.target(out, config, a.itemsize, beside=False) if whole else None
+    y, b_kind, to = working.others(problem, config, b, out)
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k,
         triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), config.at_once and not alone, world.trace,
+        _ahead(config, a), hint_of(a), config.at_once and problem.size > 1, world.trace,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 

@@ -7,22 +7,46 @@ row is staged, that is one plain loop over K, which the compiler pipelines.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import triton
 import triton.language as tl
 
 from ..device import context, local, proxy, tiles, trace
 from . import fetching, gemm
 
-__all__ = ["work", "work_at_once"]
+if TYPE_CHECKING:
+    import torch
+
+    from .all_gather_matmul import Problem
+
+__all__ = ["block_of_b", "emit", "grid", "others", "work", "work_at_once"]
 
 _LANES = tl.constexpr(32)  # flags that are looked at together
+
+
+def others(
+    problem: Problem, config: gemm.Tiles, b: torch.Tensor, out: torch.Tensor
+) -> tuple[Any, str, Any]:
+    """On the host, what a sharded A does not change: B and its kind, the output's descriptor.
+
+    A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
+    the next shard: 0 times infinity is not 0. So would one of the output, along M.
+    """
+    rows, cols = problem.shard_shape
+    is_k, alone = problem.shard == "k", problem.size == 1
+    whole = alone or not is_k or cols % config.tile_k == 0
+    y, kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
+    whole = alone or is_k or rows % config.tile_m == 0
+    to = gemm.target(out, config, b.itemsize, beside=False) if whole else None
+    return y, kind, to
 
 
 @triton.jit
 def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
     """Compute output tiles from the queue until it is empty. The next trace point."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
-    rows, cols = _grid(a, out, F, S)
+    rows, cols = grid(a, out, F, S)
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
     tile = gemm.ticket(flags.tickets) - before
@@ -30,7 +54,7 @@ def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
         i, j = gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
         point, acc = _product(point, a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
         tile = gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
-        _emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
+        emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
     return point
 
 
@@ -41,20 +65,20 @@ def work_at_once(point, a, parts, b, out, to, bias, ctx, F, S):
     Two loops: as one (`flatten`), with a descriptor of four dimensions, they were 5 % slower.
     """
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
-    rows, cols = _grid(a, out, F, S)
+    rows, cols = grid(a, out, F, S)
     total = F.per_shard * F.size if F.by_k else F.per_shard
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
     for tile in range(program, rows * cols, tl.num_programs(0)):
         i, j = gemm.swizzle(tile, rows, cols, S.group_m)
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
         acc = _multiply(acc, a, parts, b, i, j * S.tile_n, 0, total, rank, F, S)
-        _emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
+        emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
     return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
 
 
 @triton.jit
-def _grid(a, out, F, S):
-    """Rows and columns of output tiles. Along M a tile is of one rank: this one's come first."""
+def grid(a, out, F, S):
+    """Rows and columns of output tiles. Along M a tile is of one rank."""
     rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     if not F.by_k:
         rows *= F.size
@@ -62,8 +86,8 @@ def _grid(a, out, F, S):
 
 
 @triton.jit
-def _emit(a, out, to, bias, acc, i, col, rank, F, S):
-    """Write an output tile, of row of tiles `i`."""
+def emit(a, out, to, bias, acc, i, col, rank, F, S):
+    """Write an output tile, of row of tiles `i`. Along M rows of `rank` come first."""
     own_rows = tl.cdiv(a.rows, S.tile_m)
     first = 0
     if not F.by_k:
@@ -136,7 +160,7 @@ def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
         row = i % own_rows * S.tile_m
         for block in tl.range(begin, here):
             x = tiles.load(a, row, block * S.tile_k, S.tile_m, S.tile_k)
-            y = _block_of_b(b, a, 0, block, col, rank, F, S)
+            y = block_of_b(b, a, 0, block, col, rank, F, S)
             acc = tl.dot(x, y, acc, input_precision="ieee")
         begin = tl.maximum(begin, here)
     for block in tl.range(begin, end):
@@ -158,7 +182,7 @@ def _blocks(a, parts, b, i, block, col, rank, F, S):
         x = tiles.load(staged, row, k * S.tile_k, S.tile_m, S.tile_k)
     else:
         x = _described(a, parts, step, row, k * S.tile_k, S)
-    return x, _block_of_b(b, a, step, k, col, rank, F, S)
+    return x, block_of_b(b, a, step, k, col, rank, F, S)
 
 
 @triton.jit
@@ -173,8 +197,8 @@ def _described(a, parts, step, row, k, S):
 
 
 @triton.jit
-def _block_of_b(b, a, step, block, col, rank, F, S):
-    """What meets that block of A. Along K, B has a shard of rows for each rank."""
+def block_of_b(b, a, step, block, col, rank, F, S):
+    """What meets a block of the rank that is `step` after `rank`; along K, B has rows for each."""
     k = block * S.tile_k
     if not F.by_k or F.size == 1:
         return gemm.block_of(b, k, col, S.b_kind, S.tile_k, S.tile_n)

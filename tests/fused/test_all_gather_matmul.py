@@ -14,6 +14,7 @@ from sundog import fields
 from sundog.choice import choose, entries
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
+from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
 from sundog.fused.fetching import Flags
@@ -65,7 +66,7 @@ def test_every_corner_of_the_config(run: Run, problem_of: type, corner: str) -> 
 
 
 @both_ways
-@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+@pytest.mark.parametrize("op", [barrier, hbm_buffer, direct])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_worlds(run: Run, op: ModuleType, problem_of: type, size: int) -> None:
     problem = problem_of(size)
@@ -73,16 +74,16 @@ def test_worlds(run: Run, op: ModuleType, problem_of: type, size: int) -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+@pytest.mark.parametrize("op", [barrier, hbm_buffer, direct])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 1), (3, 5, 19), (16, 16, 16)])
 def test_ragged_sizes(run: Run, op: ModuleType, problem_of: type, m: int, n: int, k: int) -> None:
     problem = problem_of(2, m, n, k, BF16)
-    config = SMALL if op is hbm_buffer else barrier.Config(16, 16, 16, num_warps=4, programs=2)
+    config = SMALL if op is hbm_buffer else op.Config(16, 16, 16, num_warps=4, programs=2)
     compare(run(answers(op, problem, config), 2))
 
 
 @both_ways
-@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+@pytest.mark.parametrize("op", [barrier, hbm_buffer, direct])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_random_numbers_against_float64(
     run: Run, op: ModuleType, problem_of: type, dtype: torch.dtype
@@ -118,7 +119,7 @@ def test_an_infinity_stays_in_its_column(run: Run, problem_of: type, descriptors
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("algo", ["auto", "barrier", "hbm_buffer"])
+@pytest.mark.parametrize("algo", ["auto", "barrier", "hbm_buffer", "direct"])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("on_heap", [False, True])
 def test_the_call(run: Run, algo: str, layout: str, on_heap: bool) -> None:
@@ -226,7 +227,7 @@ def test_configs_that_are_refused(change: dict, reason: str) -> None:
     assert reason in (hbm_buffer.valid(by_k(2), replace(SMALL, **change)) or "")
 
 
-@pytest.mark.parametrize("op", [barrier, hbm_buffer])
+@pytest.mark.parametrize("op", [barrier, hbm_buffer, direct])
 def test_what_a_tuner_may_try_is_valid(op: ModuleType) -> None:
     problem = Problem(4096, 3584, 8192, BF16, 8, "k")
     configs = [*op.space(problem), op.default(problem, 132)]

@@ -94,12 +94,11 @@ def test_waking_does_not_depend_on_addresses(monkeypatch: pytest.MonkeyPatch) ->
         return out.tolist()
 
     def at_other_addresses(place: Callable[[list], list]) -> list[int]:
-        pool = place(sorted((make(1 << 20) for _ in range(8)), key=lambda s: s.data_ptr()))
-        monkeypatch.setattr(sim, "make_segment", lambda nbytes: pool.pop())
+        monkeypatch.setattr(sim, "make_segments", lambda *given: place(make(*given)))
         return sundog.run(main, 8, "sim", heap_size=1 << 20)[0]
 
-    make = sim.make_segment
-    assert at_other_addresses(lambda pool: pool) == at_other_addresses(lambda pool: pool[::-1])
+    make = sim.make_segments
+    assert at_other_addresses(lambda heaps: heaps) == at_other_addresses(lambda heaps: heaps[::-1])
 
 
 # no busy waiting

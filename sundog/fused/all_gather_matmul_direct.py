@@ -1,0 +1,196 @@
+"""All-gather + GEMM without a gather: the main loop reads each block of A from its owner.
+
+Where peers' memory is as near as the own, as for ranks that share a GPU, nothing needs to be moved
+first, and nothing is staged. One descriptor of three dimensions (rank, row, column), whose first
+stride is the distance between two heaps, makes it a plain loop over K. Elsewhere (AMD, heaps that
+are not evenly spaced) blocks are read by pointers, peer by peer. Over a link every block of A would
+cross N / tile_n times: hbm_buffer moves it once.
+
+All ranks take the blocks in the same order, rank 0's shard first. So those that share a GPU read
+the same ones at about the same time, out of its L2 cache; and bits are those of a GEMM with A
+gathered, the same on all ranks with the same B. Two barriers of the programs with one number frame
+the product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..device import context, proxy, tiles, trace
+from ..op import Plan, agree
+from ..passive import stand_in
+from . import all_gather_matmul_barrier as barrier
+from . import gemm, working
+from .all_gather_matmul import Problem, cases, cost, inputs, reference
+from .call import fitting, hint_of, resident
+
+if TYPE_CHECKING:
+    from ..world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("a",)
+_FARTHEST = 1 << 40  # bytes: a stride of TMA is less
+
+
+@dataclass(frozen=True)
+class Config(gemm.Tiles):
+    programs: int = 132
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    return gemm.valid(config, problem.dtype)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [Config(**dataclasses.asdict(each)) for each in barrier.space(problem)]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    m, k = problem.shard_shape
+    base = fitting(problem.m, m, problem.n, k, problem.dtype, num_sms)
+    rows = triton.cdiv(m, base["tile_m"]) * (1 if problem.shard == "k" else problem.size)
+    outputs = rows * triton.cdiv(problem.n, base["tile_n"])
+    return Config(**base, programs=max(1, min(num_sms, outputs)))
+
+
+class _Flags(NamedTuple):
+    ready: Any  # by program and rank: its part of A may be read
+    done: Any  # by program and rank: has read all that it will of this rank's A
+    epochs: Any  # by program: how often it has run
+
+
+class _Shards(NamedTuple):
+    """Constants of A's shards."""
+
+    size: Any
+    lanes: Any
+    by_k: Any
+    per_shard: Any  # blocks along K; a constant, since dividing by another costs 4 % of the time
+    hint: Any
+    trace: Any  # the clock of trace points, or 0
+
+
+@triton.jit
+def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
+    program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
+    epoch = tl.load(flags.epochs + program) + 1
+    # My A is complete: what came before on the stream is over. The peers' programs with this number
+    # read it behind this barrier.
+    ready, done = flags.ready + program * F.size, flags.done + program * F.size
+    point = trace.barrier_ranks(0, ready, epoch, ctx, F.lanes, F.trace)
+    if S.a_kind != "view":
+        proxy.fence()  # what the peers wrote, before my loads by descriptor
+    away = tiles.distances(ctx, F.lanes)
+    rows, cols = working.grid(a, out, F, S)
+    point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    # Two loops: as one (`flatten`), with a descriptor of more than two dimensions, they are slower.
+    for tile in range(program, rows * cols, tl.num_programs(0)):
+        i, j = gemm.swizzle(tile, rows, cols, S.group_m)
+        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+        acc = _multiply(acc, a, parts, b, i, j * S.tile_n, away, F, S)
+        working.emit(a, out, to, bias, acc, i, j * S.tile_n, 0, F, S)
+    point = trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
+    point = trace.barrier_ranks(point, done, epoch, ctx, F.lanes, F.trace)
+    trace.finish(point, ctx, F.trace)
+    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _multiply(acc, a, parts, b, i, col, away, F, S):
+    """acc + A @ B, all blocks along K of row of tiles `i`."""
+    per_peer = tl.cdiv(a.rows, S.tile_m)
+    row, owner = i % per_peer * S.tile_m, i // per_peer
+    if S.a_kind == "view":
+        for peer in range(0 if F.by_k else owner, F.size if F.by_k else owner + 1):
+            there = tiles.of_rank(tiles.hinted(a, F.hint), peer, away)
+            for k in tl.range(F.per_shard):
+                x = tiles.load(there, row, k * S.tile_k, S.tile_m, S.tile_k)
+                y = working.block_of_b(b, a, peer, k, col, 0, F, S)
+                acc = tl.dot(x, y, acc, input_precision="ieee")
+    else:
+        for block in tl.range(F.per_shard * F.size if F.by_k else F.per_shard):
+            peer, k = owner, block
+            if F.by_k:
+                peer, k = block // F.per_shard, block % F.per_shard
+            x = _described(parts, peer, row, k * S.tile_k, S)
+            y = working.block_of_b(b, a, peer, k, col, 0, F, S)
+            acc = tl.dot(x, y, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _described(parts, peer, row, k, S):
+    """A block of a rank's A, by the descriptor of all ranks'."""
+    if S.a_kind == "rows":
+        return parts.load([peer, row, k]).reshape(S.tile_m, S.tile_k)
+    else:
+        return parts.load([peer, k, row]).reshape(S.tile_k, S.tile_m).T
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. The plan takes a symmetric a, any b, bias and out."""
+    refused = resident(valid(problem, config), config.programs, world.num_sms)
+    agree(world, "all_gather_matmul.direct", problem, config, refused)
+    shape = (config.programs, problem.size)
+    flags = _Flags(
+        world.signals(shape, "all_gather_matmul.ready"),
+        world.signals(shape, "all_gather_matmul.done"),
+        world.signals(config.programs, "all_gather_matmul.epochs"),
+    )
+    world.barrier()  # everybody's flags are zero before the first signal
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *given, out = rest
+        if world.passive:
+            stand_in(world, *flags)
+            return out
+        bias = given[0] if given else None
+        _direct_kernel[(config.programs,)](
+            *arguments(problem, config, a, b, out, bias, flags, world),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, tuple(flags), launch)
+
+
+def arguments(
+    problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+    bias: torch.Tensor | None, flags: _Flags, world: World,
+) -> tuple:  # fmt: skip
+    """Of the kernel: what `isa` and the tests compile is what a plan launches."""
+    parts, a_kind = _all_ranks(config, a, world)
+    y, b_kind, to = working.others(problem, config, b, out)
+    shards = _Shards(*map(tl.constexpr, (
+        problem.size, triton.next_power_of_2(problem.size), problem.shard == "k",
+        triton.cdiv(a.shape[1], config.tile_k), hint_of(a), world.trace,
+    )))  # fmt: skip
+    shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
+    return tiles.view(a), parts, y, tiles.view(out), to, bias, flags, world.ctx, shards, shape
+
+
+def _all_ranks(config: Config, a: torch.Tensor, world: World) -> tuple[Any, str]:
+    """A descriptor of all ranks' A, if they are evenly spaced, and its kind."""
+    block = (config.tile_m, config.tile_k)
+    kind, apart = gemm.operand(a, block, config.descriptors)[1], world.apart
+    if kind == gemm.VIEW or apart is None or apart % 16 or apart >= _FARTHEST:
+        return None, gemm.VIEW
+    first = world.peer(a, 0)
+    rows = first if kind == gemm.ROWS else first.T
+    box = block if kind == gemm.ROWS else block[::-1]
+    strides = [apart // a.itemsize, *rows.stride()]
+    return TensorDescriptor(first, [world.size, *rows.shape], strides, [1, *box]), kind
