@@ -2,6 +2,11 @@
 
 "our GEMM" is `fused/gemm.py` on the SMs of the rank, with the tiles that its rule gives;
 "A gathered" has nothing to wait for: what is left is what the communication costs.
+
+Where ranks share a GPU, cuBLAS takes SMs that are not its rank's. With torch.mm of 256 rows, then
+our reduce-scatter, 8 ranks on an H200 hung: seven waited in the collective, on 112 of 132 SMs, for
+the eighth, whose product found no place. So a barrier of one warp per rank stands behind each
+torch.mm: nobody waits with more than that before all products are done.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..collectives.device_barrier import device_barrier
 from ..fused import all_gather_matmul_barrier, gemm, matmul_reduce
 from ..fused.call import fitting
 from ..world import World
@@ -54,6 +60,7 @@ def gather_then_torch(
     def launch() -> None:
         gather.launch(a)
         torch.mm(gather.whole, b, out=out)
+        device_barrier(world)  # before the next gather: see above
 
     return launch
 
@@ -72,6 +79,7 @@ def torch_then(op: str) -> Callable[..., Call]:
 
         def launch() -> None:
             torch.mm(a, b, out=partial)
+            device_barrier(world)  # before the collective: see above
             then.launch(partial.view(-1), out.view(-1))
 
         return launch
