@@ -174,7 +174,7 @@ def arguments(
 ) -> tuple:  # fmt: skip
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     parts, a_kind = _all_ranks(config, a, world)
-    y, b_kind, to = working.others(problem, config, b, out)
+    y, b_kind, to = working.others(problem, config, b, out, beside=True)
     shards = _Shards(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), problem.shard == "k",
         triton.cdiv(a.shape[1], config.tile_k), hint_of(a), world.trace,

@@ -227,7 +227,7 @@ def arguments(
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     by_k = problem.shard == "k"
     given, parts, a_kind = _sharded(config, a, buffer)
-    y, b_kind, to = working.others(problem, config, b, out)
+    y, b_kind, to = working.others(problem, config, b, out, config.at_once)
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k,

@@ -26,19 +26,20 @@ _LANES = tl.constexpr(32)  # flags that are looked at together
 
 
 def others(
-    problem: Problem, config: gemm.Tiles, b: torch.Tensor, out: torch.Tensor
+    problem: Problem, config: gemm.Tiles, b: torch.Tensor, out: torch.Tensor, beside: bool
 ) -> tuple[Any, str, Any]:
     """On the host, what a sharded A does not change: B and its kind, the output's descriptor.
 
     A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
-    the next shard: 0 times infinity is not 0. So would one of the output, along M.
+    the next shard: 0 times infinity is not 0. So would one of the output, along M. `beside`: in a
+    `for` loop over tiles Triton writes one while the next is loaded.
     """
     rows, cols = problem.shard_shape
     is_k, alone = problem.shard == "k", problem.size == 1
     whole = alone or not is_k or cols % config.tile_k == 0
     y, kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
     whole = alone or is_k or rows % config.tile_m == 0
-    to = gemm.target(out, config, b.itemsize, beside=False) if whole else None
+    to = gemm.target(out, config, b.itemsize, beside) if whole else None
     return y, kind, to
 
 
