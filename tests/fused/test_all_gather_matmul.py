@@ -96,16 +96,54 @@ def test_random_numbers_against_float64(
         assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_direct_adds_as_a_gemm_does(run: Run) -> None:
+    """In the same order on every rank: the bits are those of barrier, also where sums round."""
+    problem = replace(by_k(3, k=32), out_dtype=F32)
+    results = [
+        run(answers(op, problem, op.Config(16, 16, 16, programs=2), 1, exact=False), 3)
+        for op in (barrier, direct)
+    ]
+    for ((gathered, _),), ((read, want),) in zip(*results, strict=True):
+        assert torch.equal(gathered, read)
+        assert not torch.equal(read, want)
+
+
 @both_ways
+@pytest.mark.parametrize(
+    ("ranks", "apart"), [((1, 3), 2), ((0, 1, 3), None), ((2, 1), None), ((2,), 1)]
+)
+def test_direct_in_a_group(
+    run: Run, problem_of: type, ranks: tuple[int, ...], apart: int | None
+) -> None:
+    """By descriptor, where heaps are evenly spaced, in the order of the ranks; else by pointers."""
+    problem = problem_of(len(ranks))
+    config = direct.Config(16, 16, 16, group_m=2, num_warps=4, programs=2)
+
+    def main(world: sundog.World) -> list:
+        group = world.group(ranks)
+        if group is None:
+            return []
+        if world.backend in ("sim", "virtual") and len(ranks) > 1:
+            assert world.apart is not None
+            assert group.apart == (apart and apart * world.apart)
+        return answers(direct, problem, config)(group)
+
+    compare(run(main, 4))
+
+
+@both_ways
+@pytest.mark.parametrize("op", [hbm_buffer, direct])
 @pytest.mark.parametrize("descriptors", [False, True])
-def test_an_infinity_stays_in_its_column(run: Run, problem_of: type, descriptors: bool) -> None:
+def test_an_infinity_stays_in_its_column(
+    run: Run, op: ModuleType, problem_of: type, descriptors: bool
+) -> None:
     """A shard of 24 ends within a tile: its zeros must not meet the next shard's infinity in B."""
     problem = problem_of(2, k=24)
-    config = replace(SMALL, descriptors=descriptors)
+    config = op.Config(16, 16, 16, descriptors=descriptors, programs=16)
 
     def main(world: sundog.World) -> torch.Tensor:
-        plan = hbm_buffer.plan(world, problem, config)
-        a, b = hbm_buffer.inputs(world, problem, 1)
+        plan = op.plan(world, problem, config)
+        a, b = op.inputs(world, problem, 1)
         a.fill_(1.0)
         b.fill_(1.0)
         b[24 % problem.k, 5] = float("inf")
@@ -261,6 +299,33 @@ def test_auto_goes_by_what_was_measured() -> None:
 
 
 @pytest.mark.compat
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_what_the_compilers_make_of_direct(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One loop over all ranks' blocks with tensor cores, on sm_90 by TMA in three stages."""
+    problem = Problem(8192, 4096, 4096, BF16, 8, "k")
+    if arch != "sm_90":
+        monkeypatch.setattr(torch.version, "hip", "6.4")
+    config = direct.default(problem, 16)
+    options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
+    a, b, out, words = _tensors(problem)
+    world = SimpleNamespace(ctx=words, trace=0, size=8, apart=1 << 30, peer=lambda x, rank: x)
+    flags = direct._Flags(words, words, words)
+    arguments = direct.arguments(problem, config, a, b, out, None, flags, world)
+    made = compiled(direct._direct_kernel, arch, arguments, options)
+    text = assembly(made)
+    assert spills(made) <= A_FEW
+    if arch == "sm_90":
+        assert len(re.findall(r"wgmma\.mma_async", text)) == 4
+        assert len(re.findall(r"cp\.async\.bulk\.tensor\.3d\S*mbarrier", text)) == 3
+        assert len(re.findall(r"cp\.async\.bulk\.tensor\.2d\S*mbarrier", text)) == 3
+        assert re.search(r"fence\.proxy\.async\.global", text)
+    else:
+        assert re.search("mfma", text)
+        assert re.search(r"(?:buffer|global)_load_dwordx4", text)
+        assert not re.search(r"(?:buffer|global)_load_(?:ushort|short)", text)
+
+
+@pytest.mark.compat
 @pytest.mark.parametrize(
     ("arch", "shard", "num_sms"),
     [("sm_90", "k", 16), ("sm_90", "m", 132), ("gfx942", "m", 132), ("gfx950", "k", 132)],
@@ -292,9 +357,12 @@ def test_what_the_compilers_make_of_the_default(
 
 
 def _arguments(problem: Problem, config: hbm_buffer.Config) -> tuple:
-    a, b = (torch.empty(s, dtype=BF16) for s in (problem.shard_shape, (problem.k, problem.n)))
-    out = torch.empty(problem.m, problem.n, dtype=BF16)
+    a, b, out, words = _tensors(problem)
     buffer = torch.empty(problem.size - 1, *problem.shard_shape, dtype=BF16)
-    words = torch.empty(64, dtype=torch.int64)
     flags, world = Flags(*[words] * 5), SimpleNamespace(ctx=words, trace=0)
     return hbm_buffer.arguments(problem, config, a, buffer, b, out, None, flags, world)
+
+
+def _tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
+    shapes = problem.shard_shape, (problem.k, problem.n), (problem.m, problem.n)
+    return *(torch.empty(s, dtype=BF16) for s in shapes), torch.empty(64, dtype=torch.int64)

@@ -14,6 +14,7 @@ import sundog
 from sundog.check import check
 from sundog.exercise import expected
 from sundog.fused import all_gather_matmul_barrier as gather_barrier
+from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused import matmul_all_reduce_one_shot as one_shot
 from sundog.fused import matmul_all_reduce_two_shot as two_shot
@@ -39,6 +40,7 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
         hbm_buffer, hbm_buffer.Problem(24, 16, 64, F16, 2, "k"),  # both fetch for both
         hbm_buffer.Config(**SMALL, fetchers=2, programs=2),
     ),
+    "all_gather_matmul.direct": (direct, GATHERED, direct.Config(**SMALL, programs=2)),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
     "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
     "matmul_all_reduce.two_shot": (two_shot, REDUCED, PLAIN),
