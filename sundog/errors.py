@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class SundogError(RuntimeError):
@@ -92,6 +93,17 @@ class CaptureError(SundogError):
 
     def __reduce__(self) -> tuple:
         return CaptureError, (str(self), self.call, self.where, self.reason)
+
+
+class VariantFailed(SundogError):
+    """One of several ways that are measured raised. `before`: what the others gave until then."""
+
+    def __init__(self, variant: str, reason: str, before: Any = None) -> None:
+        super().__init__(f"{variant}: {reason}")
+        self.variant, self.reason, self.before = variant, reason, before
+
+    def __reduce__(self) -> tuple:
+        return VariantFailed, (self.variant, self.reason, self.before)
 
 
 class NotOrdered(SundogError):

@@ -27,7 +27,7 @@ def op(
     name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int,
     csv_file: str, json_file: str, plot_file: str, link: str = "", entries_file: str = "",
 ) -> int:  # fmt: skip
-    """Exit status: 1 if a result was wrong, 2 if nothing could be measured."""
+    """Exit status: 1 if a variant was wrong or failed, 2 if nothing could be measured."""
     try:
         rows, rates = bench(name, axes, size, backend, only, samples, link)
     except (SundogError, ValueError) as error:

@@ -1,15 +1,19 @@
 """`sundog bench OP`: time any op against the limit, and against what a user would call instead.
 
-A result that differs from the reference is reported as wrong and never timed.
+A result that differs from the reference is reported as wrong and never timed. A variant whose wait
+runs out, or that ends the world otherwise, costs its row alone: its problem is run once more in a
+new world, without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +23,7 @@ from rich.progress import Progress
 
 from .. import fields, knobs, target
 from ..choice import Entry, config_for
-from ..errors import NotResident, SundogError
+from ..errors import NotResident, SundogError, VariantFailed
 from ..exercise import expected_here, output
 from ..launch import GPU_HEAP
 from ..launch import run as run_ranks
@@ -29,7 +33,7 @@ from . import limits
 from . import link as over_link
 from .axes import Choice, parse_axes
 from .baselines import BASELINES, Baseline
-from .timing import Times, Variant, measure
+from .timing import Times, Variant, blame, measure
 
 __all__ = ["Row", "bench"]
 
@@ -53,6 +57,15 @@ class Row:
 
 
 @dataclass(frozen=True)
+class _Found:
+    """What worlds have found so far; problems are its keys."""
+
+    rates: limits.Rates | None
+    rows: dict[Any, list[Row]]
+    failed: dict[tuple[Any, str], str]  # and the variant's name: why it ended a world
+
+
+@dataclass(frozen=True)
 class _Ready:
     row: Row
     variant: Variant
@@ -60,15 +73,18 @@ class _Ready:
 
 @dataclass(frozen=True)
 class _Bench:
-    """What all problems of one run share."""
+    """What all problems of one run share; below, what they share in one world."""
 
     name: str  # of the op
     modules: dict[str, ModuleType]
+    problems: list[Any]
     choices: list[Choice]
     baselines: dict[str, Baseline]
-    rates: limits.Rates
     samples: int
-    step: Callable[[str], None]
+    link: str
+    rates: limits.Rates | None = None
+    failed: dict[tuple[Any, str], str] = field(default_factory=dict)
+    step: Callable[[str], None] = lambda text: None
 
     @property
     def op(self) -> ModuleType:
@@ -91,20 +107,45 @@ def bench(
     known = (over_link.BASELINES if link else BASELINES).get(name.partition(".")[0], {})
     chosen = {k: v for k, v in known.items() if not only or k in only.split(",")}
 
-    def main(world: World) -> tuple[list[Row], limits.Rates]:
-        rates: limits.Rates = world.broadcast_object(_rates(world, link))
-        rows = []
-        variants = len(problems) * (len(choices) + len(chosen))
-        with _progress(world, variants * samples) as step:
-            common = _Bench(name, modules, choices, chosen, rates, samples, step)
-            for problem in problems:
-                with world.scope():
-                    rows += _problem(world, common, problem)
-        return rows, rates
+    common = _Bench(name, modules, problems, choices, chosen, samples, link)
+    found = _Found(None, {}, {})
+    while any(problem not in found.rows for problem in problems):
+        found = _in_a_world(common, found, size, backend)
+        gc.collect()  # if it failed: its heaps go before the next one's come
+    assert found.rates is not None
+    return [row for problem in problems for row in found.rows[problem]], found.rates
 
-    most = max(next(iter(modules.values())).cost(problem).hbm_bytes for problem in problems)
-    rows, rates = run_ranks(main, size, backend, heap_size=_heap_size(most), link=link)[0]
-    return rows, rates
+
+def _in_a_world(common: _Bench, found: _Found, size: int, backend: str) -> _Found:
+    """What was found before, and the problems that are left, up to a variant that fails."""
+    most = max(common.op.cost(problem).hbm_bytes for problem in common.problems)
+    options: dict[str, Any] = {"heap_size": _heap_size(most), "link": common.link}
+    try:
+        everyone = run_ranks(lambda w: _problems(w, common, found), size, backend, **options)
+    except VariantFailed as error:
+        print(f"not timed: {error}", file=sys.stderr)
+        everyone = [error.before]
+    result: _Found = everyone[0]
+    return result
+
+
+def _problems(world: World, common: _Bench, found: _Found) -> _Found:
+    rates = found.rates or world.broadcast_object(_rates(world, common.link))
+    now = _Found(rates, dict(found.rows), dict(found.failed))
+    left = [problem for problem in common.problems if problem not in now.rows]
+    total = len(left) * (len(common.choices) + len(common.baselines)) * common.samples
+    with _progress(world, total) as step:
+        here = dataclasses.replace(common, rates=rates, failed=now.failed, step=step)
+        for problem in left:
+            try:
+                with world.scope():
+                    now.rows[problem] = _problem(world, here, problem)
+            except VariantFailed as error:
+                key = problem, error.variant
+                assert key not in now.failed  # it would not have been run
+                now.failed[key] = error.reason.partition("\n")[0]
+                raise VariantFailed(error.variant, error.reason, now) from error
+    return now
 
 
 def _rates(world: World, link: str) -> limits.Rates | None:
@@ -141,33 +182,37 @@ def _progress(world: World, total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
-    op = common.op
+    op, rates = common.op, common.rates
+    assert rates is not None
     cost = op.cost(problem)
-    blank = Row("", str(problem), "", cost, limits.seconds(cost, world.size, common.rates))
+    blank = Row("", str(problem), "", cost, limits.seconds(cost, world.size, rates))
     sets = _sets(world, op, problem, cost)
     ready = [_own(world, common, problem, choice, sets, blank) for choice in common.choices]
     for name, baseline in common.baselines.items():
         if baseline.usable(world, problem):
-            calls = [baseline.make(world, problem, inputs, out) for inputs, out, _ in sets]
-            row = dataclasses.replace(blank, variant=name)
+            reason = common.failed.get((problem, name), "")
+            with blame(name):
+                usable = [] if reason else sets
+                calls = [baseline.make(world, problem, inputs, out) for inputs, out, _ in usable]
+            row = dataclasses.replace(blank, variant=name, wrong=reason)
             ready.append(_Ready(row, Variant(name, calls, baseline.graph)))
-    checked = [(e, _wrong(world, e, sets)) for e in ready if e is not None]
+    checked = [(e, e.row.wrong or _wrong(world, e, sets)) for e in ready if e is not None]
     good = [each for each, wrong in checked if not wrong]
     at_least = min(max(int(_SAMPLE_SECONDS / blank.limit), 3), 20)
-    if common.rates.link:
+    if rates.link:
         # A graph of hundreds of copies can hold the host that launches it until they are done,
         # and with it the hosts of the peers that they wait for (seen with 4 calls of 64).
         at_least = 2
     variants = [each.variant for each in good]
     timed = measure(world, variants, common.samples, at_least=at_least, step=common.step)
-    if common.rates.link:  # the passive ranks' times mean nothing
+    if rates.link:  # the passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}
     rows = [
         dataclasses.replace(each.row, wrong=wrong, times=found.get(id(each)))
         for each, wrong in checked
     ]
-    return over_link.limited(rows, common.rates) if common.rates.link else rows
+    return over_link.limited(rows, rates) if rates.link else rows
 
 
 def _own(
@@ -185,24 +230,33 @@ def _own(
         if world.rank == 0:
             print(f"not run: {name} {config} on {problem}: {refused}", file=sys.stderr)
         return None
-    plan = module.plan(world, problem, config)
-
-    def call(inputs: tuple, out: torch.Tensor) -> Callable[[], Any]:
-        return lambda: plan(*inputs, out)
-
-    calls = [call(inputs, out) for inputs, out, _ in sets]
-    try:
-        calls[0]()
-    except NotResident as error:  # on every rank alike
-        if world.rank == 0:
-            print(f"not run: {name} {config}: {error}".partition("\n")[0], file=sys.stderr)
+    called = f"{name} {config}"
+    reason = common.failed.get((problem, called), "")
+    calls = [] if reason else _calls(world, module, problem, config, sets, called)
+    if calls is None:
         return None
     programs = getattr(config, "programs", 0)
     entry = Entry(name, fields.plain(problem), fields.plain(config), 0.0, "", "", world.num_sms)
-    row = dataclasses.replace(
-        blank, variant=algo or "sundog", config=str(config), programs=programs, entry=entry
-    )
-    return _Ready(row, Variant(f"{name} {config}", calls))
+    own = {"variant": algo or "sundog", "config": str(config), "programs": programs}
+    row = dataclasses.replace(blank, **own, wrong=reason, entry=entry)
+    return _Ready(row, Variant(called, calls))
+
+
+def _calls(
+    world: World, module: ModuleType, problem: Any, config: Any, sets: list[Any], called: str
+) -> list[Callable[[], Any]] | None:
+    """Of a plan, on each set; the first was made once, unless its programs don't fit: then None."""
+    with blame(called):
+        plan = module.plan(world, problem, config)
+        calls = [functools.partial(plan, *inputs, out) for inputs, out, _ in sets]
+        try:
+            calls[0]()
+        except NotResident as error:  # on every rank alike
+            if world.rank == 0:
+                print(f"not run: {called}: {error}".partition("\n")[0], file=sys.stderr)
+            return None
+        world.barrier()
+    return calls
 
 
 def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
@@ -225,13 +279,14 @@ def _wrong(world: World, ready: _Ready, sets: list[Any]) -> str:
     for call, (_, out, expected) in zip(ready.variant.calls, sets, strict=True):
         out.view(torch.uint8).fill_(0x7B)
         world.barrier()
-        try:
-            call()
-        except RuntimeError as error:
-            if ready.row.config:
-                raise
-            failed = str(error).partition("\n")[0]  # torch does not do this here
-        world.barrier()
+        with blame(ready.variant.name):
+            try:
+                call()
+            except RuntimeError as error:
+                if ready.row.config or isinstance(error, SundogError):
+                    raise
+                failed = str(error).partition("\n")[0]  # torch does not do this here
+            world.barrier()
         if not world.passive:  # whose stand-in computes nothing
             bad += int((out != expected).sum().item())
     everyone = world.exchange((bad, failed), "comparison")

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,10 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal
+from ..errors import PeerLost, SundogError, VariantFailed
 from ..world import World
 
-__all__ = ["Times", "Variant", "measure"]
+__all__ = ["Times", "Variant", "blame", "measure"]
 
 _POLLS = context.POLLS
 _WARM = 2  # samples of a variant that warm up and are not told
@@ -66,6 +68,20 @@ class Times:
         return statistics.median(max(ranks) - min(ranks) for ranks in self.samples)
 
 
+@contextmanager
+def blame(name: str) -> Iterator[None]:
+    """What goes wrong with the world inside is this variant's doing.
+
+    All that is launched inside must have ended inside: by a barrier, or `synchronize`.
+    """
+    try:
+        yield
+    except (PeerLost, VariantFailed):  # of a rank that was lost, the others tell
+        raise
+    except SundogError as error:
+        raise VariantFailed(name, f"{type(error).__name__}: {error}") from error
+
+
 def measure(
     world: World, variants: Sequence[Variant], samples: int = 30, at_least: int = 20,
     step: Callable[[str], None] = lambda name: None, in_a_row: bool = False,
@@ -73,16 +89,21 @@ def measure(
     """Time all variants, on all ranks together; every rank gets all ranks' times.
 
     A sample is `at_least` calls or more: each input set equally often. `step` is told of each.
+    A variant that a wait runs out in, or that fails otherwise, is named by a VariantFailed.
     `in_a_row`: all samples of a variant behind one opening of the gate, for a tuner's first look: a
     round of all hosts takes milliseconds, but what is measured in one moment shares its noise.
     """
     gate = Gate(world)
-    replays = [_replay(world, variant, at_least) for variant in variants]
+    replays = []
+    for variant in variants:
+        with blame(variant.name):
+            replays.append(_replay(world, variant, at_least))
     mine: list[list[float]] = [[] for _ in variants]
     rounds, each = (1, samples + _WARM) if in_a_row else (samples + _WARM, 1)
     for _ in range(rounds):
         for number, (replay, calls) in enumerate(replays):
-            mine[number] += [seconds / calls for seconds in gate.times(replay, each)]
+            with blame(variants[number].name):
+                mine[number] += [seconds / calls for seconds in gate.times(replay, each)]
             if len(mine[number]) > _WARM:
                 step(variants[number].name)
     everyone = world.exchange([times[_WARM:] for times in mine], "times")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from sundog import World
+from sundog.bench import timing
 from sundog.bench.axes import parse_axes
 from sundog.bench.limits import Rates, seconds
-from sundog.bench.timing import Times
+from sundog.bench.timing import Times, Variant
 from sundog.cli import app
+from sundog.errors import PeerLost, SundogError, VariantFailed
 from sundog.op import Cost, algorithms, find
 from sundog.target import has_gpu
 
@@ -73,6 +80,35 @@ def test_the_slowest_rank_is_the_headline() -> None:
     assert times.median == 5.0
     assert (times.percentile(20), times.percentile(80)) == (3.0, 6.5)
     assert times.skew == 1.0
+
+
+@pytest.mark.parametrize("part", ["_replay", "times"])
+def test_the_timer_says_which_variant_failed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is captured or where it is timed; a rank that is lost is nobody's doing."""
+    failure: list[SundogError] = [SundogError("a wait ran out"), PeerLost("rank 1 died")]
+
+    def work(name: str) -> list[float]:
+        if name == "b":
+            raise failure[0]
+        return [1.0]
+
+    def replay(world: World, variant: Variant, at_least: int) -> tuple[Callable, int]:
+        if part == "_replay":
+            work(variant.name)
+        return lambda: work(variant.name), 1
+
+    gate = SimpleNamespace(times=lambda work, count: work())
+    monkeypatch.setattr(timing, "Gate", lambda world: gate)
+    monkeypatch.setattr(timing, "_replay", replay)
+    world = cast(World, None)
+    variants = [Variant(name, []) for name in "ab"]
+    with pytest.raises(VariantFailed, match=r"^b: SundogError: a wait ran out$") as caught:
+        timing.measure(world, variants, 1)
+    again = pickle.loads(pickle.dumps(caught.value))  # as from a rank in a process of its own
+    assert (again.variant, again.reason) == ("b", "SundogError: a wait ran out")
+    del failure[0]
+    with pytest.raises(PeerLost):
+        timing.measure(world, variants, 1)
 
 
 @pytest.mark.skipif(has_gpu(), reason="about machines without a GPU")

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 
 import sundog
-from sundog.bench import commands, limits, plot, results
+from sundog.backends.sim import Sim
+from sundog.bench import commands, limits, plot, results, timing
 from sundog.bench import run as bench
 from sundog.bench.baselines import BASELINES
 from sundog.bench.limits import Rates
 from sundog.bench.timing import Times, Variant
 from sundog.choice import read_entries
+from sundog.device import signal
 from sundog.op import find
 
 pytestmark = pytest.mark.sim_only
@@ -95,6 +98,62 @@ def test_a_wrong_baseline_is_not_timed(
     assert rows["idle"].wrong == f"{144 * 3 * 4} elements differ from the reference"
     assert rows["fails"].wrong == "not for this GPU"
     assert rows["idle"].times is rows["fails"].times is None
+
+
+def test_a_variant_that_fails_costs_its_row(
+    simulated: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wait runs out where one is compared, in the first world; where another one is timed, in the
+    second: in a third one both are left out. The first problem is not measured again."""
+    measure, worlds = bench.measure, []
+
+    def hangs(world: sundog.World, problem: Any, given: Any, out: torch.Tensor) -> Callable:
+        return lambda: _never(world) if problem.numel == 96 else copy(world, problem, given, out)()
+
+    def some_hang(
+        world: sundog.World, variants: Sequence[Variant], *given: Any, **more: Any
+    ) -> Any:
+        for variant in variants:
+            with timing.blame(variant.name):
+                if "programs=3" in variant.name and variant.calls[0].args[-1].numel() == 3 * 96:
+                    _never(world)
+        return measure(world, variants, *given, **more)
+
+    def run_ranks(main: Any, size: int, backend: str, heap_size: int, link: str) -> list:
+        worlds.append(size)
+        return sundog.run(main, size, backend="sim", sim=Sim(expire=True))
+
+    copy = BASELINES["all_gather"]["copy_"].make
+    monkeypatch.setitem(BASELINES, "all_gather", {"hangs": bench.Baseline(hangs)})
+    monkeypatch.setattr(bench, "measure", some_hang)
+    monkeypatch.setattr(bench, "run_ranks", run_ranks)
+    rows = run("algo=push", *AXES[1:], only="")
+    assert [(r.variant, r.programs, bool(r.times)) for r in rows] == [
+        ("push", 2, True), ("push", 3, True), ("hangs", 0, True),
+        ("push", 2, True), ("push", 3, False), ("hangs", 0, False),
+    ]  # fmt: skip
+    assert len(worlds) == 3
+    assert len(simulated) == 3 * (3 + 1), "what was measured stays"
+    for row in rows[4:]:
+        assert "WaitTimeout: rank" in row.wrong
+        assert "waited for never[0] to reach 1" in row.wrong
+    assert capsys.readouterr().err.count("not timed: ") == 2
+    monkeypatch.setattr(bench, "measure", measure)
+    given = ("virtual", "", 5, "", "", "")
+    assert commands.op("all_gather", ["algo=push", "numel=96"], 3, *given) == 1
+
+
+def _never(world: sundog.World) -> None:
+    """Rank 0 waits for what nobody signals; the others are in a barrier then."""
+    flag = world.signals(1, "never")
+    if world.rank == 0:
+        _wait_for_nothing[(1,)](flag, world.ctx)
+    world.barrier()
+
+
+@triton.jit
+def _wait_for_nothing(flag, ctx):  # type: ignore[no-untyped-def]
+    signal.wait(flag, 1, 1, ctx)
 
 
 def test_a_config_that_does_not_fit_is_named(
