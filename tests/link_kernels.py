@@ -12,7 +12,10 @@ from sundog.device import memory, signal
 __all__ = ["PULLING", "check_pulled", "fetch", "pull", "pull_all", "stand_in"]
 
 # The ops that have stand-ins (sundog/passive.py).
-PULLING = ("all_gather.pull", "all_gather_matmul.barrier", "all_gather_matmul.hbm_buffer")
+PULLING = (
+    "all_gather.pull", "all_gather_matmul.barrier", "all_gather_matmul.hbm_buffer",
+    "all_gather_matmul.direct",
+)  # fmt: skip
 
 
 @triton.jit

@@ -182,6 +182,20 @@ def _named(problem: str) -> str:
 _GATHER = r"h200-all-gather-(large-)?\d"
 _FUSED = r"h200-all-gather-matmul-(4096|8192)"
 _OURS = ("push", "pull", "partitioned", "gluon")
+
+
+def _gathering(algo: str) -> tuple[Goal, ...]:
+    """Of an algorithm of all_gather_matmul."""
+    return (
+        Goal(f"{algo} over our GEMM with A gathered, 8 ranks on one GPU", 1.05, False,
+             _ratio(_FUSED, (algo,), (_GEMM,))),
+        Goal(f"{algo} over all-gather, then our GEMM", 1.0, False,
+             _ratio(_FUSED, (algo,), ("barrier",))),
+        Goal(f"{algo} over all-gather, then cuBLAS", 1.0, False,
+             _ratio(_FUSED, (algo,), ("torch", "our all-gather, then torch.mm"))),
+    )  # fmt: skip
+
+
 _GOALS = (
     Goal("all_gather, part of the limit, 64 MB and more", 0.95, True,
          _of_limit(_GATHER, _whole, *_OURS)),
@@ -206,12 +220,8 @@ _GOALS = (
     Goal("the same under MPS, times as fast as torch's symm_mem", 1.0, True, _graph_of_torch),
     Goal("GEMM, times as fast as cuBLAS, large shapes", 0.97, True,
          _ratio("h200-gemm", ("torch.mm",), ("gemm",), _LARGE_M)),
-    Goal("hbm_buffer over our GEMM with A gathered, 8 ranks on one GPU", 1.05, False,
-         _ratio(_FUSED, ("hbm_buffer",), (_GEMM,))),
-    Goal("hbm_buffer over all-gather, then our GEMM", 1.0, False,
-         _ratio(_FUSED, ("hbm_buffer",), ("barrier",))),
-    Goal("hbm_buffer over all-gather, then cuBLAS", 1.0, False,
-         _ratio(_FUSED, ("hbm_buffer",), ("torch", "our all-gather, then torch.mm"))),
+    *_gathering("hbm_buffer"),
+    *_gathering("direct"),
     Goal("hbm_buffer over PCIe, over the larger of link and product", 1.1, False,
          _over_link("over_limit")),
     Goal("the same, times as fast as copy engine, then cuBLAS", 1.5, True,

@@ -6,12 +6,13 @@ own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M
     barrier       gather all of A, then multiply
     hbm_buffer    one kernel: some programs fetch the peers' tiles, the others multiply them as
                   they arrive
+    direct        multiply the peers' tiles where they are: for ranks that share a GPU
 
 Two others were built and not kept. Gather, then torch.mm (cuBLAS), took 0.91 to 1.04 times the time
-of barrier on 8 ranks of one GPU with M of 1024 and more. But cuBLAS takes SMs of other ranks there:
-beside it a wait ran out (matmul_reduce_scatter, M up to 256; why was not isolated), and a barrier
-that keeps the two apart orders nothing, so the checker can't tell whether it is there. It is a
-baseline of `sundog bench`.
+of barrier on 8 ranks of one GPU with M of 1024 and more. But cuBLAS takes SMs of other ranks there,
+and finds none if they wait with all of theirs (bench/fused_baselines.py); a barrier that keeps the
+two apart orders nothing, so the checker can't tell whether it is there. It is a baseline of
+`sundog bench`.
 
 The other was measured over PCIe: copies of the peers' rows by the copy engine on other streams, a
 flag behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel

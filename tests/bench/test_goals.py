@@ -55,11 +55,11 @@ def test_ratios_are_of_one_file(micros: float, verdict: str) -> None:
 
 
 def test_baselines_as_bench_names_them() -> None:
-    """Two of the three are what hbm_buffer is held against; the other has A gathered already."""
+    """Two of the three are what our algorithms are held against, the other has A gathered."""
     shape = "m=4096, n=1, k=1, size=8"
     theirs = [timed(shape, name, 100.0) for name in BASELINES["all_gather_matmul"]]
-    rows = [timed(shape, "hbm_buffer", 100.0), timed(shape, "barrier", 100.0), *theirs]
-    assert len(verdicts({"h200-all-gather-matmul-4096": table(*rows)})) == 3
+    ours = [timed(shape, name, 100.0) for name in ("hbm_buffer", "direct", "barrier")]
+    assert len(verdicts({"h200-all-gather-matmul-4096": table(*ours, *theirs)})) == 6
 
 
 def test_what_failed_is_no_figure() -> None:

@@ -149,7 +149,7 @@ def test_the_space_is_what_the_op_takes_with_its_default_first() -> None:
 
 def test_a_fused_space_shrinks_to_the_sms_of_a_rank() -> None:
     problem = "m=4096,n=3584,k=8192,dtype=bfloat16"
-    for algo in ("barrier", "hbm_buffer"):
+    for algo in ("barrier", "hbm_buffer", "direct"):
         (job,) = jobs(f"all_gather_matmul.{algo}", problem, 8)
         whole, part = Space.of(job, 132).configs, Space.of(job, 16).configs
         assert {c.programs for c in whole[1:]} == {132}
