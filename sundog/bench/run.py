@@ -237,8 +237,10 @@ def _own(
         return None
     programs = getattr(config, "programs", 0)
     entry = Entry(name, fields.plain(problem), fields.plain(config), 0.0, "", "", world.num_sms)
-    own = {"variant": algo or "sundog", "config": str(config), "programs": programs}
-    row = dataclasses.replace(blank, **own, wrong=reason, entry=entry)
+    row = dataclasses.replace(
+        blank, variant=algo or "sundog", config=str(config), programs=programs, wrong=reason,
+        entry=entry,
+    )  # fmt: skip
     return _Ready(row, Variant(called, calls))
 
 
@@ -248,7 +250,7 @@ def _calls(
     """Of a plan, on each set; the first was made once, unless its programs don't fit: then None."""
     with blame(called):
         plan = module.plan(world, problem, config)
-        calls = [functools.partial(plan, *inputs, out) for inputs, out, _ in sets]
+        calls: list[Callable[[], Any]] = [functools.partial(plan, *g, out) for g, out, _ in sets]
         try:
             calls[0]()
         except NotResident as error:  # on every rank alike
