@@ -69,12 +69,17 @@ class Choice:
     why: str
 
 
-def choose(op: str, problem: Any, target: str, num_sms: int, config: Any = None) -> Choice:
+def choose(
+    op: str, problem: Any, target: str, num_sms: int, config: Any = None, backend: str = ""
+) -> Choice:  # fmt: skip
     """The algorithm that should be fastest here, among those that give the same bits.
 
-    With a `config`, among those that take it.
+    With a `config`, among those that take it. `backend`: where the ranks are; an algorithm that
+    was measured on some backends only, and would be another thing elsewhere, names them: AUTO_ON.
     """
     modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
+    if backend and config is None:
+        modules = {a: m for a, m in modules.items() if backend in getattr(m, "AUTO_ON", (backend,))}
     configs, reasons = {}, {}
     for algo, module in modules.items():
         given = config or config_for(f"{op}.{algo}", module, problem, target, num_sms)

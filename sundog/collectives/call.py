@@ -225,7 +225,7 @@ def _decide(
     algo, config = options.algo, options.config
     kind = target.of(world.device).key if world.device.type == "cuda" else "the simulator"
     if algo == "auto":
-        choice = choose(op, problem, kind, world.num_sms, config)
+        choice = choose(op, problem, kind, world.num_sms, config, world.backend)
         return choice.algo, modules[choice.algo], choice.config, choice.why
     if algo not in modules:
         known = ", ".join(modules)

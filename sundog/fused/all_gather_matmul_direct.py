@@ -40,6 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
+AUTO_ON = ("virtual",)  # `symm` maps heaps where it finds room: by pointers, which was not measured
 _FARTHEST = 1 << 40  # bytes: a stride of TMA is less
 
 

@@ -50,7 +50,7 @@ class Subject:
             [module] = modules.values()
             config = config_for(self.name, module, problem, kind, world.num_sms)
             return self.name, module, config
-        choice = choose(self.name, problem, kind, world.num_sms)
+        choice = choose(self.name, problem, kind, world.num_sms, backend=world.backend)
         return f"{self.name}.{choice.algo}", modules[choice.algo], choice.config
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import sundog
 from sundog import fields
-from sundog.choice import choose, entries
+from sundog.choice import Entry, choose, entries, user_file, write_entries
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_direct as direct
@@ -296,6 +298,25 @@ def test_auto_goes_by_what_was_measured() -> None:
     assert choice.algo == algo
     assert f"{1e6 * seconds:.1f} us" in choice.why
     assert "nothing was" in choose("all_gather_matmul", Problem(*shape), "nvidia-h200", 99).why
+
+
+def test_auto_takes_direct_only_where_heaps_are_evenly_spaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Processes that share a GPU have as few SMs as the ranks of `virtual`, and their entries."""
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))
+    problem = Problem(8, 8, 64, BF16, 8, "k")
+    given = fields.plain(problem), fields.plain(direct.default(problem, 16)), 1e-9, "", "", 16
+    write_entries(user_file("nvidia-h200"), [Entry("all_gather_matmul.direct", *given)])
+
+    def algo(backend: str, num_sms: int = 16, **options: Any) -> str:
+        place = "nvidia-h200", num_sms
+        return choose("all_gather_matmul", problem, *place, backend=backend, **options).algo
+
+    assert algo("virtual") == "direct"
+    assert algo("virtual", 131) != "direct", "over a link"
+    assert algo("symm") != "direct"
+    assert algo("symm", config=direct.default(problem, 16)) == "direct", "as asked"
 
 
 @pytest.mark.compat
