@@ -2,65 +2,74 @@
 
 python -m sundog.bench.large [FILE.json]
 
-The heap holds a rank's shard of A and the staging buffer, with all others' shards: all of A. B and
-the output are ordinary tensors.
+The heap holds a rank's shard of A, and with hbm_buffer the staging buffer, which has all others'. B
+and the output are ordinary tensors.
 """
 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from .. import target
 from ..choice import config_for
-from ..fused import all_gather_matmul_hbm_buffer as hbm_buffer
+from ..fused.all_gather_matmul import Problem
 from ..launch import run
+from ..op import algorithms
 from ..world import World
 from .results import machine, write
 
 __all__ = ["main"]
 
 SHAPES = ((8192, 8192, 262144), (16384, 16384, 131072))
+_OP = "all_gather_matmul"
 _SIZE = 8
 _FLAGS = 64 << 20  # bytes of the heap for what is small
 _ROWS = 64  # of the output, that are compared
 
 
 def main(json_file: str) -> None:
-    rows = [_row(hbm_buffer.Problem(*shape, torch.bfloat16, _SIZE)) for shape in SHAPES]
+    problems = [Problem(*shape, torch.bfloat16, _SIZE) for shape in SHAPES]
+    rows = [_row(problem, algo) for problem in problems for algo in ("hbm_buffer", "direct")]
     if json_file:
         text = (
-            f"hbm_buffer, bfloat16, {_SIZE} ranks that share one GPU, one call after one that "
-            f"compiles; {_ROWS} rows of each rank's output compared bitwise with torch.mm."
+            f"bfloat16, {_SIZE} ranks that share one GPU, one call after one that compiles; "
+            f"{_ROWS} rows of each rank's output compared bitwise with torch.mm."
         )
-        head = ["M", "N", "K", "heap per rank", "seconds", "TFLOP/s of all ranks"]
+        head = ["M", "N", "K", "algorithm", "heap per rank", "seconds", "TFLOP/s of all ranks"]
         where = {**machine(), "command": "python -m sundog.bench.large"}
         content = {"kind": "table", "title": "Large all-gather + GEMM", "text": text, "head": head}
         write(json_file, {**content, "machine": where, "rows": rows})
 
 
-def _row(problem: Any) -> list[str]:
-    heap = problem.m * problem.k * problem.dtype.itemsize + _FLAGS
-    name = f"{problem.m} x {problem.n} x {problem.k}"
+def _row(problem: Problem, algo: str) -> list[str]:
+    heap = _heap_size(problem, algo)
+    name = f"{algo}, {problem.m} x {problem.n} x {problem.k}"
     print(f"{name}: needs a heap of {heap:,} bytes on each of {problem.size} ranks", flush=True)
-    found = run(lambda world: _once(world, problem), problem.size, "virtual", heap_size=heap)
+    module = algorithms(_OP)[algo]
+    found = run(lambda world: _once(world, problem, algo, module), _SIZE, "virtual", heap_size=heap)
     wrong, seconds = sum(bad for bad, _ in found), max(s for _, s in found)
     assert wrong == 0, f"{name}: {wrong} elements differ from torch.mm"
     rate = problem.size * 2 * problem.m * problem.n * problem.k / seconds / 1e12
     print(f"{name}: {seconds:.3f} s, {rate:.0f} TFLOP/s, nothing differs", flush=True)
     sizes = [str(n) for n in (problem.m, problem.n, problem.k)]
-    return [*sizes, f"{heap:,} bytes", f"{seconds:.3f}", f"{rate:.0f}"]
+    return [*sizes, algo, f"{heap:,} bytes", f"{seconds:.3f}", f"{rate:.0f}"]
 
 
-def _once(world: World, problem: Any) -> tuple[int, float]:
+def _heap_size(problem: Problem, algo: str) -> int:
+    whole = problem.m * problem.k * problem.dtype.itemsize
+    return (whole // problem.size if algo == "direct" else whole) + _FLAGS
+
+
+def _once(world: World, problem: Problem, algo: str, module: ModuleType) -> tuple[int, float]:
     """Elements that differ, and the seconds of the second call."""
     kind = target.of(world.device).key
-    name = "all_gather_matmul.hbm_buffer"
-    config = config_for(name, hbm_buffer, problem, kind, world.num_sms)
-    plan = hbm_buffer.plan(world, problem, config)
-    a, b = hbm_buffer.inputs(world, problem, 0)
+    config: Any = config_for(f"{_OP}.{algo}", module, problem, kind, world.num_sms)
+    plan = module.plan(world, problem, config)
+    a, b = module.inputs(world, problem, 0)
     out = torch.empty(problem.m, problem.n, dtype=problem.dtype, device=world.device)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     for _ in range(2):

@@ -41,6 +41,7 @@ __all__ = [
 
 SYMMETRIC = ("a",)
 AUTO_ON = ("virtual",)  # `symm` maps heaps where it finds room: by pointers, which was not measured
+_GROUP = 16  # rows of tiles: of A all ranks read the same, so that more of B is worth reading once
 _FARTHEST = 1 << 40  # bytes: a stride of TMA is less
 
 
@@ -64,7 +65,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     base = fitting(problem.m, m, problem.n, k, problem.dtype, num_sms)
     rows = triton.cdiv(m, base["tile_m"]) * (1 if problem.shard == "k" else problem.size)
     outputs = rows * triton.cdiv(problem.n, base["tile_n"])
-    return Config(**base, programs=max(1, min(num_sms, outputs)))
+    return Config(**base, group_m=_GROUP, programs=max(1, min(num_sms, outputs)))
 
 
 class _Flags(NamedTuple):
@@ -97,8 +98,8 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     away = tiles.distances(ctx, F.lanes)
     rows, cols = working.grid(a, out, F, S)
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
-    # Two loops: as one (`flatten`), with a descriptor of more than two dimensions, they are slower.
-    for tile in range(program, rows * cols, tl.num_programs(0)):
+    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")  # as in gemm.py
+    for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=FLAT):
         i, j = gemm.swizzle(tile, rows, cols, S.group_m)
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
         acc = _multiply(acc, a, parts, b, i, j * S.tile_n, away, F, S)
