@@ -8,8 +8,7 @@ cross N / tile_n times: hbm_buffer moves it once.
 
 All ranks take the blocks in the same order, rank 0's shard first. So those that share a GPU read
 the same ones at about the same time, out of its L2 cache; and bits are those of a GEMM with A
-gathered, the same on all ranks with the same B. Two barriers of the programs with one number frame
-the product.
+gathered, the same on all ranks with the same B.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 class _Flags(NamedTuple):
-    ready: Any  # by program and rank: its part of A may be read
+    ready: Any  # by rank: its part of A may be read
     done: Any  # by program and rank: has read all that it will of this rank's A
     epochs: Any  # by program: how often it has run
 
@@ -89,10 +88,13 @@ class _Shards(NamedTuple):
 def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
-    # My A is complete: what came before on the stream is over. The peers' programs with this number
-    # read it behind this barrier.
-    ready, done = flags.ready + program * F.size, flags.done + program * F.size
-    point = trace.barrier_ranks(0, ready, epoch, ctx, F.lanes, F.trace)
+    point = 0
+    if program == 0:
+        # My A is complete: what wrote it came before this kernel on the stream. The peers' programs
+        # read it only when they have seen this.
+        point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
+    # The peers' A is complete, as program 0 of each of them says.
+    point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     if S.a_kind != "view":
         proxy.fence()  # what the peers wrote, before my loads by descriptor
     away = tiles.distances(ctx, F.lanes)
@@ -106,6 +108,7 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
         working.emit(a, out, to, bias, acc, i, j * S.tile_n, 0, F, S)
     point = trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
+    done = flags.done + program * F.size
     point = trace.barrier_ranks(point, done, epoch, ctx, F.lanes, F.trace)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
@@ -147,10 +150,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric a, any b, bias and out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.direct", problem, config, refused)
-    shape = (config.programs, problem.size)
     flags = _Flags(
-        world.signals(shape, "all_gather_matmul.ready"),
-        world.signals(shape, "all_gather_matmul.done"),
+        world.signals(problem.size, "all_gather_matmul.ready"),
+        world.signals((config.programs, problem.size), "all_gather_matmul.done"),
         world.signals(config.programs, "all_gather_matmul.epochs"),
     )
     world.barrier()  # everybody's flags are zero before the first signal

@@ -7,10 +7,8 @@ publishes a flag (fetching.py); a worker multiplies the own part, in place, and 
 far as there are flags for it (working.py). A fetcher that has nothing left to fetch becomes a
 worker. `k_per_flag` 0 is one flag for a whole row.
 
-If all programs fetch, nobody could multiply meanwhile: then they copy row by row, meet, and
-multiply (`at_once`). That is the default for ranks with a part of a GPU, whose link is as fast as
-the memory. 8 ranks on one H200, bfloat16, this / barrier / our GEMM with A gathered, in us
-(docs/measured.md):
+Where peers' memory is as near as the own, `direct` is faster. 8 ranks on one H200, bfloat16, this /
+barrier / our GEMM with A gathered, in us (docs/measured.md):
 
     1024 x 3584 x 8192     635 /   646 /   590        4096 x 4096 x 4096    1500 / 1500 / 1406
     4096 x 3584 x 8192    2569 /  2589 /  2402        4096 x 11008 x 4096   4158 / 4056 / 3966
@@ -78,11 +76,6 @@ class Config(gemm.Tiles):
     def most_fetchers(self) -> int:
         return max(self.fetchers, self.first_fetchers)
 
-    @property
-    def at_once(self) -> bool:
-        """All programs fetch: so nobody multiplies before all is there."""
-        return self.fetchers == self.programs
-
 
 def valid(problem: Problem, config: Config) -> str | None:
     if config.layout not in LAYOUTS:
@@ -117,7 +110,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """An eighth of a GPU's programs fetch; on a part of one, as eight ranks have, all at first."""
+    """An eighth of a GPU's programs fetch; on a part of one, as eight ranks have, all of them."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
     rows, blocks = _staged_tiles(problem, config)
@@ -125,7 +118,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     outputs = tiles_m * triton.cdiv(problem.n, config.tile_n)
     if num_sms <= FEW_SMS:
         programs = max(1, min(num_sms, max(outputs, rows * blocks)))
-        return replace(config, fetchers=programs, programs=programs)
+        return replace(config, k_per_flag=8, fetchers=programs, programs=programs)
     most = max(1, num_sms // 8)
     # With fewer rows than fetchers, a row is shared by several of them.
     per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
@@ -144,13 +137,9 @@ def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
         # fetchers read it only when they have seen this.
         point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
     units = 0
-    if F.at_once:
-        point, units = fetching.fetch_all(point, a, flags, epoch, ctx, F, S)
-        point = working.work_at_once(point, a, parts, b, out, to, bias, ctx, F, S)
-    else:
-        if program < F.most_fetchers:
-            point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)
-        point = working.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
+    if program < F.most_fetchers:
+        point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)
+    point = working.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
         # when this kernel has ended.
@@ -169,7 +158,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     flags = fetching.Flags(
         world.signals(problem.size, "all_gather_matmul.ready"),
         world.signals((config.most_fetchers, problem.size), "all_gather_matmul.done"),
-        world.signals(1 if config.at_once else rows * groups, "all_gather_matmul.staged"),
+        world.signals(rows * groups, "all_gather_matmul.staged"),
         world.signals(1, "all_gather_matmul.tickets"),
         world.signals(config.programs, "all_gather_matmul.epochs"),
     )
@@ -208,8 +197,6 @@ def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
 
 def _busy_fetchers(rows: int, blocks: int, groups: int, config: Config) -> int:
     """Programs that have something to fetch: only these say `done`."""
-    if config.at_once:
-        return min(config.programs, rows * blocks)
     first = triton.cdiv(rows, config.fetch_stages) * groups
     at_first = min(config.first_fetchers or config.fetchers, first)
     return max(at_first, min(config.fetchers, rows * groups - first))
@@ -227,14 +214,14 @@ def arguments(
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     by_k = problem.shard == "k"
     given, parts, a_kind = _sharded(config, a, buffer)
-    y, b_kind, to = working.others(problem, config, b, out, config.at_once)
+    y, b_kind, to = working.others(problem, config, b, out, beside=False)
     shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = fetching.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k,
         triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
         config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), config.at_once and problem.size > 1, world.trace,
+        _ahead(config, a), hint_of(a), world.trace,
     )))  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 

@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device import context, local, proxy, signal, tiles, trace
+from ..device import context, local, tiles, trace
 from . import gemm
 
-__all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "fetch_all", "remote", "staged_part"]
+__all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part"]
 
 
 class Flags(NamedTuple):
     ready: Any  # by rank: its part of A may be read
     done: Any  # by fetcher and rank: has read all that it will of this rank's A
-    staged: Any  # by row and group of blocks: is in the staging buffer; or a counter for all
+    staged: Any  # by row and group of blocks: is in the staging buffer
     tickets: Any  # how many output tiles were asked for, by all calls
     epochs: Any  # by program: how often it has run
 
@@ -63,7 +63,6 @@ class Fetch(NamedTuple):
     stages: Any
     ahead: Any  # tiles that are on their way at once
     hint: Any
-    at_once: Any  # all programs fetch, and when they are done all multiply
     trace: Any  # the clock of trace points, or 0
 
 
@@ -117,39 +116,6 @@ def fetch(point, a, flags, epoch, ctx, F, S):
         point = trace.begin(point, trace.SIGNAL, flag, epoch, rank, ctx, F.trace)
         local.signal(flag, epoch, ctx)
     return point, mine + more
-
-
-@triton.jit
-def fetch_all(point, a, flags, epoch, ctx, F, S):
-    """Copy this program's share of the remote tiles, if nobody wants one before all are there.
-
-    Row by row, and neighbours to neighbouring programs: ranks that share a GPU read the same rows
-    at about the same time, out of its L2 cache. Returns as `fetch`, when all programs have fetched.
-    """
-    program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
-    rows, blocks, _ = remote(a, F, S)
-    # The peers' A is complete, as program 0 of each of them says.
-    point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
-    away = tiles.distances(ctx, F.lanes)
-    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, F.trace)
-    for n in tl.range(program, rows * blocks, tl.num_programs(0), num_stages=F.ahead):
-        row, step = n // blocks, n % blocks
-        part, block = step % F.wide, step // F.wide * F.wide
-        _fetch_tile(a, row, part, block, rank, away, F, S)
-    point = trace.end(point, trace.FETCH, program, 0, rank, ctx, F.trace)
-    if program < rows * blocks:
-        # My loads of the peers' A before the flags: they may overwrite it when their kernel, which
-        # waits for this, has ended.
-        done = flags.done + program * F.size
-        point = trace.signal_all(point, done, epoch, ctx, F.lanes, F.trace)
-    point = trace.begin(point, trace.SIGNAL, flags.staged, epoch, rank, ctx, F.trace)
-    point = trace.begin(point, trace.WAIT, flags.staged, epoch, rank, ctx, F.trace)
-    # What each program of this rank has staged before what any of them multiplies.
-    signal.barrier_programs(flags.staged, ctx)
-    point = trace.end(point, trace.WAIT, flags.staged, epoch, rank, ctx, F.trace)
-    if S.a_kind != "view":
-        proxy.fence()  # and before loads by descriptor
-    return point, tl.maximum(rows * blocks - program, 0)
 
 
 @triton.jit

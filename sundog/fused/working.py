@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .all_gather_matmul import Problem
 
-__all__ = ["block_of_b", "emit", "grid", "others", "work", "work_at_once"]
+__all__ = ["block_of_b", "emit", "grid", "others", "work"]
 
 _LANES = tl.constexpr(32)  # flags that are looked at together
 
@@ -57,24 +57,6 @@ def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
         tile = gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
         emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
     return point
-
-
-@triton.jit
-def work_at_once(point, a, parts, b, out, to, bias, ctx, F, S):
-    """Compute this program's output tiles where all has been staged.
-
-    Two loops: as one (`flatten`), with a descriptor of four dimensions, they were 5 % slower.
-    """
-    program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
-    rows, cols = grid(a, out, F, S)
-    total = F.per_shard * F.size if F.by_k else F.per_shard
-    point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
-    for tile in range(program, rows * cols, tl.num_programs(0)):
-        i, j = gemm.swizzle(tile, rows, cols, S.group_m)
-        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-        acc = _multiply(acc, a, parts, b, i, j * S.tile_n, 0, total, rank, F, S)
-        emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
-    return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
 
 
 @triton.jit

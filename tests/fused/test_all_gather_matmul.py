@@ -359,7 +359,6 @@ def test_what_the_compilers_make_of_the_default(
     if arch != "sm_90":
         monkeypatch.setattr(torch.version, "hip", "6.4")
     config = hbm_buffer.default(problem, num_sms)
-    assert config.at_once == (num_sms == 16)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     made = compiled(hbm_buffer._hbm_buffer_kernel, arch, _arguments(problem, config), options)
     text = assembly(made)

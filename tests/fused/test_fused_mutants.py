@@ -36,10 +36,6 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     "all_gather_matmul.hbm_buffer": (
         hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=1, programs=2),
     ),
-    "all_gather_matmul.hbm_buffer, at once": (
-        hbm_buffer, hbm_buffer.Problem(24, 16, 64, F16, 2, "k"),  # both fetch for both
-        hbm_buffer.Config(**SMALL, fetchers=2, programs=2),
-    ),
     "all_gather_matmul.direct": (direct, GATHERED, direct.Config(**SMALL, programs=2)),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
     "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
