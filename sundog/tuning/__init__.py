@@ -14,11 +14,11 @@ made up.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +27,18 @@ import torch
 from .. import choice
 from ..dataset.base import check_base
 from ..dataset.compile import gpu_target
-from ..dataset.identity import RunInfo, describe_value
-from ..dataset.machine import HARDWARE_FIELDS, versions
-from ..dataset.source import kernel_source
+from ..dataset.machine import HARDWARE_FIELDS
 from ..dataset.writer import Recorder
 from ..errors import SundogError
 from ..isa import NUM_SMS
 from ..target import has_gpu
 from . import cache
-from .compile import between_graphs, compile_config, launches_of
+from .compile import Compilers, compile_config
+from .describe import Described, describe_all, fix_keys
 from .evaluate import Evaluator
 from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
-from .search import SEARCHES, around_the_best
-from .space import Job, Space, fields_text, jobs, spaces
+from .search import SEARCHES, around_the_best, first_asked
+from .space import Job, jobs
 from .workers import Failure, Worker, serve
 
 __all__ = ["Place", "Progress", "Tuned", "tune"]
@@ -47,8 +46,10 @@ __all__ = ["Place", "Progress", "Tuned", "tune"]
 _FINALISTS = 5
 _COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
 _MOST_COMPILERS = 14
+_AHEAD = 2  # configs that each of them compiles for the next search, to bridge its beginning
 
 Progress = Callable[[str, int, int, str], None]  # job, done, of how many, best so far
+_Workers = tuple[Compilers, Worker | None]  # and the world that measures
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class _Options:
     seed: int
     resume: bool
     progress: Progress
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that a run is described by."""
+        return {"search": self.search, "budget": self.budget, "seed": self.seed}
 
 
 def tune(
@@ -140,44 +146,58 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Ti
 
 def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tuned]:
     gpu = gpu_target(target)
-    done = []
-    for number, space in spaces(found, NUM_SMS, gpu.warp_size).items():
-        job = found[number]
-        hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
-        info = _describe(job, space, f"compile {target}", hardware, options)
-        compilers = _compilers(job, target, options.log, info.run_id, os.cpu_count() or 1)
-        here = choice.Place(target, NUM_SMS)
-        done.append(_search(job, space, info, (compilers, None), here, "", options))
-    return done
+    hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
+    described = describe_all(
+        found, NUM_SMS, gpu.warp_size, f"compile {target}", hardware, options.settings
+    )
+    compilers = _compilers(described, target, options.log, os.cpu_count() or 1)
+    try:
+        return _search_all(described, (compilers, None), choice.Place(target, NUM_SMS), "", options)
+    finally:
+        compilers.close(options.log)
 
 
 def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) -> list[Tuned]:
     """All algorithms, one after the other, in one world."""
-    _fix_keys(found)
+    fix_keys(found)
     measurer = Worker(serve_world(found, place, timer), _MEASURE_S)
     name = "graph replay" if timer is time_on_gpu else "synthetic"
-    done = []
+    compilers = Compilers([])
     try:
         where = _where(measurer)
         cache.check(where.target)
-        for number, space in spaces(found, where.num_sms, where.warp_size).items():
-            job = found[number]
-            backend = f"{place.backend} {place.link}".strip()
-            info = _describe(job, space, backend, where.hardware, options)
-            count = max((os.cpu_count() or 2) - 1, 1)
-            compilers = _compilers(job, where.arch, options.log, info.run_id, count)
-            workers = compilers, measurer
-            here = choice.Place(where.target, where.num_sms)
-            done.append(_search(job, space, info, workers, here, name, options, number))
+        backend = f"{place.backend} {place.link}".strip()
+        sizes = where.num_sms, where.warp_size
+        described = describe_all(found, *sizes, backend, where.hardware, options.settings)
+        compilers = _compilers(described, where.arch, options.log, (os.cpu_count() or 2) - 1)
+        here = choice.Place(where.target, where.num_sms)
+        return _search_all(described, (compilers, measurer), here, name, options)
     finally:
+        compilers.close(options.log)
         measurer.close()
+
+
+def _search_all(
+    described: list[Described], workers: _Workers, place: choice.Place, timer: str,
+    options: _Options,
+) -> list[Tuned]:  # fmt: skip
+    """One after the other."""
+    done = []
+    for each, following in itertools.zip_longest(described, described[1:]):
+        after = []
+        if following is not None:
+            given = options.search, following.space, options.budget, options.seed
+            some = first_asked(*given)[: _AHEAD * len(workers[0].workers)]
+            after = [(following.number, config) for config in some]
+        done.append(_search(each, after, workers, place, timer, options))
     return done
 
 
 def _search(
-    job: Job, space: Space, info: RunInfo, workers: tuple[list[Worker], Worker | None],
-    place: choice.Place, timer: str, options: _Options, number: int = 0,
+    each: Described, after: list[tuple[int, Any]], workers: _Workers, place: choice.Place,
+    timer: str, options: _Options,
 ) -> Tuned:  # fmt: skip
+    job, space, info = each.job, each.space, each.info
     compilers, measurer = workers
     busy_before = measurer.busy_s if measurer else 0.0
     known = cache.known_results(options.log, info.run_id) if options.resume else {}
@@ -189,7 +209,8 @@ def _search(
             best = f"{evaluator.best[1]:.4f} ms" if evaluator.best else ""
             options.progress(f"{job} on {place.target}", len(evaluator.times), total, best)
 
-        evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, number)
+        evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, each.number)
+        evaluator.after = after
         if options.search == "pattern":
             evaluator.ahead = functools.partial(around_the_best, space)
         whole = False
@@ -199,9 +220,6 @@ def _search(
             evaluator.measure_again(_FINALISTS, space.configs[0])
             whole = True
         finally:  # Ctrl-C too: what was measured counts
-            with between_graphs(options.log):
-                for worker in compilers:
-                    worker.close()
             config, milliseconds = evaluator.best or (None, None)
             if milliseconds is not None:
                 run = f"{os.path.basename(options.log)} {info.run_id[:16]}"
@@ -216,9 +234,11 @@ def _search(
         )  # fmt: skip
 
 
-def _compilers(job: Job, target: str, log: str, run_id: str, count: int) -> list[Worker]:
-    body = serve(compile_config(job, target, log, run_id))
-    return [Worker(body, _COMPILE_S) for _ in range(min(count, _MOST_COMPILERS))]
+def _compilers(described: list[Described], target: str, log: str, count: int) -> Compilers:
+    jobs = {each.number: (each.job, each.info.run_id) for each in described}
+    body = serve(compile_config(jobs, target, log))
+    number = min(max(count, 1), _MOST_COMPILERS)
+    return Compilers([Worker(body, _COMPILE_S) for _ in range(number)])
 
 
 def _where(measurer: Worker) -> Where:
@@ -228,42 +248,3 @@ def _where(measurer: Worker) -> Where:
     if isinstance(reply, Failure):
         raise SundogError(f"the world that measures could not be opened: {reply.error}")
     return reply
-
-
-def _fix_keys(found: list[Job]) -> None:
-    """Give every kernel its key in Triton's cache, before the processes part.
-
-    The key depends on what has one already: a callee's globals count only if it was asked for its
-    own before (Triton 3.6 and 3.7, `DependenciesFinder`). The world that measures has kernels which
-    compilers have not, and found nothing of what these had compiled: 0.3 s and more for each.
-    """
-    for job in {each.module: each for each in found}.values():
-        with suppress(ValueError):  # a problem that it refuses
-            for launch in launches_of(job, job.module.default(job.problem, NUM_SMS)):
-                launch.kernel.cache_key  # noqa: B018
-
-
-def _describe(
-    job: Job, space: Space, backend: str, hardware: dict[str, Any], options: _Options
-) -> RunInfo:
-    """The run: all kernels that the op launches, and the problem as their arguments."""
-    kernels = dict.fromkeys(each.kernel for each in launches_of(job, space.configs[0]))
-    source: list[dict[str, Any]] = []
-    for kernel in kernels:
-        source += [item for item in _source(kernel) if item not in source]
-    fields = {name: getattr(job.problem, name) for name in job.problem.__dataclass_fields__}
-    return RunInfo(
-        kernel_name=job.op,
-        kernel_source=source,
-        codegen_settings={},
-        arguments=[{"name": name, **describe_value(value)} for name, value in fields.items()],
-        settings={"search": options.search, "budget": options.budget, "seed": options.seed,
-                  "space": len(space.configs), "default": fields_text(space.configs[0])},
-        world=job.size,
-        backend=backend,
-        hardware=hardware,
-        versions=versions(),
-    )  # fmt: skip
-
-
-_source = functools.cache(kernel_source)  # the same for all problems, and takes 0.2 s

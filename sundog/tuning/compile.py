@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ from ..isa import GPU_HEAP, NUM_SMS, Kernel, compile_launch, inspect_launch
 from ..isa.launches import Launch, record
 from ..world import World
 from .space import Job
+from .workers import Failure, Worker
 
-__all__ = ["Compiled", "between_graphs", "compile_config", "launches_of"]
+__all__ = ["Compiled", "Compilers", "compile_config", "launches_of"]
 
 _warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
 
@@ -55,22 +56,47 @@ class Compiled:
     ir_ids: list[str]
 
 
-def compile_config(job: Job, target: str, base: str, run_id: str) -> Callable[[Any], Compiled]:
+@dataclass(frozen=True)
+class Compilers:
+    """The processes that compile for all jobs of a run; their tasks are (job's number, config)."""
+
+    workers: list[Worker]
+    done: dict[tuple[int, Any], Compiled | Failure] = field(default_factory=dict)
+
+    @property
+    def at(self) -> list[Any]:
+        return [worker.task for worker in self.workers if worker.task is not None]
+
+    @property
+    def idle(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.task is None]
+
+    def close(self, base: str) -> None:
+        with _between_graphs(base):
+            for worker in self.workers:
+                worker.close()
+
+
+def compile_config(
+    jobs: dict[int, tuple[Job, str]], target: str, base: str
+) -> Callable[[tuple[int, Any]], Compiled]:
     """For `workers.serve`: a config's kernels, in the order of their launches.
 
-    Configs often differ in the grid alone, so what was compiled is kept by what it was made of.
+    `jobs`: and their run ids. Configs often differ in the grid alone, and problems in what is no
+    constant of a kernel, so what was compiled is kept by what it was made of.
     """
     file = IrFile(file_names(base)[2])
     with suppress(OSError):  # a compiler will say so
         file.look()  # 14 of them in turns would take 2 s where there are 100 MB
     made: dict[str, tuple[Kernel, str | None]] = {}
 
-    def compile_one(config: Any) -> Compiled:
+    def compile_one(task: tuple[int, Any]) -> Compiled:
+        (job, run_id), config = jobs[task[0]], task[1]
         seconds = 0.0
         found = []
         for launch in launches_of(job, config):
             source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
-            key = f"{source.hash()} {sorted(options.items(), key=str)}"
+            key = f"{job.op} {source.hash()} {sorted(options.items(), key=str)}"
             if key not in made:
                 begin = time.perf_counter()
                 compiled = compile_launch(launch, target)
@@ -93,7 +119,7 @@ def _write(file: IrFile, graph: Any) -> str | None:
 
 
 @contextmanager
-def between_graphs(base: str) -> Iterator[None]:
+def _between_graphs(base: str) -> Iterator[None]:
     """Nobody is in the middle of one: compilers may be ended."""
     with ExitStack() as stack:
         with suppress(OSError):  # where there can be no graphs, there is nothing to wait for

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .space import Space
 
-__all__ = ["SEARCHES", "Evaluate", "around_the_best", "exhaustive", "pattern", "random_search"]
+__all__ = [
+    "SEARCHES", "Evaluate", "around_the_best", "exhaustive", "first_asked", "pattern",
+    "random_search",
+]  # fmt: skip
 
 Evaluate = Callable[[list[Any], int], list[float | None]]
 Search = Callable[[Space, Evaluate, int, random.Random], None]
@@ -61,6 +65,19 @@ SEARCHES: dict[str, Search] = {
     "random": random_search,
     "exhaustive": exhaustive,
 }
+
+
+def first_asked(search: str, space: Space, budget: int, seed: int) -> list[Any]:
+    """What a search will ask for before it knows anything."""
+    asked: list[Any] = []
+
+    def evaluate(configs: list[Any], generation: int) -> list[float | None]:
+        asked.extend(configs)
+        raise StopIteration
+
+    with suppress(StopIteration):
+        SEARCHES[search](space, evaluate, budget, random.Random(seed))
+    return asked
 
 
 def _by_lot(space: Space, count: int, rng: random.Random) -> list[Any]:

@@ -13,6 +13,8 @@ import pytest
 import sundog
 from sundog.bench.tuning import Session, apart, cost_cells, replay, rows_of
 from sundog.choice import package_file, read_entries
+from sundog.tuning.search import SEARCHES, first_asked
+from sundog.tuning.space import Space
 
 from .test_tune_search import CONFIGS, Config, seconds
 
@@ -31,6 +33,21 @@ def test_a_search_is_replayed_over_recorded_times() -> None:
     assert all(1 <= ratio < 1.03 for ratio in found)
     assert replay(session, len(CONFIGS), 0) == 1.0
     assert replay(session, 1, 0) == session.times[CONFIGS[0]] / session.best, "the default alone"
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_what_a_search_begins_with_is_known_before(search: str) -> None:
+    """So that it is compiled while the search before it still runs."""
+    asked: list[list[Config]] = []
+
+    def evaluate(configs: list[Config], generation: int) -> list[float | None]:
+        asked.append(configs)
+        return [1.0] * len(configs)
+
+    space = Space(tuple(CONFIGS))
+    SEARCHES[search](space, evaluate, 40, random.Random(3))
+    assert first_asked(search, space, 40, 3) == asked[0]
+    assert len(asked[0]) == (8 if search == "pattern" else 40)
 
 
 def test_two_runs_are_compared_by_what_they_chose() -> None:
