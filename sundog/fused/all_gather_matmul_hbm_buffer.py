@@ -7,19 +7,20 @@ publishes a flag (fetching.py); a worker multiplies the own part, in place, and 
 far as there are flags for it (working.py). A fetcher that has nothing left to fetch becomes a
 worker. `k_per_flag` 0 is one flag for a whole row.
 
-Where peers' memory is as near as the own, `direct` is faster. 8 ranks on one H200, bfloat16, this /
-barrier / our GEMM with A gathered, in us (docs/measured.md):
+It wins over a link (docs/measured.md). Where peers' memory is as near as the own, `direct` does. 8
+ranks on one H200, bfloat16, this / barrier / our GEMM with A gathered, in us:
 
-    1024 x 3584 x 8192     635 /   646 /   590        4096 x 4096 x 4096    1500 / 1500 / 1406
-    4096 x 3584 x 8192    2569 /  2589 /  2402        4096 x 11008 x 4096   4158 / 4056 / 3966
-    16384 x 3584 x 8192  11761 / 11207 / 10366        4096 x 14336 x 4096   5388 / 5286 / 5203
+    1024 x 3584 x 8192     642 /   633 /  576        4096 x 4096 x 4096    1526 / 1476 / 1372
+    4096 x 3584 x 8192    2586 /  2522 / 2323        4096 x 11008 x 4096   4080 / 3920 / 3731
+    16384 x 3584 x 8192  11522 / 10633 / 9992        4096 x 14336 x 4096   5443 / 5071 / 4956
 
-1.04 to 1.13 times the GEMM, where 1.05 was the goal: 470 MB are staged for 4096 x 3584 x 8192, and
+1.09 to 1.15 times the GEMM, where 1.05 was the goal: 470 MB are staged for 4096 x 3584 x 8192, and
 to write them alone takes 140 us, 6 % of the GEMM. Hiding that behind the product cost more than
-it: where fetching first took 2556 to 2590, it was 2888 with 2 of 16 programs for fetchers, 2648 to
-2941 with 2 to 8 after a first band by all, 4862 with two programs on an SM and smaller tiles, 2760
-to 3650 with pieces that workers carried through registers in their loop over K (ptxas waits for
-such a load where the loop next waits for TMA). One loop over tiles and K, as in gemm.py, took 2702.
+it: 2586 to 2627 if all 16 programs fetch first, 2737 with 4 of them as fetchers, 3088 with 2; in
+earlier runs 2648 to 2941 with 2 to 8 after a first band by all, 4862 with two programs on an SM and
+smaller tiles, 2760 to 3650 with pieces that workers carried through registers in their loop over K
+(ptxas waits for such a load where the loop next waits for TMA). A path of its own for "all fetch,
+meet, then multiply" took 2535 to 2569: 2 %, not worth its code where `direct` takes 2180.
 
 Own and staged shards that lie alike are read by one descriptor of four dimensions, so that the loop
 over K is one. Elsewhere (AMD, or A in another order than the staging buffer) they are read by
