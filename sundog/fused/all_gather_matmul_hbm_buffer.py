@@ -136,7 +136,7 @@ def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     if program == 0:
         # My part of A is complete: what wrote it came before this kernel on the stream. The peers'
         # fetchers read it only when they have seen this.
-        point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
+        point = fetching.tell_all(point, flags.ready, epoch, ctx, F)
     units = 0
     if program < F.most_fetchers:
         point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device import context, local, tiles, trace
+from ..device import context, local, signal, tiles, trace
 from . import gemm
 
-__all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part"]
+__all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part", "tell_all"]
 
 
 class Flags(NamedTuple):
@@ -106,16 +106,31 @@ def fetch(point, a, flags, epoch, ctx, F, S):
             part, block = step % F.wide, step // F.wide * F.wide
             _fetch_tile(a, row, part, block, rank, away, F, S)
         point = trace.end(point, trace.FETCH, unit, 0, rank, ctx, F.trace)
-        if n == mine + more - 1:
-            # My loads of the peers' A before the flags: they may overwrite it when their kernel,
-            # which waits for this, has ended.
-            done = flags.done + program * F.size
-            point = trace.signal_all(point, done, epoch, ctx, F.lanes, F.trace)
         # The tiles of this group, stored by all warps, before the flag: workers wait for it.
         flag = flags.staged + row * groups + group
         point = trace.begin(point, trace.SIGNAL, flag, epoch, rank, ctx, F.trace)
         local.signal(flag, epoch, ctx)
+        if n == mine + more - 1:
+            # My loads of the peers' A, before the barrier of that signal, before these flags: the
+            # peers may overwrite it when their kernel, which waits for this, has ended.
+            done = flags.done + program * F.size
+            point = tell_all(point, done, epoch, ctx, F)
     return point, mine + more
+
+
+@triton.jit
+def tell_all(point, flags, epoch, ctx, F):
+    """Set `flags[my rank]` to `epoch` at every rank; the next trace point.
+
+    As signal.signal_all without its CTA barrier, for what came before this kernel, or before a
+    signal right before this: there it would order nothing, so no check could miss it.
+    """
+    lane = tl.arange(0, F.lanes)
+    there = tl.where(lane < F.size, lane, 0)
+    mine = signal.translate(flags + tl.load(ctx + context.RANK) + lane * 0, there, ctx)
+    point = trace.begin(point, trace.SIGNAL, flags, epoch, trace.ALL, ctx, F.trace)
+    tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < F.size, sem="release", scope="sys")
+    return point
 
 
 @triton.jit
