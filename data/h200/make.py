@@ -2,11 +2,14 @@
 
 First a whole space of each op, then the same tunings by the pattern search with other seeds, and
 other problems. What is not done after so many seconds is left out; what was measured is kept, an op
-that fails costs no other one, and what the folder's runs.json has is not run again.
+that fails costs no other one, and what the folder's runs.json has is not run again. At the end the
+choices of several runs of one tuning are measured once more, in turns.
 """
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
 import subprocess
 import sys
@@ -18,6 +21,9 @@ from typing import Any
 import sundog
 from sundog.bench.results import machine
 from sundog.tuning import Tuned
+from sundog.tuning.measure import WHERE, Place, serve_world
+from sundog.tuning.space import Job, jobs
+from sundog.tuning.workers import Failure, Worker
 
 WORLD = 8
 GATHER = [f"numel={numel},dtype=bfloat16" for numel in (4194304, 131072, 1048576)]
@@ -35,15 +41,17 @@ RUNS = (
     ("all_reduce", REDUCE, "pattern", 1),
     ("all_gather_matmul", MATMUL, "exhaustive", 0),
     ("all_gather_matmul", MATMUL, "pattern", 1),
-    ("all_gather_matmul", MATMUL, "pattern", 2),
+    ("all_reduce", REDUCE, "exhaustive", 1),
     ("all_gather.gluon", GATHER, "pattern", 2),
+    ("all_gather_matmul", MATMUL, "pattern", 2),
 )
 
 
 def main(folder: Path, seconds: float, ops: list[str]) -> None:
     end = time.monotonic() + seconds
     path, watch = folder / "runs.json", folder / "gpu.log"
-    before = json.loads(path.read_text())["runs"] if path.exists() else []
+    told = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    before = told["runs"]
     known = [(r["op"], r["problems"], r["search"], r["seed"]) for r in before if not r["error"]]
     runs: list[dict[str, Any]] = []
     with watch.open("a") as file:
@@ -56,12 +64,14 @@ def main(folder: Path, seconds: float, ops: list[str]) -> None:
             wanted = not ops or run[0].partition(".")[0] in ops
             if wanted and run not in known and time.monotonic() < end:
                 runs.append(tune(folder, *run, end))
+        told["compared"] = compare(before + runs)
     finally:  # what came before an interrupt counts
         smi.terminate()
         # Only now: it uses CUDA in this process.
         here = {**machine(), "command": "python data/h200/make.py FOLDER"}
         after = [{**run, "machine": here, "kernels_ran": ran(run, watch)} for run in runs]
-        path.write_text(json.dumps({"machine": here, "runs": before + after}, indent=1) + "\n")
+        told |= {"machine": here, "runs": before + after}
+        path.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def tune(
@@ -90,6 +100,46 @@ def tune(
     summary = [(each.op, each.tried, each.failed, each.milliseconds, each.busy) for each in done]
     print(time.strftime("%X"), op, search, seed, known["seconds"], summary, known["error"])
     return known
+
+
+def compare(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What several runs of the same tuning chose, in turns, in one world."""
+    where: dict[str, Job] = {}  # by run id: the same kernels on the same problem
+    chosen: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for text, tuned in itertools.product(run["problems"], run["tuned"]):
+            (job,) = jobs(tuned["op"], text, WORLD)
+            if str(job.problem) == tuned["problem"] and tuned["ms"] is not None:
+                where[tuned["run_id"]] = job
+                config = config_of(job, tuned["config"])
+                chosen.setdefault(tuned["run_id"], {})[tuned["config"]] = config
+    several = [run_id for run_id, configs in chosen.items() if len(configs) > 1]
+    if not several:
+        return []
+    place = Place("virtual", final_samples=30)
+    world = Worker(serve_world([where[run_id] for run_id in several], place), 120)
+    found = []
+    try:
+        for task in (WHERE, *((n, [*chosen[run_id].values()]) for n, run_id in enumerate(several))):
+            world.submit(task)
+            found.append(world.wait())
+    finally:
+        world.close()
+    return [
+        {"run_id": run_id, "configs": list(chosen[run_id]),
+         "samples_ms": [measured.samples_ms for measured in reply]}
+        for run_id, reply in zip(several, found[1:], strict=True)
+        if not isinstance(reply, Failure)
+    ]  # fmt: skip
+
+
+def config_of(job: Job, text: str) -> Any:
+    """The config that is printed like this."""
+    (made,) = ast.parse(text).body
+    assert isinstance(made, ast.Expr)
+    assert isinstance(made.value, ast.Call)
+    given = {str(word.arg): ast.literal_eval(word.value) for word in made.value.keywords}
+    return job.module.Config(**given)
 
 
 def row_of(tuned: Tuned) -> dict[str, Any]:
