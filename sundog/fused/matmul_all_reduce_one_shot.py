@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ..device import context, tiles, trace
 from ..op import Plan, agree
-from . import gemm, matmul_reduce
+from . import gemm, matmul_reduce, partials
 from .call import resident
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
 from .matmul_reduce import Config, space, valid
@@ -28,75 +28,69 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ()
+OP = "matmul_all_reduce.one_shot"
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, problem.m, num_sms)
+    return matmul_reduce.default_of(problem, num_sms)
 
 
 class _Flags(NamedTuple):
-    ready: Any  # by rank: its inbox is free
-    arrived: Any  # by tile and rank: its partial is in the inbox
+    sent: Any  # by rank: how often a program of it has sent all its partials, over all calls
     epochs: Any  # by program: how often it has run
 
 
 @triton.jit
 def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
-    rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
-    point, away = 0, tiles.distances(ctx, F.lanes)
-    if program == 0:
-        # My inbox is free: the call that read it last is over. Peers fill it behind this.
-        point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
-    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    for n in range(program, rows * cols, programs):
-        i, j = gemm.swizzle(n, rows, cols, S.group_m)
-        row, col = i * S.tile_m, j * S.tile_n
-        point, acc = matmul_reduce.product(point, a, b, row, col, K, ctx, F, S)
-        if n == program:
-            # They have read the last call's partials.
-            point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
-        for step in range(F.size):  # each rank begins with another peer
-            there = tiles.of_rank(inbox, (rank + step) % F.size, away)
-            matmul_reduce.send(there, rank * rows * cols + n, acc, S)
-        # The partial, stored by all warps, before the flags that all ranks wait for.
-        arrived = flags.arrived + n * F.size
-        point = trace.signal_all(point, arrived, epoch, ctx, F.lanes, F.trace)
-    for n in range(program, rows * cols, programs):
-        i, j = gemm.swizzle(n, rows, cols, S.group_m)
-        # All ranks' partials of this tile before my loads of them.
-        arrived = flags.arrived + n * F.size
-        point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
-        for strip in range(0, S.tile_m, matmul_reduce.STRIP):
-            acc = matmul_reduce.total(inbox, n, rows * cols, strip, F, S)
-            acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
-            tiles.store(out, i * S.tile_m + strip, j * S.tile_n, acc)
+    point, here = 0, partials.half_of(inbox, epoch, F)
+    point = _push_to_all(point, a, b, out, here, ctx, K, F, S)
+    # The partials, stored by all warps, before the counts that all ranks wait for.
+    point = partials.count_all(point, flags.sent, epoch, ctx, F)
+    # All ranks' partials before my loads of them.
+    point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
+    point = partials.add_all(point, out, bias, here, ctx, F, S)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _push_to_all(point, a, b, out, inbox, ctx, K, F, S):
+    """As partials.push, to all ranks."""
+    program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
+    away = tiles.distances(ctx, F.lanes)
+    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")
+    point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    for n in tl.range(program, rows * cols, tl.num_programs(0), flatten=FLAT):
+        i, j = gemm.swizzle(n, rows, cols, S.group_m)
+        row, col = i * S.tile_m, j * S.tile_n
+        acc = partials.product(a, b, row, col, K, S)
+        for step in tl.static_range(F.size):  # each rank begins with another peer
+            there = tiles.of_rank(inbox, (rank + step) % F.size, away)
+            partials.store(partials.slot(there, rank), row, col, acc, S)
+    return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the inbox. The plan takes any a, b, bias and out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
-    agree(world, "matmul_all_reduce.one_shot", problem, config, refused)
-    num_tiles = triton.cdiv(problem.m, config.tile_m) * triton.cdiv(problem.n, config.tile_n)
+    agree(world, OP, problem, config, refused)
     flags = _Flags(
-        world.signals(problem.size, "matmul_all_reduce.ready"),
-        world.signals((num_tiles, problem.size), "matmul_all_reduce.arrived"),
-        world.signals(config.programs, "matmul_all_reduce.epochs"),
+        world.signals(problem.size, f"{OP}.sent"),
+        world.signals(config.programs, f"{OP}.epochs"),
     )
-    shape = (problem.size * num_tiles * config.tile_m, config.tile_n)
-    inbox = world.empty(shape, problem.dtype, "matmul_all_reduce.inbox")
+    inbox, view = partials.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")
+    constants = partials.constants(world, problem, config, problem.m)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         x, y, shape = matmul_reduce.given(problem, config, a, b)
         _one_shot_kernel[(config.programs,)](
-            x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
-            world.ctx, problem.k, matmul_reduce.constants(world), shape,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
+            constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out
 

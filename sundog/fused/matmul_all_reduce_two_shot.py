@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..device import context, tiles, trace
 from ..op import Plan, agree
-from . import gemm, matmul_reduce
+from . import gemm, matmul_reduce, partials
 from .call import resident
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
 from .matmul_reduce import Config, space, valid
@@ -32,86 +32,77 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("out",)
+OP = "matmul_all_reduce.two_shot"
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, problem.m, num_sms)
+    return matmul_reduce.default_of(problem, num_sms)
 
 
 class _Flags(NamedTuple):
-    arrived: Any  # by own tile and rank: its partial is in the inbox
-    final: Any  # by tile and rank: its owner has stored it here
+    sent: Any  # by rank: how often a program of it has sent all its partials, over all calls
+    done: Any  # by program and rank: has read its inbox, and stored its sums here
     epochs: Any  # by program: how often it has run
 
 
 @triton.jit
 def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
-    rank = tl.load(ctx + context.RANK).to(tl.int32)
-    epoch = tl.load(flags.epochs + program) + 1
-    point, away = 0, tiles.distances(ctx, F.lanes)
-    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    owned = tl.cdiv(rows * cols, F.size)  # the last ranks may have one less
-    for n in range(program, owned * F.size, programs):
-        index, owner = n // F.size, (rank + 1 + n % F.size) % F.size
-        tile = index * F.size + owner
-        if tile < rows * cols:
-            i, j = gemm.swizzle(tile, rows, cols, S.group_m)
-            row, col = i * S.tile_m, j * S.tile_n
-            point, acc = matmul_reduce.product(point, a, b, row, col, K, ctx, F, S)
-            # The owner has read the last call's partial: I have waited for what came of it.
-            there = tiles.of_rank(inbox, owner, away)
-            matmul_reduce.send(there, rank * owned + index, acc, S)
-            # The partial, stored by all warps, before the flag that the owner waits for.
-            arrived = flags.arrived + index * F.size
-            point = trace.signal(point, arrived + rank, owner, epoch, ctx, F.trace)
-    for index in range(program, owned, programs):
-        tile = index * F.size + rank
-        if tile < rows * cols:
-            i, j = gemm.swizzle(tile, rows, cols, S.group_m)
-            # All ranks' partials before my loads; and their out is free: they are in this call too.
-            arrived = flags.arrived + index * F.size
-            point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
-            for strip in range(0, S.tile_m, matmul_reduce.STRIP):
-                acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
-                acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
-                for step in range(F.size):  # each rank begins with another peer
-                    there = tiles.of_rank(out, (rank + step) % F.size, away)
-                    tiles.store(there, i * S.tile_m + strip, j * S.tile_n, acc)
-            # The result, stored by all warps, and my loads of the inbox, before the flags.
-            final = flags.final + tile * F.size
-            point = trace.signal_all(point, final, epoch, ctx, F.lanes, F.trace)
-    for tile in range(program, rows * cols, programs):
-        # The owners' stores to my out, and their loads of my partials, before what follows here.
-        owner = tile % F.size
-        final = flags.final + tile * F.size + owner
-        point = trace.wait(point, final, owner, epoch, ctx, F.trace)
+    epoch, point = tl.load(flags.epochs + program) + 1, 0
+    # The owners have read the last call's partials: I waited for that at its end.
+    point = partials.push(point, a, b, inbox, out.rows, out.cols, K, ctx, F, S)
+    # The partials, stored by all warps, before the counts that their owners wait for.
+    point = partials.count_all(point, flags.sent, epoch, ctx, F)
+    # All ranks' partials before my loads; and their out is free: they are in this call too.
+    point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
+    point = _add_all(point, out, bias, inbox, ctx, F, S)
+    # My loads of the inbox and my stores to all ranks' out before the flags; the peers' loads of
+    # what I sent, and their stores to my out, before whatever follows this kernel here.
+    done = flags.done + program * F.size
+    point = trace.barrier_ranks(point, done, epoch, ctx, F.lanes, F.trace)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+
+
+@triton.jit
+def _add_all(point, out, bias, inbox, ctx, F, S):
+    """Add this program's share of the own rows, into all ranks' `out`. The next trace point."""
+    program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
+    away = tiles.distances(ctx, F.lanes)
+    first = rank * inbox.rows
+    rows = tl.maximum(tl.minimum(out.rows - first, inbox.rows), 0)
+    strips, cols = tl.cdiv(rows, partials.STRIP), tl.cdiv(out.cols, S.tile_n)
+    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, F.trace)
+    for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=F.ahead):
+        row, col = n // cols * partials.STRIP, n % cols * S.tile_n
+        acc = partials.total(inbox, row, col, rows, F, S)
+        acc = gemm.finish(bias, acc, col, out.cols, S)
+        for step in tl.static_range(F.size):  # each rank begins with another peer
+            there = tiles.of_rank(out, (rank + step) % F.size, away)
+            tiles.store(tiles.part(there, first, rows), row, col, acc)
+    return trace.end(point, trace.FETCH, program, 0, rank, ctx, F.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the inbox. The plan takes any a, b and bias, and a symmetric out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
-    agree(world, "matmul_all_reduce.two_shot", problem, config, refused)
-    num_tiles = triton.cdiv(problem.m, config.tile_m) * triton.cdiv(problem.n, config.tile_n)
-    owned = triton.cdiv(num_tiles, problem.size)
+    agree(world, OP, problem, config, refused)
     flags = _Flags(
-        world.signals((owned, problem.size), "matmul_all_reduce.arrived"),
-        world.signals((num_tiles, problem.size), "matmul_all_reduce.final"),
-        world.signals(config.programs, "matmul_all_reduce.epochs"),
+        world.signals(problem.size, f"{OP}.sent"),
+        world.signals((config.programs, problem.size), f"{OP}.done"),
+        world.signals(config.programs, f"{OP}.epochs"),
     )
-    shape = (problem.size * owned * config.tile_m, config.tile_n)
-    inbox = world.empty(shape, problem.dtype, "matmul_all_reduce.inbox")
+    rows = matmul_reduce.slice_rows(problem)
+    inbox, view = partials.inbox_of(world, problem, rows, 1, f"{OP}.inbox")
+    constants = partials.constants(world, problem, config, rows)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         x, y, shape = matmul_reduce.given(problem, config, a, b)
         _two_shot_kernel[(config.programs,)](
-            x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
-            world.ctx, problem.k, matmul_reduce.constants(world), shape,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
+            constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out
 

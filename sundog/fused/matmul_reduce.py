@@ -1,22 +1,18 @@
-"""What GEMM + reduce-scatter and GEMM + all-reduce share: the problem, and how partials travel.
+"""What GEMM + reduce-scatter and GEMM + all-reduce share on the host.
 
 Rank r has a part A_r of the columns of A and B_r of the rows of B; wanted is the sum of A_r @ B_r,
-plus bias, activated. A partial, a rank's product of a tile, goes to the owner of the tile, into a
-slot of its own, in the type of the input; the owner adds the slots in rank order in float32. So the
-bits are those of a GEMM followed by the collective, whatever the grid.
+plus bias, activated. What the fused kernels share is in partials.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-import triton.language as tl
 
 from ..collectives.call import agreed
-from ..device import tiles, trace
 from ..op import Plan, find
 from . import gemm
 from .call import Options, call, check_matrices, fitting
@@ -25,8 +21,8 @@ if TYPE_CHECKING:
     from ..world import World
 
 __all__ = [
-    "STRIP", "Config", "Constants", "Problem", "call_op", "collective", "constants", "default_of",
-    "given", "inputs", "product", "send", "space", "sum_of", "total", "valid", "valid_unfused",
+    "Config", "Problem", "call_op", "collective", "default_of", "given", "inputs", "slice_rows",
+    "space", "sum_of", "valid", "valid_unfused",
 ]  # fmt: skip
 
 
@@ -74,11 +70,16 @@ def space(problem: Problem) -> list[Config]:
     return [config for config in made if valid(problem, config) is None]
 
 
-def default_of(problem: Problem, rows: int, num_sms: int) -> Config:
+def default_of(problem: Problem, num_sms: int) -> Config:
     """Tiles as for a GEMM alone."""
-    base = fitting(problem.m, rows, problem.n, problem.k, problem.dtype, num_sms)
+    base = fitting(problem.m, problem.m, problem.n, problem.k, problem.dtype, num_sms)
     most = triton.cdiv(problem.m, base["tile_m"]) * triton.cdiv(problem.n, base["tile_n"])
     return Config(**base, programs=max(1, min(num_sms, most)))
+
+
+def slice_rows(problem: Problem) -> int:
+    """Rows of the result that a rank adds; the last ranks may have fewer."""
+    return triton.cdiv(problem.m, problem.size)
 
 
 def inputs(
@@ -138,60 +139,10 @@ def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
     return made
 
 
-# Rows that are added at a time: a whole tile, of several ranks, would not fit the registers.
-STRIP = tl.constexpr(16)
-
-
-class Constants(NamedTuple):
-    size: Any
-    lanes: Any
-    trace: Any  # the clock of trace points, or 0
-
-
-def constants(world: World) -> Constants:
-    lanes = triton.next_power_of_2(world.size)
-    return Constants(*map(tl.constexpr, (world.size, lanes, world.trace)))
-
-
 def given(
-    problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, slice_rows: int = 0
+    problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor
 ) -> tuple[Any, Any, gemm.Shape]:
-    """The operands, and what the kernel is compiled for. A slice of A has so many rows, 0: all."""
-    # A descriptor is read from multiples of 16 bytes on: not from where a slice begins, maybe.
-    begins = a.stride(1) == 1 or slice_rows * a.itemsize % 16 == 0
-    block = (config.tile_m, config.tile_k)
-    x, a_kind = gemm.operand(a, block, config.descriptors and begins)
+    """The operands, and what the kernel is compiled for."""
+    x, a_kind = gemm.operand(a, (config.tile_m, config.tile_k), config.descriptors)
     y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors)
     return x, y, gemm.shape_of(config, a_kind, b_kind, problem.activation)
-
-
-@triton.jit
-def product(point, a, b, row, col, K, ctx, F, S):
-    """A tile of this rank's partial, and the next trace point."""
-    point = trace.begin(point, trace.COMPUTE, row, 0, trace.ALL, ctx, F.trace)
-    acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-    acc = gemm.accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), S)
-    point = trace.end(point, trace.COMPUTE, row, 0, trace.ALL, ctx, F.trace)
-    return point, acc
-
-
-@triton.jit
-def send(inbox, slot, acc, S):
-    """Store a partial into a slot of an inbox, the own one or a peer's."""
-    if S.a_kind == "view":
-        tiles.store_product(inbox, slot * S.tile_m, 0, acc)
-    else:  # not on AMD: half a tile at a time would be slower
-        tiles.store(inbox, slot * S.tile_m, 0, acc)
-
-
-@triton.jit
-def total(inbox, index, owned, row, F, S):
-    """STRIP rows, from `row` on, of the sum of all ranks' partials of an own tile, in rank order.
-
-    The inbox has a slot per rank, of `owned` whole tiles one below the other.
-    """
-    acc = tl.zeros((STRIP, S.tile_n), tl.float32)
-    for source in tl.static_range(F.size):
-        first = (source * owned + index) * S.tile_m
-        acc += tiles.load(inbox, first + row, 0, STRIP, S.tile_n).to(tl.float32)
-    return acc

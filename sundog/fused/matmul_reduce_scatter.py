@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, tiles, trace
+from ..device import tiles, trace
 from ..op import Cost, Plan, agree
-from . import gemm, matmul_reduce
+from . import matmul_reduce, partials
 from .call import Options, resident
 from .matmul_reduce import Config, Problem, inputs, space, valid
 
@@ -37,7 +37,7 @@ OP = "matmul_reduce_scatter"
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, problem.m // problem.size, num_sms)
+    return matmul_reduce.default_of(problem, num_sms)
 
 
 def cost(problem: Problem) -> Cost:
@@ -81,85 +81,44 @@ def matmul_reduce_scatter(
 
 
 class _Flags(NamedTuple):
-    ready: Any  # by rank: its inbox is free
-    arrived: Any  # by own tile and rank: its partial is in the inbox
+    sent: Any  # by rank: how often a program of it has sent all its partials, over all calls
     epochs: Any  # by program: how often it has run
 
 
 @triton.jit
 def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
-    rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
-    point = 0
-    for peer in range(program, F.size, programs):
-        # My inbox is free: the call that read it last is over. The peer fills it behind this.
-        point = trace.signal(point, flags.ready + rank, peer, epoch, ctx, F.trace)
-    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    owned = rows * cols
-    for n in range(program, F.size * owned, programs):
-        index, peer = n % owned, (rank + 1 + n // owned) % F.size
-        i, j = gemm.swizzle(index, rows, cols, S.group_m)
-        row = peer * out.rows + i * S.tile_m
-        point, acc = matmul_reduce.product(point, a, b, row, j * S.tile_n, K, ctx, F, S)
-        if n == program:
-            # They have read the last call's partials.
-            point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
-        else:
-            point = _signal(point, n - programs, owned, rank, flags, epoch, ctx, F)
-        there = tiles.of_peer(inbox, peer, ctx)
-        matmul_reduce.send(there, rank * owned + index, acc, S)
-    if program < F.size * owned:
-        last = (F.size * owned - 1 - program) // programs * programs + program
-        point = _signal(point, last, owned, rank, flags, epoch, ctx, F)
-    for index in range(program, owned, programs):
-        i, j = gemm.swizzle(index, rows, cols, S.group_m)
-        # All ranks' partials of this tile before my loads of them.
-        arrived = flags.arrived + index * F.size
-        point = trace.wait_all(point, arrived, epoch, ctx, F.lanes, F.trace)
-        for strip in range(0, S.tile_m, matmul_reduce.STRIP):
-            acc = matmul_reduce.total(inbox, index, owned, strip, F, S)
-            acc = gemm.finish(bias, acc, j * S.tile_n, out.cols, S)
-            tiles.store(out, i * S.tile_m + strip, j * S.tile_n, acc)
+    point, here = 0, partials.half_of(inbox, epoch, F)
+    point = partials.push(point, a, b, here, out.rows * F.size, out.cols, K, ctx, F, S)
+    # The partials, stored by all warps, before the counts that their owners wait for.
+    point = partials.count_all(point, flags.sent, epoch, ctx, F)
+    # All ranks' partials before my loads of them.
+    point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
+    point = partials.add_all(point, out, bias, here, ctx, F, S)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
-
-
-@triton.jit
-def _signal(point, n, owned, rank, flags, epoch, ctx, F):
-    """Partial `n`, stored by all warps, before the flag that the owner waits for.
-
-    A product later than it could be: meanwhile the stores have arrived, and a release, which waits
-    for them, costs little.
-    """
-    index, peer = n % owned, (rank + 1 + n // owned) % F.size
-    arrived = flags.arrived + index * F.size + rank
-    return trace.signal(point, arrived, peer, epoch, ctx, F.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the inbox. The plan takes any a, b, bias and out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
-    owned = triton.cdiv(problem.m // problem.size, config.tile_m) * triton.cdiv(
-        problem.n, config.tile_n
-    )
     flags = _Flags(
-        world.signals(problem.size, f"{OP}.ready"),
-        world.signals((owned, problem.size), f"{OP}.arrived"),
+        world.signals(problem.size, f"{OP}.sent"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
-    shape = (problem.size * owned * config.tile_m, config.tile_n)
-    inbox = world.empty(shape, problem.dtype, f"{OP}.inbox")
+    rows = matmul_reduce.slice_rows(problem)
+    inbox, view = partials.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
+    constants = partials.constants(world, problem, config, rows)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
-        x, y, shape = matmul_reduce.given(problem, config, a, b, problem.m // problem.size)
+        x, y, shape = matmul_reduce.given(problem, config, a, b)
         _reduce_scatter_kernel[(config.programs,)](
-            x, y, tiles.view(out), added[0] if added else None, tiles.view(inbox), flags,
-            world.ctx, problem.k, matmul_reduce.constants(world), shape,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
+            constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out
 

@@ -30,7 +30,7 @@ valid = matmul_reduce.valid_unfused
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, problem.m, num_sms)
+    return matmul_reduce.default_of(problem, num_sms)
 
 
 def cases(size: int) -> list[Problem]:

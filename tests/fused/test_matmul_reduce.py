@@ -13,7 +13,7 @@ import sundog
 from sundog.device import tiles
 from sundog.errors import RankMismatch
 from sundog.exercise import expected
-from sundog.fused import gemm, matmul_reduce, matmul_reduce_scatter
+from sundog.fused import gemm, matmul_reduce, matmul_reduce_scatter, partials
 from sundog.fused import matmul_all_reduce_barrier as reduce_barrier
 from sundog.fused import matmul_all_reduce_one_shot as one_shot
 from sundog.fused import matmul_all_reduce_two_shot as two_shot
@@ -169,10 +169,12 @@ def test_what_the_compilers_make_of_the_default(
     a, b = torch.empty(8192, 1024, dtype=BF16), torch.empty(1024, 4096, dtype=BF16)
     x, y, shape = matmul_reduce.given(problem, config, a, b)
     words = torch.empty(64, dtype=torch.int64)
-    inbox = tiles.view(torch.empty(4096, config.tile_n, dtype=BF16))
+    inbox = tiles.View(torch.empty(8192, 4096, dtype=BF16), 1024, 4096, 4096, 1)
     out = tiles.view(torch.empty(8192, 4096, dtype=BF16))
-    flags = op._Flags(*[words] * 3)
-    constants = matmul_reduce.constants(SimpleNamespace(size=problem.size, trace=0))
+    flags = op._Flags(*[words] * len(op._Flags._fields))
+    rows = 8192 if op is one_shot else 1024
+    world = SimpleNamespace(size=problem.size, trace=0)
+    constants = partials.constants(world, problem, config, rows)
     args = (x, y, out, None, inbox, flags, words, 1024, constants, shape)
     name = {one_shot: "one_shot", two_shot: "two_shot"}.get(op, "reduce_scatter")
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
@@ -183,7 +185,7 @@ def test_what_the_compilers_make_of_the_default(
         assert len(re.findall(r"wgmma\.mma_async", text)) == 4
         assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) == 6
         assert re.search(r"\bst\.global\.v4\.b32", text)
-        assert re.search(r"\bld\.global\.v4\.b32", text)
+        assert re.search(r"\bcp\.async\.cg\.shared\.global .*, 0x10,", text)  # 16 bytes
         assert not re.findall(r"\b(?:ld|st)\.global\.b16", text)
     else:
         assert re.search("mfma", text)
