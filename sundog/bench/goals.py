@@ -160,9 +160,10 @@ def _trace(files: Files) -> Figures:
 
 def _tuning(column: str) -> Callable[[Files], Figures]:
     def figures(files: Files) -> Figures:
-        table = files.get("h200-tune-cost", {"head": [column], "rows": []})
-        place = table["head"].index(column)
-        return {row[0]: float(row[place].rstrip("%")) for row in table["rows"]}
+        """By op and search: of several runs the last."""
+        table = files.get("h200-tune-cost", {"head": ["op", "search", column], "rows": []})
+        op, search, place = (table["head"].index(name) for name in ("op", "search", column))
+        return {f"{r[op]}, {r[search]}": float(r[place].rstrip("%")) for r in table["rows"]}
 
     return figures
 

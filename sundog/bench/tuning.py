@@ -6,7 +6,7 @@ a tuning of each algorithm.
 Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
 the times that were recorded, so it needs no GPU. How far from the best of the run it ends with 100
 configs, and whether it beats the default, is one line of the table. Where the same tuning was run
-again with another seed, how far apart the choices are, by the times of either run, is told too.
+again with another seed, how far apart the choices are is told too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from ..tuning.space import Space
 from .results import write
 
 __all__ = ["Session", "replay", "sessions"]
+
+Compared = dict[str, dict[str, float]]  # by run id and config, as it is printed: milliseconds
 
 BUDGETS = (100, 40)
 SEEDS = 20
@@ -99,6 +101,18 @@ def _steps(rows: pandas.DataFrame) -> tuple[tuple[float, ...], tuple[float, ...]
     return tuple(steps[True]), tuple(steps[False])
 
 
+def medians(told: list[dict[str, Any]]) -> Compared:
+    """Of runs.json: what several runs chose, once more, in turns."""
+    return {
+        each["run_id"]: {
+            config: statistics.median(samples)
+            for config, samples in zip(each["configs"], each["samples_ms"], strict=True)
+            if samples
+        }
+        for each in told
+    }
+
+
 def replay(session: Session, budget: int, seed: int) -> float:
     """What the pattern search would have found: its best over the best of all."""
     asked: dict[Any, float | None] = {}
@@ -111,21 +125,19 @@ def replay(session: Session, budget: int, seed: int) -> float:
     return min(t for t in asked.values() if t is not None) / session.best
 
 
-def apart(a: Session, b: Session, judges: list[Session]) -> float | None:
-    """How much slower the worse of two choices is, by the times of the run that is harder on it.
+def apart(runs: list[Session], compared: Compared) -> str:
+    """How much slower the worst choice of these runs is than the best, by times taken in turns.
 
-    A run in which both were finalists took their times in turns: only these count then.
+    Those of `compared`, or those of one run's finalists, if more of the choices are among them.
     """
-    found = []
-    for run in judges:
-        both = {a.chosen, b.chosen}
-        times = [(run.final if both <= run.final.keys() else run.times).get(c) for c in both]
-        if None not in times:
-            found.append(max(times) / min(times) - 1)  # type: ignore[type-var, operator]
-    return max(found, default=None)
+    tables = [compared.get(runs[0].run_id, {})]
+    tables += [{str(config): t for config, t in run.final.items()} for run in runs]
+    chosen = [str(run.chosen) for run in runs]
+    known = max(([table[c] for c in chosen if c in table] for table in tables), key=len)
+    return f"{100 * (max(known) / min(known) - 1):.1f} % of {len(known)}" if len(known) > 1 else ""
 
 
-def rows_of(found: list[Session]) -> list[list[str]]:
+def rows_of(found: list[Session], compared: Compared) -> list[list[str]]:
     """A line per tuning: the run that tried the most, and what the others say of it."""
     lines = []
     for (op, problem), runs in _by_problem(found).items():
@@ -134,37 +146,67 @@ def rows_of(found: list[Session]) -> list[list[str]]:
         failed = sum(t is None for t in whole.times.values())
         cells = [op, problem, f"{len(whole.times)} of {whole.space}", str(failed)]
         cells += [f"{1e3 * whole.final[c]:.1f} us" for c in (default, whole.chosen)]
-        cells.append(f"{whole.final[default] / whole.final[whole.chosen]:.3f}")
+        gain = whole.final[default] / whole.final[whole.chosen]
         moved = [abs(t / (whole.times[c] or t) - 1) for c, t in whole.final.items()]
-        cells += [f"{100 * max(moved):.1f} %", *_replayed(whole, default)]
-        pairs = [apart(a, b, runs) for a, b in itertools.combinations(runs, 2)]
-        known = [pair for pair in pairs if pair is not None]
-        cells.append(f"{100 * max(known):.1f} % of {len(runs)}" if known else "")
-        lines.append(cells)
+        cells += [f"{gain:.3f}", f"{100 * max(moved):.1f} %", *_replayed([whole], gain)]
+        lines.append([*cells, apart(runs, compared)])
     return lines
 
 
-def _replayed(whole: Session, default: Any) -> list[str]:
+def op_rows(runs: list[dict[str, Any]], found: list[Session], compared: Compared) -> list[list]:
+    """A line per problem of an op that was tuned with all its algorithms; `runs`: of runs.json."""
+    lines = []
+    for run in runs:
+        if "." in run["op"] or run["search"] != "exhaustive":
+            continue
+        mine = [each for each in sessions_of(run, found) if each.chosen is not None]
+        for problem in dict.fromkeys(each.problem for each in mine):
+            algos = [each for each in mine if each.problem == problem]
+            best = min(algos, key=lambda each: each.final[each.chosen])
+            again = [each for each in found if each.run_id == best.run_id and each.chosen]
+            lines.append([*_op_cells(run["op"], algos, best), apart(again, compared)])
+    return lines
+
+
+def _op_cells(op: str, algos: list[Session], best: Session) -> list[str]:
+    name = f"{op}.{next(iter(ops.algorithms(op)))}"
+    (first,) = (each for each in algos if each.op == name)
+    times = first.final[next(iter(first.times))], best.final[best.chosen]
+    gain = times[0] / times[1]
+    tried, space = sum(len(each.times) for each in algos), sum(each.space for each in algos)
+    failed = sum(t is None for each in algos for t in each.times.values())
+    cells = [f"{op}: {best.op}", best.problem, f"{tried} of {space}", str(failed)]
+    cells += [*(f"{1e3 * t:.1f} us" for t in times), f"{gain:.3f}", ""]
+    return [*cells, *_replayed(algos, gain)]
+
+
+def _replayed(algos: list[Session], gain: float) -> list[str]:
     """Of each budget, the worst seed: over the best of all, and what is left of the gain.
 
-    Not by the default's first time: it is the first config that is measured, and 7 and 11 % slower
-    then, with all_reduce, than beside the others.
+    Not by the default's first time: it is measured beside compilers, the best perhaps not.
     """
     cells = []
-    gain = whole.final[default] / whole.final[whole.chosen]
+    best = min(each.best for each in algos)
     for budget in BUDGETS:
-        worst = max(replay(whole, budget, seed) for seed in range(SEEDS)) if whole.is_whole else 0
+        worst = 0.0
+        if all(each.is_whole for each in algos):
+            ends = [min(replay(e, budget, n) * e.best for e in algos) for n in range(SEEDS)]
+            worst = max(ends) / best
         cells.append(f"{100 * (worst - 1):+.1f} %" if worst else "")
         cells.append(f"{gain / worst:.3f}" if worst else "")
     return cells
 
 
 def _by_problem(found: list[Session]) -> dict[tuple[str, str], list[Session]]:
+    """Those with the kernels of the last of them."""
     grouped: dict[tuple[str, str], list[Session]] = {}
     for session in found:
         if session.chosen is not None:
             grouped.setdefault((session.op, session.problem), []).append(session)
-    return grouped
+    return {
+        key: [each for each in runs if each.run_id == runs[-1].run_id]
+        for key, runs in grouped.items()
+    }
 
 
 HEAD = [
@@ -174,13 +216,15 @@ HEAD = [
 ]  # fmt: skip
 TEXT = (
     "Every config was measured once, the five best and the default again, in turns: those are the "
-    "figures. Gain: the default's time over the best one's (goal: more than 1). Finalists again: "
+    "figures. Gain: the default's time over the best one's (goal: more than 1). An op and its best "
+    "algorithm: all its algorithms were tuned; the default is that of the first. Finalists again: "
     "by how much the second time of one of them differs most from its first. Where all configs of "
     "a space were measured, the pattern search was replayed over the first times, without a GPU, "
     f"with {SEEDS} seeds: how much slower than the best of all the worst of these ends (goal: 3 % "
     "with 100 configs), and its gain. Where the same tuning ran on the GPU again, by another "
     "search or from another seed: how much slower the worst choice of so many runs is than the "
-    "best one, by times of one run (goal: 2 %)."
+    "best one, by times that were taken in turns (goal: 2 %). What was tuned again after its "
+    "kernels had changed is told of the last ones."
 )
 COST_HEAD = [
     "op", "problems", "search", "configs", "time", "a config, kernel known", "kernel new", "busy",
@@ -196,11 +240,16 @@ COST_TEXT = (
 )
 
 
-def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:
-    """`run`: of runs.json, whose sessions are among those found."""
+def sessions_of(run: dict[str, Any], found: list[Session]) -> list[Session]:
+    """`run`: of runs.json."""
     ids = {tuned["run_id"] for tuned in run["tuned"]}
     settings = run["search"], run["seed"]
-    mine = [each for each in found if each.run_id in ids and (each.search, each.seed) == settings]
+    return [each for each in found if each.run_id in ids and (each.search, each.seed) == settings]
+
+
+def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:
+    """`run`: of runs.json, whose sessions are among those found."""
+    mine = sessions_of(run, found)
     problems = len({each.problem for each in mine})
     tried = sum(tuned["tried"] for tuned in run["tuned"])
     cells = [run["op"], str(problems), run["search"], str(tried), f"{run['seconds']:.1f} s"]
@@ -231,7 +280,9 @@ def main(data: Path, docs: Path) -> None:
     bases = sorted(path.with_suffix("") for path in data.glob("*.csv"))
     found = [session for base in bases for session in sessions(str(base))]
     common = {"kind": "table", "machine": told["machine"]}
-    rows = {"head": HEAD, "rows": rows_of(found)}
+    compared = medians(told.get("compared", []))
+    lines = [*op_rows(told["runs"], found, compared), *rows_of(found, compared)]
+    rows = {"head": HEAD, "rows": lines}
     write(str(docs / f"{data.name}-tune.json"), {**common, "title": "Tuning", "text": TEXT, **rows})
     text = " ".join(filter(None, (COST_TEXT, told.get("note"))))  # the note: how it was started
     cells = [cost_cells(run, found) for run in told["runs"] if run["tuned"]]

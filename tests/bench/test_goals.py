@@ -68,9 +68,11 @@ def test_what_failed_is_no_figure() -> None:
 
 
 def test_figures_of_tables() -> None:
-    content = {"head": ["op", "busy", "rows"], "rows": [["a", "70%", "0.5%"], ["b", "50%", "2%"]]}
+    """Of two runs that are alike the last one counts."""
+    rows = [["a", "x", "9%", "3%"], ["a", "x", "70%", "0.5%"], ["a", "y", "50%", "2%"]]
+    content = {"head": ["op", "search", "busy", "rows"], "rows": rows}
     found = verdicts({"h200-tune-cost": content})
     assert found["the tuner's GPU has something to measure, of a run"][1:] == [
-        "50 %", "missed in 1 of 2", "b",
+        "50 %", "missed in 1 of 2", "a, y",
     ]  # fmt: skip
     assert found["the tuner's rows, of a run"][2] == "missed in 1 of 2"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sundog
-from sundog.bench.tuning import Session, apart, cost_cells, replay, rows_of
+from sundog.bench.tuning import Session, apart, cost_cells, medians, op_rows, replay, rows_of
 from sundog.choice import package_file, read_entries
 from sundog.tuning.search import SEARCHES, first_asked
 from sundog.tuning.space import Space
@@ -53,24 +53,43 @@ def test_what_a_search_begins_with_is_known_before(search: str) -> None:
 def test_two_runs_are_compared_by_what_they_chose() -> None:
     near, far = Config(512, 48, 4, "rows"), Config(512, 48, 4, "none")
     a, b, c = made_up(1, near), made_up(2, near), made_up(3, far)
-    assert apart(a, b, [a, b]) == 0.0, "the same choice, whatever it took"
-    worst = apart(a, c, [a, b, c])
-    assert worst is not None
-    assert 0.1 < worst < 0.3
-    (line,) = rows_of([a, b, c])
+    assert apart([a, b], {}) == "0.0 % of 2", "the same choice, whatever it took"
+    assert apart([a, c], {}) == "", "no run has both times in turns"
+    compared = medians(
+        [{"run_id": "", "configs": [str(near), str(far)], "samples_ms": [[9, 2, 2], [3, 2, 2.5]]}]
+    )
+    assert apart([a, b, c], compared) == "25.0 % of 3"
+    a.final[far] = 1.01 * a.final[near]
+    assert apart([a, b, c], {}) == "1.0 % of 3", "both were finalists of the first run"
+    (line,) = rows_of([dataclasses.replace(c, run_id="old"), a, b], {})
     assert line[:4] == ["op", "numel=1", "1056 of 1056", str(sum(map(_failed, CONFIGS)))]
-    assert line[-1] == f"{100 * worst:.1f} % of 3"
+    assert line[-1] == "0.0 % of 2"
     gain = a.final[CONFIGS[0]] / a.final[near] / max(replay(a, 100, seed) for seed in range(20))
     assert line[9] == f"{gain:.3f}", "the worst seed's, over the default"
 
 
-def test_what_was_timed_in_turns_decides_between_two_choices() -> None:
-    one, two = Config(512, 48, 4, "rows"), Config(512, 32, 4, "rows")
-    a, b = made_up(1, one), made_up(2, two)
-    a.final[two] = 1.01 * a.final[one]
-    assert apart(a, b, [a]) == pytest.approx(0.01)
-    b.times.pop(one)
-    assert apart(a, b, [b]) is None, "a run that knows one of them only says nothing"
+def test_an_op_is_as_fast_as_its_best_algorithm() -> None:
+    """And its default is that of the first algorithm."""
+    near = Config(512, 48, 4, "rows")
+    slow, fast = (
+        dataclasses.replace(made_up(1, near), op=f"all_gather.{algo}", run_id=algo)
+        for algo in ("push", "pull")
+    )
+    for config, t in fast.times.items():
+        fast.times[config] = t and t / 2
+    fast.final[near] /= 2
+    run = {"op": "all_gather", "search": "exhaustive", "seed": 1}
+    tuned = [{"run_id": algo} for algo in ("push", "pull")]
+    (line,) = op_rows([{**run, "tuned": tuned}], [slow, fast], {})
+    assert line[:3] == ["all_gather: all_gather.pull", "numel=1", "2112 of 2112"]
+    assert line[4:6] == [
+        f"{1e3 * slow.final[CONFIGS[0]]:.1f} us",
+        f"{1e3 * fast.final[near]:.1f} us",
+    ]
+    assert line[6] == f"{slow.final[CONFIGS[0]] / fast.final[near]:.3f}"
+    worst = max(replay(fast, 100, seed) for seed in range(20))
+    assert line[8] == f"{100 * (worst - 1):+.1f} %", "of the slow one nothing comes near"
+    assert op_rows([{**run, "op": "all_gather.pull", "tuned": tuned}], [slow, fast], {}) == []
 
 
 def test_a_run_costs_what_it_took_from_first_to_last() -> None:
