@@ -166,8 +166,8 @@ def total(inbox, row, col, rows, F, S):
     parts = ()
     for source in tl.static_range(F.size):  # all loads first: they wait for memory together
         here = tiles.part(inbox, source * inbox.rows, rows)
-        parts = parts + (tiles.load(here, row, col, STRIP, S.tile_n),)  # type: ignore[assignment]
-    acc = parts[0].to(tl.float32)  # type: ignore[misc]
+        parts = parts + (tiles.load(here, row, col, STRIP, S.tile_n),)
+    acc = parts[0].to(tl.float32)
     for source in tl.static_range(1, F.size):
         acc += parts[source].to(tl.float32)
     return acc
