@@ -90,7 +90,7 @@ class Evaluator:
     def measure_again(self, count: int, default: Any) -> None:
         """The best few once more, in turns: this is what decides. With them the default, which the
         best is compared with, and the best few of those that were measured beside busy compilers:
-        a call is 1 to 3 us slower there, of 15 as of 180 (H200; not so after idling)."""
+        a call took 0.5 to 2.6 us more there, of 14 us as of 180 (H200)."""
         timed = {c: t for c, t in self.times.items() if t is not None}
         ranked = sorted(timed, key=lambda config: timed[config])
         beside = [config for config in ranked if config in self._beside]
