@@ -82,12 +82,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(config.programs, f"{OP}.epochs"),
     )
     inbox, view = partials.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")
-    constants = partials.constants(world, problem, config, problem.m)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         x, y, shape = matmul_reduce.given(problem, config, a, b)
+        constants = partials.constants(world, problem, config, problem.m)
         _one_shot_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,

@@ -110,12 +110,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     )
     rows = matmul_reduce.slice_rows(problem)
     inbox, view = partials.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
-    constants = partials.constants(world, problem, config, rows)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         x, y, shape = matmul_reduce.given(problem, config, a, b)
+        constants = partials.constants(world, problem, config, rows)
         _reduce_scatter_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,
