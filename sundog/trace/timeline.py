@@ -116,7 +116,9 @@ def _connect(spans: np.ndarray, size: int) -> np.ndarray:
     """Give every wait the signal that ended it; returns the arrows between different programs."""
     rank, program, kind, begin, end, flag, value, peer, _ = (spans[n].tolist() for n in _FIELDS)
     sent = _Sent()
-    for at in np.flatnonzero(np.isin(kind, (SIGNAL.value, BARRIER.value))).tolist():
+    signals = np.flatnonzero(np.isin(kind, (SIGNAL.value, BARRIER.value)))
+    # In the order of time: of programs that count together the last one completes the value.
+    for at in signals[np.argsort(spans["begin"][signals], kind="stable")].tolist():
         sent.add(at, rank[at], flag[at], value[at], peer[at])
     arrows = []
     ended_by = np.full(len(spans), -1)

@@ -72,6 +72,20 @@ def test_hidden_counts_overlap_once() -> None:
     assert summary.hidden == 0.4
 
 
+def test_of_programs_that_count_together_the_last_one_ends_the_wait() -> None:
+    """Both add to one counter, and the other rank waits for what it holds after both."""
+    everyone = 16 * (points.ALL.value + 1)
+
+    def raw(rank: int, programs: list[int], events: list[tuple[int, int]]) -> Raw:
+        words = np.array([(t, tag + everyone, 0, 2) for t, tag in events], np.int64)
+        return Raw(rank, 0, np.array(programs), words, 0, "ns", "")
+
+    wait, signal = points.WAIT.value, points.SIGNAL.value
+    waiting = raw(0, [0, 0], [(0, wait), (60, wait + 8)])
+    made = Timeline.of([waiting, raw(1, [0, 1], [(50, signal), (20, signal)])])
+    assert [arrow[0] for arrow in made.arrows.tolist()] == [(1, 0, 50)]
+
+
 def test_file_nests_and_every_arrow_has_two_ends(timeline: Timeline, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     write(timeline, str(path))
