@@ -11,7 +11,7 @@ have not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ..world import World
 from . import fused_baselines as fused
 
-__all__ = ["BASELINES", "Baseline"]
+__all__ = ["BASELINES", "Baseline", "chosen"]
 
 Call = Callable[[], Any]
 Make = Callable[[World, Any, tuple[torch.Tensor, ...], torch.Tensor], Call]
@@ -225,3 +225,12 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         "torch.mm, then our all-reduce": Baseline(fused.torch_then("all_reduce"), fused.is_plain),
     },
 }  # fmt: skip
+
+
+def chosen(known: dict[str, Baseline], only: Sequence[str]) -> dict[str, Baseline]:
+    """Those that are named; `none` is no name of one."""
+    for name in only:
+        if name not in known and name != "none":
+            there = " ".join(f"'{each}'" for each in known)
+            raise ValueError(f"baseline '{name}' is not known; there are: {there or 'none'}")
+    return {name: each for name, each in known.items() if not only or name in only}

@@ -68,7 +68,9 @@ def bench_op(
     world: World = 8,
     backend: Backend = "virtual",
     link: Link = "",
-    baseline: Annotated[str, typer.Option(help="names, with commas; default: all")] = "",
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="a name, or none; may be repeated; default: all")
+    ] = None,
     samples: Annotated[int, typer.Option(help="per variant")] = 30,
     csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
     json: Json = "",
@@ -86,7 +88,7 @@ def bench_op(
     from . import commands
 
     files = csv, json, plot, link, entries
-    raise typer.Exit(commands.op(op, axis or [], world, backend, baseline, samples, *files))
+    raise typer.Exit(commands.op(op, axis or [], world, backend, baseline or [], samples, *files))
 
 
 @app.command("host")

@@ -24,7 +24,7 @@ __all__ = ["bound", "capture", "host", "op", "trace"]
 
 
 def op(
-    name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int,
+    name: str, axes: Sequence[str], size: int, backend: str, only: Sequence[str], samples: int,
     csv_file: str, json_file: str, plot_file: str, link: str = "", entries_file: str = "",
 ) -> int:  # fmt: skip
     """Exit status: 1 if a variant was wrong or failed, 2 if nothing could be measured."""

@@ -32,7 +32,7 @@ from ..world import World
 from . import limits
 from . import link as over_link
 from .axes import Choice, parse_axes
-from .baselines import BASELINES, Baseline
+from .baselines import BASELINES, Baseline, chosen
 from .timing import Times, Variant, blame, measure
 
 __all__ = ["Row", "bench"]
@@ -93,21 +93,20 @@ class _Bench:
 
 
 def bench(
-    name: str, axes: Sequence[str], size: int, backend: str, only: str, samples: int,
+    name: str, axes: Sequence[str], size: int, backend: str, only: Sequence[str], samples: int,
     link: str = "",
 ) -> tuple[list[Row], limits.Rates]:  # fmt: skip
-    """All cases of one op. `only`: baselines to compare with, by name; '' means all."""
+    """All cases of one op. `only`: names of baselines to compare with; without one, all."""
     modules = algorithms(name)
     problems, choices = parse_axes(name, modules, axes, size)
+    known = (over_link.BASELINES if link else BASELINES).get(name.partition(".")[0], {})
+    compared = chosen(known, only)
     if not target.has_gpu():
         raise SundogError(
             "torch finds no GPU here. `sundog check` looks for errors on the CPU, "
             "and `sundog bench sim` times the simulator."
         )
-    known = (over_link.BASELINES if link else BASELINES).get(name.partition(".")[0], {})
-    chosen = {k: v for k, v in known.items() if not only or k in only.split(",")}
-
-    common = _Bench(name, modules, problems, choices, chosen, samples, link)
+    common = _Bench(name, modules, problems, choices, compared, samples, link)
     found = _Found(None, {}, {})
     while any(problem not in found.rows for problem in problems):
         found = _in_a_world(common, found, size, backend)

@@ -18,7 +18,7 @@ import sundog
 from sundog.backends.sim import Sim
 from sundog.bench import commands, limits, plot, results, timing
 from sundog.bench import run as bench
-from sundog.bench.baselines import BASELINES
+from sundog.bench.baselines import BASELINES, chosen
 from sundog.bench.limits import Rates
 from sundog.bench.timing import Times, Variant
 from sundog.choice import read_entries
@@ -66,7 +66,17 @@ AXES = ["algo=push,pull", "programs=2,3", "numel=48,96", "dtype=float32"]
 
 
 def run(*axes: str, op: str = "all_gather", only: str = "torch.cat,copy_") -> list[bench.Row]:
-    return bench.bench(op, axes, 3, "virtual", only, 5)[0]
+    return bench.bench(op, axes, 3, "virtual", only.split(",") if only else [], 5)[0]
+
+
+def test_baselines_by_their_names() -> None:
+    known = BASELINES["all_gather_matmul"]
+    name = "our GEMM, A gathered"
+    assert list(chosen(known, [name])) == [name]
+    assert list(chosen(known, ["none"])) == []
+    assert chosen(known, []) == known
+    with pytest.raises(ValueError, match=f"'our GEMM' is not known; there are: '{name}' "):
+        chosen(known, ["our GEMM"])
 
 
 def test_every_variant_is_run_compared_and_timed(simulated: list[str]) -> None:
@@ -139,7 +149,7 @@ def test_a_variant_that_fails_costs_its_row(
         assert "waited for never[0] to reach 1" in row.wrong
     assert capsys.readouterr().err.count("not timed: ") == 2
     monkeypatch.setattr(bench, "measure", measure)
-    given = ("virtual", "", 5, "", "", "")
+    given = ("virtual", [], 5, "", "", "")
     assert commands.op("all_gather", ["algo=push", "numel=96"], 3, *given) == 1
 
 
@@ -210,7 +220,7 @@ def test_over_a_link_rank_0_alone_counts(
 ) -> None:
     monkeypatch.setattr(bench.over_link, "link_rate", lambda _: 3e8)
     axes = ["m=24,192", "n=16", "k=96"]
-    rows, rates = bench.bench("all_gather_matmul", axes, 3, "virtual", "", 5, "pcie")
+    rows, rates = bench.bench("all_gather_matmul", axes, 3, "virtual", [], 5, "pcie")
     assert rates.link == 3e8
     assert not any(row.wrong for row in rows)
     gemm = [row.times.median for row in rows if row.variant == "cuBLAS alone" and row.times]
@@ -229,7 +239,7 @@ def test_files(simulated: list[str], tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.csv", "a.json", "a.png")]
     kept = tmp_path / "gpu.json"
     given = (*names, "", str(kept))
-    assert commands.op("all_gather", AXES, 3, "virtual", "torch.cat", 5, *given) == 0
+    assert commands.op("all_gather", AXES, 3, "virtual", ["torch.cat"], 5, *given) == 0
     with open(names[0]) as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10
