@@ -1,7 +1,7 @@
 """GEMM + all-reduce: activation(sum over ranks of A @ B, plus bias) on every rank.
 
 one_shot    every rank sends its partials to all ranks, and each adds all of them
-two_shot    a tile has one owner, who adds the partials and sends the result to all ranks
+two_shot    a row has one owner, who adds the partials and sends the result to all ranks
 barrier     GEMM, then all_reduce
 """
 

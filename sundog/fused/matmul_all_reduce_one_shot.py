@@ -1,7 +1,9 @@
 """GEMM + all-reduce, one shot in one kernel: a partial goes to all ranks as soon as it is computed.
 
-Programs take tiles in turn: first all partials, then all tiles to add. Every partial crosses
-each link, but nothing waits for a second trip: for small results.
+Programs take tiles in turn: first all partials, then all rows to add. Every partial crosses each
+link, but nothing waits for a second trip: for small results. Ranks that share a GPU share its
+memory too, and there it does not pay: 118 us against 117 for GEMM, then all-reduce, with M=16, and
+242 against 191 with M=256 (8 on one H200, docs/measured.md).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """GEMM + reduce-scatter in one kernel: rank r gets rows slice r of the sum of all ranks' A @ B.
 
-Programs take tiles in turn: first partials, of every rank's slice, beginning with the next rank's;
-each is pushed to the slice's owner as soon as it is computed. Then the own tiles: wait for all
-partials of one, add them in rank order. Moves every byte once over each link.
+Programs take tiles in turn, beginning with the next rank's rows; each product is stored to the
+owner of its rows while the next one is multiplied. When all ranks have sent everything, programs
+add what this rank owns. Moves every byte once over each link, under the products (partials.py).
 
-For ranks that share a GPU it does not pay (8 on one H200, docs/measured.md): 2563 us against 2463
-for GEMM, then reduce-scatter, at 4096 x 3584 x 8192, 898 against 615 with M=1024, and only with
-M=16384 10765 against 10996. The collective is 60 us of that, all that could be hidden; a loop over
-K that ends for every tile's stores and flag, where gemm.py's goes on, costs more.
+8 ranks on one H200 (docs/measured.md) take 0.95 to 1.00 times as long as with GEMM, then
+reduce-scatter, on six large shapes (2431 us against 2428 with 4096 x 3584 x 8192, 604 against 607
+with M=1024, 10286 against 10857 with M=16384), and 0.97 to 0.98 with M=16, 64 and 256. What it
+saves is a launch and a barrier of ranks; adding reads as much as the collective does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GEMM, then reduce-scatter: the baseline. Wins on ranks that share a GPU.
+"""GEMM, then reduce-scatter: the baseline.
 
 The bits are those of the fused kernel. No bias, no activation, and no other type of the output:
 they belong behind the sum, which is rounded here.

@@ -8,10 +8,14 @@ of several owners.
 All products come first, in one loop as in gemm.py, and are stored to the owners meanwhile; then
 every program counts itself at all ranks, waits for all programs of all ranks, and adds its share.
 A flag per tile, which an owner could act on sooner, costs more than that is worth: Triton pipelines
-no loop with a barrier in it. With one the loop over K ended at every tile, and on 8 ranks of an
-H200 this took 2563 us at 4096 x 3584 x 8192, and 2428 now. Owners that multiplied for their own
-rows last and added each such tile at once were faster with 4096 x 4096 x 4096 (1425 us against
-1445), and slower with M=1024 (662 against 601): there B is read twice.
+no loop with a barrier in it. With one the loop over K ended at every tile, and GEMM +
+reduce-scatter of 4096 x 3584 x 8192 on 8 ranks of an H200 took 2563 us; now it takes 2431.
+
+Measured and gone: owners that multiplied for their own rows last and added each such tile at once
+were faster with 4096 x 4096 x 4096 (1425 us against 1445), slower with M=1024 (662 against 601),
+where B was read twice. Not to be had: products stored by descriptor, as in gemm.py, and pulled by
+the owners. In the same kernel nobody can say that they have arrived: behind such a store Triton
+waits (cp.async.bulk.wait_group.read) until its shared memory is free again, not until it is done.
 """
 
 from __future__ import annotations
