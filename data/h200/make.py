@@ -41,8 +41,8 @@ RUNS = (
     ("all_reduce", REDUCE, "pattern", 1),
     ("all_gather_matmul", MATMUL, "exhaustive", 0),
     ("all_gather_matmul.direct", MATMUL, "pattern", 1),
+    ("all_gather_matmul", MATMUL, "pattern", 2),
     ("all_reduce", REDUCE, "exhaustive", 1),
-    ("all_gather_matmul.hbm_buffer", MATMUL[:1], "pattern", 1),
     ("all_gather.gluon", GATHER, "pattern", 2),
 )
 

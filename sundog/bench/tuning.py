@@ -13,92 +13,24 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import re
 import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pandas
 
 from .. import op as ops
 from ..dataset.plot import draw_convergence
 from ..dataset.reader import read
-from ..tuning.search import pattern
-from ..tuning.space import Space
 from .results import write
+from .sessions import Session, replay, sessions, sessions_of
 
-__all__ = ["Session", "replay", "sessions"]
+__all__ = ["Compared", "apart", "cost_cells", "medians", "op_rows", "rows_of"]
 
 Compared = dict[str, dict[str, float]]  # by run id and config, as it is printed: milliseconds
 
 BUDGETS = (100, 40)
 SEEDS = 20
-
-
-@dataclass(frozen=True)
-class Session:
-    """One run of a tuning: the median of each config, None where it failed, in order of asking."""
-
-    op: str
-    problem: str
-    search: str
-    seed: int
-    space: int  # configs
-    times: dict[Any, float | None]
-    final: dict[Any, float]  # of the finalists
-    chosen: Any  # the best of those
-    run_id: str = ""
-    known_s: tuple[float, ...] = ()  # from one timed row to the next, its kernel known ...
-    new_s: tuple[float, ...] = ()  # ... and new
-
-    @property
-    def best(self) -> float:
-        return min(t for t in self.times.values() if t is not None)
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.times) == self.space
-
-
-def sessions(base: str) -> list[Session]:
-    data = read(base)
-    found = []
-    for run in data.runs.itertuples():
-        rows = data.rows[(data.rows.session == run.session) & (data.rows.status != "started")]
-        found.append(_session(run, rows))
-    return found
-
-
-def _session(run: Any, rows: pandas.DataFrame) -> Session:
-    kind = ops.find(run.kernel_name).Config
-    rows = rows.sort_values("config_index")
-    times: dict[int, dict[Any, float | None]] = {0: {}, 1: {}}  # by repeat
-    for row in rows.itertuples():
-        timed = float(row.perf_ms) if row.status == "ok" else None
-        times[row.repeat][kind(**json.loads(row.config))] = timed
-    final = {config: t for config, t in times[1].items() if t is not None}
-    values = {each["name"]: each["value"] for each in run.arguments}
-    problem = ", ".join(f"{k}={v}" for k, v in values.items() if k in ("numel", "m", "n", "k"))
-    search, seed, space = (run.settings[name] for name in ("search", "seed", "space"))
-    chosen = min(final, key=lambda config: final[config]) if final else None
-    found = run.kernel_name, problem, search, seed, space, times[0], final, chosen
-    return Session(*found, run.run_id, *_steps(rows))
-
-
-def _steps(rows: pandas.DataFrame) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds from the end of one config to that of the next, where it was timed."""
-    steps: dict[bool, list[float]] = {True: [], False: []}  # is the kernel known?
-    known: set[str] = set()
-    before = None
-    for row in rows[rows.repeat == 0].sort_values("timestamp_s").itertuples():
-        if before is not None and row.status == "ok":
-            steps[row.ir_id in known].append(row.timestamp_s - before)
-        known.add(row.ir_id)
-        before = row.timestamp_s
-    return tuple(steps[True]), tuple(steps[False])
 
 
 def medians(told: list[dict[str, Any]]) -> Compared:
@@ -111,18 +43,6 @@ def medians(told: list[dict[str, Any]]) -> Compared:
         }
         for each in told
     }
-
-
-def replay(session: Session, budget: int, seed: int) -> float:
-    """What the pattern search would have found: its best over the best of all."""
-    asked: dict[Any, float | None] = {}
-
-    def evaluate(configs: list[Any], generation: int) -> list[float | None]:
-        asked.update({config: session.times[config] for config in configs})
-        return [asked[config] for config in configs]
-
-    pattern(Space(tuple(session.times)), evaluate, budget, random.Random(seed))
-    return min(t for t in asked.values() if t is not None) / session.best
 
 
 def apart(runs: list[Session], compared: Compared) -> str:
@@ -155,7 +75,7 @@ def rows_of(found: list[Session], compared: Compared) -> list[list[str]]:
 
 def op_rows(runs: list[dict[str, Any]], found: list[Session], compared: Compared) -> list[list]:
     """A line per problem of an op that was tuned with all its algorithms; `runs`: of runs.json."""
-    lines = []
+    lines = {}
     for run in runs:
         if "." in run["op"] or run["search"] != "exhaustive":
             continue
@@ -164,8 +84,9 @@ def op_rows(runs: list[dict[str, Any]], found: list[Session], compared: Compared
             algos = [each for each in mine if each.problem == problem]
             best = min(algos, key=lambda each: each.final[each.chosen])
             again = [each for each in found if each.run_id == best.run_id and each.chosen]
-            lines.append([*_op_cells(run["op"], algos, best), apart(again, compared)])
-    return lines
+            cells = [*_op_cells(run["op"], algos, best), apart(again, compared)]
+            lines[run["op"], problem] = cells  # of several runs the last
+    return list(lines.values())
 
 
 def _op_cells(op: str, algos: list[Session], best: Session) -> list[str]:
@@ -175,7 +96,12 @@ def _op_cells(op: str, algos: list[Session], best: Session) -> list[str]:
     gain = times[0] / times[1]
     tried, space = sum(len(each.times) for each in algos), sum(each.space for each in algos)
     failed = sum(t is None for each in algos for t in each.times.values())
-    cells = [f"{op}: {best.op}", best.problem, f"{tried} of {space}", str(failed)]
+    cells = [
+        f"{op}: {best.op.rpartition('.')[2]}",
+        best.problem,
+        f"{tried} of {space}",
+        str(failed),
+    ]
     cells += [*(f"{1e3 * t:.1f} us" for t in times), f"{gain:.3f}", ""]
     return [*cells, *_replayed(algos, gain)]
 
@@ -238,13 +164,6 @@ COST_TEXT = (
     "whose samples are the part of a moment in which one did. Rows: the part that writing them "
     "took (goal: 1 %)."
 )
-
-
-def sessions_of(run: dict[str, Any], found: list[Session]) -> list[Session]:
-    """`run`: of runs.json."""
-    ids = {tuned["run_id"] for tuned in run["tuned"]}
-    settings = run["search"], run["seed"]
-    return [each for each in found if each.run_id in ids and (each.search, each.seed) == settings]
 
 
 def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import sundog
-from sundog.bench.tuning import Session, apart, cost_cells, medians, op_rows, replay, rows_of
+from sundog.bench.sessions import Session, replay
+from sundog.bench.tuning import apart, cost_cells, medians, op_rows, rows_of
 from sundog.choice import package_file, read_entries
 from sundog.tuning.search import SEARCHES, first_asked
 from sundog.tuning.space import Space
@@ -81,7 +82,7 @@ def test_an_op_is_as_fast_as_its_best_algorithm() -> None:
     run = {"op": "all_gather", "search": "exhaustive", "seed": 1}
     tuned = [{"run_id": algo} for algo in ("push", "pull")]
     (line,) = op_rows([{**run, "tuned": tuned}], [slow, fast], {})
-    assert line[:3] == ["all_gather: all_gather.pull", "numel=1", "2112 of 2112"]
+    assert line[:3] == ["all_gather: pull", "numel=1", "2112 of 2112"]
     assert line[4:6] == [
         f"{1e3 * slow.final[CONFIGS[0]]:.1f} us",
         f"{1e3 * fast.final[near]:.1f} us",

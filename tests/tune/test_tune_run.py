@@ -14,8 +14,8 @@ import pytest
 
 import sundog.tuning
 from sundog import World, choice, knobs
+from sundog.bench.sessions import sessions
 from sundog.bench.timing import Times, Variant
-from sundog.bench.tuning import sessions
 from sundog.collectives import all_gather_push
 from sundog.dataset.compile import source_of
 from sundog.dataset.reader import read
