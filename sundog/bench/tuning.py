@@ -185,7 +185,10 @@ def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:
 def draw(base: str, start: str) -> None:
     """How a tuning of each algorithm went on: the one that tried the most configs."""
     data = read(base)
-    ended = sorted(data.runs[data.runs.ended].itertuples(), key=lambda run: -run.num_configs)
+    kernels = {run.kernel_name: run.kernel_id for run in data.runs.itertuples()}  # the last ones
+    now = data.runs.kernel_id == data.runs.kernel_name.map(kernels)
+    ended = list(data.runs[data.runs.ended & now].itertuples())
+    ended.sort(key=lambda run: -run.num_configs)
     for run in {run.kernel_name: run for run in reversed(ended)}.values():
         rows = data.rows[data.rows.session == run.session]
         name = re.sub(r"[._]", "-", run.kernel_name)
