@@ -3,7 +3,8 @@
 Programs take tiles in turn: first all partials, then all rows to add. Every partial crosses each
 link, but nothing waits for a second trip: for small results. Ranks that share a GPU share its
 memory too, and there it does not pay: 118 us against 117 for GEMM, then all-reduce, with M=16, and
-242 against 191 with M=256 (8 on one H200, docs/measured.md).
+242 against 191 with M=256 (8 on one H200, docs/measured.md; then the loops over tiles and over K
+were one, but around the stores to all ranks Triton 3.9 ran out of registers in it).
 """
 
 from __future__ import annotations
@@ -59,17 +60,16 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
 
 @triton.jit
 def _push_to_all(point, a, b, out, inbox, ctx, K, F, S):
-    """As partials.push, to all ranks."""
+    """Multiply this program's tiles and store them to all ranks. The next trace point."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     away = tiles.distances(ctx, F.lanes)
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
-    for n in tl.range(program, rows * cols, tl.num_programs(0), flatten=FLAT):
+    for n in range(program, rows * cols, tl.num_programs(0)):
         i, j = gemm.swizzle(n, rows, cols, S.group_m)
         row, col = i * S.tile_m, j * S.tile_n
         acc = partials.product(a, b, row, col, K, S)
-        for step in tl.static_range(F.size):  # each rank begins with another peer
+        for step in range(F.size):  # each rank begins with another peer
             there = tiles.of_rank(inbox, (rank + step) % F.size, away)
             partials.store(partials.slot(there, rank), row, col, acc, S)
     return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
