@@ -112,20 +112,20 @@ def test_direct_adds_as_a_gemm_does(run: Run) -> None:
 
 @both_ways
 @pytest.mark.parametrize(
-    ("ranks", "apart"), [((1, 3), 2), ((0, 1, 3), None), ((2, 1), None), ((2,), 1)]
+    ("members", "apart"), [((1, 3), 2), ((0, 1, 3), None), ((2, 1), None), ((2,), 1)]
 )
 def test_direct_in_a_group(
-    run: Run, problem_of: type, ranks: tuple[int, ...], apart: int | None
+    run: Run, problem_of: type, members: tuple[int, ...], apart: int | None
 ) -> None:
     """By descriptor, where heaps are evenly spaced, in the order of the ranks; else by pointers."""
-    problem = problem_of(len(ranks))
+    problem = problem_of(len(members))
     config = direct.Config(16, 16, 16, group_m=2, num_warps=4, programs=2)
 
     def main(world: sundog.World) -> list:
-        group = world.group(ranks)
+        group = world.group(members)
         if group is None:
             return []
-        if world.backend in ("sim", "virtual") and len(ranks) > 1:
+        if world.backend in ("sim", "virtual") and len(members) > 1:
             assert world.apart is not None
             assert group.apart == (apart and apart * world.apart)
         return answers(direct, problem, config)(group)
