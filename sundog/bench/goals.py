@@ -168,6 +168,18 @@ def _tuning(column: str) -> Callable[[Files], Figures]:
     return figures
 
 
+def _tuned(column: str, ops: str = "") -> Callable[[Files], Figures]:
+    """By op and problem, where the column says something."""
+
+    def figures(files: Files) -> Figures:
+        table = files.get("h200-tune", {"head": [column], "rows": []})
+        place = table["head"].index(column)
+        rows = [row for row in table["rows"] if row[place] and re.match(ops, row[0])]
+        return {f"{row[0]} {row[1]}": float(row[place].split()[0]) for row in rows}
+
+    return figures
+
+
 def _field(problem: str, name: str) -> str:
     found = re.search(rf"\b{name}=(\w+)", problem)
     assert found is not None, f"no {name} in {problem}"
@@ -232,6 +244,12 @@ _GOALS = (
     Goal("matmul_all_reduce two_shot over GEMM, then collective", 1.0, False,
          _ratio(r"h200-matmul-all-reduce-(4096|8192)", ("two_shot",), ("barrier",))),
     Goal("a traced call over one that is not", 1.1, False, _trace),
+    Goal("pattern search with 100 configs: how much slower than the best of all", 3, False,
+         _tuned("pattern, 100 configs"), " %"),
+    Goal("its choice, times as fast as the default", 1.0, True,
+         _tuned("its gain", "all_gather_matmul:|all_gather.gluon")),
+    Goal("runs of the same tuning: how much slower the worst choice is than the best", 2, False,
+         _tuned("runs apart", "[^:]*$"), " %"),
     Goal("the tuner's GPU has something to measure, of a run", 60, True, _tuning("busy"), " %"),
     Goal("the tuner's rows, of a run", 1, False, _tuning("rows"), " %"),
 )  # fmt: skip

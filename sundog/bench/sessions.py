@@ -81,10 +81,11 @@ def _steps(rows: pandas.DataFrame) -> tuple[tuple[float, ...], tuple[float, ...]
 
 
 def sessions_of(run: dict[str, Any], found: list[Session]) -> list[Session]:
-    """`run`: of runs.json."""
+    """`run`: of runs.json. What was cut and done again is there twice: the last counts."""
     ids = {tuned["run_id"] for tuned in run["tuned"]}
     settings = run["search"], run["seed"]
-    return [each for each in found if each.run_id in ids and (each.search, each.seed) == settings]
+    mine = [each for each in found if each.run_id in ids and (each.search, each.seed) == settings]
+    return list({each.run_id: each for each in mine}.values())
 
 
 def replay(session: Session, budget: int, seed: int) -> float:

@@ -67,6 +67,21 @@ def test_what_failed_is_no_figure() -> None:
     assert verdicts({"h200-all-gather-2": table(broken)}) == {}
 
 
+def test_figures_of_tunings() -> None:
+    head = ["op", "problem", "pattern, 100 configs", "its gain", "its gain", "runs apart"]
+    rows = [
+        ["all_gather.gluon", "numel=1", "+0.5 %", "1.010", "0.900", "2.3 % of 3"],
+        ["all_gather.gluon", "numel=2", "", "", "", "0.4 % of 2"],
+        ["all_gather.push", "numel=1", "+3.5 %", "0.950", "1.000", ""],
+    ]
+    found = list(verdicts({"h200-tune": {"head": head, "rows": rows}}).values())
+    assert [row[1:] for row in found] == [
+        ["3.5 %", "missed in 1 of 2", "all_gather.push numel=1"],
+        ["1.01", "reached", "all_gather.gluon numel=1"],
+        ["2.3 %", "missed in 1 of 2", "all_gather.gluon numel=1"],
+    ]
+
+
 def test_figures_of_tables() -> None:
     """Of two runs that are alike the last one counts."""
     rows = [["a", "x", "9%", "3%"], ["a", "x", "70%", "0.5%"], ["a", "y", "50%", "2%"]]
