@@ -250,6 +250,7 @@ _GOALS = (
          _tuned("its gain", "all_gather_matmul:|all_gather.gluon")),
     Goal("runs of the same tuning: how much slower the worst choice is than the best", 2, False,
          _tuned("runs apart", "[^:]*$"), " %"),
-    Goal("the tuner's GPU has something to measure, of a run", 60, True, _tuning("busy"), " %"),
-    Goal("the tuner's rows, of a run", 1, False, _tuning("rows"), " %"),
+    Goal("the tuner's GPU has something to measure, of the last run of each kind", 60, True,
+         _tuning("busy"), " %"),
+    Goal("the tuner's rows, of the same", 1, False, _tuning("rows"), " %"),
 )  # fmt: skip

@@ -87,7 +87,7 @@ def test_figures_of_tables() -> None:
     rows = [["a", "x", "9%", "3%"], ["a", "x", "70%", "0.5%"], ["a", "y", "50%", "2%"]]
     content = {"head": ["op", "search", "busy", "rows"], "rows": rows}
     found = verdicts({"h200-tune-cost": content})
-    assert found["the tuner's GPU has something to measure, of a run"][1:] == [
+    assert found["the tuner's GPU has something to measure, of the last run of each kind"][1:] == [
         "50 %", "missed in 1 of 2", "a, y",
     ]  # fmt: skip
-    assert found["the tuner's rows, of a run"][2] == "missed in 1 of 2"
+    assert found["the tuner's rows, of the same"][2] == "missed in 1 of 2"
