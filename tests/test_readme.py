@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from sundog.cli import app
@@ -14,10 +15,11 @@ from sundog.op import OPS
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_the_program_runs(monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/fused.md"])
+def test_the_program_runs(monkeypatch, page):
     monkeypatch.setenv("SUNDOG_BACKEND", "sim")
-    program = README.read_text().split("```python\n")[1].split("```")[0]
-    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+    program = (README.parent / page).read_text().split("```python\n")[1].split("```")[0]
+    exec(compile(program, page, "exec"), {"__name__": "page"})
 
 
 def test_every_environment_variable_is_listed_with_its_default_and_meaning():
@@ -38,6 +40,8 @@ def test_every_op_and_command_is_listed():
         assert result.exit_code == 0
 
 
-def test_links_lead_to_files():
-    for target in re.findall(r"\]\(([\w/.]+)\)", README.read_text()):
-        assert (README.parent / target).exists(), target
+@pytest.mark.parametrize("page", ["README.md", "docs/fused.md"])
+def test_links_lead_to_files(page):
+    page = README.parent / page
+    for target in re.findall(r"\]\(([\w/.-]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
