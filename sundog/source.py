@@ -6,30 +6,47 @@ import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from types import FrameType
 
 import torch
 import triton
 
 __all__ = ["caller", "caller_frame", "raised_at", "relative"]
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (__file__, torch.__file__, triton.__file__)
 )
 _EXAMPLES = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
-    for name in ("demo.py", os.path.join("probing", "subjects.py"))
+    os.path.join(_HERE, name) for name in ("demo.py", os.path.join("probing", "subjects.py"))
 )
 
 
 def caller_frame() -> tuple[str, int, str]:
-    """File, line and function of the nearest frame outside sundog, torch and triton."""
+    """File, line and function of the nearest frame outside sundog, torch and triton.
+
+    If there is none, as in `sundog bench`, of the nearest that is not the world itself.
+    """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        if frame.f_code.co_filename in _EXAMPLES:
-            break
+    found = _nearest(frame, _is_theirs) or _nearest(frame, _is_ops) or frame
+    return found.f_code.co_filename, found.f_lineno, found.f_code.co_name
+
+
+def _nearest(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> FrameType | None:
+    while frame is not None and not is_wanted(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+    return frame
+
+
+def _is_theirs(path: str) -> bool:
+    return not path.startswith(_OURS) or path in _EXAMPLES
+
+
+def _is_ops(path: str) -> bool:
+    """World, heap and their like are files of this folder, ops of those in it."""
+    return os.path.dirname(path) != _HERE
 
 
 def caller() -> str:
@@ -41,7 +58,7 @@ def caller() -> str:
 def raised_at(error: BaseException) -> tuple[str, int, str]:
     """The same for the line that an error came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_OURS) or f.filename in _EXAMPLES]
+    own = [f for f in frames if _is_theirs(f.filename)]
     for frame in (own or frames)[-1:]:
         return frame.filename, frame.lineno or 0, frame.name
     return "?", 0, ""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
+from greenlet import greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sundog
 from sundog.errors import HeapDivergence, OutOfHeap
 from sundog.heap import ALIGNMENT, Heap
+from sundog.source import relative
 
 CAPACITY = 1 << 20
 
@@ -239,3 +243,19 @@ def test_missing_call_is_reported(run: Callable[..., list]) -> None:
     for text in run(main, 2):
         assert "rank 0: free of 32 bytes (x)" in text
         assert "rank 1: no further call" in text
+
+
+def test_a_place_where_nothing_is_the_users() -> None:
+    """As in `sundog bench`: of the op, not of the loop that runs all ranks."""
+    folder = Path(sundog.__file__).parent
+    scope: dict[str, Any] = {}
+    for name, lines in (
+        (
+            "fused/made_up.py",
+            "from sundog.source import caller\ndef plan():\n    return caller()\n",
+        ),
+        ("sim/made_up.py", "def loop(fn):\n    return fn()\n"),
+    ):
+        exec(compile(lines, str(folder / name), "exec"), scope)
+    assert greenlet(scope["loop"]).switch(scope["plan"]).endswith("fused/made_up.py:3")
+    assert scope["loop"](scope["plan"]).startswith(relative(__file__))
