@@ -51,6 +51,16 @@ def translate(flag, peer, ctx):
 
 
 @triton.jit
+def _translate_all(flags, lane, size, ctx):
+    """Pointers to `flags[my rank]` at every rank, a lane per peer. Orders nothing.
+
+    Lanes beyond `size`, the number of ranks, point to rank 0's: mask them.
+    """
+    peer = tl.where(lane < size, lane, 0)
+    return translate(flags + tl.load(ctx + RANK) + lane * 0, peer, ctx)
+
+
+@triton.jit
 def signal(flag, peer, epoch, ctx):
     """Set the peer's `flag` to `epoch`, after all that this program did before.
 
@@ -108,8 +118,7 @@ def signal_all(flags, epoch, ctx, LANES: tl.constexpr):
 @triton.jit
 def _signal_lanes(flags, lane, epoch, ctx):
     size = tl.load(ctx + SIZE).to(tl.int32)
-    peer = tl.where(lane < size, lane, 0)
-    mine = translate(flags + tl.load(ctx + RANK) + lane * 0, peer, ctx)
+    mine = _translate_all(flags, lane, size, ctx)
     tl.debug_barrier()  # all warps' earlier stores before the lanes' releases, as in `signal`
     tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < size, sem="release", scope="sys")
 

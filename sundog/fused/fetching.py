@@ -126,8 +126,7 @@ def tell_all(point, flags, epoch, ctx, F):
     signal right before this: there it would order nothing, so no check could miss it.
     """
     lane = tl.arange(0, F.lanes)
-    there = tl.where(lane < F.size, lane, 0)
-    mine = signal.translate(flags + tl.load(ctx + context.RANK) + lane * 0, there, ctx)
+    mine = signal._translate_all(flags, lane, F.size, ctx)
     point = trace.begin(point, trace.SIGNAL, flags, epoch, trace.ALL, ctx, F.trace)
     tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < F.size, sem="release", scope="sys")
     return point

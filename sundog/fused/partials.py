@@ -153,8 +153,7 @@ def count_all(point, counts, epoch, ctx, F):
     value = epoch * tl.num_programs(0)
     point = trace.begin(point, trace.SIGNAL, counts, value, trace.ALL, ctx, F.trace)
     lane = tl.arange(0, F.lanes)
-    mine = counts + tl.load(ctx + context.RANK) + lane * 0
-    there = signal.translate(mine, tl.where(lane < F.size, lane, 0), ctx)
+    there = signal._translate_all(counts, lane, F.size, ctx)
     tl.debug_barrier()  # all warps' earlier stores before the lanes' releases
     one = tl.full((F.lanes,), 1, tl.int64)
     tl.atomic_add(there, one, mask=lane < F.size, sem="release", scope="sys")
