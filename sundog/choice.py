@@ -31,8 +31,8 @@ from . import knobs
 from .op import BY_REQUEST, algorithms
 
 __all__ = [
-    "Choice", "Entry", "choose", "config_for", "entries", "package_file", "read_entries",
-    "user_file", "write_entries",
+    "Choice", "Entry", "choose", "config_for", "entries", "key_of", "package_file",
+    "read_entries", "user_file", "write_entries",
 ]  # fmt: skip
 
 
@@ -133,14 +133,14 @@ def entries(target: str) -> tuple[Entry, ...]:
     found: dict[tuple, Entry] = {}
     for path in (package_file(target), user_file(target)):
         for entry in read_entries(path):
-            found[_key(entry)] = entry
+            found[key_of(entry)] = entry
     return tuple(found.values())
 
 
 def write_entries(path: Path, new: list[Entry]) -> None:
     """Add entries to a target's file; those of the same op, problem and SMs are replaced."""
     old = read_entries(path)
-    kept = {_key(entry): entry for entry in (*old, *new)}
+    kept = {key_of(entry): entry for entry in (*old, *new)}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
     beside = path.with_suffix(f".{os.getpid()}")
@@ -148,7 +148,8 @@ def write_entries(path: Path, new: list[Entry]) -> None:
     beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
 
 
-def _key(entry: Entry) -> tuple[str, str, int]:
+def key_of(entry: Entry) -> tuple[str, str, int]:
+    """What an entry is for: of two with the same key the later one counts."""
     return entry.op, json.dumps(entry.problem, sort_keys=True), entry.num_sms
 
 

@@ -60,16 +60,12 @@ def keep(
     )
     path = choice.user_file(place.target)
     try:
-        same = [each for each in choice.read_entries(path) if _is_same(each, entry)]
+        same = [e for e in choice.read_entries(path) if choice.key_of(e) == choice.key_of(entry)]
         if whole or all(entry.seconds < each.seconds for each in same):
             choice.write_entries(path, [entry])
     except (OSError, ValueError) as error:  # since `check`: a full disk, or another version
         text = _unwritable(path, error) if isinstance(error, OSError) else str(error)
         log.warning("%s", text)
-
-
-def _is_same(a: Entry, b: Entry) -> bool:
-    return (a.op, a.problem, a.num_sms) == (b.op, b.problem, b.num_sms)
 
 
 def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
