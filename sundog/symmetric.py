@@ -6,6 +6,7 @@ unless a link separates them (docs/gpu.md). Flags are what `world.signals` made,
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -104,6 +105,7 @@ class Symmetric:
             for rank in range(len(self._ranks))
         ]
 
+    @functools.cached_property
     def apart(self) -> int | None:
         """Bytes from each rank's data to the next one's, if the same between all, and upwards."""
         bases = [self.base(rank, is_flags=False) for rank in range(len(self._ranks))]

@@ -137,7 +137,7 @@ class Tensors(Streams):
 
         Then a descriptor (TMA) with a dimension for the ranks reaches them all.
         """
-        return self._memory.apart()
+        return self._memory.apart
 
     def _allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
         self._check_open()
