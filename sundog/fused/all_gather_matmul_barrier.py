@@ -36,14 +36,12 @@ _LONGEST = 1024  # side of a tile, along which elements are contiguous
 
 
 @dataclass(frozen=True)
-class Config(gemm.Tiles):
-    programs: int = 132
+class Config(gemm.Grid):
+    """A type of its own: it says which algorithms take a config."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    if config.programs < 1:
-        return f"programs {config.programs}: at least one must do the work"
-    return gemm.valid(config, problem.dtype)
+    return gemm.valid_grid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:

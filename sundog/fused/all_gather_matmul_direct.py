@@ -57,14 +57,12 @@ _FARTHEST = 1 << 40  # bytes: a stride of TMA is less
 
 
 @dataclass(frozen=True)
-class Config(gemm.Tiles):
-    programs: int = 132
+class Config(gemm.Grid):
+    """A type of its own: it says which algorithms take a config."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    if config.programs < 1:
-        return f"programs {config.programs}: at least one must do the work"
-    return gemm.valid(config, problem.dtype)
+    return gemm.valid_grid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -74,8 +72,7 @@ def space(problem: Problem) -> list[Config]:
 def default(problem: Problem, num_sms: int) -> Config:
     m, k = problem.shard_shape
     base = fitting(problem.m, m, problem.n, k, problem.dtype, num_sms)
-    rows = triton.cdiv(m, base["tile_m"]) * (1 if problem.shard == "k" else problem.size)
-    outputs = rows * triton.cdiv(problem.n, base["tile_n"])
+    outputs = working.outputs(problem, base["tile_m"], base["tile_n"])
     return Config(**base, group_m=_GROUP, programs=max(1, min(num_sms, outputs)))
 
 
@@ -202,7 +199,7 @@ def arguments(
 def _all_ranks(config: Config, a: torch.Tensor, world: World) -> tuple[Any, str]:
     """A descriptor of all ranks' A, if they are evenly spaced, and its kind."""
     block = (config.tile_m, config.tile_k)
-    kind, apart = gemm.operand(a, block, config.descriptors)[1], world.apart
+    kind, apart = gemm.kind_of(a, config.descriptors), world.apart
     if kind == gemm.VIEW or apart is None or apart % 16 or apart >= _FARTHEST:
         return None, gemm.VIEW
     first = world.peer(a, 0)

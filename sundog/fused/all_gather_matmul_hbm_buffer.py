@@ -115,8 +115,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
     rows, blocks = _staged_tiles(problem, config)
-    tiles_m = triton.cdiv(m, config.tile_m) * (1 if problem.shard == "k" else problem.size)
-    outputs = tiles_m * triton.cdiv(problem.n, config.tile_n)
+    outputs = working.outputs(problem, config.tile_m, config.tile_n)
     if num_sms <= FEW_SMS:
         programs = max(1, min(num_sms, max(outputs, rows * blocks)))
         return replace(config, k_per_flag=8, fetchers=programs, programs=programs)
@@ -170,7 +169,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         "all_gather_matmul.staging",
     )  # fmt: skip
     buffer = storage if is_k else storage.transpose(1, 2)
-    busy = _busy_fetchers(rows, cols, groups, config)
+    busy = _busy_fetchers(rows, groups, config)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -196,7 +195,7 @@ def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
     return (rows, others * blocks) if problem.shard == "k" else (others * rows, blocks)
 
 
-def _busy_fetchers(rows: int, blocks: int, groups: int, config: Config) -> int:
+def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
     """Programs that have something to fetch: only these say `done`."""
     first = triton.cdiv(rows, config.fetch_stages) * groups
     at_first = min(config.first_fetchers or config.fetchers, first)
@@ -232,7 +231,7 @@ def _sharded(
 ) -> tuple[fetching.Sharded, Any, str]:
     """A's own and staged shards, a descriptor of all of them where they lie alike, and its kind."""
     block = (config.tile_m, config.tile_k)
-    kind = gemm.operand(a, block, config.descriptors)[1]
+    kind = gemm.kind_of(a, config.descriptors)
     if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
         kind = gemm.VIEW
     # A world of one rank stages nothing, and an empty tensor has no address.

@@ -25,9 +25,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..device import tiles
 
 __all__ = [
-    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Shape", "Tiles", "accumulate", "arguments",
-    "block_of", "emit", "finish", "matmul", "operand", "shape_of", "swizzle", "target", "ticket",
-    "valid",
+    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Grid", "Shape", "Tiles", "accumulate",
+    "arguments", "block_of", "emit", "finish", "kind_of", "matmul", "operand", "shape_of",
+    "swizzle", "target", "ticket", "valid", "valid_grid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,6 +48,20 @@ class Tiles:
     descriptors: bool = True  # where the target has TMA and the tensors are aligned for it
     num_warps: int = 8
     num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class Grid(Tiles):
+    """And how many programs take the tiles in turn."""
+
+    programs: int = 132
+
+
+def valid_grid(config: Grid, dtype: torch.dtype) -> str | None:
+    """None, or why this can't be used."""
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    return valid(config, dtype)
 
 
 def valid(config: Tiles, dtype: torch.dtype) -> str | None:
@@ -97,13 +111,21 @@ def shape_of(config: Tiles, a_kind: str, b_kind: str, activation: str | None) ->
     return Shape(*map(tl.constexpr, constants))
 
 
+def kind_of(tensor: torch.Tensor, descriptors: bool) -> str:
+    """Which way a kernel takes a matrix: VIEW, ROWS or COLUMNS."""
+    if descriptors and _describable(tensor):
+        return ROWS
+    return COLUMNS if descriptors and _describable(tensor.T) else VIEW
+
+
 def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> tuple[Any, str]:
-    """A matrix as a kernel takes it, and which way: VIEW, ROWS or COLUMNS."""
-    for matrix, sizes, kind in ((tensor, block, ROWS), (tensor.T, block[::-1], COLUMNS)):
-        if descriptors and _describable(matrix):
-            shape, strides = list(matrix.shape), list(matrix.stride())
-            return TensorDescriptor(matrix, shape, strides, list(sizes)), kind
-    return tiles.view(tensor), VIEW
+    """A matrix as a kernel takes it, and which way."""
+    kind = kind_of(tensor, descriptors)
+    if kind == VIEW:
+        return tiles.view(tensor), kind
+    matrix, sizes = (tensor, block) if kind == ROWS else (tensor.T, block[::-1])
+    shape, strides = list(matrix.shape), list(matrix.stride())
+    return TensorDescriptor(matrix, shape, strides, list(sizes)), kind
 
 
 def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True) -> Any:

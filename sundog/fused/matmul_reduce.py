@@ -39,14 +39,12 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Config(gemm.Tiles):
-    programs: int = 132
+class Config(gemm.Grid):
+    """A type of its own: it says which algorithms take a config."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    if config.programs < 1:
-        return f"programs {config.programs}: at least one must do the work"
-    return gemm.valid(config, problem.dtype)
+    return gemm.valid_grid(config, problem.dtype)
 
 
 def valid_unfused(problem: Problem, config: Config) -> str | None:

@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
     from .all_gather_matmul import Problem
 
-__all__ = ["block_of_b", "emit", "grid", "others", "work"]
+__all__ = ["block_of_b", "emit", "grid", "others", "outputs", "work"]
 
 _LANES = tl.constexpr(32)  # flags that are looked at together
+
+
+def outputs(problem: Problem, tile_m: int, tile_n: int) -> int:
+    """On the host: output tiles. Along M a tile is of one rank."""
+    rows = triton.cdiv(problem.shard_shape[0], tile_m)
+    return (rows if problem.shard == "k" else problem.size * rows) * triton.cdiv(problem.n, tile_n)
 
 
 def others(
