@@ -32,7 +32,7 @@ from .op import BY_REQUEST, algorithms
 
 __all__ = [
     "Choice", "Entry", "choose", "config_for", "entries", "key_of", "package_file",
-    "read_entries", "user_file", "write_entries",
+    "read_entries", "stored", "user_file", "write_entries",
 ]  # fmt: skip
 
 
@@ -135,6 +135,12 @@ def entries(target: str) -> tuple[Entry, ...]:
         for entry in read_entries(path):
             found[key_of(entry)] = entry
     return tuple(found.values())
+
+
+def stored(entry: Entry, target: str) -> float:
+    """Seconds that the same config took on the same problem when it was measured; 0: never was."""
+    known = [each for each in entries(target) if key_of(each) == key_of(entry)]
+    return sum(each.seconds for each in known if each.config == entry.config)
 
 
 def write_entries(path: Path, new: list[Entry]) -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .. import fields, knobs, target
-from ..choice import Entry, config_for
+from ..choice import Entry, config_for, stored
 from ..errors import NotResident, SundogError, VariantFailed
 from ..exercise import expected_here, output
 from ..launch import GPU_HEAP
@@ -54,6 +54,7 @@ class Row:
     wrong: str = ""  # why it was not timed
     times: Times | None = None
     entry: Entry | None = None  # for `choice`, of an algorithm; without its time
+    stored: float = 0.0  # seconds, which `choice` has of the same; 0: nothing
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def _own(
     entry = Entry(name, fields.plain(problem), fields.plain(config), 0.0, "", "", world.num_sms)
     row = dataclasses.replace(
         blank, variant=algo or "sundog", config=str(config), programs=programs, wrong=reason,
-        entry=entry,
+        entry=entry, stored=stored(entry, kind),
     )  # fmt: skip
     return _Ready(row, Variant(called, calls))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from sundog.bench import run as bench
 from sundog.bench.baselines import BASELINES, chosen
 from sundog.bench.limits import Rates
 from sundog.bench.timing import Times, Variant
-from sundog.choice import read_entries
+from sundog.choice import read_entries, user_file, write_entries
 from sundog.device import signal
 from sundog.op import find
 
@@ -285,6 +286,23 @@ def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[
     assert set(lines["torch.cat"][1]) == {rates[4]}
     assert lines_of(small)["push"][1] != lines["push"][1]
     plt.close(figure)
+
+
+def test_a_time_is_compared_with_the_stored_one(
+    simulated: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of the very config and problem, and of no other."""
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))
+    axes = "algo=push", "programs=2,3", "numel=48,96", "dtype=float32"
+    (entry,) = [row.entry for row in run(*axes, only="none") if "numel=48" in row.problem][:1]
+    assert entry is not None
+    write_entries(user_file("none"), [dataclasses.replace(entry, seconds=8e-6)])
+    rows = run(*axes, only="none")
+    assert [row.stored for row in rows] == [8e-6, 0, 0, 0]
+    results.print_rows(rows, 3)
+    assert "1.25" in capsys.readouterr().out  # 10 us by the clock of `simulated`
+    assert [results.row_json(row)["stored_ns"] for row in rows] == [8000, 0, 0, 0]
 
 
 def test_the_table_names_algorithms(
