@@ -162,13 +162,16 @@ class Heap:
     def _out_of_heap(self, nbytes: int, name: str, site: str) -> str:
         biggest = sorted(self.live.values(), key=lambda a: (-a.nbytes, a.offset))[:5]
         lines = [f"  {a.nbytes:>14,} bytes  {a.name}  allocated at {a.site}" for a in biggest]
+        # Behind what is there now. About: in a larger heap earlier blocks may lie elsewhere.
+        last_free = self.capacity - self._by_end.get(self.capacity, self.capacity)
+        enough = self.capacity - last_free + _round_up(max(nbytes, 1) + self.guard)
         return (
             f"heap is out of memory: {nbytes:,} bytes asked for ({name or 'unnamed'}, {site}), "
             f"{self.free_bytes:,} of {self.capacity:,} free, largest free block "
             f"{self.largest_free:,}.\nlargest live allocations:\n"
             + "\n".join(lines or ["  none"])
             + "\nFree what is no longer used (world.free, world.scope), or open the world with a "
-            "larger heap_size (or SUNDOG_HEAP_SIZE)."
+            f"larger heap_size (or SUNDOG_HEAP_SIZE): about {enough:,} would do."
         )
 
 

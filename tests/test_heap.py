@@ -186,6 +186,16 @@ def test_running_out_names_sizes_and_lines() -> None:
     assert at == sorted(at), "the largest comes first"
     assert "scratch" not in text
     assert "heap_size" in text
+    enough = int(text.rpartition("about ")[2].partition(" ")[0].replace(",", ""))
+    for capacity in (enough - ALIGNMENT, enough):
+        other = Heap(capacity)
+        for nbytes in (40_000, 1_000, 2_000, 3_000):
+            other.alloc(nbytes)
+        if capacity == enough:
+            other.alloc(50_001)
+        else:
+            with pytest.raises(OutOfHeap):
+                other.alloc(50_001)
 
 
 def test_a_world_says_so_too(run: Callable[..., list]) -> None:
