@@ -19,7 +19,7 @@ from triton.errors import TritonError
 
 from ..bench.timing import Times, Variant, measure
 from ..dataset.machine import hardware
-from ..errors import NotResident, WaitTimeout
+from ..errors import NotResident, OutOfHeap, WaitTimeout
 from ..exercise import expected_here, output
 from ..launch import run
 from ..op import Plan
@@ -182,7 +182,7 @@ def _try(
     """
     try:
         plans[number] = job.module.plan(world, job.problem, config)
-    except ValueError as error:  # refused, on all ranks alike
+    except (ValueError, OutOfHeap) as error:  # on all ranks alike
         return Failure("error", f"{type(error).__name__}: {error}")
     told = world.exchange(_wrong(world, plans[number], sets), "verdict")
     failures = [verdict for verdict in told if isinstance(verdict, Failure)]

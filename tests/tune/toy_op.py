@@ -14,7 +14,7 @@ from sundog import World
 from sundog.op import Cost, Plan, agree
 from sundog.sim.launcher import Installed
 
-BAD = ("crash", "hang", "wrong", "refused", "raises", "fails")
+BAD = ("crash", "hang", "wrong", "refused", "raises", "fails", "large")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ def _scale(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = "this config is refused" if config.mode == "refused" else None
     agree(world, "toy", problem, config, refused)
+    if config.mode == "large":
+        world.empty((1 << 40,), torch.uint8, "toy.workspace")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         really = Installed._stack[-1].launcher is None  # not where launches are only noted
