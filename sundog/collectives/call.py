@@ -12,6 +12,7 @@ allocated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASYNC_STREAM", "Handle", "Options", "agreed", "call", "check_contiguous", "check_out",
-    "on_stream", "repeated",
+    "on_stream", "reached", "repeated",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
@@ -62,16 +63,29 @@ class Handle:
 
 
 class _Staged(NamedTuple):
-    """Which tensors are not on the heap."""
+    """Which tensors are not on the heap; None: no peer reaches it, so it may lie anywhere."""
 
-    x: bool
-    out: bool
+    x: bool | None
+    out: bool | None
 
     def __str__(self) -> str:
-        return f"x {_WHERE[self.x]}, out {_WHERE[self.out]}"
+        asked = zip(self._fields, self, strict=True)
+        return ", ".join(f"{name} {_WHERE[s]}" for name, s in asked if s is not None)
 
 
 _WHERE = ("on the heap", "an ordinary tensor")
+
+
+@functools.cache
+def reached(op: str, algo: str) -> frozenset[str]:
+    """The tensors that peers touch: in this algorithm, or in any that "auto" may come to.
+
+    Where the others lie is each rank's own affair: the plan is the same. In a gather only one rank
+    has an output.
+    """
+    modules = algorithms(op)
+    meant = (modules[algo],) if algo in modules else modules.values()
+    return frozenset(name for module in meant for name in module.SYMMETRIC)
 
 
 @dataclass(frozen=True)
@@ -171,7 +185,11 @@ def _run(
         )
     if x.device != world.device:
         raise ValueError(f"{op}: x is on {x.device}, but this rank is on {world.device}; move it")
-    staged = _Staged(not world.is_symmetric(x), not world.is_symmetric(out))
+    touched = reached(op, options.algo)
+    staged = _Staged(
+        not world.is_symmetric(x) if "x" in touched else None,
+        not world.is_symmetric(out) if "out" in touched else None,
+    )
     key = (op, problem, options.algo, options.config, staged, world.stream_number)
     made = world.cached_plan(key, lambda: _plan(world, op, problem, x, out, options, staged))
     if options.explain and world.rank == 0:
@@ -198,7 +216,7 @@ def _plan(
 
 
 def agreed(
-    world: World, op: str, problem: Any, options: Options, staged: tuple[bool, ...]
+    world: World, op: str, problem: Any, options: Options, staged: tuple[bool | None, ...]
 ) -> tuple[ModuleType, Any, str]:
     """The choice, once all ranks have made the same one; where they differ, or it is wrong, why."""
     refused: str | None = None

@@ -101,20 +101,16 @@ def reduce(
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)
     options = Options(algo, config, False, explain)
     if world.rank != dst:
-        result, out = x.new_empty(0), None
+        out = x.new_empty(0)
     else:
         out = torch.empty_like(x) if out is None else out
         check_out("reduce", x, out, x.numel())
-        # Where out lies must not matter: the other ranks don't know it, and all make one plan.
-        result = torch.empty_like(x) if world.is_symmetric(out) else out
 
     def run() -> torch.Tensor | None:
-        call(world, "reduce", problem, x, result, options)
-        if out is not None and out is not result:
-            out.copy_(result.view(out.shape))
-        return out
+        call(world, "reduce", problem, x, out, options)
+        return out if world.rank == dst else None
 
-    return on_stream(world, ASYNC_STREAM, run, x, result) if async_op else run()
+    return on_stream(world, ASYNC_STREAM, run, x, out) if async_op else run()
 
 
 @triton.jit

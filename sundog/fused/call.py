@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 
-from ..collectives.call import Options, agreed
+from ..collectives.call import Options, agreed, reached
 from ..errors import RankMismatch, by_rank
 from ..op import Plan
 from . import gemm
@@ -27,10 +27,10 @@ _WIDEST = 16  # bytes of an access
 
 
 class _Staged(NamedTuple):
-    """Which tensors are not on the heap."""
+    """Which tensors are not on the heap; None: no peer reaches it, so it may lie anywhere."""
 
-    a: bool
-    out: bool
+    a: bool | None
+    out: bool | None
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ def call(
         return out
     if not isinstance(options.config, Hashable):
         raise ValueError(f"{op}: config {options.config!r} is no Config of any of its algorithms")
-    staged = _Staged(not world.is_symmetric(tensors[0]), not world.is_symmetric(out))
+    touched = reached(op, options.algo)
+    staged = _Staged(
+        not world.is_symmetric(tensors[0]) if "a" in touched else None,
+        not world.is_symmetric(out) if "out" in touched else None,
+    )
     key = (op, problem, options.algo, options.config, staged, world.stream_number)
     made = world.cached_plan(key, lambda: _plan(world, op, problem, tensors, out, options, staged))
     if options.explain and world.rank == 0:

@@ -56,6 +56,31 @@ def test_broadcast_gather_and_scatter(run: Run, size: int) -> None:
                 assert same(gathered, joined(parts))
 
 
+def test_what_no_peer_reaches_may_lie_anywhere(run: Run) -> None:
+    """On the heap of some ranks and not of others: the same plans, of which each op has one."""
+
+    def main(world: sundog.World) -> list[Any]:
+        heap, plain = world.empty((6,)), torch.empty((6,), device=world.device)
+        whole, out = world.empty((12,)), world.empty((3,))
+        found = []
+        for number in range(4):
+            x = heap if (world.rank + number) % 2 else plain
+            x.copy_(torch.arange(6.0) + 10 * number + 100 * world.rank)
+            gathered = world.gather(heap.copy_(x), 1, whole if number % 2 and world.rank else None)
+            own = world.scatter(x if world.rank == 0 else None, 0, out)
+            found.append([world.broadcast(x, 0), own, x[:0] if gathered is None else gathered])
+            found[-1] = [each.tolist() for each in found[-1]]
+        for op in ("broadcast", "gather", "scatter"):
+            assert len([key for key in world._plans if key[0] == op]) == 1
+        return found
+
+    first, second = run(main, 2)
+    for number in range(4):
+        zero, one = ([start + n for n in range(6)] for start in (10 * number, 10 * number + 100))
+        assert first[number] == [zero, zero[:3], []]
+        assert second[number] == [zero, zero[3:], zero + one]
+
+
 def test_every_dtype(run: Run) -> None:
     def main(world: sundog.World) -> list[list[torch.Tensor]]:
         found = []
