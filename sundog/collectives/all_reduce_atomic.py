@@ -47,7 +47,7 @@ def valid(problem: Problem, config: Config) -> str | None:
         return (
             f"GPUs have no atomic that adds {problem.dtype}; convert it, or use another algorithm"
         )
-    return reduction.refused(config.block, config.programs)
+    return reduction.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:

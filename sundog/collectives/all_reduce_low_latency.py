@@ -47,7 +47,7 @@ def valid(problem: Problem, config: Config) -> str | None:
         return f"low_latency of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
     if config.block < 2:
         return f"block {config.block}: a program takes at least 2 elements"
-    return reduction.refused(config.block, 1)
+    return reduction.refused(config.block, 1, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:

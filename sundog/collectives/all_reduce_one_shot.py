@@ -44,7 +44,7 @@ def valid(problem: Problem, config: Config) -> str | None:
     nbytes = problem.numel * problem.dtype.itemsize
     if nbytes > LARGEST:
         return f"one_shot of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
-    return reduction.refused(config.block, config.programs)
+    return reduction.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:

@@ -43,7 +43,7 @@ class Config:
 def valid(problem: Problem, config: Config) -> str | None:
     if problem.op == "avg" and not problem.dtype.is_floating_point:
         return f"ring passes sums on as {problem.dtype}, where they may wrap: no average of those"
-    return reduction.refused(config.block, config.programs)
+    return reduction.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:

@@ -47,7 +47,7 @@ class Config:
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return reduction.refused(config.block, config.programs)
+    return reduction.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:

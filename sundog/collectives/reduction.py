@@ -41,12 +41,15 @@ def check(name: str, op: str, dtype: torch.dtype) -> None:
         raise ValueError(f"{name}: bool has no average; convert it to a number, or use min or max")
 
 
-def refused(block: int, programs: int) -> str | None:
-    """Why a config can't be, if so: every algorithm has tiles and programs."""
-    if block & (block - 1) or block < 1:
-        return f"block {block} is not a power of two"
+def refused(block: int, programs: int, num_warps: int) -> str | None:
+    """Why a config can't be, if so: every algorithm has tiles, programs and warps."""
+    largest = tl.TRITON_MAX_TENSOR_NUMEL
+    if block & (block - 1) or not 1 <= block <= largest:
+        return f"block {block} is not a power of two from 1 to {largest}"
     if programs < 1:
         return f"programs {programs}: at least one must do the work"
+    if num_warps not in (1, 2, 4, 8, 16, 32):
+        return f"num_warps {num_warps} is not a power of two from 1 to 32"
     return None
 
 

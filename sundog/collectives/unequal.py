@@ -61,7 +61,11 @@ def _mail(world: World, options: Options, told: tuple[Message, ...]) -> Mail:
     """The boxes of this stream: any splits go through them."""
     if options.algo not in ("auto", "mail"):
         raise ValueError(f"all_to_all: algo {options.algo!r} takes equal parts only; use mail")
-    config = options.config or default_mail(_USUAL, world.size, world.num_sms)
+    config = options.config
+    if config is None:
+        config = default_mail(_USUAL, world.size, world.num_sms)
+    elif not isinstance(config, Config):
+        raise ValueError(f"all_to_all: config {config!r} is not a {Config.__module__}.Config")
     key = ("all_to_all.mail", config, world.stream_number)
     mail: Mail = world.cached_plan(key, lambda: _make(world, config, told))
     if options.explain and world.rank == 0:

@@ -70,6 +70,11 @@ def valid(config: Tiles, dtype: torch.dtype) -> str | None:
         size = getattr(config, name)
         if size < 16 or size & (size - 1):
             return f"{name} {size} is not a power of two of at least 16"
+    if config.tile_m * config.tile_n > tl.TRITON_MAX_TENSOR_NUMEL:
+        return (
+            f"a tile of {config.tile_m}x{config.tile_n} has more than the "
+            f"{tl.TRITON_MAX_TENSOR_NUMEL:,} elements that Triton takes"
+        )
     if config.group_m < 1 or config.num_stages < 1:
         return f"group_m {config.group_m} and num_stages {config.num_stages} must be at least 1"
     if config.num_warps not in (1, 2, 4, 8, 16):

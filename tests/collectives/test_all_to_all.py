@@ -216,6 +216,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"in_splits": [2, 2], "out_splits": [2, 2], "algo": "push"}, "'push' takes equal parts only"),
     ({"in_splits": [2, 2], "out_splits": [2, 2], "config": Config(programs=3)}, "3 do not divide"),
+    (
+        {"in_splits": [2, 2], "out_splits": [2, 2], "config": {}},
+        "config {} is not a .*words.Config",
+    ),
     ({"out": torch.zeros(4).half()}, "out has 4 elements of torch.float16, expected 4 of"),
     ({"x": torch.zeros(4, 4).t()}, "not contiguous"),
 ]

@@ -108,6 +108,8 @@ BAD = [
     ({"x": torch.zeros(4, dtype=torch.complex64)}, "no reduction of torch.complex64"),
     ({"x": torch.zeros(4, 4).t()}, "not contiguous"),
     ({"config": Config(block=3)}, "block 3 is not a power of two"),
+    ({"config": Config(block=1 << 21)}, "block 2097152 is not a power of two from 1 to 1048576"),
+    ({"config": Config(num_warps=3)}, "num_warps 3 is not a power of two"),
 ]
 
 

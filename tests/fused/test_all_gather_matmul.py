@@ -263,6 +263,7 @@ def test_a_staging_buffer_that_does_not_fit(run: Run) -> None:
         (dict(fetchers=0), "0 fetchers, 0 at first, of 4 programs"),
         (dict(first_fetchers=5), "2 fetchers, 5 at first, of 4 programs"),
         (dict(tile_n=512, tile_k=128), "bytes of shared memory"),
+        (dict(tile_m=2048, tile_n=1024, num_stages=1), "2048x1024 has more than the 1,048,576"),
     ],
 )
 def test_configs_that_are_refused(change: dict, reason: str) -> None:
