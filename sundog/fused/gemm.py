@@ -25,9 +25,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..device import tiles
 
 __all__ = [
-    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Grid", "Shape", "Tiles", "accumulate",
-    "arguments", "block_of", "emit", "finish", "kind_of", "matmul", "operand", "shape_of",
-    "swizzle", "target", "ticket", "valid", "valid_grid",
+    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "SHARED", "VIEW", "Grid", "Shape", "Tiles",
+    "accumulate", "arguments", "block_of", "emit", "finish", "kind_of", "matmul", "operand",
+    "shape_of", "swizzle", "target", "ticket", "valid", "valid_grid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -80,16 +80,16 @@ def valid(config: Tiles, dtype: torch.dtype) -> str | None:
     if config.num_warps not in (1, 2, 4, 8, 16):
         return f"num_warps {config.num_warps}: expected 1, 2, 4, 8 or 16"
     shared = _staged_bytes(config, dtype.itemsize)
-    if shared > _SHARED:
+    if shared > SHARED:
         return (
             f"{config.num_stages} stages of tiles {config.tile_m}x{config.tile_k} and "
             f"{config.tile_k}x{config.tile_n} of {dtype} take {shared:,} bytes of shared memory, "
-            f"and a program has at most {_SHARED:,}"
+            f"and a program has at most {SHARED:,}"
         )
     return None
 
 
-_SHARED = 227 << 10  # of sm_90, the largest; a target with less refuses when it compiles
+SHARED = 227 << 10  # of sm_90, the largest; a target with less refuses when it compiles
 _BARRIERS = 1 << 10  # of it, at most, for what else a kernel keeps there
 
 
@@ -139,7 +139,7 @@ def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True)
     `beside`: while the inputs of the next tile are there already.
     """
     inputs, tile = _staged_bytes(config, itemsize), config.tile_m * config.tile_n * out.itemsize
-    fits = (inputs + tile if beside else max(inputs, tile)) + _BARRIERS <= _SHARED
+    fits = (inputs + tile if beside else max(inputs, tile)) + _BARRIERS <= SHARED
     made, kind = operand(out, (config.tile_m, config.tile_n), config.descriptors and fits)
     return made if kind == ROWS else None
 

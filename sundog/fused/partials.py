@@ -57,7 +57,9 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
     owners = min(world.size, (last + config.tile_m - 1) // rows + 1)
     strips = triton.cdiv(rows, STRIP.value) * triton.cdiv(problem.n, config.tile_n)
     # Through shared memory: 601 us against 606 with M=1024, and 121 against 119 with one strip.
-    ahead = 3 if strips > 2 * config.programs else 1
+    # Of three two are on their way, of every rank: with more than 14 that may be too much.
+    nbytes = 2 * world.size * STRIP.value * config.tile_n * problem.dtype.itemsize
+    ahead = 3 if strips > 2 * config.programs and nbytes <= gemm.SHARED else 1
     lanes = triton.next_power_of_2(world.size)
     return Constants(*map(tl.constexpr, (world.size, lanes, owners, ahead, world.trace)))
 

@@ -155,6 +155,25 @@ def test_bad_input(run: Run) -> None:
         run(differ, 2)
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype", "tile_n", "ahead"),
+    [
+        (8, BF16, 256, 3),
+        (14, BF16, 256, 3),
+        (15, BF16, 256, 1),
+        (16, BF16, 128, 3),
+        (8, F32, 256, 1),
+    ],
+)
+def test_strips_that_shared_memory_has_no_room_for(
+    size: int, dtype: torch.dtype, tile_n: int, ahead: int
+) -> None:
+    """16 ranks' strips of 256 columns take 262,144 bytes, and an H200 has 232,448 of them."""
+    problem, config = Problem(8192, 4096, 1024, dtype, size), Config(64, tile_n, 16, programs=16)
+    world = SimpleNamespace(size=size, trace=0)
+    assert partials.constants(world, problem, config, 8192 // size).ahead == ahead
+
+
 @pytest.mark.compat
 @pytest.mark.parametrize(
     ("arch", "op"), [*(("sm_90", op) for op in OPS), ("gfx942", two_shot), ("gfx950", one_shot)]
@@ -182,6 +201,8 @@ def test_what_the_compilers_make_of_the_default(
     text = assembly(made)
     assert spills(made) <= A_FEW
     if arch == "sm_90":
+        strips = 2 * problem.size * partials.STRIP.value * config.tile_n * BF16.itemsize
+        assert strips <= made.metadata.shared <= gemm.SHARED
         assert len(re.findall(r"wgmma\.mma_async", text)) == 4
         assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) == 6
         assert re.search(r"\bst\.global\.v4\.b32", text)
