@@ -146,10 +146,6 @@ class Memory:
         inside = (at >= 0) & (addresses - starts[at] < room[at])
         return addresses[~inside]
 
-    def named(self, name: str, rank: int) -> list[Region]:
-        """A rank's regions of one name."""
-        return [r for r in self._regions if r.name == name and r.rank == rank]
-
     def name(self, address: int) -> str:
         region = self.find(address, address + 1)
         return region.index(address) if region is not None else f"address {address:#x}"
