@@ -136,7 +136,7 @@ def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, in
     """Of the gather: long along what is contiguous, and no larger than a program's share."""
     down = hint[0] > 1
     numel = max(_LEAST_TILE, triton.next_power_of_2(share))
-    length = min(_LONGEST, triton.next_power_of_2(shard[0 if down else 1]))
+    length = min(_LONGEST, triton.next_power_of_2(max(1, shard[0 if down else 1])))
     return (length, numel // length) if down else (numel // length, length)
 
 

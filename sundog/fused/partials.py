@@ -54,7 +54,7 @@ class Constants(NamedTuple):
 def constants(world: World, problem: Problem, config: Config, rows: int) -> Constants:
     """Of ranks that add `rows` rows each."""
     last = rows - math.gcd(rows, config.tile_m)  # of a slice, that a tile can begin with
-    owners = min(world.size, (last + config.tile_m - 1) // rows + 1)
+    owners = min(world.size, (last + config.tile_m - 1) // max(rows, 1) + 1)
     strips = triton.cdiv(rows, STRIP.value) * triton.cdiv(problem.n, config.tile_n)
     # Through shared memory: 601 us against 606 with M=1024, and 121 against 119 with one strip.
     # Of three two are on their way, of every rank: with more than 14 that may be too much.

@@ -77,7 +77,9 @@ def test_worlds(run: Run, op: ModuleType, problem_of: type, size: int) -> None:
 
 @both_ways
 @pytest.mark.parametrize("op", [barrier, hbm_buffer, direct])
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 1), (3, 5, 19), (16, 16, 16)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (17, 33, 1), (3, 5, 19), (16, 16, 16), (5, 3, 0)]
+)
 def test_ragged_sizes(run: Run, op: ModuleType, problem_of: type, m: int, n: int, k: int) -> None:
     problem = problem_of(2, m, n, k, BF16)
     config = SMALL if op is hbm_buffer else op.Config(16, 16, 16, num_warps=4, programs=2)

@@ -52,7 +52,9 @@ def test_every_corner_of_the_config(run: Run, op: ModuleType, corner: str) -> No
 
 
 @every_op
-@pytest.mark.parametrize(("m", "n", "k"), [(2, 1, 1), (34, 33, 1), (6, 5, 19)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(2, 1, 1), (34, 33, 1), (6, 5, 19), (6, 5, 0), (0, 5, 3)]
+)
 def test_ragged_sizes(run: Run, op: ModuleType, m: int, n: int, k: int) -> None:
     compare(run(answers(op, Problem(m, n, k, BF16, 2), SMALL), 2))
 
