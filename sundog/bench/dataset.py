@@ -1,7 +1,5 @@
 """The dataset's two speed goals: loading a large base, and the cost of writing a row.
 
-    python -m sundog.bench.dataset [ROWS] [GRAPHS]      # 1,000,000 and 1,000 unless given
-
 Loading: rows, runs, the parse of every graph, and every graph as a networkx graph: under 10 s on
 2 cores. Writing: both rows of a configuration (started, ended), under 1 % of a tuning run, whose
 fastest configurations take 25 ms.
@@ -9,19 +7,17 @@ fastest configurations take 25 ms.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
-import tempfile
 import time
 
 from sundog.dataset import IrGraphRecord, Recorder, RunInfo, ir_id_of, read
 from sundog.dataset.identity import config_json, sample_id_of
 from sundog.dataset.rowtext import format_row, header
 
-__all__ = ["main"]
+__all__ = ["FASTEST_CONFIG_S", "make_base", "time_load", "time_write"]
 
 FASTEST_CONFIG_S = 0.025  # code generation alone, the cheapest that a tuner sees
+_CONFIGS = 2000  # that are written
 NUM_NODES, NUM_LINKS = 120, 180  # between attention in Helion (61, 86) and in TTGIR
 
 
@@ -120,12 +116,12 @@ def time_load(base: str) -> dict[str, float]:
     return {**found, "cpu_s": time.process_time() - cpu}
 
 
-def time_write(base: str, configs: int = 2000) -> dict[str, float]:
+def time_write(base: str) -> dict[str, float]:
     """Seconds that one configuration's two rows take, with 100 samples in the second."""
     samples = [0.5 + i % 17 / 1000 for i in range(100)]
     seconds = []
     with Recorder(base, made_up_run(0)) as recorder:
-        for i in range(configs):
+        for i in range(_CONFIGS):
             config = {"block_sizes": [64, 32, i], "num_warps": 4, "num_stages": 3}
             start = time.perf_counter()
             trial = recorder.start(config, decorator=str(config))
@@ -133,22 +129,3 @@ def time_write(base: str, configs: int = 2000) -> dict[str, float]:
             seconds.append(time.perf_counter() - start)
     median, slow = statistics.median(seconds), statistics.quantiles(seconds, n=100)[98]
     return {"median_us": median * 1e6, "p99_us": slow * 1e6, "share": median / FASTEST_CONFIG_S}
-
-
-def main(num_rows: int = 1_000_000, num_graphs: int = 1_000) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        base = os.path.join(folder, "large")
-        make_base(base, num_rows, num_graphs)
-        sizes = [os.path.getsize(os.path.join(folder, name)) >> 20 for name in os.listdir(folder)]
-        load = time_load(base)
-        print(f"load: {load['rows']:,.0f} rows, {load['graphs']:,.0f} graphs, {sum(sizes)} MiB")
-        print(f"  read {load['read_s']:.2f} s, all as networkx {load['networkx_s']:.2f} s")
-        print(f"  {load['cpu_s']:.2f} s of CPU time for both")
-        write = time_write(os.path.join(folder, "small"))
-        print(f"write: {write['median_us']:.0f} us a configuration, p99 {write['p99_us']:.0f} us")
-        share = write["share"]
-        print(f"  {share:.3%} of a configuration of {FASTEST_CONFIG_S * 1e3:.0f} ms")
-
-
-if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:3]))
