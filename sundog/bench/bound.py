@@ -17,12 +17,12 @@ _ROUNDS = 200
 _SIZE = context.SIZE
 
 
-def bench_bound(size: int, backend: str, samples: int = 30) -> list[Times]:
+def bench_bound(size: int, backend: str) -> list[Times]:
     """Seconds per launch of 200 barriers: bounded as all our waits are, and unbounded."""
-    return list(run(lambda world: _measure(world, samples), size, backend)[0])
+    return list(run(_measure, size, backend)[0])
 
 
-def _measure(world: World, samples: int) -> list[Times]:
+def _measure(world: World) -> list[Times]:
     lanes = triton.next_power_of_2(world.size)
     variants = []
     for kernel in (_bounded, _unbounded):
@@ -32,7 +32,7 @@ def _measure(world: World, samples: int) -> list[Times]:
             Variant(kernel.__name__[1:], [_call(kernel, flags, last, world.ctx, lanes)])
         )
     world.barrier()
-    return measure(world, variants, samples, at_least=4)
+    return measure(world, variants, at_least=4)
 
 
 def _call(kernel, flags, last, ctx: torch.Tensor, lanes: int):  # type: ignore[no-untyped-def]

@@ -23,6 +23,7 @@ from .timing import Times, Variant, measure
 __all__ = ["Figures", "bench_capture"]
 
 CALLS = 50
+SAMPLES = 30
 ALGORITHMS = ("low_latency", "one_shot")
 
 
@@ -34,13 +35,13 @@ class Figures:
     wall: list[Times]  # by the clock on the wall: of the host alone, and until all has ended
 
 
-def bench_capture(size: int, backend: str, nbytes: int = 8192, samples: int = 30) -> Figures:
+def bench_capture(size: int, backend: str, nbytes: int) -> Figures:
     """All-reduces of `nbytes` on every rank; torch's own beside them, where ranks are processes."""
-    found: list[Figures] = run(lambda world: _measure(world, nbytes, samples), size, backend)
+    found: list[Figures] = run(lambda world: _measure(world, nbytes), size, backend)
     return found[0]
 
 
-def _measure(world: World, nbytes: int, samples: int) -> Figures:
+def _measure(world: World, nbytes: int) -> Figures:
     problem = Problem(nbytes // 2, torch.bfloat16, world.size)
     inputs = make_inputs(world, problem, 0)
     out = world.empty((problem.numel,), problem.dtype)
@@ -51,8 +52,8 @@ def _measure(world: World, nbytes: int, samples: int) -> Figures:
     theirs = BASELINES["all_reduce"]["symm_mem.one_shot"]
     if theirs.usable(world, problem):
         variants.append(Variant("symm_mem.one_shot", [theirs.make(world, problem, inputs, out)]))
-    graphs = measure(world, variants, samples, at_least=CALLS)
-    wall = [times for algo, call in ours.items() for times in _walls(world, algo, call, samples)]
+    graphs = measure(world, variants, SAMPLES, at_least=CALLS)
+    wall = [times for algo, call in ours.items() for times in _walls(world, algo, call)]
     return Figures(graphs, wall)
 
 
@@ -64,14 +65,14 @@ def _planned(world: World, algo: str, problem: Problem, tensors: tuple) -> Calla
     return lambda: plan(*tensors)
 
 
-def _walls(world: World, algo: str, call: Callable[[], Any], samples: int) -> list[Times]:
+def _walls(world: World, algo: str, call: Callable[[], Any]) -> list[Times]:
     call()
     world.barrier()
     with world.capture() as graph:
         _repeat(call)
     graph.replay()  # the first one loads it
-    eager = _wall(world, f"{algo} called", lambda: _repeat(call), samples)
-    return eager + _wall(world, f"{algo} replayed", graph.replay, samples)
+    eager = _wall(world, f"{algo} called", lambda: _repeat(call))
+    return eager + _wall(world, f"{algo} replayed", graph.replay)
 
 
 def _repeat(call: Callable[[], Any]) -> None:
@@ -79,10 +80,10 @@ def _repeat(call: Callable[[], Any]) -> None:
         call()
 
 
-def _wall(world: World, name: str, work: Callable[[], None], samples: int) -> list[Times]:
+def _wall(world: World, name: str, work: Callable[[], None]) -> list[Times]:
     """From the first launch until the host is free again, and until the last one has ended."""
     mine = []
-    for _ in range(samples):
+    for _ in range(SAMPLES):
         world.barrier()
         begin = time.perf_counter()
         work()

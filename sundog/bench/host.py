@@ -20,15 +20,16 @@ __all__ = ["bench_host"]
 
 _CALLS = 20  # in a row; the driver queues about a thousand
 _NUMEL = 4096
+_SAMPLES = 50
 
 
-def bench_host(size: int, backend: str, samples: int = 50) -> list[Times]:
+def bench_host(size: int, backend: str) -> list[Times]:
     """Seconds per call, of each collective, per sample and rank."""
-    found: list[list[Times]] = run(lambda world: _measure(world, samples), size, backend)
+    found: list[list[Times]] = run(_measure, size, backend)
     return found[0]
 
 
-def _measure(world: World, samples: int) -> list[Times]:
+def _measure(world: World) -> list[Times]:
     x, out = world.zeros((_NUMEL,), torch.bfloat16), world.zeros((_NUMEL,), torch.bfloat16)
     whole = world.zeros((_NUMEL * world.size,), torch.bfloat16)
     part = world.zeros((_NUMEL // world.size,), torch.bfloat16)
@@ -38,13 +39,13 @@ def _measure(world: World, samples: int) -> list[Times]:
         "reduce_scatter": lambda: world.reduce_scatter(x, out=part),
         "all_to_all": lambda: world.all_to_all(x, out),
     }
-    return [_time(world, name, call, samples) for name, call in calls.items()]
+    return [_time(world, name, call) for name, call in calls.items()]
 
 
-def _time(world: World, name: str, call: Callable[[], Any], samples: int) -> Times:
+def _time(world: World, name: str, call: Callable[[], Any]) -> Times:
     call()  # plans, compiles, loads
     mine = []
-    for _ in range(samples + 2):
+    for _ in range(_SAMPLES + 2):
         world.barrier()
         begin = time.perf_counter()
         for _ in range(_CALLS):

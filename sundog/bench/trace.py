@@ -13,20 +13,18 @@ from .timing import Times, Variant, measure
 __all__ = ["bench_trace"]
 
 
-def bench_trace(
-    subject: Subject, size: int, backend: str, link: str, samples: int = 30
-) -> tuple[str, list[Times]]:
+def bench_trace(subject: Subject, size: int, backend: str, link: str) -> tuple[str, list[Times]]:
     """What was called, and its times without and with trace points, in turns."""
-    found: list[Any] = run(lambda w: _measure(w, subject, samples), size, backend, link=link)
+    found: list[Any] = run(lambda w: _measure(w, subject), size, backend, link=link)
     return found[0]
 
 
-def _measure(world: World, subject: Subject, samples: int) -> tuple[str, list[Times]]:
+def _measure(world: World, subject: Subject) -> tuple[str, list[Times]]:
     title, call = subject.call(world)
     recording = Recording(world)
     calls = [_with_clock(world, clock, call) for clock in (0, world.trace)]
     variants = [Variant(name, [each]) for name, each in zip(("off", "on"), calls, strict=True)]
-    times = measure(world, variants, samples, at_least=4)
+    times = measure(world, variants, at_least=4)
     world.barrier()
     recording.close()
     return title, times
