@@ -36,6 +36,7 @@ class Wait:
     seen: tuple[int, ...]
     expected: str  # the comparison that failed, "" if there was none
     stack: tuple[str, ...]  # file:line function, innermost first
+    source: tuple[str, ...]  # the text of these lines
     owners: tuple[int, ...]  # ranks in whose memory the flags lie
     owes: int | None  # the rank that must signal, where sundog's own wait is told
 
@@ -77,6 +78,7 @@ def _wait(machine: Machine, program: Program) -> Wait:
         tuple(seen),
         _expected(program),
         stack,
+        tuple(linecache.getline(path, line).strip() for path, line, _ in poll.stack),
         tuple(owners),
         poll.owes,
     )
@@ -110,10 +112,7 @@ def _describe(wait: Wait) -> list[str]:
     lines = [f"  rank {wait.rank} program {wait.program} of {wait.kernel} waits for {flags}{more}"]
     owed = f"; rank {wait.owes} owes the signal" if wait.owes is not None else ""
     lines.append(f"    ({where}); it goes on waiting while the value is {wait.expected}{owed}")
-    for at in wait.stack:
-        path, _, rest = at.partition(":")
-        line = int(rest.split(" ")[0])
-        lines.append(f"    at {at}: {linecache.getline(path, line).strip()}")
+    lines += [f"    at {at}: {text}" for at, text in zip(wait.stack, wait.source, strict=True)]
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,15 +39,26 @@ def deadlock(
     return str(error.value), waits, time.monotonic() - start  # type: ignore[return-value]
 
 
-def test_circular_wait() -> None:
-    def main(world: sundog.World) -> None:
-        flags = world.signals(3, "flags")
-        flags.fill_(4)
-        world.barrier()
-        circle[(1,)](flags, world.ctx, 5)
-        world.barrier()
+def in_a_circle(world: sundog.World) -> None:
+    flags = world.signals(3, "flags")
+    flags.fill_(4)
+    world.barrier()
+    circle[(1,)](flags, world.ctx, 5)
+    world.barrier()
 
-    text, waits, seconds = deadlock(main, 3)
+
+def test_source_lines_far_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name alone our signal.py would be Python's."""
+    monkeypatch.chdir(tmp_path)
+    text, waits, _ = deadlock(in_a_circle, 3)
+    assert "# circular wait" in text
+    ours = Path(signal.__file__).read_text()
+    assert waits[0].stack[0].startswith("signal.py:")
+    assert all(line in ours for line in waits[0].source[:-1])
+
+
+def test_circular_wait() -> None:
+    text, waits, seconds = deadlock(in_a_circle, 3)
     assert seconds < 10
     assert [w.rank for w in waits] == [0, 1, 2]
     line = line_of("# circular wait", machine_kernels.__file__)
