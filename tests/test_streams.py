@@ -127,7 +127,7 @@ def test_synchronize_waits_for_every_stream(run):
     assert run(main, 2) == [True, True]
 
 
-def test_wrong_streams_and_events_are_refused(run, backend):
+def test_wrong_streams_and_events_are_refused(run):
     def main(world: sundog.World) -> None:
         for number in (-1, 1.5, True):
             with pytest.raises(ValueError, match="expected a number, 0 or more"):

@@ -81,7 +81,7 @@ sys.modules["sundog"] = package
 """
 
 
-def test_works_without_torch(tmp_path: Path) -> None:
+def test_works_without_torch() -> None:
     """torch made unimportable: everything is still described, with nulls."""
     code = ALONE + (
         "sys.modules['torch'] = None\n"

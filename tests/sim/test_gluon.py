@@ -176,7 +176,7 @@ REFUSED: dict[Any, tuple[Any, str]] = {
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize("kernel", REFUSED, ids=lambda k: k.fn.__name__)
-def test_what_is_not_covered_is_refused_before_anything_runs(run: Run, kernel: Any) -> None:
+def test_what_is_not_covered_is_refused_before_anything_runs(kernel: Any) -> None:
     function, name = REFUSED[kernel]
     place = next(i for i, text in enumerate(function.raw_src) if "# here" in text)
     line = function.starting_line_number + place

@@ -164,9 +164,7 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
     assert set(known_results(base, other.run_id)) < set(known)
 
 
-def test_a_measurement_without_a_world_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_without_a_world_ends_the_run(tmp_path: Path) -> None:
     """As if the GPU had gone: five configs in a row end the process; what was measured stays."""
     base = str(tmp_path / "log")
 
