@@ -42,8 +42,8 @@ def test_every_entry_is_of_a_file_of_measurements(path: Path) -> None:
     for entry in read_entries(path):
         by_run[entry.run].append(entry)
     for run, found in by_run.items():
-        if not (MEASURED / run).exists():
-            continue  # a tuning run, whose dataset is elsewhere
+        if run.startswith("data/"):
+            continue  # a tuning run: tests/tune/test_tune_replay.py
         content = json.loads((MEASURED / run).read_text())
         for entry in found:
             module = find(entry.op)
