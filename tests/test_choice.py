@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import pytest
 import torch
 
 import sundog
-from sundog import choice
+from sundog import choice, fields
 from sundog.choice import Entry, choose, config_for, entries, user_file, write_entries
 from sundog.collectives.all_gather import Problem
 from sundog.collectives.all_reduce import Problem as Sum
 from sundog.collectives.broadcast import Problem as Broadcast
 from sundog.collectives.words import Config
+from sundog.fused.matmul_reduce import Config as Tiles
+from sundog.fused.matmul_reduce import Problem as Product
 from sundog.op import find
 
 GPU = "some-gpu"
@@ -116,6 +119,24 @@ def test_another_operator_counts_where_it_was_not_measured_itself() -> None:
     measured(entry("one_shot", 64, 2, of="all_reduce", config={"block": 64}, op="sum"))
     assert choose("all_reduce", Sum(64, torch.bfloat16, 8, "sum"), GPU, 16).algo == "one_shot"
     assert choose("all_reduce", Sum(64, torch.bfloat16, 8, "max"), GPU, 16).algo == "two_shot"
+    measured(entry("two_shot", 64, 9, "float32", of="all_reduce", config={"block": 64}, op="min"))
+    why = choose("all_reduce", Sum(64, torch.bfloat16, 8, "min"), GPU, 16).why
+    assert "two_shot 9.0 us" not in why, "another operator is nearer than another dtype"
+
+
+def test_a_product_beyond_those_measured_takes_the_time_of_its_flops() -> None:
+    """Twice the columns of A are twice the flops, but 1.5 times the bytes."""
+
+    def product(k: int) -> Product:
+        return Product(8192, 8192, k, torch.bfloat16, 8)
+
+    config, problem = fields.plain(Tiles()), fields.plain(product(4096))
+    one = Entry("matmul_all_reduce.two_shot", problem, config, 1e-3, "2026-11-15", "test")
+    measured(one)
+    why = choose("matmul_all_reduce", product(8192), GPU, 16).why
+    micros = re.search(r"two_shot (\S+) us$", why)
+    assert micros is not None, why
+    assert 1850 < float(micros[1]) < 2000
 
 
 def test_which_rank_sends_does_not_matter() -> None:
