@@ -119,7 +119,7 @@ def test_all_configs_may_fail() -> None:
         return [None] * len(configs)
 
     pattern(Space(CONFIGS[:40]), fails, 30, random.Random(0))
-    assert len(set(asked)) == 30
+    assert len(asked) == len(set(asked)) == 30
 
 
 def test_neighbours_differ_by_one_step() -> None:
