@@ -25,7 +25,7 @@ def base(tmp_path: Path) -> str:
     with Recorder(path, info("b")) as recorder:
         trial = recorder.start({"B": 1}, generation=1)
         trial.end("ok", perf_ms=0.5, ir_id=[recorder.add_graph(graph(n)) for n in (3, 4)])
-        trial.end("ok", perf_ms=0.7)
+        trial.end("ok", perf_ms=0.7, metrics={"spills": 0})
         recorder.start({"B": 2}).end("error", error='out of "shared"\nmemory')
     return path
 
@@ -233,9 +233,17 @@ def edit(base: str, ending: str, line: int, old: str, new: str) -> None:
         ("csv", 3, '"{""B"":1}"', '"{""B"":9}"', "is not the hash of run_id and config"),
         ("csv", 3, '"{""B"":1}"', "Config(B=1)", "config is not JSON"),
         ("csv", 3, "1.000000,,B=1", ",,B=1", "status ok without perf_ms"),
+        ("csv", 3, info("a").kernel_id, "0" * 64, "kernel_id 000000000000 is not its run's"),
+        ("csv", 8, '"{""spills"":0}"', "spills=0", "metrics is not JSON: 'spills=0'"),
         ("csv", 10, '"out of ""shared""\\nmemory"', "", "status error without a reason"),
         ("meta.jsonl", 1, '"kernel_name":"a"', '"kernel_name":"z"', None),
         ("meta.jsonl", 1, '"world":2', '"world":3', "is not the hash of what the record says"),
+        ("meta.jsonl", 1, '"kernel_source":', '"kernel_source":7,"":', "record cannot be hashed"),
+        ("meta.jsonl", 1, '"event":"start"', '"event":"begin"', "a 'begin' record without"),
+        ("meta.jsonl", 2, '"best":', '"worst":', "a 'end' record without best"),
+        ("ir.jsonl", 2, '"links":', '"link":', "an IR record without graph, nodes or links"),
+        ("ir.jsonl", 2, '"ir_id":', '"id":', "ir_id None is missing or repeated"),
+        ("ir.jsonl", 2, '"id":1', '"id":0', "two nodes have one id"),
         ("ir.jsonl", 2, '"op1"', '"op9"', "is not the hash of the graph"),
         ("ir.jsonl", 2, '"target":1}', '"target":7}', "1 links end at no node"),
     ],
@@ -270,12 +278,22 @@ def test_orphans_in_every_direction(base: str) -> None:
 
 
 def test_repeated_rows_and_sessions_are_damage(base: str) -> None:
-    csv, meta = lines_of(base, "csv"), lines_of(base, "meta.jsonl")
+    csv, meta, ir = (lines_of(base, e) for e in ("csv", "meta.jsonl", "ir.jsonl"))
     rewrite(base, "csv", csv + [csv[1], csv[2]])
     rewrite(base, "meta.jsonl", meta + [meta[0]])
+    rewrite(base, "ir.jsonl", ir + [ir[0]])
     found = damage_of(base)
-    assert [(e, n) for e, n, _ in found] == [("csv", 11), ("csv", 12), ("meta.jsonl", 5)]
+    assert [(e, n) for e, n, _ in found] == [
+        ("csv", 11), ("csv", 12), ("meta.jsonl", 5), ("ir.jsonl", 4),
+    ]  # fmt: skip
     assert "started on line 1 already" in found[2][2]
+    assert "is missing or repeated" in found[3][2]
+
+
+def test_an_end_without_its_start_is_damage(base: str) -> None:
+    csv = lines_of(base, "csv")
+    rewrite(base, "csv", [csv[0], *csv[2:]])
+    assert damage_of(base) == [("csv", 2, "ends a configuration that never started")]
 
 
 def test_a_copy_under_another_name_reads_the_same(base: str, tmp_path: Path) -> None:
