@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +22,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from .check import CANNOT_INTERPRET, Report, check, check_once, tokens
-from .exercise import function_of, load_package
+from .exercise import function_of
+from .files import check_writable
+from .loading import load_package
 from .mutation import Outcome, find_mutants, mutate
 from .world import World
 
 __all__ = ["Options", "run", "run_corpus"]
 
-NOTHING, FOUND, CANNOT = 0, 1, 2
+NOTHING, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -39,23 +48,23 @@ class Options:
 def run(options: Options) -> int:
     console = Console()
     try:
-        if options.world < 1 or options.schedules < 1:
-            raise ValueError("--world and --schedules must be at least 1")
-        if not options.target:
-            raise ValueError("name an op, a module or a file: sundog check examples/ring.py")
+        _check_options(options)
         function = function_of(options.target, options.world)
         report = _check(options, function)
-    except (ValueError, ImportError) as error:
-        console.print(escape(f"sundog check: {error}"), style="red")
-        return CANNOT
+    except ValueError as error:
+        return _refuse(error)
+    whole = bool(options.schedule) or report.schedules == options.schedules
     cannot = [f for f in report.findings if f.rule == CANNOT_INTERPRET]
     outcomes: list[Outcome] = []
-    if options.mutate and not report.findings:
-        outcomes = _mutate(options, function)
+    if options.mutate and whole and not report.findings:
+        outcomes, whole = _mutate(options, function)
     _write(options.json, report, outcomes)
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
-    if options.mutate:
+    if options.mutate and (whole or outcomes):
         _print_mutants(console, report, outcomes)
+    if not whole:
+        console.print(f"interrupted: {report.schedules} of {options.schedules} schedules tried")
+        return INTERRUPTED
     survived = [o for o in outcomes if not o.killed_by]
     if cannot:
         return CANNOT
@@ -63,27 +72,50 @@ def run(options: Options) -> int:
     return FOUND if report.findings or survived or nothing_to_kill else NOTHING
 
 
+def _check_options(options: Options) -> None:
+    if options.world < 1 or options.schedules < 1 or options.sms < 0:
+        raise ValueError("--world and --schedules must be at least 1, and --sms not negative")
+    if not options.target:
+        raise ValueError("name an op, a module or a file: sundog check examples/ring.py")
+    check_writable(options.json)
+
+
+def _refuse(error: Exception) -> int:
+    Console(stderr=True).print(escape(f"sundog check: {error}"), style="red", soft_wrap=True)
+    return CANNOT
+
+
 def _check(options: Options, function: Callable[[World], Any]) -> Report:
+    """Until Ctrl-C. What the function prints is shown once, of the first schedule."""
     if options.schedule:
         return check_once(function, options.world, options.schedule, options.sms)
     report = Report()
-    with _progress("schedules", options.schedules) as step:
+    with _progress("schedules", options.schedules) as step, suppress(KeyboardInterrupt):
         for token in tokens(options.schedules, options.seed):
-            report.merge(check_once(function, options.world, token, options.sms))
+            with _quiet() if report.schedules else nullcontext():
+                report.merge(check_once(function, options.world, token, options.sms))
             step(f"schedules, {len(report.findings)} findings")
     return report
 
 
-def _mutate(options: Options, function: Callable[[World], Any]) -> list[Outcome]:
-    found, _ = find_mutants(function, options.world, options.sms)
-    outcomes = []
-    with _progress("mutants", len(found)) as step:
-        each = mutate(function, options.world, found, options.schedules, options.seed, options.sms)
-        for outcome in each:
-            outcomes.append(outcome)
-            survived = sum(not o.killed_by for o in outcomes)
-            step(f"mutants, {survived} survived")
-    return outcomes
+def _mutate(options: Options, function: Callable[[World], Any]) -> tuple[list[Outcome], bool]:
+    """What became of the mutants, and whether all were tried: until Ctrl-C."""
+    outcomes: list[Outcome] = []
+    with suppress(KeyboardInterrupt):
+        with _quiet():
+            found, _ = find_mutants(function, options.world, options.sms)
+        given = options.world, found, options.schedules, options.seed, options.sms
+        with _progress("mutants", len(found)) as step, _quiet():  # a bar takes what is printed
+            for outcome in mutate(function, *given):
+                outcomes.append(outcome)
+                survived = sum(not o.killed_by for o in outcomes)
+                step(f"mutants, {survived} survived")
+        return outcomes, True
+    return outcomes, False
+
+
+def _quiet() -> AbstractContextManager[Any]:
+    return redirect_stdout(io.StringIO())
 
 
 def _print_mutants(console: Console, report: Report, outcomes: list[Outcome]) -> None:
@@ -110,10 +142,10 @@ def run_corpus(folder: str, schedules: int, seed: int, path: str) -> int:
     console = Console()
     rows: dict[str, list[Any]] = {}
     try:
+        check_writable(path)
         pairs = _load_pairs(folder)
-    except (ValueError, ImportError) as error:
-        console.print(escape(f"sundog check: {error}"), style="red")
-        return CANNOT
+    except ValueError as error:
+        return _refuse(error)
     with _progress("pairs", len(pairs)) as step:
         for pair in pairs:
             wrong = check(
@@ -169,6 +201,7 @@ def _dump(path: str, value: Any) -> None:
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda text: progress.update(task, advance=1, description=text)

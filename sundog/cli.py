@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -22,7 +24,9 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 
-Target = Annotated[str, typer.Argument(help="an op, a module, module:function or file.py:function")]
+Target = Annotated[
+    str, typer.Argument(help="an op, a module or file of one, module:function or file.py:function")
+]
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
 
 
@@ -51,7 +55,7 @@ def check(
 ) -> None:
     """Look for races, wrong scopes, deadlocks and stale data on the simulator.
 
-    Exit status: 0 nothing found, 1 findings, 2 it could not be checked.
+    Exit status: 0 nothing found, 1 findings, 2 it could not be checked, 130 interrupted.
 
     Example: sundog check examples/ring.py --world 3 --schedules 20 --mutate
     """
@@ -176,4 +180,6 @@ def probe(
 
 
 def main() -> None:
+    # As `python -m sundog` finds a module of the user's beside them; never in another's place.
+    sys.path.append(os.getcwd())
     app()

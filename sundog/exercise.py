@@ -1,25 +1,21 @@
 """What a tool runs: a rank's function from a name on the command line.
 
 all_gather                 an op: planned, then called again and again with fresh data
-package.module             the same for any module with the names of an op
+package.module             the same for any module with the names of an op, or such a file.py
 package.module:function    any fn(world)
-path/file.py:function      the same from a file (default: main)
+path/file.py:function      the same from a file (default: main, if it has one)
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from . import op as ops
+from .loading import load
 from .world import World
 
 __all__ = [
@@ -27,8 +23,7 @@ __all__ = [
     "expected",
     "expected_here",
     "function_of",
-    "load_file",
-    "load_package",
+    "names_op",
     "output",
     "room",
 ]
@@ -36,21 +31,28 @@ __all__ = [
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
     """The rank's function that a target names; ValueError with one sentence if there is none."""
-    path, _, name = target.partition(":")
-    if path.endswith(".py"):
-        return _attribute(load_file(path), name or "main", target)
-    if name:
+    if not names_op(target):
+        path, _, name = target.partition(":")
         try:
-            return _attribute(importlib.import_module(path), name, target)
+            return _attribute(load(path), name or "main", target)
         except ModuleNotFoundError as error:
             raise ValueError(f"{target}: no module named {error.name}") from None
-    modules = ops.algorithms(path)
+    modules = ops.algorithms(target)
 
     def run_all(world: World) -> None:
         for module in modules.values():
             exercise(module, size)(world)
 
     return run_all
+
+
+def names_op(target: str) -> bool:
+    """Whether it is an op, by its name, its module or its file; else it is a function."""
+    path, colon, _ = target.partition(":")
+    if colon or not path.endswith(".py"):
+        return not colon
+    module = load(path)
+    return not hasattr(module, "main") and ops.is_op(module)
 
 
 def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
@@ -134,38 +136,6 @@ def _compare(world: World, result: torch.Tensor, want: torch.Tensor) -> None:
             f"rank {world.rank}: {wrong.numel()} of {want.numel()} elements are wrong, the first "
             f"at {wrong[0].item()}: {got.flatten()[wrong[0]]} instead of {want.flatten()[wrong[0]]}"
         )
-
-
-def load_file(path: str) -> ModuleType:
-    if not os.path.exists(path):
-        raise ValueError(f"{path}: no such file")
-    name = os.path.splitext(os.path.basename(path))[0]
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = _made(spec)
-    sys.modules.setdefault(name, module)  # a script named as a module must not take its place
-    return _executed(module)
-
-
-def load_package(folder: str) -> ModuleType:
-    """A folder with an __init__.py, whose files may import each other."""
-    name = os.path.basename(os.path.normpath(folder))
-    path = os.path.join(folder, "__init__.py")
-    places = [folder]
-    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
-    module = sys.modules[name] = _made(spec)
-    return _executed(module)
-
-
-def _made(spec: ModuleSpec | None) -> ModuleType:
-    assert spec is not None
-    return importlib.util.module_from_spec(spec)
-
-
-def _executed(module: ModuleType) -> ModuleType:
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
-    module.__spec__.loader.exec_module(module)
-    return module
 
 
 def _attribute(module: ModuleType, name: str, target: str) -> Callable[[World], Any]:

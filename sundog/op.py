@@ -6,13 +6,14 @@ nothing else, so they work on a user's own op as on ours.
 
 from __future__ import annotations
 
-import importlib
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .errors import RankMismatch, by_rank
+from .loading import load
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .order import Use
     from .world import World
 
-__all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "find"]
+__all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "find", "is_op"]
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
 OPS = {
@@ -117,16 +118,25 @@ def algorithms(name: str) -> dict[str, ModuleType]:
 
 
 def find(name: str) -> ModuleType:
-    """An op's first algorithm, one by its name, or a module with the names of SHAPE by its path."""
+    """An op's first algorithm, one by its name, or a module or file with the names of SHAPE."""
     name = next((key for key in OPS if key.partition(".")[0] == name), name)
     try:
-        module = importlib.import_module(OPS.get(name, name))
-    except ModuleNotFoundError as error:
-        if error.name is not None and not name.startswith(error.name) and name not in OPS:
-            raise
-        known = ", ".join(OPS)
-        raise ValueError(f"op {name!r} is not known (there are: {known}) and no module") from None
-    missing = [each for each in SHAPE if not hasattr(module, each)]
-    if missing:
+        module = load(OPS.get(name, name))
+    except ModuleNotFoundError:
+        raise ValueError(_unknown(name)) from None
+    if not is_op(module):
+        missing = [each for each in SHAPE if not hasattr(module, each)]
         raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}")
     return module
+
+
+def is_op(module: ModuleType) -> bool:
+    return all(hasattr(module, each) for each in SHAPE)
+
+
+def _unknown(name: str) -> str:
+    known = list(dict.fromkeys(key.partition(".")[0] for key in OPS))
+    near = difflib.get_close_matches(name, [*known, *OPS], 1)
+    if near:
+        return f"op {name!r} is not known: did you mean {near[0]!r}?"
+    return f"op {name!r} is not known (there are: {', '.join(known)}) and no module"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import op as ops
-from ..exercise import function_of, room
+from ..exercise import function_of, names_op, room
 from ..world import World
 
 __all__ = ["Case", "for_warps", "functions", "typical"]
@@ -32,7 +32,7 @@ class Case:
 
 def functions(target: str, case: Case) -> Iterator[Function]:
     """One per algorithm of an op; or the function itself that a target names."""
-    if ":" in target or target.endswith(".py"):
+    if not names_op(target):
         yield target, function_of(target, case.size), _LEAST_HEAP
         return
     base = target.partition(".")[0] if target in ops.OPS else target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 
 from .. import op as ops
-from ..exercise import expected, load_file, output
+from ..exercise import expected, names_op, output
+from ..loading import load
 from ..world import World
 from .data import Subject, Tensors, as_tuple
 
@@ -48,7 +48,7 @@ def subjects(target: str, size: int) -> Iterator[Subject]:
         yield _BARRIERS[target]
     elif target in _OF_TORCH:
         yield _all_reduce_of_torch(target, size)
-    elif name or path.endswith(".py"):
+    elif not names_op(target):
         yield _of_user(path, name or "main", target)
     else:
         for algo, module in ops.algorithms(path).items():
@@ -110,7 +110,7 @@ def _of_user(path: str, name: str, target: str) -> Subject:
 def _attribute(path: str, name: str, target: str) -> Any:
     """What a module, or a file, has by that name; of a dict in it, `dict.key`."""
     try:
-        module = load_file(path) if path.endswith(".py") else importlib.import_module(path)
+        module = load(path)
     except ModuleNotFoundError as error:
         raise ValueError(f"{target}: no module named {error.name}") from None
     first, _, key = name.partition(".")
