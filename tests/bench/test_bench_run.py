@@ -24,7 +24,7 @@ from sundog.bench.limits import Rates
 from sundog.bench.timing import Times, Variant
 from sundog.choice import read_entries, user_file, write_entries
 from sundog.device import signal
-from sundog.op import find
+from sundog.op import Cost, find
 
 pytestmark = pytest.mark.sim_only
 
@@ -312,3 +312,25 @@ def test_the_table_names_algorithms(
     shown = capsys.readouterr().out
     assert "push" in shown
     assert "copy_ 2.00" in shown  # times as fast as
+
+
+def test_the_figures_of_a_row() -> None:
+    """Of 21 samples and two ranks, the second slower; baselines count on their problem only."""
+    cost = Cost(flops=6_000_000_000, read_bytes=300_000, written_bytes=100_000, link_bytes=7)
+    samples = [[1e-6 * n, 2e-6 * n] for n in range(10, 31)]  # medians: 20 and 40 us
+    ours = bench.Row("push", "A", "Config()", cost, 3e-5, 2, times=Times("push", samples))
+    near = bench.Row("copy_", "A", "", cost, 3e-5, times=Times("copy_", [[5e-5, 6e-5]]))
+    other = bench.Row("copy_", "B", "", cost, 3e-5, times=Times("copy_", [[9e-5, 9e-5]]))
+    failed = bench.Row("idle", "A", "", cost, 3e-5, wrong="7 elements differ")
+    rows = [ours, near, other, failed]
+    assert results._cells(ours, rows, 2) == [
+        "A", "push Config()", "40.0 us", "28.0 us", "52.0 us", "20.0 us",
+        "20", "300.0", "0.75", "", "copy_ 1.50",
+    ]  # fmt: skip
+    assert results._cells(near, rows, 2)[-2:] == ["", ""]
+    assert results._cells(failed, rows, 2)[:3] == ["A", "idle", "wrong: 7 elements differ"]
+    written = results.row_json(ours)
+    figures = {"flops": 6e9, "hbm_bytes": 4e5, "link_bytes": 7, "limit_ns": 3e4, "stored_ns": 0}
+    assert {name: written[name] for name in figures} == figures
+    assert results.times_of(written["times"]).median == pytest.approx(4e-5)
+    assert results.row_json(failed)["times"] is None
