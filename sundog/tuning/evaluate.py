@@ -105,7 +105,8 @@ class Evaluator:
             return
         self._measurer.submit((self._job, finalists))
         reply = self._measurer.wait()
-        if isinstance(reply, Failure):
+        ended = isinstance(reply, Failure)  # the process, and nobody knows by which of them
+        if ended:
             reply = [Measured(failure=reply)] * len(finalists)
         for config, measured in zip(finalists, reply, strict=True):
             self._start(config, None)  # if it is from a run before this one
@@ -113,6 +114,9 @@ class Evaluator:
             if measured.failure is None:
                 self._finalists.add(config)
                 self.times[config] = statistics.median(measured.samples_ms)
+            elif not ended:  # its own: what is wrong the second time is no best
+                self.times[config] = None
+                self.failed += 1
 
     # inside
 

@@ -271,6 +271,28 @@ def test_those_about_as_fast_as_the_best_are_finalists(
     world.close()
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_is_wrong_when_measured_again_is_no_best(tmp_path: Path, ended: bool) -> None:
+    """But if all that is known is that the process ended, the first look decides."""
+
+    def measured(task: Any) -> list[Measured]:
+        if len(task[1]) == 1:
+            return [Measured([float(task[1][0].block)])]
+        if ended:
+            os._exit(3)
+        return [Measured(failure=Failure("accuracy_error", "differs"))] * len(task[1])
+
+    configs = [toy_op.Config(block) for block in (32, 64, 128)]
+    world = Worker(serve(measured), 10)
+    with Recorder(tmp_path / "log", None) as recorder:
+        evaluator = Evaluator(recorder, Compilers([]), world, {}, "synthetic")
+        evaluator(configs, 0)
+        evaluator.measure_again(2, configs[0])
+        assert evaluator.best == ((configs[0], 32.0) if ended else (configs[2], 128.0))
+        assert evaluator.failed == (0 if ended else 2)
+    world.close()
+
+
 def test_a_finalist_that_does_not_fit_the_heap_costs_no_other() -> None:
     (job,) = jobs(OP, "", 2)
 
