@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["parse", "plain", "value"]
+__all__ = ["changed", "parse", "plain", "value"]
+
+_KINDS = {int: "a whole number", bool: "true or false", torch.dtype: "a dtype of torch"}
 
 
 def value(word: str) -> Any:
@@ -33,6 +35,23 @@ def parse(text: str) -> dict[str, Any]:
             raise ValueError(f"{word!r} in {text!r}: expected name=value,name=value,...")
         found[name] = value(rest)
     return found
+
+
+def changed(made: Any, changes: dict[str, Any]) -> Any:
+    """A problem or config with other values in some fields; a ValueError where they can't be."""
+    known = {field.name: str(field.type) for field in dataclasses.fields(made)}
+    for name, new in changes.items():
+        if name not in known:
+            raise ValueError(f"{type(made).__name__} has no {name!r}: {', '.join(known)}")
+        old = getattr(made, name)
+        kind = torch.dtype if "dtype" in known[name] else type(new if old is None else old)
+        if type(new) is not kind:
+            raise ValueError(f"{name}={new}: expected {_KINDS.get(kind, kind.__name__)}")
+        if kind is int and new < 0:
+            raise ValueError(f"{name}={new} is negative")
+        if name == "size" and new != old:
+            raise ValueError(f"size={new}: there are {old} ranks, as --world says")
+    return dataclasses.replace(made, **changes)
 
 
 def plain(made: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def parse_axes(
                 raise ValueError(f"axis {axis!r}: no {unknown[0]!r} in {', '.join(modules)}")
         elif key in of_problem:
             values = [_value(axis, word, of_problem[key]) for word in words]
-            problems = [dataclasses.replace(p, **{key: v}) for p in problems for v in values]
+            problems = [fields.changed(p, {key: v}) for p in problems for v in values]
         else:
             values = [_value(axis, word, of_config[key]) for word in words]
             changes = [{**change, key: value} for change in changes for value in values]

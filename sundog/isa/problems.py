@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import fields
 from .. import op as ops
 from ..exercise import function_of, names_op, room
 from ..world import World
@@ -51,16 +52,17 @@ def typical(module: ModuleType, size: int) -> Any:
     larger: dict[str, Any] = {"dtype": torch.bfloat16, **_LARGE}
     if hasattr(module, "LARGEST"):  # bytes
         larger["numel"] = min(larger["numel"], module.LARGEST // 4)  # of any dtype
-    return _changed(first, optional | {k: v for k, v in larger.items() if hasattr(first, k)})
+    fitting = {name: value for name, value in larger.items() if hasattr(first, name)}
+    return dataclasses.replace(first, **(optional | fitting))
 
 
 def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]:
-    problem = _changed(typical(module, case.size), case.problem)
+    problem = fields.changed(typical(module, case.size), case.problem)
     moved = module.cost(problem).hbm_bytes
 
     def run(world: World) -> None:
         config = for_warps(module.default(problem, world.num_sms), case.warp_size)
-        config = _changed(config, case.config)
+        config = fields.changed(config, case.config)
         plan = module.plan(world, problem, config)
         given = module.inputs(world, problem, 0)
         plan(*given, room(world, module, problem, given))
@@ -78,11 +80,3 @@ def for_warps(config: Any, warp_size: int) -> Any:
     if hasattr(config, "threads_per_warp"):
         changes["threads_per_warp"] = warp_size
     return dataclasses.replace(config, **changes)
-
-
-def _changed(value: Any, fields: dict[str, Any]) -> Any:
-    known = {field.name for field in dataclasses.fields(value)}
-    for name in fields:
-        if name not in known:
-            raise ValueError(f"{type(value).__name__} has no {name!r}: {', '.join(sorted(known))}")
-    return dataclasses.replace(value, **fields)

@@ -48,16 +48,7 @@ def problem_of(module: ModuleType, text: str, size: int) -> Any:
     """The op's first case, with the fields that `text` names changed."""
     if size < 1:
         raise ValueError(f"--world {size}: a world has at least one rank")
-    first = module.cases(size)[0]
-    changes = fields.parse(text)
-    known = [field.name for field in dataclasses.fields(first)]
-    for name, value in changes.items():
-        if name not in known:
-            raise ValueError(f"problem {text!r}: {name!r} is none of its fields {', '.join(known)}")
-        kind = type(getattr(first, name))
-        if getattr(first, name) is not None and not isinstance(value, kind):
-            raise ValueError(f"problem {text!r}: {name}={value!r} is not a {kind.__name__}")
-    return dataclasses.replace(first, **changes)
+    return fields.changed(module.cases(size)[0], fields.parse(text))
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,10 @@ def test_compile_only(tmp_path: Path, op: str) -> None:
     [
         (["nothing.of_that_name"], "is not known"),
         ([], "which op?"),
-        ([OP, "--problem", "rows=3"], "none of its fields"),
+        ([OP, "--problem", "rows=3"], "Problem has no 'rows': numel, dtype, size"),
+        ([OP, "--problem", "numel=few"], "numel=few: expected a whole number"),
+        ([OP, "--problem", "numel=-1"], "numel=-1 is negative"),
+        ([OP, "--problem", "size=3"], "size=3: there are 8 ranks, as --world says"),
         ([OP, "--problem", "numel=0", "--compile-only"], "there is nothing to double"),
         ([OP, "--search", "clever"], "expected one of pattern, random, exhaustive"),
         ([OP, "--budget", "0"], "at least one config"),
