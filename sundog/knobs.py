@@ -9,7 +9,19 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-__all__ = ["KNOBS", "Knob", "backend", "cache", "heap_size", "num_sms", "seed", "timeout"]
+__all__ = [
+    "BACKENDS",
+    "KNOBS",
+    "Knob",
+    "backend",
+    "cache",
+    "heap_size",
+    "num_sms",
+    "seed",
+    "timeout",
+]
+
+BACKENDS = ("sim", "shm", "virtual", "symm")
 
 
 @dataclass(frozen=True)
@@ -42,9 +54,8 @@ def parse_bytes(text: str) -> int:
 
 
 def _parse_backend(text: str) -> str:
-    names = ("sim", "shm", "virtual", "symm")
-    if text not in names:
-        raise ValueError(f"expected one of {', '.join(names)}")
+    if text not in BACKENDS:
+        raise ValueError(f"expected one of {', '.join(BACKENDS)}")
     return text
 
 

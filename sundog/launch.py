@@ -106,9 +106,7 @@ def _no_sim(sim: Sim | None, name: str) -> None:
         raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
 
 
-def _backend(
-    name: str | None, default: str, allowed: tuple[str, ...] = ("sim", "shm", "virtual", "symm")
-) -> str:
+def _backend(name: str | None, default: str, allowed: tuple[str, ...] = knobs.BACKENDS) -> str:
     chosen = name or knobs.backend.get() or default
     if chosen not in allowed:
         raise ValueError(f"backend {chosen!r}: expected one of {', '.join(allowed)}")

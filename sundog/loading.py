@@ -1,4 +1,4 @@
-"""A user's code by its name on the command line: package.module, path/file.py, or a folder."""
+"""A user's code by its name on the command line, package.module or path/file.py; what it raises."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from .errors import SundogError
 from .source import raised_at, relative
 
-__all__ = ["load", "load_package"]
+__all__ = ["load", "load_package", "running"]
 
 
 def load(name: str) -> ModuleType:
@@ -53,10 +55,24 @@ def _imported(name: str, run: Callable[[], ModuleType]) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise
-        path, line, _ = raised_at(error)
-        place = "" if isinstance(error, SyntaxError) else f"{relative(path)}:{line}: "
-        text = f"{name} cannot be imported: {place}{type(error).__name__}: {error}"
-        raise ValueError(text) from error
+        raise ValueError(f"{name} cannot be imported: {_sentence(error)}") from error
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """A tool runs somebody's op or function: what that raises becomes a sentence with the line."""
+    try:
+        yield
+    except (SundogError, ValueError):
+        raise
+    except Exception as error:
+        raise SundogError(f"{what} failed: {_sentence(error)}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    path, line, _ = raised_at(error)
+    place = "" if isinstance(error, SyntaxError) else f"{relative(path)}:{line}: "
+    return f"{place}{type(error).__name__}: {error}"
 
 
 def _made(spec: ModuleSpec | None) -> ModuleType:

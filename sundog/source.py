@@ -58,8 +58,9 @@ def caller() -> str:
 def raised_at(error: BaseException) -> tuple[str, int, str]:
     """The same for the line that an error came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _is_theirs(f.filename)]
-    for frame in (own or frames)[-1:]:
+    theirs = [f for f in frames if _is_theirs(f.filename)]
+    ours = [f for f in frames if f.filename.startswith(_HERE)]  # rather than torch's
+    for frame in (theirs or ours or frames)[-1:]:
         return frame.filename, frame.lineno or 0, frame.name
     return "?", 0, ""
 

@@ -148,7 +148,7 @@ def test_what_cannot_be_inspected() -> None:
         kernels("nothing")
     with pytest.raises(SundogError, match=r"_many_values does not compile for gfx942: .*maxnreg"):
         kernels("spilling", ("gfx942",))
-    with pytest.raises(ValueError, match="Problem has no 'rows': dtype, numel"):
+    with pytest.raises(ValueError, match="Problem has no 'rows': numel, dtype"):
         isa.inspect("all_gather.push", problem={"rows": 3}, world=2)
     with pytest.raises(ValueError, match="Config has no 'tile'"):
         isa.inspect("all_gather.push", config={"tile": 3}, world=2)
@@ -167,11 +167,20 @@ def test_the_command(tmp_path: Path) -> None:
     for wrong in (
         ["nosuch"],
         ["all_gather", "--target", "sm90x"],
+        ["all_gather", "--target", ","],
         ["all_gather", "--problem", "x"],
+        ["all_gather", "--problem", "numel=many"],
+        ["all_gather", "--problem", "numel=-1"],
+        ["all_gather", "--problem", "dtype=float33"],
+        ["all_gather", "--problem", "size=3"],
+        ["all_gather", "--config", "programs=few"],
+        ["all_gather", "--json", str(tmp_path)],
+        ["test_isa:test_marks"],  # no function of a world: it raises
     ):
         refused = CliRunner().invoke(app, ["isa", *wrong, "--world", "2"])
         assert refused.exit_code == 2, refused.output
-        assert "sundog isa: " in refused.output
+        assert refused.stderr.startswith("sundog isa: ")
+        assert not refused.stdout
 
 
 @pytest.mark.parametrize("op", ops.OPS)

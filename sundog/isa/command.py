@@ -16,6 +16,7 @@ from rich.table import Table
 
 from .. import fields
 from ..errors import SundogError
+from ..files import check_writable
 from ..op import OPS
 from . import Kernel, inspect
 
@@ -25,18 +26,18 @@ NOTHING, MARKED, CANNOT = 0, 1, 2
 
 
 def run(op: str, targets: str, config: str, problem: str, world: int, json_file: str) -> int:
-    console = Console()
+    console, errors = Console(), Console(stderr=True)
     try:
         changes = fields.parse(config), fields.parse(problem)
         if world < 1:
             raise ValueError(f"--world {world}: a world has at least one rank")
-        with Console(stderr=True).status("planning") as status:
+        check_writable(json_file)
+        with errors.status("planning") as status:
             names = [op] if op else list(OPS)
-            each = [
-                inspect(n, targets.split(","), *changes, world, step=status.update) for n in names
-            ]
-    except (ValueError, ImportError, SundogError) as error:
-        console.print(escape(f"sundog isa: {error}"), style="red", soft_wrap=True)
+            named = [target for target in targets.split(",") if target] or [""]
+            each = [inspect(n, named, *changes, world, step=status.update) for n in names]
+    except (ValueError, SundogError) as error:
+        errors.print(escape(f"sundog isa: {error}"), style="red", soft_wrap=True)
         return CANNOT
     kernels = list(itertools.chain.from_iterable(each))
     for _, group in itertools.groupby(sorted(kernels, key=_identity), key=_identity):

@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from ..backends.sim import Sim
 from ..launch import run
+from ..loading import running
 from ..sim.launcher import Installed, current_machine
 from ..sim.memory import heaps
 from ..world import World
@@ -70,7 +71,8 @@ def record(
         with Installed(current_machine(), note):
             fn(world)
 
-    run(main, size, "sim", heap_size=heap_size, sim=Sim(num_sms=num_sms))
+    with running("one call on the simulator"):
+        run(main, size, "sim", heap_size=heap_size, sim=Sim(num_sms=num_sms))
     return launches
 
 

@@ -15,6 +15,9 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
+from ..files import check_writable
+from ..knobs import BACKENDS
+from ..target import has_gpu
 from . import CAPTURABLE, ERROR, Cell, Row, defaults, probe_subject
 from .columns import COLUMNS
 from .subjects import all_names, rows, subjects
@@ -39,18 +42,20 @@ class Options:
 
 def run(options: Options) -> int:
     """0: every verdict is the expected one. 1: one is not. 2: it can't be probed. 130: Ctrl-C."""
-    console = Console()
+    console, errors = Console(), Console(stderr=True)
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     try:
         if options.world < 1 or options.replays < 0:
             raise ValueError("--world must be at least 1, and --replays not negative")
+        check_writable(options.json)
+        _check_backend(options.backend)
         targets = list(options.targets) or all_names(options.backend)
         names = [row for target in targets for row in rows(target)]
         for name in names:  # what is not there is said before anything runs
             next(iter(subjects(name, options.world)))
-    except (ValueError, ImportError) as error:
-        console.print(escape(f"sundog probe: {error}"), style="red")
+    except ValueError as error:
+        errors.print(escape(f"sundog probe: {error}"), style="red", soft_wrap=True)
         return CANNOT
     found = _probe_all(names, options)
     _print(console, found, options.details)
@@ -60,6 +65,14 @@ def run(options: Options) -> int:
         console.print(f"interrupted: {len(names) - len(found)} of {len(names)} were not probed")
         return INTERRUPTED
     return AS_EXPECTED if all(row.verdict == row.expected for row in found) else UNEXPECTED
+
+
+def _check_backend(asked: str) -> None:
+    name, _ = defaults(asked, 0)
+    if name not in BACKENDS:
+        raise ValueError(f"--backend {name}: expected one of {', '.join(BACKENDS)}")
+    if name in ("virtual", "symm") and not has_gpu():
+        raise ValueError(f"--backend {name} needs a GPU, and torch finds none: take sim or shm")
 
 
 def _probe_all(names: list[str], options: Options) -> list[Row]:
@@ -72,7 +85,8 @@ def _probe_all(names: list[str], options: Options) -> list[Row]:
     waiting = list(names)
     running: dict[Connection, tuple[str, Any, float]] = {}
     found: dict[str, Row] = {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("probing", total=len(names))
         while waiting or running:
             while waiting and len(running) < at_once:

@@ -12,7 +12,9 @@ from rich.table import Table
 
 from ..bench import results
 from ..errors import SundogError
+from ..files import check_writable
 from ..launch import run as run_ranks
+from ..loading import running
 from ..world import World
 from . import perfetto, picture
 from .record import Raw, record_call
@@ -36,6 +38,7 @@ def run(
 ) -> int:
     """Exit status: 0 written, 2 it could not be traced."""
     try:
+        check_writable(path, plot, json)
         timeline = trace_op(subject, place, programs, events)
         perfetto.write(timeline, path)
         if plot:
@@ -58,7 +61,8 @@ def trace_op(subject: Subject, place: Place, programs: int = 256, events: int = 
         where = f"{world.size} ranks on {world.backend}{over}"
         return f"{title}, {where}", record_call(world, call, programs, events)
 
-    found = run_ranks(main, place.size, place.backend, link=place.link)
+    with running("the traced call"):
+        found = run_ranks(main, place.size, place.backend, link=place.link)
     return Timeline.of([raw for _, raw in found], found[0][0])
 
 

@@ -201,6 +201,8 @@ def test_the_command(tmp_path, monkeypatch):
         (["math:floor"], "with make_inputs(world, seed)"),
         (["nonsense.module:fn"], "no module named nonsense"),
         (["all_gather", "--world", "0"], "--world must be at least 1"),
+        (["all_gather", "--backend", "cpu"], "--backend cpu: expected one of sim, shm,"),
+        (["all_gather", "--json", "tests"], "tests cannot be written"),
     ],
 )
 def test_what_cannot_be_probed(arguments, text):

@@ -161,8 +161,12 @@ def test_command_writes_file_and_picture(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
     lost = CliRunner().invoke(app, [*words, "--out", str(file), "--events", "4"])
     assert "missing" in lost.output
-    nowhere = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "no" / "t.json")])
-    assert nowhere.exit_code == 2
-    assert "cannot be written" in nowhere.output
+    made = tmp_path / "new" / "t.json"
+    for option in ("--out", "--plot", "--json"):
+        given = ["--out", str(made), option, str(tmp_path)]
+        nowhere = CliRunner().invoke(app, [*words, *given])
+        assert nowhere.exit_code == 2
+        assert "cannot be written: Is a directory" in nowhere.output
+        assert not made.exists(), "told before it is traced"
     none = CliRunner().invoke(app, [*words, "--out", str(file), "--events", "0"])
     assert none.exit_code == 2
