@@ -124,6 +124,17 @@ def test_other_columns_are_refused(base: str) -> None:
     rewrite(base, "csv", [lines[0].replace("perf_ms", "speed")] + lines[1:])
     with pytest.raises(ValueError, match=r"csv:1: other columns"):
         read(base)
+    rewrite(base, "csv", ["run_id,speed"])  # no newline: not ours with a torn header either
+    with pytest.raises(ValueError, match=r"csv:1: other columns .*'run_id,speed'"):
+        read(base)
+
+
+def test_a_run_without_a_graph_is_noted(base: str) -> None:
+    assert validate(read(base)).notes == []
+    with Recorder(base, info("c")) as recorder:
+        recorder.start({}).end("ok", perf_ms=1.0)
+    ((note,), session) = validate(read(base)).notes, recorder.session
+    assert (note.line, note.text) == (5, f"c, session {session}: no IR graph was recorded")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +147,7 @@ def test_other_columns_are_refused(base: str) -> None:
         ("{notnumber}\n", "timestamp_s is not a number: 'soon'"),
         ("{toobig}\n", "config_index is not a number"),
         ("a\rb\n", "control characters"),
+        ("a\0b\n", "control characters"),
     ],
 )
 def test_damaged_rows_are_named_and_the_rest_is_read(base: str, line: str, text: str) -> None:

@@ -180,10 +180,12 @@ def test_bad_values_become_null_with_one_warning(
                 samples=[float("nan")],
                 metrics={"z": Broken()},
             )
+        recorder.start({}).end("started")
         bad = {**graph(), "nodes": [{"id": float("nan")}]}
         del bad["ir_id"]
         assert recorder.add_graph(bad) is None  # type: ignore[arg-type]
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 3
+    assert rows_of(tmp_path / "b")[-1]["error"] == "status started: unknown"
     row = rows_of(tmp_path / "b")[1]
     assert (row["status"], row["error"]) == ("error", "status exploded: unknown")
     assert (row["perf_ms"], row["num_samples"]) == ("", "")
