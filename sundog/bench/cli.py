@@ -7,12 +7,38 @@ from typing import Annotated
 import typer
 import typer.core
 
+from ..files import check_writable
+
 __all__ = ["app"]
 
-Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
-World = Annotated[int, typer.Option(help="ranks")]
-Worlds = Annotated[str, typer.Option(help="ranks, with commas")]
-Backend = Annotated[str, typer.Option(help="virtual or symm")]
+
+def _writable(path: str) -> str:
+    try:
+        check_writable(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return path
+
+
+def _known(backend: str) -> str:
+    if backend not in ("virtual", "symm"):
+        raise typer.BadParameter(f"{backend!r}: expected virtual or symm, where a GPU is measured")
+    return backend
+
+
+def _ranks(text: str) -> str:
+    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
+        raise typer.BadParameter(f"{text!r}: expected numbers from 1, with commas: 1,8")
+    return text
+
+
+Json = Annotated[
+    str, typer.Option("--json", callback=_writable, help="also write the result there, as JSON")
+]
+World = Annotated[int, typer.Option(min=1, help="ranks")]
+Worlds = Annotated[str, typer.Option(callback=_ranks, help="ranks, with commas")]
+Backend = Annotated[str, typer.Option(callback=_known, help="virtual or symm")]
+Samples = Annotated[int, typer.Option(min=1, help="per variant")]
 Link = Annotated[str, typer.Option(help="pcie: see docs/gpu.md")]
 
 
@@ -71,11 +97,17 @@ def bench_op(
     baseline: Annotated[
         list[str] | None, typer.Option(help="a name, or none; may be repeated; default: all")
     ] = None,
-    samples: Annotated[int, typer.Option(help="per variant")] = 30,
-    csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
+    samples: Samples = 30,
+    csv: Annotated[
+        str, typer.Option(callback=_writable, help="also write the medians to this file")
+    ] = "",
     json: Json = "",
-    plot: Annotated[str, typer.Option(help="also draw bytes per second into this file")] = "",
-    entries: Annotated[str, typer.Option(help="also put the best configs into this file")] = "",
+    plot: Annotated[
+        str, typer.Option(callback=_writable, help="also draw bytes per second into this file")
+    ] = "",
+    entries: Annotated[
+        str, typer.Option(callback=_writable, help="also put the best configs into this file")
+    ] = "",
 ) -> None:
     """Time an op against the limit of the GPU and against what one would call instead.
 
@@ -108,7 +140,7 @@ def bench_host(
 
 @app.command("gemm")
 def bench_gemm(
-    samples: Annotated[int, typer.Option(help="per variant and shape")] = 30,
+    samples: Samples = 30,
     json: Json = "",
 ) -> None:
     """The matrix product that the fused kernels share, beside torch.mm.
@@ -158,7 +190,7 @@ def bench_trace(
 def bench_capture(
     world: World = 8,
     backend: Backend = "virtual",
-    nbytes: Annotated[int, typer.Option(help="of each rank's tensor")] = 8192,
+    nbytes: Annotated[int, typer.Option(min=1, help="of each rank's tensor")] = 8192,
     json: Json = "",
 ) -> None:
     """What a graph saves: 50 small all-reduces captured, called one by one, and empty kernels.

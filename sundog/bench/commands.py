@@ -128,6 +128,9 @@ def capture(size: int, backend: str, nbytes: int, json_file: str) -> int:
 
 def trace(subject: Subject, size: int, backend: str, link: str, json_file: str) -> int:
     """With and without trace points."""
+    if not has_gpu():
+        print("sundog bench trace: torch finds no GPU here", file=sys.stderr)
+        return 2
     try:
         title, times = bench_trace(subject, size, backend, link)
     except (SundogError, ValueError) as error:

@@ -118,3 +118,19 @@ def test_without_a_gpu_bench_says_what_it_can_do() -> None:
         assert done.exit_code == 2
         assert "no GPU" in done.output
     assert "sundog check" in CliRunner().invoke(app, ["bench", "all_gather"]).output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["host", "--world", "1,x"], "'1,x': expected numbers from 1"),
+        (["bound", "--world", "0"], "'0': expected numbers from 1"),
+        (["all_gather", "--backend", "sim"], "'sim': expected virtual or symm"),
+        (["sim", "--json", "/proc/nowhere/f"], "/proc/nowhere/f cannot be written"),
+        (["all_gather", "--csv", "/tmp"], "/tmp cannot be written: Is a directory"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_measured(words: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *words])
+    assert done.exit_code == 2
+    assert told in " ".join(done.output.replace("\u2502", " ").split())
