@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,8 +38,10 @@ def info(base: Base) -> None:
     table = Table(title=escape(f"{base}: {len(data.rows)} rows, {len(data.graphs)} graphs"))
     for column in ("kernel", "run", "session", "configs", "ok", "failed", "best ms", "best", "s"):
         table.add_column(column, overflow="fold")
-    for session, rows in data.rows.groupby("session", observed=True, sort=False):
-        table.add_row(*[escape(cell) for cell in _summary(data, str(session), rows)])
+    groups = {str(k): v for k, v in data.rows.groupby("session", observed=True, sort=False)}
+    for session in dict.fromkeys([*data.runs.session, *groups]):  # a run may have no row
+        rows = groups.get(session, data.rows.iloc[:0])
+        table.add_row(*[escape(cell) for cell in _summary(data, session, rows)])
     Console().print(table)
     if data.damage:
         typer.echo(f"{len(data.damage)} damaged lines: sundog data validate {base}", err=True)
@@ -60,7 +63,7 @@ def _summary(data: Dataset, session: str, rows: object) -> list[str]:
         best = ok[ok.config_index == medians.idxmin()].iloc[0]
         mark = " (synthetic)" if best.timer == "synthetic" else ""
         shown = [f"{medians.min():.4f}{mark}", best.decorator or best.config]
-    run_id = str(rows.run_id.iloc[0])
+    run_id = str((rows if len(rows) else runs).run_id.iloc[0])
     return [name, run_id[:8], session[:8], str(started), str(len(ok)), str(failed), *shown, seconds]
 
 
@@ -203,7 +206,16 @@ def _read(base: str, damaged: int = 2) -> Dataset:
             return read(base, progress)
         except (ImportError, OSError, ValueError) as error:
             # Other columns are damage, found at a line; no such base is bad usage.
-            _refuse(str(error), damaged if f"{file_names(base)[0]}:1:" in str(error) else 2)
+            status = damaged if f"{file_names(base)[0]}:1:" in str(error) else 2
+            _refuse(f"{error}{_hint(base)}", status)
+
+
+def _hint(base: str) -> str:
+    """Where a file of a base was named in its place."""
+    for suffix in (".csv", ".meta.jsonl", ".ir.jsonl"):
+        if base.endswith(suffix) and os.path.exists(base):
+            return f". A base is the name before {suffix}: {base.removesuffix(suffix)}"
+    return ""
 
 
 def _refuse(text: str, status: int = 2) -> NoReturn:

@@ -56,6 +56,17 @@ def test_info(base: str) -> None:
     assert cells[3:8] == ["4", "4", "1", "1.1500", "[bold]B=2"]
 
 
+def test_info_of_a_run_without_rows(base: str) -> None:
+    """As `collect` leaves it; and a file in place of its base."""
+    with Recorder(base, info("graph alone"), graph=graph(5)):
+        pass
+    shown = run("info", base)
+    assert "graph alone" in shown.output
+    wrong = run("info", f"{base}.csv")
+    assert wrong.exit_code == 2
+    assert f"A base is the name before .csv: {base}\n" in wrong.output
+
+
 def test_validate(base: str) -> None:
     shown = run("validate", base)
     assert (shown.exit_code, "all is well" in shown.output) == (0, True)
