@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sundog.dataset import RunInfo, describe_run
+from sundog.dataset import RunInfo, describe_run, machine
 from sundog.dataset.identity import config_json, describe_value, sample_id_of
 from sundog.dataset.source import kernel_source
 
@@ -101,6 +101,17 @@ def test_world_backend_settings_hardware_and_versions_are_other_runs() -> None:
     assert len(kernels) == 2  # the code-generation settings alone
     clocks = {**info.hardware, "sm_clock_mhz": 1, "driver": "1"}  # type: ignore[dict-item]
     assert replace(info, hardware=clocks).run_id == info.run_id
+
+
+def test_a_run_is_described_by_all_that_it_is_told() -> None:
+    args = {"x": torch.empty(2, 3), "scale": 4}
+    told = dict(codegen_settings={"static": True}, settings={"seed": 1}, world=4, backend="shm")
+    info = describe_run(matmul, args, kernel_name="mm", **told)  # type: ignore[arg-type]
+    assert {name: getattr(info, name) for name in told} == told
+    assert info.kernel_name == "mm"
+    assert [each["name"] for each in info.arguments or ()] == ["x", "scale"]
+    assert info.input_shapes() == [[2, 3]]
+    assert (info.hardware, info.versions) == (machine.hardware(), machine.versions())
 
 
 def test_source_has_what_is_called_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,5 +256,8 @@ def test_describe_value_of_nested_arguments() -> None:
     tensor = found["items"][0]
     assert (tensor["shape"], tensor["stride"], tensor["dtype"]) == ([3, 2], [1, 3], "torch.float32")
     assert (tensor["alignment"], tensor["device"]) == (16, "cpu")
+    bound = describe_value(functools.partial(helper, 3))
+    assert (bound["kind"], bound["type"]) == ("function", "functools.partial")
+    assert describe_value(Config)["kind"] == "value"
     inner = found["items"][1]["items"][0]
     assert [item["value"] for item in inner["items"]] == [1.5, None]
