@@ -47,7 +47,7 @@ def changed(made: Any, changes: dict[str, Any]) -> Any:
         kind = torch.dtype if "dtype" in known[name] else type(new if old is None else old)
         if type(new) is not kind:
             raise ValueError(f"{name}={new}: expected {_KINDS.get(kind, kind.__name__)}")
-        if kind is int and new < 0:
+        if isinstance(new, int) and new < 0:
             raise ValueError(f"{name}={new} is negative")
         if name == "size" and new != old:
             raise ValueError(f"size={new}: there are {old} ranks, as --world says")

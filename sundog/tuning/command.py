@@ -69,7 +69,8 @@ def _bar(console: Console) -> Iterator[Step]:
         TextColumn("{task.description}", table_column=what), BarColumn(bar_width=10),
         MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[best]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, expand=True) as bar:
+    no_bar = not console.is_terminal  # the result says the same
+    with Progress(*columns, console=console, expand=True, disable=no_bar) as bar:
         tasks: dict[str, object] = {}
 
         def step(job: str, done: int, total: int, best: str) -> None:
