@@ -109,8 +109,7 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     away = tiles.distances(ctx, F.lanes)
     rows, cols = working.grid(a, out, F, S)
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
-    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")  # as in gemm.py
-    for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=FLAT):
+    for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=S.flat):
         i, j = gemm.swizzle(tile, rows, cols, S.group_m)
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
         acc = _multiply(acc, a, parts, b, i, j * S.tile_n, away, F, S)
@@ -192,7 +191,8 @@ def arguments(
         problem.size, triton.next_power_of_2(problem.size), problem.shard == "k",
         triton.cdiv(a.shape[1], config.tile_k), hint_of(a), world.trace,
     )))  # fmt: skip
-    shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
+    flat = to is not None or gemm.room_beside(config, a.itemsize, out.itemsize)
+    shape = gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)
     return tiles.view(a), parts, y, tiles.view(out), to, bias, flags, world.ctx, shards, shape
 
 

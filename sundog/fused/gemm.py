@@ -9,7 +9,8 @@ tf32.
 
 One plain loop over K, so that Triton pipelines it: a loop inside of which something waits is not,
 and a short one is mostly filling and draining. Where all comes by descriptors, the loops over tiles
-and over K are one (`flatten`), so that the next tile is loaded while this one is written.
+and over K are one (`flatten`), so that the next tile is loaded while this one is written; but not
+where there is no room for both (`room_beside`), as for 128 x 256 in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..device import tiles
 __all__ = [
     "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "SHARED", "VIEW", "Grid", "Shape", "Tiles",
     "accumulate", "arguments", "block_of", "emit", "finish", "kind_of", "matmul", "operand",
-    "shape_of", "swizzle", "target", "ticket", "valid", "valid_grid",
+    "room_beside", "shape_of", "swizzle", "target", "ticket", "valid", "valid_grid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -108,12 +109,27 @@ class Shape(NamedTuple):
     a_kind: Any
     b_kind: Any
     activation: Any
+    flat: Any  # the loops over tiles and over K are one
 
 
-def shape_of(config: Tiles, a_kind: str, b_kind: str, activation: str | None) -> Shape:
+def shape_of(
+    config: Tiles, a_kind: str, b_kind: str, activation: str | None, flat: bool = False
+) -> Shape:
     sizes = config.tile_m, config.tile_n, config.tile_k, config.group_m
-    constants = *sizes, a_kind, b_kind, activation
+    constants = *sizes, a_kind, b_kind, activation, flat and VIEW not in (a_kind, b_kind)
     return Shape(*map(tl.constexpr, constants))
+
+
+def room_beside(config: Tiles, itemsize: int, out_itemsize: int) -> bool:
+    """Whether a tile can be stored by pointers while the inputs of the next one are there already.
+
+    On its way it goes through shared memory, to where a thread has what lies side by side: in one
+    piece, but wide ones of 16 bits in halves (seen with Triton 3.6 to 3.9).
+    """
+    is_halved = out_itemsize == 2 and config.tile_n >= 256 and config.tile_m <= 128
+    pieces = 2 if is_halved and config.num_warps <= 8 else 1
+    piece = config.tile_m * config.tile_n * out_itemsize // pieces
+    return _staged_bytes(config, itemsize) + piece + _BARRIERS <= SHARED
 
 
 def kind_of(tensor: torch.Tensor, descriptors: bool) -> str:
@@ -220,8 +236,7 @@ def ticket(tickets):
 @triton.jit
 def _gemm_kernel(a, b, out, to, bias, K, S):
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")
-    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=FLAT):
+    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=S.flat):
         i, j = swizzle(tile, rows, cols, S.group_m)
         row, col = i * S.tile_m, j * S.tile_n
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
@@ -250,6 +265,7 @@ def arguments(
     """Of the kernel: what `isa` and the tests compile is what `matmul` launches."""
     a_given, a_kind = operand(a, (config.tile_m, config.tile_k), config.descriptors)
     b_given, b_kind = operand(b, (config.tile_k, config.tile_n), config.descriptors)
-    shape = shape_of(config, a_kind, b_kind, activation)
     to = target(out, config, a.itemsize)
+    flat = to is not None or room_beside(config, a.itemsize, out.itemsize)
+    shape = shape_of(config, a_kind, b_kind, activation, flat)
     return a_given, b_given, tiles.view(out), to, bias, a.shape[1], shape

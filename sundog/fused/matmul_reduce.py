@@ -143,4 +143,5 @@ def given(
     """The operands, and what the kernel is compiled for."""
     x, a_kind = gemm.operand(a, (config.tile_m, config.tile_k), config.descriptors)
     y, b_kind = gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors)
-    return x, y, gemm.shape_of(config, a_kind, b_kind, problem.activation)
+    flat = gemm.room_beside(config, a.itemsize, a.itemsize)
+    return x, y, gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)

@@ -109,9 +109,8 @@ def push(point, a, b, inbox, M, N, K, ctx, F, S):
     away = tiles.distances(ctx, F.lanes)
     rows, cols = tl.cdiv(M, S.tile_m), tl.cdiv(N, S.tile_n)
     first = (rank + 1) * inbox.rows // S.tile_m  # each rank begins with another owner
-    FLAT: tl.constexpr = (S.a_kind != "view") & (S.b_kind != "view")
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
-    for n in tl.range(program, rows * cols, tl.num_programs(0), flatten=FLAT):
+    for n in tl.range(program, rows * cols, tl.num_programs(0), flatten=S.flat):
         i, j = gemm.swizzle(n, rows, cols, S.group_m)
         row, col = (first + i) % rows * S.tile_m, j * S.tile_n
         acc = product(a, b, row, col, K, S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,16 @@ def test_tma_and_tensor_cores_on_sm_90(layout: str) -> None:
 
 
 @pytest.mark.compat
+@pytest.mark.parametrize(("out", "num_stages"), [(torch.float32, 3), (torch.bfloat16, 4)])
+def test_an_output_that_does_not_fit_beside_the_inputs(out: torch.dtype, num_stages: int) -> None:
+    """By pointers; of 32 bits when the loop over K has ended, in the memory that it had."""
+    made = _compiled("sm_90", "NT", gemm.Tiles(num_stages=num_stages), out)
+    assert re.search(r"st\.global\.v4\.b32", assembly(made))
+    assert made.metadata.shared <= gemm.SHARED
+    assert spills(made) <= A_FEW
+
+
+@pytest.mark.compat
 @on_every_arch
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_wide_accesses_and_tensor_cores_by_pointers(arch: str, layout: str) -> None:
@@ -138,9 +149,11 @@ def test_float32_is_not_rounded_to_tf32() -> None:
     assert spills(made) <= A_FEW
 
 
-def _compiled(arch: str, layout: str, config: gemm.Tiles) -> object:
+def _compiled(
+    arch: str, layout: str, config: gemm.Tiles, dtype: torch.dtype = torch.bfloat16
+) -> Any:
     a, b = (matrix(512, 512, order, torch.bfloat16, 0) for order in layout)
-    out = torch.empty(512, 512, dtype=torch.bfloat16)
+    out = torch.empty(512, 512, dtype=dtype)
     args = gemm.arguments(a, b, out, None, None, config)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     return compiled(gemm._gemm_kernel, arch, args, options)
