@@ -293,18 +293,24 @@ def test_what_is_wrong_when_measured_again_is_no_best(tmp_path: Path, ended: boo
     world.close()
 
 
-def test_a_finalist_that_does_not_fit_the_heap_costs_no_other() -> None:
+def test_a_finalist_that_fails_costs_no_other() -> None:
+    """On one rank or on all of them: for all ranks it has failed, and in the same way."""
     (job,) = jobs(OP, "", 2)
+    modes = "late", "large", "refused", "wrong", "fine"
 
-    def both(world: World) -> list[Measured]:
-        configs = [toy_op.Config(), toy_op.Config(mode="large")]
+    def all_of_them(world: World) -> list[Measured]:
+        configs = [toy_op.Config(mode=mode) for mode in modes]
         return _measure(world, job, configs, _sets(world, job), ON_SIM, fake_clock)
 
-    for fine, large in launch(both, 2, "sim"):
-        assert len(fine.samples_ms) == ON_SIM.final_samples
-        assert fine.failure is None
-        assert large.failure is not None
-        assert "OutOfHeap" in large.failure.error
+    first, second = launch(all_of_them, 2, "sim")
+    assert first == second
+    *failed, fine = first
+    assert len(fine.samples_ms) == ON_SIM.final_samples
+    assert fine.failure is None
+    told = [each.failure for each in failed if each.failure is not None]
+    assert [each.status for each in told] == ["timeout", "error", "error", "accuracy_error"]
+    words = "a wait ran out", "OutOfHeap", "this config is refused", "rank 0: 99 of 100"
+    assert all(text in each.error for text, each in zip(words, told, strict=True)), told
 
 
 def test_kernels_have_their_keys_before_the_processes_part() -> None:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from sundog import World
+from sundog.errors import WaitRecord, WaitTimeout
 from sundog.op import Cost, Plan, agree
 from sundog.sim.launcher import Installed
 
@@ -83,6 +84,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             os._exit(7)
         if really and config.mode == "hang":
             time.sleep(100)
+        if config.mode == "late" and world.rank == 1:
+            raise WaitTimeout("a wait ran out", WaitRecord(1, 0, "flag[0]", 1, 0, peer=0))
         if config.mode == "raises":
             raise KeyError("a bug in this op")
         if really and config.mode == "fails":
