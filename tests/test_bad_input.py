@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import sundog
 from sundog import knobs
 from sundog.device import memory
 from sundog.errors import BadAccess, HeapDivergence, NotSymmetric
+from sundog.op import OPS, find
 
 Run = Callable[..., list]
 
@@ -274,3 +276,19 @@ def test_environment_variables(monkeypatch: pytest.MonkeyPatch, name: str, value
 def test_sizes_in_bytes() -> None:
     sizes = ["512", "64K", "3m", "1G", "2T"]
     assert [knobs.parse_bytes(s) for s in sizes] == [512, 64 << 10, 3 << 20, 1 << 30, 2 << 40]
+
+
+# plans
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("op", OPS)
+def test_a_plan_refuses_what_valid_refuses(run: Run, op: str) -> None:
+    """Also one that is made by hand, or by a tool, and not through a call, which asks `valid`."""
+    module = find(op)
+    problem = module.cases(2)[0]
+    config = replace(module.default(problem, 16), num_warps=3)
+    reason = module.valid(problem, config)
+    assert "num_warps 3" in reason
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        run(lambda world: module.plan(world, problem, config), 2)
