@@ -225,6 +225,22 @@ def test_bad_input(run: Run, message: str) -> None:
         run(main, 2)
 
 
+@pytest.mark.sim_only
+@pytest.mark.parametrize("apart", [0, -1])
+def test_an_output_beside_b_is_fine_and_one_element_inside_it_is_not(run: Run, apart: int) -> None:
+    def main(world: sundog.World) -> None:
+        whole = torch.ones(32 * 8 + 4 * 8, dtype=F16)
+        b, out = whole[: 32 * 8].view(32, 8), whole[32 * 8 + apart :][: 4 * 8].view(4, 8)
+        all_gather_matmul(world, torch.ones(4, 16, dtype=F16), b, out=out)
+        assert out.eq(32).all()
+
+    if apart == 0:
+        run(main, 2)
+    else:
+        with pytest.raises(ValueError, match="out shares memory with b"):
+            run(main, 2)
+
+
 def test_ranks_that_differ_are_named(run: Run) -> None:
     def shapes(world: sundog.World) -> None:
         b = torch.zeros(32, 8 + world.rank, device=world.device)
