@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from dataclasses import fields
@@ -19,10 +20,52 @@ from sundog.bench.limits import Rates, seconds
 from sundog.bench.timing import Times, Variant
 from sundog.cli import app
 from sundog.errors import PeerLost, SundogError, VariantFailed
-from sundog.op import Cost, algorithms, find
+from sundog.launch import run
+from sundog.op import OPS, Cost, algorithms, find
 from sundog.target import has_gpu
 
 RATES = Rates(copy=4e12, fill=2e12, read=5e12, gemm=8e14)
+
+
+# What an op must do at least on 4 ranks, counted by hand, of 1000 elements of 2 bytes and of a
+# product 64 x 32 x 16: flops, bytes read, bytes written, bytes between ranks.
+VECTOR, PRODUCT = (1000, torch.bfloat16, 4), (64, 32, 16, torch.bfloat16, 4)
+COSTS = {
+    "all_gather": (VECTOR, (0, 2000, 4 * 2000, 3 * 2000)),
+    "all_to_all": (VECTOR, (0, 4 * 2000, 4 * 2000, 3 * 2000)),
+    "broadcast": ((*VECTOR, 0), (0, 2000, 4 * 2000, 3 * 2000)),
+    "gather": ((*VECTOR, 0), (0, 4 * 2000, 4 * 2000, 3 * 2000)),
+    "scatter": ((*VECTOR, 0), (0, 4 * 2000, 4 * 2000, 3 * 2000)),
+    "reduce": ((*VECTOR, 0), (3 * 1000, 4 * 2000, 2000, 3 * 2000)),
+    "reduce_scatter": (VECTOR, (3 * 1000, 4 * 2000, 2000, 3 * 2000)),
+    "all_reduce": (VECTOR, (3 * 1000, 2000, 2000, 2 * 1500)),
+    "all_gather_matmul": (PRODUCT, (65536, 2048 + 1024, 4096, 1536)),
+    "matmul_all_reduce": (PRODUCT, (65536, 2048 + 1024 + 4096, 2 * 4096, 2 * 3072)),
+    "matmul_reduce_scatter": (PRODUCT, (65536, 2048 + 1024 + 4096, 4096 + 1024, 3072)),
+}
+
+
+@pytest.mark.parametrize("op", {key.partition(".")[0]: None for key in OPS})
+def test_costs(op: str) -> None:
+    given, counted = COSTS[op]
+    module = find(op)
+    assert module.cost(module.Problem(*given)) == Cost(*counted)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("op", OPS)
+def test_inputs_have_many_values_of_each_rank_and_seed(op: str) -> None:
+    """Else a wrong tile, or a wrong rank's, would compare as right."""
+    module = find(op)
+    problem = module.cases(2)[0]
+
+    def main(world: World) -> list[torch.Tensor]:
+        made = [module.inputs(world, problem, seed) for seed in (0, 1)]
+        return [x.clone().flatten() for given in made for x in given[:1]]
+
+    vectors = [x for of_rank in run(main, 2, "sim") for x in of_rank]
+    assert all(x.unique().numel() >= 3 for x in vectors)
+    assert not any(torch.equal(x, y) for x, y in itertools.combinations(vectors, 2))
 
 
 def parse(name: str, *axes: str, size: int = 2) -> tuple[list, list]:
