@@ -29,6 +29,10 @@ _HOMES = {
 }  # fmt: skip
 
 
+def __dir__() -> list[str]:  # for a prompt that completes names before they are imported
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sundog' has no attribute {name!r}")

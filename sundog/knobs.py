@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,13 +60,30 @@ def _parse_backend(text: str) -> str:
     return text
 
 
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise ValueError("expected more than 0 seconds")
+    return seconds
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("expected a whole number, at least 1")
+    return int(text)
+
+
 backend = Knob("SUNDOG_BACKEND", "", _parse_backend, "Backend of `run` and `init` if none is named")
 heap_size = Knob(
     "SUNDOG_HEAP_SIZE", 0, parse_bytes, "Symmetric heap per rank; 0 means 64M on a CPU, 4G on a GPU"
 )
-timeout = Knob("SUNDOG_TIMEOUT", 60.0, float, "Seconds until a wait, in a kernel or not, gives up")
+timeout = Knob(
+    "SUNDOG_TIMEOUT", 60.0, _parse_seconds, "Seconds until a wait, in a kernel or not, gives up"
+)
 seed = Knob("SUNDOG_SEED", 0, int, "Seed of the simulator's schedule")
-num_sms = Knob("SUNDOG_SIM_SMS", 16, int, "SMs of the simulated GPU: programs resident per rank")
+num_sms = Knob(
+    "SUNDOG_SIM_SMS", 16, _parse_count, "SMs of the simulated GPU: programs resident per rank"
+)
 cache = Knob("SUNDOG_CACHE", "~/.cache/sundog", str, "Folder of what was tuned here")
 
 KNOBS: tuple[Knob, ...] = (backend, heap_size, timeout, seed, num_sms, cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -37,12 +38,14 @@ def run(
     link="pcie" all ranks but the first are passive (docs/gpu.md): on `virtual` their data lies in
     host memory; on `sim` it lies apart from their flags, as it does there.
     """
-    if world_size < 1:
-        raise ValueError(f"world_size {world_size}: a world has at least one rank")
+    if not callable(fn):
+        raise ValueError(f"fn {fn!r}: expected a function of a world")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size {world_size!r}: a world has at least one rank")
     asked = backend or (None if sim is None else "sim")
     name = _backend(asked, "virtual" if has_gpu() else "sim")
     _check_link(link, name)
-    seconds = timeout or knobs.timeout.get()
+    seconds = _seconds(timeout)
     if name == "virtual":
         from .backends import virtual
 
@@ -79,7 +82,7 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
     name = _backend(backend, "symm" if has_gpu() else "shm", allowed=("shm", "symm"))
     from .backends.exchange import join
 
-    seconds = timeout or knobs.timeout.get()
+    seconds = _seconds(timeout)
     rank, size, store = join(seconds)
     if name == "symm":
         from .backends import symm
@@ -133,6 +136,12 @@ def _gpu_heap_size(asked: int) -> int:
 
 
 def _at_least(nbytes: int) -> int:
-    if nbytes < 1 << 16:
-        raise ValueError(f"heap_size {nbytes}: a heap has at least {1 << 16} bytes")
+    if not isinstance(nbytes, int) or nbytes < 1 << 16:
+        raise ValueError(f"heap_size {nbytes!r}: a heap has at least {1 << 16} bytes")
     return nbytes
+
+
+def _seconds(timeout: float) -> float:
+    if not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout {timeout}: expected seconds, or 0 for SUNDOG_TIMEOUT's")
+    return timeout or knobs.timeout.get()

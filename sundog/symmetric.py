@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -41,6 +42,11 @@ class Symmetric:
 
     def allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
         sizes = _sizes(shape)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(
+                f"dtype {dtype!r}: expected a torch.dtype; a shape of several sizes is one "
+                "argument: world.empty((2, 3))"
+            )
         count = torch.Size(sizes).numel()
         block = self.heap.alloc(count * dtype.itemsize, name, dtype.itemsize, kind)
         self._backend.allocated(self.base(self._rank, block.is_flags), block)
@@ -140,7 +146,11 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _sizes(shape: Shape) -> list[int]:
-    sizes = [shape] if isinstance(shape, int) else list(shape)
+    try:
+        sizes = [operator.index(n) for n in ((shape,) if isinstance(shape, int) else shape)]
+    except TypeError:
+        text = f"shape {shape!r}: expected a whole number or a sequence of them"
+        raise ValueError(text) from None
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape {sizes}: sizes must not be negative")
     return sizes

@@ -41,22 +41,27 @@ class Tensors(Streams):
     def zeros(
         self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
+        """As `empty`, zeroed."""
         return self.empty(shape, dtype, name).zero_()
 
     def full(
         self, shape: Shape, value: float, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
+        """As `empty`, all elements `value`."""
         return self.empty(shape, dtype, name).fill_(value)
 
     def randn(
         self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
+        """As `empty`, random by torch's generator, which each rank seeds for itself."""
         return self.empty(shape, dtype, name).normal_()
 
     def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
+        """As `empty`, with the shape and dtype of any tensor."""
         return self.empty(other.shape, other.dtype, name)
 
     def zeros_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
+        """As `zeros`, with the shape and dtype of any tensor."""
         return self.zeros(other.shape, other.dtype, name)
 
     def signals(self, shape: Shape, name: str) -> torch.Tensor:
@@ -117,6 +122,7 @@ class Tensors(Streams):
         return self._memory.heap.num_calls
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Is it, or is it a part of, a live tensor of this world's heap?"""
         return self._memory.find(tensor) is not None
 
     def as_symmetric(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:

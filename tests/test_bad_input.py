@@ -263,7 +263,7 @@ def test_unknown_backends_and_options() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("SUNDOG_HEAP_SIZE", "64X"), ("SUNDOG_TIMEOUT", "soon"), ("SUNDOG_BACKEND", "gpu"),
-     ("SUNDOG_SEED", "1.5"), ("SUNDOG_SIM_SMS", "many")],
+     ("SUNDOG_SEED", "1.5"), ("SUNDOG_SIM_SMS", "0"), ("SUNDOG_TIMEOUT", "-1")],
 )  # fmt: skip
 def test_environment_variables(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)

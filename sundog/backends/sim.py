@@ -48,6 +48,10 @@ class Sim:
     expire: bool = False
     split_heaps: bool = False
 
+    def __post_init__(self) -> None:
+        if self.num_sms < 0:
+            raise ValueError(f"num_sms {self.num_sms}: at least 1, or 0 for SUNDOG_SIM_SMS's")
+
 
 class Meeting:
     """Where the members of a group exchange values: the last to come wakes the others."""

@@ -72,8 +72,8 @@ def all_reduce(
     asked, options = ("all_reduce", op), Options(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out
+    check_contiguous("all_reduce", x=x, out=out)
     reduction.check("all_reduce", op, x.dtype)
-    check_contiguous("all_reduce", x=x)
     if out is None:
         out = torch.empty_like(x)
     if not _is_same(x, out):

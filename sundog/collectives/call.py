@@ -134,7 +134,7 @@ def repeated(
 
     Half of the host's time for a small op is spent in them. Only where the options are the usual.
     """
-    if out is None or options[1:] != _USUAL:
+    if options[1:] != _USUAL or not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
         return False
     recent = world.recent.get(_identity(world, (*asked, options.algo), x, out))
     if recent is None:
@@ -261,7 +261,14 @@ def _decide(
 
 def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
     for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_contiguous():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"{op}: {name} is a {type(tensor).__name__}, expected a tensor; the input comes "
+                "first, then the output"
+            )
+        if not tensor.is_contiguous():
             raise ValueError(
                 f"{op}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
                 f"contiguous; pass {name}.contiguous()"
@@ -270,13 +277,13 @@ def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
 
 def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:
     """An output holds the result, and does not share memory with the input."""
+    check_contiguous(op, out=out)
     if out.numel() != numel or out.dtype != x.dtype:
         raise ValueError(
             f"{op}: out has {out.numel()} elements of {out.dtype}, expected {numel} of {x.dtype}"
         )
     if out.device != x.device:
         raise ValueError(f"{op}: out is on {out.device} and x on {x.device}; put them together")
-    check_contiguous(op, out=out)
     a, b = x.data_ptr(), out.data_ptr()
     if a < b + numel * out.itemsize and b < a + x.numel() * x.itemsize:
         raise ValueError(

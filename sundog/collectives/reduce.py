@@ -94,8 +94,8 @@ def reduce(
     `op` as for all_reduce. Only `dst` uses `out`; without it the result is an ordinary tensor. An x
     that is not symmetric is copied to the heap. With `async_op` a handle for `wait()`.
     """
-    reduction.check("reduce", op, x.dtype)
     check_contiguous("reduce", x=x)
+    reduction.check("reduce", op, x.dtype)
     if not 0 <= dst < world.size:
         raise ValueError(f"reduce: dst {dst} is none of the ranks 0 to {world.size - 1}")
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)

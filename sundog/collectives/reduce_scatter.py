@@ -102,8 +102,8 @@ def reduce_scatter(
     asked, options = ("reduce_scatter", op), Options(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out
-    reduction.check("reduce_scatter", op, x.dtype)
     check_contiguous("reduce_scatter", x=x)
+    reduction.check("reduce_scatter", op, x.dtype)
     length = x.shape[0] if out is None and x.dim() else x.numel()
     if length % world.size:
         raise ValueError(

@@ -17,7 +17,7 @@ from typing import Any
 import greenlet
 import numpy as np
 
-from ..errors import Deadlock
+from ..errors import Deadlock, SundogError
 from ..source import caller_frame
 from . import report
 from .accesses import Accesses
@@ -144,7 +144,10 @@ class Machine:
         host = self.host
         if self.failure is not None and not host.attached:
             raise greenlet.GreenletExit  # the run is ending; do not start anything new
-        self._hub.switch()
+        try:
+            self._hub.switch()
+        except greenlet.error:
+            raise SundogError("a second thread uses a world: call it from its rank's") from None
         if host.attached and self.failure is not None:
             raise self.failure
 
