@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sundog.op import OPS
 from sundog.tuning.search import SEARCHES, exhaustive, pattern, random_search
 from sundog.tuning.space import Job, Space, fields_text, jobs, problem_of, spaces
 
@@ -145,6 +146,16 @@ def test_the_space_is_what_the_op_takes_with_its_default_first() -> None:
     empty = Job("toy", toy_op, dataclasses.replace(job.problem, numel=0), 2)
     with pytest.raises(ValueError, match="no config to try: numel 0: there is nothing to double"):
         Space.of(empty, 16)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_may_be_tried_is_valid_and_no_config_comes_twice(op: str) -> None:
+    problem = "m=4096,n=3584,k=8192" if "matmul" in op else "numel=4096"
+    (job,) = jobs(op, f"{problem},dtype=bfloat16", 8)
+    configs = job.module.space(job.problem)
+    assert len(set(configs)) == len(configs) >= 9
+    for config in [*configs, job.module.default(job.problem, 132)]:
+        assert job.module.valid(job.problem, config) is None, config
 
 
 def test_a_fused_space_shrinks_to_the_sms_of_a_rank() -> None:
