@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog import testing
 from sundog.device import memory, signal
 from sundog.errors import HeapDivergence, NotSymmetric, RankMismatch, WorldClosed
 
@@ -205,3 +206,17 @@ def test_ranks_name_different_members(run: Run) -> None:
     for text in run(main, 2):
         assert "rank 0: (0, 1)" in text
         assert "rank 1: (1, 0)" in text
+
+
+@pytest.mark.sim_only
+def test_a_member_may_be_sent_to_at_once() -> None:
+    """A group is there when all of its members have their flags: the checker sees if it is not."""
+
+    def main(world: sundog.World) -> None:
+        group = world.group([0, 1])
+        assert group is not None
+        x = torch.full((3,), float(world.rank))
+        group.send(x, 1) if world.rank == 0 else group.recv(x, 0)
+        assert x.eq(0).all()
+
+    testing.check(main, 2, schedules=4)
