@@ -154,6 +154,50 @@ def test_the_timer_says_which_variant_failed(part: str, monkeypatch: pytest.Monk
         timing.measure(world, variants, 1)
 
 
+class _FakeGate:
+    """By its clock the n-th piece of work takes n seconds on rank 0, and 2 n on rank 1."""
+
+    def __init__(self, world: World) -> None:
+        self._rank, self._number = world.rank, 0
+
+    def times(self, work: Callable[[], object], count: int) -> list[float]:
+        for _ in range(count):
+            work()
+        self._number += count
+        numbers = range(self._number - count + 1, self._number + 1)
+        return [n * (1.0 + self._rank) for n in numbers]
+
+    def free(self) -> None:
+        pass
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(("in_a_row", "a", "b"), [(False, 5, 6), (True, 3, 8)])
+def test_the_timer(monkeypatch: pytest.MonkeyPatch, in_a_row: bool, a: int, b: int) -> None:
+    """Per call, warm-up left out, of all ranks; variants in turns, or one behind the other."""
+    monkeypatch.setattr(timing, "Gate", _FakeGate)
+
+    def main(world: World) -> tuple[list[Times], list[str], list[str]]:
+        made: list[str] = []
+        told: list[str] = []
+        calls = {name: lambda name=name: made.append(name) for name in "xyz"}
+        variants = [
+            Variant("a", [calls["x"], calls["y"]], graph=False, ready=True),
+            Variant("b", [calls["z"]], graph=False),
+        ]
+        found = timing.measure(world, variants, 3, 3, told.append, in_a_row)
+        return found, made, told
+
+    for times, made, told in run(main, 2, "sim"):
+        step = 1 if in_a_row else 2  # between two samples of a variant
+        for each, first, calls in zip(times, (a, b), (4, 3), strict=True):
+            seconds = [first / calls, (first + step) / calls, (first + 2 * step) / calls]
+            assert each.samples == [[t, 2 * t] for t in seconds]
+        turns = ["xyxy" * 5, "zzz" * 5] if in_a_row else ["xyxyzzz"] * 5
+        assert "".join(made) == "z" + "".join(turns), "b was not ready"
+        assert told == ["a", "b"] * (1 if in_a_row else 3)
+
+
 @pytest.mark.skipif(has_gpu(), reason="about machines without a GPU")
 def test_without_a_gpu_bench_says_what_it_can_do() -> None:
     for words in (["all_gather"], ["op", "all_gather"], ["bound"]):
