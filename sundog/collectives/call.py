@@ -101,7 +101,7 @@ class _Call:
         source = x if x.dim() == 1 else x.view(-1)
         result = out if out.dim() == 1 else out.view(-1)
         if self.x is not None:
-            source = self.x.copy_(source)
+            source = self.x.copy_(source.detach())  # else it keeps all calls' autograd graphs
         if self.out is None:
             self.plan.launch(source, result)
         else:

@@ -46,7 +46,7 @@ class _Call:
     def run(self, tensors: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         a, *others = tensors
         if self.a is not None:
-            a = self.a.copy_(a)
+            a = self.a.copy_(a.detach())  # else it keeps all calls' autograd graphs
         self.plan.launch(a, *others, out if self.out is None else self.out)
         if self.out is not None:
             out.copy_(self.out)

@@ -189,6 +189,25 @@ def test_explain_says_why_on_rank_0_only(capfd: pytest.CaptureFixture[str]) -> N
     assert len(lines) == 3
 
 
+def test_a_call_keeps_no_autograd_graph(run: Run) -> None:
+    """What it goes through would be a part of every graph, and keep what each of them saved."""
+
+    def main(world: sundog.World) -> None:
+        weight = torch.ones(4, 4, device=world.device, requires_grad=True)
+        out = world.empty((4, 4))
+        for _ in range(2):
+            x = torch.exp(weight)
+            world.all_gather(x, algo="pull")
+            world.broadcast(x, out=out)
+            world.all_gather_matmul(x, x, shard="m", algo="barrier")
+        copies = [getattr(each, name, None) for each in world._plans.values() for name in "xa"]
+        found = [out, *(each for each in copies if each is not None)]
+        assert len(found) == 3
+        assert [each.grad_fn for each in found] == [None] * 3
+
+    run(main, 2)
+
+
 def test_a_handle_keeps_what_the_op_reads(run: Run) -> None:
     def main(world: sundog.World) -> None:
         x = torch.zeros(4, device=world.device)
