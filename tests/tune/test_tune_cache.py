@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sundog import choice
+from sundog.dataset import Recorder, RunInfo, describe_run
 from sundog.tuning import tune
-from sundog.tuning.cache import promote
+from sundog.tuning.cache import known_results, promote
 
 from .test_tune_run import ON_SIM, OP, check_base, fake_clock
 
@@ -31,6 +33,30 @@ def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.entries("simulator") == tuple(entries), "from the package now"
     with pytest.raises(ValueError, match="nothing was tuned for 'nvidia-h200'"):
         promote(["nvidia-h200"])
+
+
+def test_what_a_base_knows_of_a_run(tmp_path: Path) -> None:
+    """Medians; None of what failed before something that did not; nothing of what failed last."""
+    base = str(tmp_path / "log")
+
+    def session(info: RunInfo | None, *tried: tuple[str, str, list[float]]) -> None:
+        with Recorder(base, info) as recorder:
+            for config, status, times in tried:
+                trial = recorder.start(config)
+                for ms in times:
+                    trial.end(status, perf_ms=ms)
+                if status != "started" and not times:
+                    trial.end(status, error="x" if status != "compiled" else None)
+
+    ok, bad, nothing = ("a", "ok", [1.0, 9.0, 2.0]), ("b", "error", []), ("c", "started", [])
+    session(None, ok, bad, nothing, ("d", "compiled", []), ("e", "timeout", []))
+    session(None, ("f", "accuracy_error", []), ("a", "ok", [3.0, 4.0]), ("g", "error", []))
+    session(describe_run(len, [1]), ("h", "ok", [1.0]))
+    with open(f"{base}.csv", "a") as file:
+        file.write("torn,by a crash")
+    known = {json.loads(config): ms for config, ms in known_results(base, "").items()}
+    assert known == {"a": 3.0, "b": None, "d": None, "f": None}
+    assert known_results(str(tmp_path / "nothing"), "") == {}
 
 
 def test_a_cache_that_cannot_be_kept_is_told_before_anything_is_measured(
