@@ -109,6 +109,24 @@ def agree(world: World, op: str, problem: Any, config: Any, refused: str | None)
         raise ValueError(f"{op}: {refused}")
 
 
+def agree_place(
+    world: World, op: str, name: str, tensor: torch.Tensor, strides: tuple[int, ...] = ()
+) -> None:
+    """Peers find theirs by this rank's offset (and strides): all ranks compare them, once."""
+    place = world.offset_of(tensor), strides
+
+    def compare() -> None:
+        everyone = world.exchange(place, f"place of {name}")
+        if len(set(everyone)) > 1:
+            lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in everyone]
+            raise RankMismatch(
+                f"{op}: {name} does not lie at the same place of every rank's heap:\n"
+                f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."
+            )
+
+    world.cached_plan(("place", op, name, place), compare)
+
+
 def algorithms(name: str) -> dict[str, ModuleType]:
     """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
     own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]

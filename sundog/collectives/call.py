@@ -7,7 +7,8 @@ with this rank's tensors.
 
 A plan is found again by all that it depends on, the stream too: one plan runs on one stream at a
 time. Making one is where ranks agree; what they disagree about is named before anything is
-allocated.
+allocated. A tensor on the heap lies at the same place of it on every rank if peers reach it: that
+is compared with the first call for each place, but not in a capture.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from .. import target
 from ..choice import choose, config_for
 from ..errors import RankMismatch, by_rank
-from ..op import Plan, algorithms
+from ..op import Plan, agree_place, algorithms
 
 if TYPE_CHECKING:
     from ..world import World
@@ -93,6 +94,7 @@ class _Call:
     """A plan, and where the tensors go that peers must reach."""
 
     plan: Plan
+    in_place: tuple[str, ...]  # which of the user's tensors peers reach
     x: torch.Tensor | None
     out: torch.Tensor | None
     why: str
@@ -194,6 +196,8 @@ def _run(
     made = world.cached_plan(key, lambda: _plan(world, op, problem, x, out, options, staged))
     if options.explain and world.rank == 0:
         print(made.why)
+    for name in () if world.is_capturing else made.in_place:
+        agree_place(world, op, name, x if name == "x" else out)
     made.run(x, out)
     if asked and options[1:] == _USUAL:
         if len(world.recent) >= _MOST_RECENT:
@@ -207,12 +211,14 @@ def _plan(
     staged: _Staged,
 ) -> _Call:  # fmt: skip
     module, config, why = agreed(world, op, problem, options, staged)
-    on_heap: list[torch.Tensor | None] = [None, None]
-    for place, (name, tensor, needs) in enumerate(zip(("x", "out"), (x, out), staged, strict=True)):
-        if needs and name in module.SYMMETRIC:
-            on_heap[place] = world.empty((tensor.numel(),), tensor.dtype, f"{op}.{name}")
+    copies: dict[str, torch.Tensor] = {}
+    for name, tensor, is_staged in zip(staged._fields, (x, out), staged, strict=True):
+        if is_staged and name in module.SYMMETRIC:
+            copies[name] = world.empty((tensor.numel(),), tensor.dtype, f"{op}.{name}")
             why += f"; {name} is not on the heap and goes through a copy that is"
-    return _Call(module.plan(world, problem, config), on_heap[0], on_heap[1], why)
+    in_place = tuple(name for name in module.SYMMETRIC if name not in copies)
+    plan = module.plan(world, problem, config)
+    return _Call(plan, in_place, copies.get("x"), copies.get("out"), why)
 
 
 def agreed(

@@ -14,8 +14,7 @@ import torch
 import triton
 
 from ..collectives.call import Options, agreed, reached
-from ..errors import RankMismatch, by_rank
-from ..op import Plan
+from ..op import Plan, agree_place
 from . import gemm
 
 if TYPE_CHECKING:
@@ -71,7 +70,8 @@ def call(
     if options.explain and world.rank == 0:
         print(made.why)
     for name in made.on_heap:
-        _check_place(world, op, name, tensors[0] if name == "a" else out)
+        tensor = tensors[0] if name == "a" else out
+        agree_place(world, op, name, tensor, tensor.stride())
     made.run(tensors, out)
     return out
 
@@ -91,22 +91,6 @@ def _plan(
             why += f"; {name} is not on the heap and goes through a copy that is"
     plan = module.plan(world, problem, config)
     return _Call(plan, tuple(on_heap), copies.get("a"), copies.get("out"), why)
-
-
-def _check_place(world: World, op: str, name: str, tensor: torch.Tensor) -> None:
-    """Peers find theirs by this rank's offset and strides: all ranks compare them, once."""
-    place = world.offset_of(tensor), tensor.stride()
-
-    def compare() -> None:
-        everyone = world.exchange(place, f"place of {name}")
-        if len(set(everyone)) > 1:
-            lines = [f"{offset:,} bytes into it, strides {s}" for offset, s in everyone]
-            raise RankMismatch(
-                f"{op}: {name} does not lie at the same place of every rank's heap:\n"
-                f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."
-            )
-
-    world.cached_plan((op, name, place), compare)
 
 
 def check_matrices(

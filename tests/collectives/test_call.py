@@ -157,6 +157,29 @@ def test_ranks_that_stage_differently_are_named(run: Run) -> None:
     run(main, 2)
 
 
+PLACES = {  # what peers reach lies elsewhere on rank 1
+    "all_gather: out": lambda w, x, y: w.all_gather(y[:4], x, algo="push"),
+    "all_gather: x": lambda w, x, y: w.all_gather(x, algo="pull"),
+    "gather: x": lambda w, x, y: w.gather(x),
+    "broadcast: out": lambda w, x, y: w.broadcast(y, out=x),
+    "all_reduce: x": lambda w, x, y: w.all_reduce(x, out=y, algo="two_shot"),
+}
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_tensors_at_different_places_are_named(run: Run, text: str) -> None:
+    """A peer would look for rank 0's place, and find what something else left there."""
+
+    def main(world: sundog.World) -> None:
+        slots, y = world.zeros((2, 8)), world.zeros((8,))
+        told = rf"(?s){text} does not .* same place.*rank 0: (\S+) bytes.*rank 1: (?!\1)\S+ bytes"
+        with pytest.raises(RankMismatch, match=told):
+            PLACES[text](world, slots[world.rank], y)
+        PLACES[text](world, slots[1], y)
+
+    run(main, 2)
+
+
 def test_an_out_that_shares_memory_with_x(run: Run) -> None:
     def main(world: sundog.World) -> None:
         whole = torch.zeros(30, device=world.device)
