@@ -45,6 +45,19 @@ def _push_in_loop(x, out, ctx, numel, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _push_by_branch(x, out, ctx, numel, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The same, where a branch and a loop stand between the word and the address."""
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tile = tl.load(x + at, mask=at < numel)
+        there = out
+        if start > 0:
+            for peer in range(SIZE):
+                there = memory.translate(there, peer, ctx)
+        tl.store(there + at, tile, mask=at < numel)
+
+
+@triton.jit
 def _push(x, out, ctx, flags, numel, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """A peer's distance is read once; the flags and the scalars around it are no wide path."""
     for peer in range(SIZE):
@@ -203,6 +216,7 @@ def _runner(
 
 run_by_bases = _runner(_push_by_bases)
 run_in_loop = _runner(_push_in_loop)
+run_by_branch = _runner(_push_by_branch)
 run_push = _runner(_push)
 run_odd = _runner(_copy_whole, ODD)
 run_even = _runner(_copy_whole)

@@ -37,6 +37,7 @@ def rules(kernel: isa.Kernel) -> set[tuple[str, str]]:
 
 STORE = "tl.store(there.to(tl.pointer_type(x.dtype.element_ty)), tile, mask=at < numel)"
 REMOTE = "memory.store(out + at, tile, peer, ctx, mask=at < numel)"
+CHOSEN = "tl.store(there + at, tile, mask=at < numel)"
 COPY = "tl.store(out + at, tl.load(x + at, mask=at < numel), mask=at < numel)"
 UNMASKED = "tl.store(out + at, tl.load(x + at))"
 SHIFTED = "tl.store(out + at + numel, tl.load(x + at))"
@@ -44,6 +45,7 @@ GLUON = "gl.store(out + at, gl.load(x + at, mask=at < numel), mask=at < numel)"
 CASES = {
     "by_bases": {("narrow", STORE), ("reload", STORE)},
     "in_loop": {("reload", REMOTE)},
+    "by_branch": {("reload", CHOSEN)},
     "push": set(),
     "ticket": set(),
     "odd": {("narrow", COPY)},
