@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +66,21 @@ def test_marks(name: str) -> None:
     """What happened upstream (by_bases), its milder forms, and what must not be marked."""
     for kernel in kernels(name):
         assert rules(kernel) == CASES[name], kernel.target
+
+
+def test_what_two_branches_share_is_found_at_the_scalar_before_it() -> None:
+    """As LLVM leaves it; unless there are more tiles without a line than such accesses."""
+
+    def access(line: int, tile: tuple[int, ...], **widths: int) -> Any:
+        counted = Counter({int(name[1:]): count for name, count in widths.items()})
+        return SimpleNamespace(place=(("a.py", line, 1),), tile=tile, itemsize=8, widths=counted)
+
+    for tiles in (2, 3):
+        lost = [access(line, (64,)) for line in range(tiles)]
+        found, scalar = access(7, (64,), _16=3), access(8, (), _8=1, _16=2)
+        isa.accesses._find_lost([*lost, found, scalar])
+        assert [each.widths for each in lost] == [{16: 2} if tiles == 2 else {}] * tiles
+        assert (found.widths, scalar.widths) == ({16: 3}, {8: 1} if tiles == 2 else {8: 1, 16: 2})
 
 
 def test_a_merged_place_stands_for_several() -> None:
