@@ -26,9 +26,13 @@ def check(
     schedules: int = 50,
     seed: int = 0,
     num_sms: int = 0,
+    link: str = "",
 ) -> Report:
-    """Run `fn` under many schedules; AssertionError with the whole report if anything is wrong."""
-    report = find(fn, world_size, schedules, seed, num_sms)
+    """Run `fn` under many schedules; AssertionError with the whole report if anything is wrong.
+
+    With link="pcie" all ranks but the first are passive (docs/gpu.md).
+    """
+    report = find(fn, world_size, schedules, seed, num_sms, link=link)
     if report.findings:
         raise AssertionError(str(report))
     return report

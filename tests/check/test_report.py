@@ -86,6 +86,12 @@ def test_testing_check_raises_with_the_whole_report():
         must_be_clean(kernels.racy, 2, schedules=2)
 
 
+def test_testing_check_over_a_link():
+    seen = set()
+    must_be_clean(lambda world: seen.add((world.rank, world.passive)), 2, 1, link="pcie")
+    assert seen == {(0, False), (1, True)}
+
+
 def test_the_pytest_fixture_checks_a_users_kernel(tmp_path):
     test = tmp_path / "test_users.py"
     test.write_text(
