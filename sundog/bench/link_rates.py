@@ -23,6 +23,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..backends.link import pinned_heap
+from ..target import has_gpu
 from .results import machine, write
 
 __all__ = ["main"]
@@ -146,4 +147,6 @@ def _copy_boxes(src, dst, n, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.
 
 
 if __name__ == "__main__":
+    if not has_gpu():
+        sys.exit("sundog.bench.link_rates: torch finds no GPU here")
     main(sys.argv[1] if len(sys.argv) > 1 else "")

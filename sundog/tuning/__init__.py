@@ -108,8 +108,12 @@ def tune(
 ) -> list[Tuned]:
     """Tune an op (each algorithm that may be chosen), or one algorithm: 'all_gather.push'.
 
-    Several problems are tuned one after the other, in a world that is opened once.
+    `problem` is 'numel=4096,dtype=bfloat16', the other fields those of the op's first case; several
+    are tuned one after the other, in a world that is opened once. At most `budget` configs of each
+    algorithm are tried; rows go to the dataset `log` (default: tune-OP). Needs a GPU, unless
+    `targets` names GPUs to compile for: ["sm_90"].
     """
+    targets = [targets] if isinstance(targets, str) else targets
     log = log or f"tune-{op.rpartition('/')[2]}"
     problems = [problem] if isinstance(problem, str) else list(problem) or [""]
     found = [job for text in problems for job in jobs(op, text, world)]
