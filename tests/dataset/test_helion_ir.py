@@ -414,6 +414,7 @@ def test_gap_6_loads_name_their_eviction_slot() -> None:
     record = extract("attention")
     policies = len(bind("attention").config_spec.default_config().config["load_eviction_policies"])
     loads = [n for n in record["nodes"] if n["target"] == "helion.language.memory_ops:load"]
+    assert len(loads) == policies == 3
     for load in loads:
         (slot,) = load["config_slots"]["load_eviction_policies"]
         choice = [""] * policies
