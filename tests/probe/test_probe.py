@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import sundog
 from sundog.cli import app
 from sundog.op import OPS
-from sundog.probing import Row, command, probe_subject
+from sundog.probing import Cell, Row, command, probe_subject
 from sundog.probing.subjects import all_names, rows, subjects
 from sundog.target import has_gpu
 
@@ -114,6 +114,15 @@ def test_inputs_that_could_hide_an_old_result_are_refused(backend):
     row = _probe(gather, backend, make_inputs=constant)
     assert row.verdict == "ERROR"
     assert "inputs that depend on the seed" in str(row)
+
+
+def test_what_one_case_shows_counts_for_the_subject():
+    right, wrong = Cell("CAPTURABLE"), Cell("WRONG", "differs", 3)
+    for first, second, detail in ((right, wrong, "m=3: differs"), (wrong, right, "differs")):
+        row = Row("op", cells={"same": right, "data": first})
+        row.add(Row("op", cells={"same": right, "data": second, "late": right}), "m=3")
+        assert (row.verdict, row.worst[0], row.worst[1].detail) == ("WRONG", "data", detail)
+        assert list(row.cells) == ["same", "data", "late"]
 
 
 def test_what_a_function_raises(backend):
