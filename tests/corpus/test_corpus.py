@@ -9,6 +9,7 @@ import pytest
 from sundog.check import Report, check, check_once, tokens
 
 from . import PAIRS, Pair
+from .pair import PLAIN
 
 SCHEDULES = 200
 HEAP = 256 << 10  # bytes: too small for mailboxes, which take half of the time to open a world
@@ -55,3 +56,11 @@ def test_finding_replays_from_its_token() -> None:
     found = search(pair).findings[0]
     again = check_once(pair.wrong, pair.world_size, found.token, pair.num_sms, HEAP)
     assert [str(f) for f in again.findings] == [str(found)]
+
+
+@pytest.mark.parametrize("family", ["plain poll", "volatile poll"])
+def test_a_poll_that_orders_nothing_explains_the_race_behind_it(family: str) -> None:
+    """The data's race has the same cause as the flag's, and says so."""
+    (pair,) = [pair for pair in PAIRS if pair.family == family]
+    found = {(f.second.allocation, f.rule) for f in search(pair).findings}
+    assert found == {("flag", PLAIN), ("inbox", PLAIN)}
