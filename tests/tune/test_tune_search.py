@@ -211,9 +211,9 @@ def test_an_op_is_tuned_by_algorithm() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rows=3", "'rows' is none of its fields numel, dtype, size, bad"),
+        ("rows=3", "Problem has no 'rows': numel, dtype, size, bad"),
         ("numel", "expected name=value"),
-        ("numel=many", "numel='many' is not a int"),
+        ("numel=many", "numel=many: expected a whole number"),
     ],
 )
 def test_a_problem_is_told_what_is_wrong(text: str, words: str) -> None:
