@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..op import Cost
+from . import gemm
 from .call import Options, call, check_matrices
 
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["Problem", "all_gather_matmul", "cases", "cost", "inputs", "reference"]
+__all__ = ["Problem", "all_gather_matmul", "cases", "cost", "inputs", "reference", "unfit"]
 
 OP = "all_gather_matmul"
 
@@ -57,6 +58,16 @@ class Problem:
         if self.shard == "k":
             return self.m, self.k // self.size
         return self.m // self.size, self.k
+
+
+def unfit(problem: Problem) -> str | None:
+    """Why no config takes it."""
+    if problem.shard not in ("k", "m"):
+        return f"shard {problem.shard!r}: expected 'k' or 'm'"
+    length = problem.k if problem.shard == "k" else problem.m
+    if length % problem.size:
+        return f"{problem.shard} {length} does not divide by {problem.size} ranks"
+    return gemm.unfit(problem)
 
 
 def cost(problem: Problem) -> Cost:

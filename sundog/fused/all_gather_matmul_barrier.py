@@ -18,7 +18,7 @@ from ..device import context, tiles, trace
 from ..op import Plan, agree
 from ..passive import stand_in
 from . import gemm
-from .all_gather_matmul import Problem, cases, cost, inputs, reference
+from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 from .call import fitting, hint_of, resident
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Config(gemm.Grid):
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return gemm.valid_grid(config, problem.dtype)
+    return unfit(problem) or gemm.valid_grid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:

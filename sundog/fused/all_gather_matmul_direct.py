@@ -39,7 +39,7 @@ from ..op import Plan, agree
 from ..passive import stand_in
 from . import all_gather_matmul_barrier as barrier
 from . import gemm, working
-from .all_gather_matmul import Problem, cases, cost, inputs, reference
+from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 from .call import fitting, hint_of, resident
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Config(gemm.Grid):
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return gemm.valid_grid(config, problem.dtype)
+    return unfit(problem) or gemm.valid_grid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:

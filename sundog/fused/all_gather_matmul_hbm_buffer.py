@@ -45,7 +45,7 @@ from ..device import tiles, trace
 from ..op import Plan, agree
 from ..passive import stand_in
 from . import fetching, gemm, working
-from .all_gather_matmul import Problem, cases, cost, inputs, reference
+from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 from .call import FEW_SMS, fitting, hint_of, resident
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def valid(problem: Problem, config: Config) -> str | None:
             f"{config.fetchers} fetchers, {config.first_fetchers} at first, of {config.programs} "
             "programs: at least one, and no more than there are"
         )
-    return gemm.valid(config, problem.dtype)
+    return unfit(problem) or gemm.valid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:

@@ -28,7 +28,7 @@ from ..device import tiles
 __all__ = [
     "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "SHARED", "VIEW", "Grid", "Shape", "Tiles",
     "accumulate", "arguments", "block_of", "emit", "finish", "kind_of", "matmul", "operand",
-    "room_beside", "shape_of", "swizzle", "target", "ticket", "valid", "valid_grid",
+    "room_beside", "shape_of", "swizzle", "target", "ticket", "unfit", "valid", "valid_grid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -56,6 +56,16 @@ class Grid(Tiles):
     """And how many programs take the tiles in turn."""
 
     programs: int = 132
+
+
+def unfit(problem: Any) -> str | None:
+    """Why no config takes a problem of any op."""
+    for dtype in (problem.dtype, problem.out_dtype or problem.dtype):
+        if dtype not in DTYPES:
+            return f"{dtype}: expected one of float16, bfloat16 and float32"
+    if problem.activation not in ACTIVATIONS:
+        return f"activation {problem.activation!r}: expected None or 'silu'"
+    return None
 
 
 def valid_grid(config: Grid, dtype: torch.dtype) -> str | None:

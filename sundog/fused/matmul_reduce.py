@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config", "Problem", "call_op", "collective", "default_of", "given", "inputs", "slice_rows",
-    "space", "sum_of", "valid", "valid_unfused",
+    "space", "sum_of", "uneven", "valid", "valid_unfused",
 ]  # fmt: skip
 
 
@@ -44,7 +44,13 @@ class Config(gemm.Grid):
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return gemm.valid_grid(config, problem.dtype)
+    return gemm.unfit(problem) or gemm.valid_grid(config, problem.dtype)
+
+
+def uneven(problem: Problem) -> str | None:
+    """Why its rows can't be scattered."""
+    even = problem.m % problem.size == 0
+    return None if even else f"m {problem.m} does not divide by {problem.size} ranks"
 
 
 def valid_unfused(problem: Problem, config: Config) -> str | None:

@@ -22,7 +22,7 @@ from ..device import tiles, trace
 from ..op import Cost, Plan, agree
 from . import matmul_reduce, partials
 from .call import Options, resident
-from .matmul_reduce import Config, Problem, inputs, space, valid
+from .matmul_reduce import Config, Problem, inputs, space, uneven
 
 if TYPE_CHECKING:
     from ..world import World
@@ -34,6 +34,10 @@ __all__ = [
 
 SYMMETRIC = ()
 OP = "matmul_reduce_scatter"
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return uneven(problem) or matmul_reduce.valid(problem, config)
 
 
 def default(problem: Problem, num_sms: int) -> Config:

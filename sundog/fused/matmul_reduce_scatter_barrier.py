@@ -12,7 +12,7 @@ import torch
 
 from ..op import Plan, agree
 from . import gemm, matmul_reduce, matmul_reduce_scatter
-from .matmul_reduce import Config, Problem, inputs, space
+from .matmul_reduce import Config, Problem, inputs, space, uneven
 from .matmul_reduce_scatter import cost, reference
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ __all__ = [
 SYMMETRIC = ()
 OP = "matmul_reduce_scatter.barrier"
 
-valid = matmul_reduce.valid_unfused
+
+def valid(problem: Problem, config: Config) -> str | None:
+    return uneven(problem) or matmul_reduce.valid_unfused(problem, config)
 
 
 def default(problem: Problem, num_sms: int) -> Config:
