@@ -40,8 +40,10 @@ def test_every_op_and_command_is_listed():
         assert result.exit_code == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/fused.md"])
+PAGES = sorted([*README.parent.glob("*.md"), *README.parent.glob("docs/*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
-    page = README.parent / page
     for target in re.findall(r"\]\(([\w/.-]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
