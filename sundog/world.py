@@ -20,7 +20,7 @@ from .collectives.reduce_scatter import reduce_scatter
 from .collectives.scatter import scatter
 from .collectives.send_recv import mailboxes, recv, send
 from .device import context
-from .errors import RankMismatch, WorldClosed, by_rank
+from .errors import OutOfHeap, RankMismatch, WorldClosed, by_rank
 from .fused.all_gather_matmul import all_gather_matmul
 from .fused.matmul_all_reduce import matmul_all_reduce
 from .fused.matmul_reduce_scatter import matmul_reduce_scatter
@@ -84,9 +84,15 @@ class World(Tensors):
         """The plan made for this key before, or a new one (a collective on the host)."""
         if key not in self._plans:
             self._refuse_in_capture("this call", PLAN, "Call it once before, with such tensors.")
-            scopes, self._scopes = self._scopes, []  # a plan outlives the scope that asked for it
+            # A plan outlives the scope that asked for it, but what it allocated before the heap was
+            # full goes back: the caller may ask for another algorithm.
+            scopes, self._scopes = self._scopes, [[]]
             try:
                 self._plans[key] = make()
+            except OutOfHeap:
+                for offset in reversed(self._scopes[0]):
+                    self._free(offset)
+                raise
             finally:
                 self._scopes = scopes
         return self._plans[key]

@@ -13,7 +13,7 @@ import torch
 import sundog
 from sundog import testing
 from sundog.collectives.words import Config
-from sundog.errors import RankMismatch
+from sundog.errors import OutOfHeap, RankMismatch
 
 from .moving import SMALL, joined, part, same
 
@@ -107,6 +107,22 @@ def test_a_call_like_one_before_only_launches(run: Run) -> None:
         assert same(want, joined([part(7 + rank, 50, torch.int16) for rank in range(2)]))
 
     run(main, 2)
+
+
+def test_a_plan_that_does_not_fit_leaves_nothing_on_the_heap(run: Run) -> None:
+    """A copy of x fits, the partial too: what is asked for last does not."""
+
+    def main(world: sundog.World) -> None:
+        a, b = (torch.ones(128, 128, device=world.device) for _ in range(2))
+        before = set(world._heap.live)
+        for op in (world.matmul_all_reduce, world.all_gather_matmul):
+            with pytest.raises(OutOfHeap):
+                op(a, torch.cat([b, b]) if op == world.all_gather_matmul else b, algo="barrier")
+            assert set(world._heap.live) == before
+        world.barrier()
+        assert world.all_reduce(a[0]).tolist() == [2.0] * 128
+
+    run(main, 2, heap_size=144 << 10)
 
 
 @pytest.mark.parametrize(
