@@ -224,4 +224,4 @@ def test_a_problem_is_told_what_is_wrong(text: str, words: str) -> None:
 def test_fields_are_written_as_they_are_read() -> None:
     problem = problem_of(toy_op, "numel=33,dtype=bfloat16,bad=true", 4)
     assert problem == toy_op.Problem(33, torch.bfloat16, 4, True)
-    assert problem_of(toy_op, fields_text(problem), 1) == problem
+    assert problem_of(toy_op, fields_text(problem), 4) == problem
