@@ -134,9 +134,9 @@ def all_gather_matmul(
         )
     m, k = a.shape
     m, k = (m, k * world.size) if shard == "k" else (m * world.size, k)
-    dtype, shape = out_dtype or a.dtype, (m, b.shape[-1])
-    out = check_matrices(OP, a, b, k, bias, activation, out, shape, dtype)
+    dtype = out_dtype or a.dtype
+    out = check_matrices(OP, a, b, k, bias, activation, out, m, dtype)
     has_bias = bias is not None
-    problem = Problem(*shape, k, a.dtype, world.size, shard, has_bias, activation, dtype)
+    problem = Problem(m, b.shape[1], k, a.dtype, world.size, shard, has_bias, activation, dtype)
     tensors = (a, b) if bias is None else (a, b, bias)
     return call(world, OP, problem, tensors, out, Options(algo, config, False, explain))

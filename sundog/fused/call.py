@@ -95,13 +95,14 @@ def _plan(
 
 def check_matrices(
     op: str, a: torch.Tensor, b: torch.Tensor, k: int, bias: torch.Tensor | None,
-    activation: str | None, out: torch.Tensor | None, shape: tuple[int, int], dtype: torch.dtype,
+    activation: str | None, out: torch.Tensor | None, rows: int, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """ValueError if these can't be multiplied; else the output."""
+    """ValueError if these can't be multiplied; else the output, of `rows` rows."""
     if b.dim() != 2 or b.shape[0] != k:
         raise ValueError(
             f"{op}: b has shape {tuple(b.shape)}, expected {k} rows and two dimensions"
         )
+    shape = rows, b.shape[1]
     if bias is not None and (tuple(bias.shape) != (b.shape[1],) or not bias.is_contiguous()):
         raise ValueError(
             f"{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}, expected "

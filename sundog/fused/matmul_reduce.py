@@ -128,9 +128,9 @@ def call_op(
             f"{op}: the {m} rows of a do not split into {slices} equal slices; pad a to "
             f"{triton.cdiv(m, slices) * slices}"
         )
-    dtype, shape = out_dtype or a.dtype, (m // slices, b.shape[-1])
-    out = check_matrices(op, a, b, k, bias, activation, out, shape, dtype)
-    problem = Problem(m, shape[1], k, a.dtype, world.size, bias is not None, activation, dtype)
+    dtype = out_dtype or a.dtype
+    out = check_matrices(op, a, b, k, bias, activation, out, m // slices, dtype)
+    problem = Problem(m, b.shape[1], k, a.dtype, world.size, bias is not None, activation, dtype)
     tensors = (a, b) if bias is None else (a, b, bias)
     return call(world, op, problem, tensors, out, options)
 

@@ -192,6 +192,7 @@ def test_the_call(run: Run, algo: str, layout: str, on_heap: bool) -> None:
 BAD = {
     "two dimensions": lambda w, a, b: (a[0], b, {}),
     "b has shape (31, 8), expected 32 rows": lambda w, a, b: (a, b[:31], {}),
+    "b has shape (), expected 32 rows": lambda w, a, b: (a, b[0, 0], {}),
     "shard 'n'": lambda w, a, b: (a, b, dict(shard="n")),
     "b has shape (32, 8), expected 16 rows": lambda w, a, b: (a, b, dict(shard="m")),
     "bias has shape (7,)": lambda w, a, b: (a, b, dict(bias=torch.zeros(7, dtype=F16))),
