@@ -30,7 +30,7 @@ import torch
 
 from ..op import Cost
 from . import gemm
-from .call import Options, call, check_matrices
+from .call import Options, call, check_matrices, check_tensors
 
 if TYPE_CHECKING:
     from ..world import World
@@ -127,6 +127,7 @@ def all_gather_matmul(
     `activation` is None or "silu". An `a` that is not symmetric is copied to the heap. Without
     `out` the result is an ordinary tensor. float32 is multiplied without tf32.
     """
+    check_tensors(world, OP, a=a, b=b, bias=bias, out=out)
     if shard not in ("k", "m") or a.dim() != 2:
         raise ValueError(
             f"{OP}: shard {shard!r}, a of shape {tuple(a.shape)}: expected 'k' or 'm', and two "

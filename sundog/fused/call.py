@@ -20,7 +20,10 @@ from . import gemm
 if TYPE_CHECKING:
     from ..world import World
 
-__all__ = ["FEW_SMS", "Options", "call", "check_matrices", "fitting", "hint_of", "resident"]
+__all__ = [
+    "FEW_SMS", "Options", "call", "check_matrices", "check_tensors", "fitting", "hint_of",
+    "resident",
+]  # fmt: skip
 
 _WIDEST = 16  # bytes of an access
 
@@ -93,6 +96,19 @@ def _plan(
     return _Call(plan, tuple(on_heap), copies.get("a"), copies.get("out"), why)
 
 
+def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None:
+    """ValueError unless all are tensors on this rank's device; None is one that was not given."""
+    for name, tensor in tensors.items():
+        if tensor is None and name in ("bias", "out"):
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{op}: {name} is a {type(tensor).__name__}, expected a tensor")
+        if tensor.device != world.device:
+            raise ValueError(
+                f"{op}: {name} is on {tensor.device}, but this rank is on {world.device}; move it"
+            )
+
+
 def check_matrices(
     op: str, a: torch.Tensor, b: torch.Tensor, k: int, bias: torch.Tensor | None,
     activation: str | None, out: torch.Tensor | None, rows: int, dtype: torch.dtype,
@@ -136,8 +152,6 @@ def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:
     for name, tensor in named.items():
         if tensor is None or name == "out":
             continue
-        if tensor.device != out.device:
-            raise ValueError(f"{op}: {name} is on {tensor.device} and out on {out.device}")
         (a, end_a), (b, end_b) = _extent(tensor), _extent(out)
         if a < end_b and b < end_a:
             raise ValueError(f"{op}: out shares memory with {name}; give it memory of its own")

@@ -15,7 +15,7 @@ import triton
 from ..collectives.call import agreed
 from ..op import Plan, find
 from . import gemm
-from .call import Options, call, check_matrices, fitting
+from .call import Options, call, check_matrices, check_tensors, fitting
 
 if TYPE_CHECKING:
     from ..world import World
@@ -120,6 +120,7 @@ def call_op(
     options: Options,
 ) -> torch.Tensor:  # fmt: skip
     """Check the tensors and run the op; a rank's result has one of `slices` slices of the rows."""
+    check_tensors(world, op, a=a, b=b, bias=bias, out=out)
     if a.dim() != 2:
         raise ValueError(f"{op}: a of shape {tuple(a.shape)}: expected two dimensions")
     m, k = a.shape

@@ -193,6 +193,10 @@ BAD = {
     "two dimensions": lambda w, a, b: (a[0], b, {}),
     "b has shape (31, 8), expected 32 rows": lambda w, a, b: (a, b[:31], {}),
     "b has shape (), expected 32 rows": lambda w, a, b: (a, b[0, 0], {}),
+    "b is a list, expected a tensor": lambda w, a, b: (a, [b], {}),
+    "bias is on meta, but this rank is on cpu": lambda w, a, b: (
+        a, b, dict(bias=torch.zeros(8, dtype=F16, device="meta")),
+    ),
     "shard 'n'": lambda w, a, b: (a, b, dict(shard="n")),
     "b has shape (32, 8), expected 16 rows": lambda w, a, b: (a, b, dict(shard="m")),
     "bias has shape (7,)": lambda w, a, b: (a, b, dict(bias=torch.zeros(7, dtype=F16))),
