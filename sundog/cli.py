@@ -14,7 +14,8 @@ from .dataset import commands as data
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Multi-GPU Triton kernels that you can prove on a laptop.",
+    help="Multi-GPU Triton kernels that you can prove on a laptop.\n\nExample: sundog demo",
+    rich_markup_mode="markdown",  # lines of a paragraph flow into the terminal's width
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -96,7 +97,9 @@ def isa(
 
 @app.command()
 def tune(
-    op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")] = "",
+    op: Annotated[
+        str, typer.Argument(help="an op, op.algorithm, or a module or file.py with its names")
+    ] = "",
     problem: Annotated[
         list[str] | None,
         typer.Option(help="name=value,... instead of the first case's; may be given several times"),
@@ -133,7 +136,9 @@ def tune(
 
 @app.command()
 def trace(
-    op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")],
+    op: Annotated[
+        str, typer.Argument(help="an op, op.algorithm, or a module or file.py with its names")
+    ],
     out: Annotated[str, typer.Option(help="the file for ui.perfetto.dev")],
     problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
     world: Annotated[int, typer.Option(help="ranks")] = 8,

@@ -51,7 +51,11 @@ class OpOrCommand(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(help="Measure an op, or one of these.", no_args_is_help=True, cls=OpOrCommand)
+app = typer.Typer(
+    help="Measure an op, or one of these.\n\nExample: sundog bench sim",
+    no_args_is_help=True,
+    cls=OpOrCommand,
+)
 
 
 @app.command("sim")
@@ -89,7 +93,7 @@ def bench_data(json: Json = "") -> None:
 
 @app.command("op")
 def bench_op(
-    op: Annotated[str, typer.Argument(help="an op, or a module with the names of one")],
+    op: Annotated[str, typer.Argument(help="an op, or a module or file.py with the names of one")],
     axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,... may be repeated")] = None,
     world: World = 8,
     backend: Backend = "virtual",
@@ -169,7 +173,9 @@ def bench_bound(
 
 @app.command("trace")
 def bench_trace(
-    op: Annotated[str, typer.Argument(help="an op, op.algorithm, or a module with its names")],
+    op: Annotated[
+        str, typer.Argument(help="an op, op.algorithm, or a module or file.py with its names")
+    ],
     problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
     world: World = 8,
     backend: Backend = "virtual",

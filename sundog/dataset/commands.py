@@ -20,7 +20,8 @@ from sundog.dataset.schema import file_names
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at, check, join and export the data that tuning runs leave.",
+    help="Look at, check, join and export the data that tuning runs leave.\n\n"
+    "Example: sundog data info runs/matmul",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
