@@ -66,4 +66,6 @@ def test_memory_of_ranks_that_share_a_gpu_adds_up():
     assert refused(on("A", **small), on("A", **small), on("B", **small)) == [
         "A: the heaps of rank 0, 1 take 2,147,483,648 bytes, and 1,610,612,736 are free"
     ]
+    later = {"free": 8 << 30, "overlap": True}  # seen after another process gave some back
+    assert len(refused(on("A", **small), on("A", **later))) == 1, "what is surely free counts"
     check([on("A", free=1 << 30), on("B")])
