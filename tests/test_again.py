@@ -72,10 +72,12 @@ class Pretended:
 
 
 def test_only_the_stream_is_new() -> None:
-    op = Pretended(Compiled())
+    op = Pretended(Compiled(num_ctas=2))
     op.launch()
     start = op.repeat()
-    assert start is not None
+    assert isinstance(start, functools.partial)
+    (launch,) = start.args[0]  # by these it is seen whether all programs find a place
+    assert (launch.name, launch.programs, launch.compiled) == ("_kernel", 3 * 2, op.compiled)
     assert not op.compiled.started
     assert start()
     assert start()
@@ -159,6 +161,9 @@ def test_a_call_that_does_more_is_not_repeated(besides: Callable[[Pretended], An
     op.launch()
     assert op.repeat(lambda: (op.launch(), besides(op))) is None
     assert op.repeat(lambda: (op.launch(), op.out.view(4, 4).t())) is not None
+    made: list[torch.Tensor] = []
+    op.repeat(lambda: made.append(torch.zeros(2, dtype=torch.int16)))
+    assert made[0].dtype == torch.int16, "what is watched does the same"
 
 
 def test_a_kernel_that_needs_memory_for_each_launch_is_not_repeated() -> None:
