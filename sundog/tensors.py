@@ -112,9 +112,12 @@ class Tensors(Streams):
         try:
             yield
         finally:
-            for offset in reversed(self._scopes.pop()):
-                if offset in self._memory.heap.live:
-                    self._free(offset)
+            self._end_scope()
+
+    def _end_scope(self) -> None:
+        for offset in reversed(self._scopes.pop()):
+            if offset in self._memory.heap.live:
+                self._free(offset)
 
     @property
     def heap_calls(self) -> int:

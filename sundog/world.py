@@ -90,8 +90,7 @@ class World(Tensors):
             try:
                 self._plans[key] = make()
             except OutOfHeap:
-                for offset in reversed(self._scopes[0]):
-                    self._free(offset)
+                self._end_scope()
                 raise
             finally:
                 self._scopes = scopes
