@@ -187,6 +187,9 @@ def test_a_kernel_gets_a_wrong_argument(run: Run) -> None:
         run(launch(BLOCK=4), 1)
     with pytest.raises(ValueError, match=r"grid \(1, 2, 3, 4\)"):
         run(lambda world: fill[(1, 2, 3, 4)](world.empty((4,)), 4, BLOCK=4), 1)
+    for warps in (0, 3, 64):  # which no GPU would run
+        with pytest.raises(ValueError, match=f"num_warps={warps}, and Triton compiles for 1, 2"):
+            run(launch(n=4, BLOCK=4, num_warps=warps), 1)
 
 
 @pytest.mark.sim_only

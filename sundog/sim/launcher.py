@@ -111,7 +111,7 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
         rank,
         [start for start in held if start is not None],
         caller(),
-        kwargs.get("num_warps", CUDAOptions.num_warps),
+        _warps(kernel, kwargs),
     )
 
 
@@ -152,6 +152,16 @@ def _bind(kernel: JITFunction, args: Any, kwargs: Any) -> dict[str, Any]:
         return inspect.getcallargs(kernel.fn, *args, **own)
     except TypeError as error:
         raise ValueError(f"launch of {kernel.__name__}: {error}") from None
+
+
+def _warps(kernel: JITFunction, kwargs: Any) -> int:
+    warps: int = kwargs.get("num_warps", CUDAOptions.num_warps)
+    if warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(
+            f"launch of {kernel.__name__}: num_warps={warps}, and Triton compiles for 1, 2, 4, 8, "
+            "16 or 32"
+        )
+    return warps
 
 
 def _tensors(kernel: str, bound: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
