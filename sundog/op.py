@@ -144,7 +144,8 @@ def find(name: str) -> ModuleType:
         raise ValueError(_unknown(name)) from None
     if not is_op(module):
         missing = [each for each in SHAPE if not hasattr(module, each)]
-        raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}")
+        hint = f"; did you mean its function, {name}:main?" if hasattr(module, "main") else ""
+        raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}{hint}")
     return module
 
 
