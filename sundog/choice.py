@@ -15,10 +15,13 @@ about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import functools
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -145,13 +148,26 @@ def stored(entry: Entry, target: str) -> float:
 
 def write_entries(path: Path, new: list[Entry]) -> None:
     """Add entries to a target's file; those of the same op, problem and SMs are replaced."""
-    old = read_entries(path)
-    kept = {key_of(entry): entry for entry in (*old, *new)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(f"[\n{lines}\n]\n")
-    beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
+    with _alone(path.parent):
+        old = read_entries(path)
+        kept = {key_of(entry): entry for entry in (*old, *new)}
+        lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_text(f"[\n{lines}\n]\n")
+        beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process adds entries meanwhile: each would leave out what the other one adds."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def key_of(entry: Entry) -> tuple[str, str, int]:
@@ -169,11 +185,15 @@ def user_file(target: str) -> Path:
 
 
 def read_entries(path: Path) -> tuple[Entry, ...]:
-    return _read(path, path.stat().st_mtime_ns) if path.exists() else ()
+    if not path.exists():
+        return ()
+    status = path.stat()
+    return _read(path, status.st_mtime_ns, status.st_ino)
 
 
 @functools.lru_cache(maxsize=16)
-def _read(path: Path, mtime: int) -> tuple[Entry, ...]:
+def _read(path: Path, mtime: int, inode: int) -> tuple[Entry, ...]:
+    # The inode, too: two files that replace each other in one tick of the clock have one time.
     try:
         return tuple(Entry(**each) for each in json.loads(path.read_text()))
     except (ValueError, TypeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,19 @@ def test_a_cache_that_breaks_later_costs_its_entry_only(
     assert [tuned.tried for tuned in done] == [2, 2], "the second one ran, too"
     assert "simulator.json cannot be written: No space left on device" in caplog.text
     check_base(str(tmp_path / "log"))
+
+
+def test_two_tuners_at_once_lose_no_entry(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "nvidia-h200.json"
+
+    def add(first: int) -> None:
+        for numel in range(first, first + 30):
+            entry = choice.Entry("all_gather.push", {"numel": numel}, {}, 1e-6, "", "")
+            choice.write_entries(path, [entry])
+
+    tuners = [multiprocessing.get_context("fork").Process(target=add, args=(n,)) for n in (0, 30)]
+    for tuner in tuners:
+        tuner.start()
+    for tuner in tuners:
+        tuner.join()
+    assert sorted(entry.problem["numel"] for entry in choice.read_entries(path)) == [*range(60)]
