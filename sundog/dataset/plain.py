@@ -7,6 +7,7 @@ import enum
 import math
 import os
 import re
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,9 @@ def plain(value: object) -> Any:
         return value if math.isfinite(value) else repr(float(value))
     if isinstance(value, str):
         return relative_text(str(value))
+    if _is_numpy_number(value):
+        inner = value.item()  # type: ignore[attr-defined]
+        return str(value) if _is_numpy_number(inner) else plain(inner)  # a long double has no other
     if is_tensor(value):
         return {"tensor": str(value.dtype), "shape": plain(tuple(value.shape))}  # type: ignore[attr-defined]
     return _plain_container(value)
@@ -65,7 +69,12 @@ def _safe_str(value: object) -> str:
 
 def is_tensor(value: object) -> bool:
     """True for torch tensors, fake ones too, and whatever looks like one."""
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not _is_numpy_number(value)
+
+
+def _is_numpy_number(value: object) -> bool:
+    """numpy.int64(64): it has a shape and a dtype, but what counts is its value."""
+    return isinstance(value, getattr(sys.modules.get("numpy"), "generic", ()))
 
 
 def type_name(value: object) -> str:

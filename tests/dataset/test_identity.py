@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy
 import pytest
 
 from sundog.dataset import RunInfo, describe_run, machine
@@ -71,6 +72,8 @@ def test_closure_and_value_arguments_are_other_runs() -> None:
         run_id(x, x, True),
         run_id(x, x, 1.0),
         run_id(x, x, "1"),
+        run_id(x, x, numpy.float64(1)),  # has a shape and a dtype, as a tensor has
+        run_id(x, x, numpy.float64(2)),
         run_id(x, x, [x]),
         run_id(x, x, [x.half()]),
         run_id(x, x, {"a": x}),
@@ -248,6 +251,9 @@ def test_sample_ids() -> None:
     assert config_json(Config(3)) == '{"block":3}'
     samples = {sample_id_of(r, config_json(c)) for r in "ab" for c in ({"x": 1}, {"x": True})}
     assert len(samples) == 4
+    drawn = {"x": numpy.int64(64), "y": numpy.bool_(True), "z": numpy.float32(0.5)}  # by numpy
+    assert config_json(drawn) == '{"x":64,"y":true,"z":0.5}'
+    assert config_json(numpy.longdouble("0.5")) == '"0.5"'
 
 
 def test_describe_value_of_nested_arguments() -> None:
