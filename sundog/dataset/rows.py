@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sundog.dataset.lines import Damage, torn_text, whole_size
-from sundog.dataset.rowtext import header
+from sundog.dataset.rowtext import header, split_row
 from sundog.dataset.schema import CSV_COLUMNS, CSV_FIELDS
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _wrong(data: bytes) -> str | None:
     if "\r" in text or "\0" in text:
         return "has control characters, which sundog never writes"
     try:
-        cells = next(csv.reader([text], strict=True), [])
+        cells = split_row(text)
     except csv.Error as error:
         return f"not a CSV row ({error}): torn by a crash?"
     if len(cells) != len(CSV_COLUMNS):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 
 from sundog.dataset.schema import CSV_COLUMNS, CSV_FIELDS
 
-__all__ = ["format_row", "header", "percentiles"]
+__all__ = ["format_row", "header", "percentiles", "split_row"]
 
 _COLUMN_SET = frozenset(CSV_COLUMNS)
 _JSON = frozenset(field.name for field in CSV_FIELDS if field.type == "JSON")
@@ -21,6 +22,13 @@ def format_row(cells: Mapping[str, object]) -> str:
     unknown = cells.keys() - _COLUMN_SET
     assert not unknown, unknown
     return ",".join([_cell(column, cells.get(column)) for column in CSV_COLUMNS]) + "\n"
+
+
+def split_row(line: str) -> list[str]:
+    """The cells of a line without its end; csv.Error where it is torn inside one."""
+    if len(line) > csv.field_size_limit():
+        csv.field_size_limit(len(line))  # csv's own is 128 KB, an error's text may be longer
+    return next(csv.reader([line], strict=True), [])
 
 
 def _cell(column: str, value: object) -> str:

@@ -12,11 +12,13 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .. import choice, fields
 from ..choice import Entry
+from ..dataset.rowtext import split_row
 from ..dataset.schema import CSV_COLUMNS, file_names
 from .space import Job
 
@@ -112,7 +114,9 @@ def known_results(base: str, run_id: str) -> dict[str, float | None]:
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        for cells in csv.reader(file):
-            if len(cells) == len(CSV_COLUMNS):  # not torn by a crash
-                yield dict(zip(CSV_COLUMNS, cells, strict=True))
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            with suppress(csv.Error):  # torn by a crash
+                cells = split_row(line.removesuffix("\n"))
+                if len(cells) == len(CSV_COLUMNS):
+                    yield dict(zip(CSV_COLUMNS, cells, strict=True))

@@ -205,10 +205,15 @@ def test_a_row_longer_than_any_block(tmp_path: Path) -> None:
     with Recorder(base) as recorder:
         trial = recorder.start({"B": 1})
         trial.end("error", error="x" * (17 << 20))
-        trial.end("ok", perf_ms=1.0)
+        trial.end("error", error="x" * 200_000)  # longer than csv takes by itself
     data = read(base)
     assert data.damage == []
-    assert data.rows.error.str.len().tolist() == [0, 17 << 20, 0]
+    assert data.rows.error.str.len().tolist() == [0, 17 << 20, 200_000]
+    with open(f"{base}.csv", "a") as file:
+        file.write("torn,by a crash\n")  # so every line is looked at on its own
+    data = read(base)
+    assert [damage.line for damage in data.damage] == [5]
+    assert data.rows.error.str.len().tolist() == [0, 17 << 20, 200_000]
 
 
 def test_versions_are_gated(base: str) -> None:

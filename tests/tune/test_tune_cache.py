@@ -47,7 +47,7 @@ def test_what_a_base_knows_of_a_run(tmp_path: Path) -> None:
                 for ms in times:
                     trial.end(status, perf_ms=ms)
                 if status != "started" and not times:
-                    trial.end(status, error="x" if status != "compiled" else None)
+                    trial.end(status, error="x" * 200_000 if status != "compiled" else None)
 
     ok, bad, nothing = ("a", "ok", [1.0, 9.0, 2.0]), ("b", "error", []), ("c", "started", [])
     session(None, ok, bad, nothing, ("d", "compiled", []), ("e", "timeout", []))
