@@ -42,9 +42,16 @@ class Helpers:
         self.gluon = Gluon(semantic.builder)
 
     def assigned(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            items = map(self.assigned, value)
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, tl.core.tuple):  # a shape
+            return tuple(map(self.assigned, value))
         return self.semantic.to_tensor(value, False)
 
-    def range(self, first: Any, last: Any = None, step: Any = 1, **hints: Any) -> Iterator[Any]:
+    def range(
+        self, first: Any, last: Any = None, step: Any = 1, *hints: Any, **more: Any
+    ) -> Iterator[Any]:
         """Also `tl.range`, whose hints are for compilers."""
         bounds = (0, first, step) if last is None else (first, last, step)
         dtype = tl.int32
@@ -142,7 +149,8 @@ class _Names:
 
     def __init__(self, fn: Callable) -> None:
         known = inspect.getclosurevars(fn)
-        self.known = {**known.builtins, **known.globals, **known.nonlocals}
+        # all globals: the names in annotations are not among those that the code uses
+        self.known = {**known.builtins, **fn.__globals__, **known.nonlocals}
         self.local = fn.__code__.co_varnames
 
     def find(self, node: ast.AST) -> Any:
@@ -167,6 +175,20 @@ class _Rewriter(stock.ASTTransformer):
         return ast.copy_location(
             ast.Assign(node.targets, _call("assigned", self.visit(node.value))), node
         )
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        value = self.visit(node.value) if node.value is not None else None
+        if value is not None and self.names.find(node.annotation) is not tl.constexpr:
+            value = _call("assigned", value)
+        return ast.copy_location(
+            ast.AnnAssign(node.target, node.annotation, value, node.simple), node
+        )
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """x += y is x = x + y, as the compiler has it."""
+        old = ast.copy_location(_loaded(node.target), node.target)
+        changed = ast.copy_location(ast.BinOp(old, node.op, node.value), node)
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], changed), node))
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) == 1:
@@ -228,6 +250,11 @@ class _Rewriter(stock.ASTTransformer):
 def _refused(fn: Callable, node: ast.AST, reason: str) -> CannotInterpret:
     at = f"{relative(fn.__code__.co_filename)}:{getattr(node, 'lineno', 0)}"
     return CannotInterpret(f"kernel {fn.__name__} at {at}: {reason}")
+
+
+def _loaded(target: ast.AST) -> ast.expr:
+    """What is assigned to, as an expression."""
+    return ast.parse(ast.unparse(target), mode="eval").body
 
 
 def _call(name: str, *args: ast.AST) -> ast.Call:

@@ -63,6 +63,34 @@ def test_control_flow(run: Run) -> None:
 
 
 @triton.jit
+def _less_four_half(x):
+    x -= 4  # from here on a tensor, also if it was given a number
+    return x // 2
+
+
+@triton.jit
+def assigned_kernel(out, n):
+    low, high = -7, 2
+    tl.store(out, low // high)  # toward zero: they are tensors, not Python's numbers
+    first, second, third = 1, n, -9
+    tl.store(out + 1, first.to(tl.int64) + second + third // 2)
+    typed: tl.tensor = -5
+    tl.store(out + 2, typed // 2)
+    size: tl.constexpr = 2
+    tl.store(out + 3, tl.sum(tl.arange(0, size)))
+    tl.store(out + 4, _less_four_half(-3))
+    total = 0
+    for i in tl.range(0, n, 1, 2):  # the last is num_stages
+        total += i
+    tl.store(out + 5, total)
+
+
+def test_assigned_numbers_are_tensors(run: Run) -> None:
+    got = launch(run, assigned_kernel, (1,), torch.zeros(6, dtype=torch.int64), 7)[0]
+    assert got.tolist() == [-3, 1 + 7 - 4, -2, 1, -3, 21]
+
+
+@triton.jit
 def tiles_kernel(x_ptr, out, maybe_ptr, N: tl.constexpr):
     at = tl.arange(0, N)
     x = tl.load(x_ptr + at)
