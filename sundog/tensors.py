@@ -94,7 +94,7 @@ class Tensors(Streams):
         return block.offset + self._memory.inside(tensor, block)
 
     def _free(self, offset: int) -> None:
-        self._check_no_graph_uses(offset)
+        self._check_unused(offset)
         block = self._memory.free(offset)
         if not block.is_arena:
             self._signals.pop(offset, None)
@@ -104,6 +104,14 @@ class Tensors(Streams):
             for inner in list(group._heap.live):
                 group._free(inner)
             group._end("the group ended with the scope that it was made in")
+            group.forget()  # its plans' flags are free: a call that found one would still use them
+
+    def _check_unused(self, offset: int) -> None:
+        """Of a group's heap, before any of it is freed, all that is in it."""
+        self._check_no_graph_uses(offset)
+        group = self._groups.get(offset)
+        for inner in () if group is None else group._heap.live:
+            group._check_unused(inner)
 
     @contextmanager
     def scope(self) -> Iterator[None]:

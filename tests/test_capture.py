@@ -339,6 +339,34 @@ def test_a_graph_holds_the_plans_of_groups_too(run):
     run(main, 2)
 
 
+def test_a_group_that_a_graph_uses_does_not_end_with_its_scope(run):
+    """Not even a part of it: its memory would be the world's, and it would use it all the same."""
+
+    def main(world: sundog.World) -> bool:
+        def scoped() -> None:
+            with world.scope():
+                group = world.group([1, 0])
+                assert group is not None
+                made.append(group.group([0, 1]))
+                plan, x = _plan(made[0]), made[0].empty((N,)).fill_(1)
+                out = made[0].empty((world.size * N,))
+                plan(x, out)
+                with world.capture() as graph:
+                    plan(x, out)
+                made.extend((graph, x, out))
+
+        made: list[Any] = []
+        with pytest.raises(SundogError, match=r"graph.free\(\) first"):
+            scoped()
+        group, graph, x, out = made
+        assert not group.is_symmetric(world.empty((1 << 10,)))
+        _fresh(x, group.rank, 3)
+        graph.replay()
+        return torch.equal(out.cpu(), _gathered(group.size, 3))
+
+    assert run(main, 2) == [True, True]
+
+
 def test_a_plan_on_two_streams_at_once_is_refused(run):
     def main(world: sundog.World) -> None:
         plan, x = _plan(world), world.empty((N,)).fill_(1)

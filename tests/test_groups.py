@@ -162,11 +162,16 @@ def test_a_group_ends_with_its_scope(run: Run) -> None:
         for base in range(12):
             with world.scope():
                 group = world.group([0, 2])
+                x = row(base).to(world.device)
                 if group is not None:
                     all_gather(group, base)
+                    group.all_reduce(x)  # makes a plan, which the next such call finds
+                    group.barrier()
             if group is not None:
                 with pytest.raises(WorldClosed, match="scope"):
                     group.barrier()
+                with pytest.raises(WorldClosed, match="scope"):
+                    group.all_reduce(x)
         return free - world._heap.free_bytes
 
     assert run(main, 3) == [0, 0, 0]
