@@ -63,8 +63,9 @@ def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
             panel.plot(sorted(best), rates, "o-", label=name, color=color)
         elif mine:
             panel.axhline(best[0], label=name, linestyle="--", color=color)
-    limit = rows[0].cost.hbm_bytes * size / rows[0].limit / 1e9
-    panel.axhline(limit, label="limit", linestyle=":", color="black")
+    if rows[0].limit:  # else there is nothing to move
+        limit = rows[0].cost.hbm_bytes * size / rows[0].limit / 1e9
+        panel.axhline(limit, label="limit", linestyle=":", color="black")
     panel.set_ylim(bottom=0)
 
 

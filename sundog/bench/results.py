@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .run import Row
@@ -120,7 +121,7 @@ def print_rows(rows: list[Row], size: int) -> None:
     for column in (*columns, "over stored", "times as fast as"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row, rows, size))
+        table.add_row(*map(escape, _cells(row, rows, size)))
     Console(width=200).print(table)
 
 

@@ -198,7 +198,7 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
             ready.append(_Ready(row, Variant(name, calls, baseline.graph)))
     checked = [(e, e.row.wrong or _wrong(world, e, sets)) for e in ready if e is not None]
     good = [each for each, wrong in checked if not wrong]
-    at_least = min(max(int(_SAMPLE_SECONDS / blank.limit), 3), 20)
+    at_least = min(max(int(_SAMPLE_SECONDS / max(blank.limit, 1e-9)), 3), 20)  # 0 if empty
     if rates.link:
         # A graph of hundreds of copies can hold the host that launches it until they are done,
         # and with it the hosts of the peers that they wait for (seen with 4 calls of 64).

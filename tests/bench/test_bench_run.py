@@ -92,11 +92,11 @@ def test_every_variant_is_run_compared_and_timed(simulated: list[str]) -> None:
 
 
 def test_a_wrong_baseline_is_not_timed(
-    simulated: list[str], monkeypatch: pytest.MonkeyPatch
+    simulated: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*given: Any) -> Callable[[], None]:
         def launch() -> None:
-            raise RuntimeError("not for this GPU\nand more")
+            raise RuntimeError("not for this GPU [/0]\nand more")
 
         return launch
 
@@ -107,8 +107,10 @@ def test_a_wrong_baseline_is_not_timed(
     assert rows["push"].times is not None
     # 144 elements on each of 3 ranks, of 4 sets: two L2 caches full of them.
     assert rows["idle"].wrong == f"{144 * 3 * 4} elements differ from the reference"
-    assert rows["fails"].wrong == "not for this GPU"
+    assert rows["fails"].wrong == "not for this GPU [/0]"
     assert rows["idle"].times is rows["fails"].times is None
+    results.print_rows([rows["fails"]], 3)
+    assert "not for this GPU [/0]" in capsys.readouterr().out  # it means nothing to rich
 
 
 def test_a_variant_that_fails_costs_its_row(
@@ -186,7 +188,7 @@ def test_large_problems_get_a_large_heap(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("op", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
 def test_baselines_on_peers_give_the_same_answers(simulated: list[str], op: str) -> None:
-    rows = run("numel=48", "dtype=float32", op=op, only="")
+    rows = run("numel=0,48", "dtype=float32", op=op, only="")
     assert {row.variant for row in rows if not row.config} in (
         {"torch.cat", "copy_"}, {"add_"}, {"copy_"},
     )  # fmt: skip
@@ -286,6 +288,9 @@ def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[
     assert set(lines["torch.cat"][1]) == {rates[4]}
     assert lines_of(small)["push"][1] != lines["push"][1]
     plt.close(figure)
+    empty = plot._by_programs(plt, [dataclasses.replace(row, limit=0.0) for row in rows], 3)
+    assert list(lines_of(empty.axes[0])) == ["push", "pull", "torch.cat", "copy_"]
+    plt.close(empty)
 
 
 def test_a_time_is_compared_with_the_stored_one(
