@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ class Symmetric:
                 f"dtype {dtype!r}: expected a torch.dtype; a shape of several sizes is one "
                 "argument: world.empty((2, 3))"
             )
-        count = torch.Size(sizes).numel()
+        count = math.prod(sizes)
         block = self.heap.alloc(count * dtype.itemsize, name, dtype.itemsize, kind)
         self._backend.allocated(self.base(self._rank, block.is_flags), block)
         tensor = self._view(self._rank, block, dtype, count).view(sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -198,17 +199,18 @@ def test_running_out_names_sizes_and_lines() -> None:
                 other.alloc(50_001)
 
 
-def test_a_world_says_so_too(run: Callable[..., list]) -> None:
+@pytest.mark.parametrize("shape", [(1 << 30,), (1 << 40, 1 << 40)], ids=str)
+def test_a_world_says_so_too(run: Callable[..., list], shape: tuple[int, ...]) -> None:
     def main(world: sundog.World) -> str:
         world.empty((1000,), name="kept")
         try:
-            world.empty((1 << 30,), name="huge")
+            world.empty(shape, name="huge")
         except OutOfHeap as error:
             return str(error)
         return ""
 
     for text in run(main, 2):
-        assert f"{4 << 30:,}" in text
+        assert f"{4 * math.prod(shape):,}" in text
         assert "kept" in text
         assert "test_heap.py" in text
 
