@@ -152,6 +152,8 @@ class World(Tensors):
         that its members may allocate without the others. It ends with the scope that it was made
         in, or with this world.
         """
+        if not isinstance(heap_size, int) or heap_size < 0:
+            raise ValueError(f"group: heap_size {heap_size!r}: expected bytes, or 0 for an eighth")
         members = self._check_members(ranks)
         self._num_groups += 1
         nbytes = heap_size or self._heap.capacity // 8

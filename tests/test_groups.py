@@ -185,6 +185,8 @@ def test_closing_a_group_leaves_the_world_open(run: Run) -> None:
         group.close()
         with pytest.raises(WorldClosed):
             group.empty(3)
+        with pytest.raises(WorldClosed):
+            group.send(row(0), 1 - group.rank)
         return all_gather(world, world.rank)
 
     for out in run(main, 2):
@@ -200,6 +202,17 @@ def test_bad_members(run: Run, members: list[int]) -> None:
 
     for text in run(main, 3):
         assert str(members[-1] if members else []) in text
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1e6], ids=str)
+def test_bad_heap_sizes(run: Run, nbytes: Any) -> None:
+    def main(world: sundog.World) -> int:
+        free = world._heap.free_bytes
+        with pytest.raises(ValueError, match=f"heap_size {nbytes}: expected bytes"):
+            world.group([0, 1], nbytes)
+        return free - world._heap.free_bytes
+
+    assert run(main, 2) == [0, 0]
 
 
 def test_ranks_name_different_members(run: Run) -> None:

@@ -64,6 +64,7 @@ def recv(world: World, out: torch.Tensor, src: int, *, async_op: bool = False) -
 
 
 def _mail(world: World, verb: str, peer: int) -> Mail:
+    world._check_open()
     world._check_rank(peer)
     if peer == world.rank:
         raise ValueError(f"{verb}: rank {peer} is this rank; copy the tensor")
