@@ -80,6 +80,7 @@ class Accesses:
         sem: str,
         scope: str,
         tensor: bool,
+        proxy: bool,
     ) -> np.ndarray:
         self.count += 1
         self._machine.give_way()
@@ -91,7 +92,7 @@ class Accesses:
         if self._machine.checker is not None:
             touch = Touch(addresses, size, region)
             self._machine.checker.atomic(
-                self._machine.program, touch, operands[0], sem, scope, tensor, changed
+                self._machine.program, touch, operands[0], sem, scope, tensor, proxy, changed
             )
         if changed:
             self._wrote(addresses, size)

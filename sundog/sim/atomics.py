@@ -33,7 +33,14 @@ _SCOPE = {
 
 class Atomics(Arithmetic):
     def create_atomic_rmw(
-        self, op: Any, ptr: Handle, value: Handle, mask: Handle, sem: Any, scope: Any
+        self,
+        op: Any,
+        ptr: Handle,
+        value: Handle,
+        mask: Handle,
+        sem: Any,
+        scope: Any,
+        proxy: bool = False,
     ) -> Handle:
         # The native atomics, unlike its loads and stores, take every array to be contiguous.
         chosen = np.ascontiguousarray(full_mask(array_of(mask), ptr.data))
@@ -52,7 +59,8 @@ class Atomics(Arithmetic):
                 old = native.atomic_rmw(rmw, ptr.data, bits, chosen, native_sem)
                 return old.view(data.dtype)
 
-        return self._atomic(execute, ptr, dtype, chosen, (op.name, data.tobytes()), sem, scope)
+        operands = (op.name, data.tobytes())
+        return self._atomic(execute, ptr, dtype, chosen, operands, sem, scope, proxy)
 
     def create_atomic_cas(
         self, ptr: Handle, expected: Handle, value: Handle, sem: Any, scope: Any
@@ -81,12 +89,13 @@ class Atomics(Arithmetic):
         operands: tuple[str, bytes],
         sem: Any,
         scope: Any,
+        proxy: bool = False,
     ) -> Handle:
         kind = np_dtype(dtype)
         addresses = ptr.data[chosen]
         tile = is_tile(ptr.data)
         old = self.machine.accesses.atomic(
-            execute, addresses, kind.itemsize, operands, _SEM[sem], _SCOPE[scope], tile
+            execute, addresses, kind.itemsize, operands, _SEM[sem], _SCOPE[scope], tile, proxy
         )
         if addresses.size < chosen.size:  # the other lanes have no old value
             old = np.where(chosen, old, poison_like(chosen.shape, kind, dtype))

@@ -120,7 +120,8 @@ class Builder(Atomics):
         everyone = Handle(array_of(mask), tl.int1)
         name = _unsigned_name(kind.name, value.dtype.scalar)
         sem, scope = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
-        self.create_atomic_rmw(getattr(ir.ATOMIC_OP, name), ptrs, value, everyone, sem, scope)
+        op = getattr(ir.ATOMIC_OP, name)
+        self.create_atomic_rmw(op, ptrs, value, everyone, sem, scope, proxy=True)
 
     def create_tensor_pointer_load(
         self, ptr: Any, boundary_check: Any, padding_option: Any, *hints: Any

@@ -1,8 +1,9 @@
 """Vector clocks: what an actor knows to have happened, and what a release hands on.
 
-A program has two components, since its threads differ in what they publish: `warps` counts its CTA
+A program has three components, since they differ in when they are published: `warps` counts its CTA
 barriers, and stamps what many threads do; `zero` counts the steps of thread 0, which makes scalar
-atomics and stores. A stream (its host's work) has one. When a kernel ends, its programs' components
+atomics and stores; `bulk` stamps what descriptors write, which no release publishes, only the end
+of the kernel. A stream (its host's work) has one. When a kernel ends, its programs' components
 are replaced by the stream's: whoever knows that point of the stream knows all of the kernel.
 """
 
@@ -37,6 +38,7 @@ class Actor:
     number: int
     warps: int
     zero: int
+    bulk: int
     clock: Clock  # learnt from others
     proxy: Clock  # what a descriptor may read
     fenced: Clock | None = None  # and after the next CTA barrier: a fence is each thread's own
@@ -49,7 +51,9 @@ class Actor:
     joined: dict[int, Clock] = field(default_factory=dict)  # clocks already learnt, by identity
     lane: list[Clock] = field(default_factory=list)  # what the lane that acts now has learnt
 
-    def stamp(self, tensor: bool) -> Stamp:
+    def stamp(self, tensor: bool, bulk: bool) -> Stamp:
+        if bulk:
+            return (self.bulk, 1)
         return (self.warps, self.barriers) if tensor else (self.zero, self.steps)
 
     def barrier(self) -> None:
@@ -77,7 +81,7 @@ class Actor:
         return clock
 
     def owns(self, component: int) -> bool:
-        return component in (self.warps, self.zero)
+        return component in (self.warps, self.zero, self.bulk)
 
 
 @dataclass(eq=False)
@@ -96,7 +100,7 @@ class StreamActor:
     heard: dict[object, object] = field(default_factory=dict)
     lane: tuple[Clock, ...] = ()
 
-    def stamp(self, tensor: bool) -> Stamp:
+    def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         return (self.component, self.time)
 
     def owns(self, component: int) -> bool:
@@ -128,8 +132,10 @@ class Clocks:
         """Whether all who will know this stamp of the actor know the old one too.
 
         Not if the old one is a tile of the actor since its last CTA barrier and the new one is
-        thread 0's: that is published before the tile is.
+        thread 0's: that is published before the tile is. Nor if a descriptor wrote the old one.
         """
+        if isinstance(actor, Actor) and old[0] == actor.bulk:
+            return stamp[0] == actor.bulk
         if isinstance(actor, Actor) and old[0] == actor.warps and stamp[0] == actor.zero:
             return old[1] < actor.barriers
         return actor.owns(old[0]) or self.covers(actor.clock, old)
@@ -150,7 +156,7 @@ class Clocks:
         stream.advance()
         end = (stream.component, stream.clock[stream.component])
         for actor in actors:
-            self._ended[actor.warps] = self._ended[actor.zero] = end
+            self._ended[actor.warps] = self._ended[actor.zero] = self._ended[actor.bulk] = end
         for component in [c for c in stream.clock if self.covers_ended(c, stream)]:
             del stream.clock[component]
 

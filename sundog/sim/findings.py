@@ -24,6 +24,9 @@ SUGGESTIONS = {
     "relaxed acquire": 'Poll with sem="acquire", or use sundog.device.signal.wait.',
     "relaxed release": 'Signal with sem="release" behind tl.debug_barrier(), or use signal.signal.',
     "plain access to a flag": "Touch flags with atomics only, or use sundog.device.signal.",
+    "descriptor store before the release": (
+        "Store by pointers what is signalled, or read it behind the end of this kernel."
+    ),
     "no proxy fence": "Call sundog.device.proxy.fence() behind the wait, or load by pointers.",
     "no order": (
         "Order them: signal and wait between programs, a done flag before a buffer is used again, "

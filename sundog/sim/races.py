@@ -57,7 +57,7 @@ class Checker:
         known = self.streams.of(stream).clock
         self._actors[program] = Actor(
             program.rank, program.index, launch.name, number, program.number,
-            self._clocks.component(), self._clocks.component(), dict(known), dict(known),
+            *(self._clocks.component() for _ in range(3)), dict(known), dict(known),
         )  # fmt: skip
         programs.append(program)
 
@@ -109,10 +109,11 @@ class Checker:
         sem: str,
         scope: str,
         tensor: bool,
+        proxy: bool,
         changed: bool,
     ) -> None:
         writes = op != "LOAD"
-        event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, atomic=True)
+        event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, True, proxy)
         actor = event.actor
         self._note("atomic", actor.rank, actor.launch, event, touch, tensor)
         # An acquire comes after what it learns, so it learns first.
@@ -220,7 +221,7 @@ class Checker:
     def _step(self, state: State, event: Event, span: tuple) -> State:
         """Compare one access with the state of the bytes that it touches, and what that becomes."""
         actor = event.actor
-        mark = Mark(actor.stamp(event.tensor), event, actor.steps)
+        mark = Mark(actor.stamp(event.tensor, event.proxy and event.writes), event, actor.steps)
         if not state.written and (event.atomic or not event.writes):
             self._found_unwritten(event, span)
         for other in (*state.writes, *state.atomics):

@@ -224,6 +224,11 @@ def _explain_heard(heard: Heard, old: Mark, actor: Any) -> tuple[str, str]:
             f"{flag} by a tensor atomic: each lane learnt for its own thread only, and no CTA "
             "barrier stands between it and this access by all threads"
         )
+    if old.event.proxy and old.event.writes:
+        return "descriptor store before the release", (
+            f"{flag}, but what a descriptor writes is published by no release: behind it Triton "
+            "waits until its shared memory is free again, not until the data has arrived"
+        )
     own = old.event.actor is heard.signal.actor
     if own and old.step > heard.signal.step:
         return "no order", f"{flag}, but the {old.event.verb} stands behind that signal, not before"

@@ -1,4 +1,7 @@
-"""A descriptor reads through another proxy: data that is younger than its kernel needs a fence."""
+"""A descriptor reads through another proxy: data that is younger than its kernel needs a fence.
+
+And what it writes has arrived when its kernel ends, not when the next statement begins.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ __all__ = ["PAIRS"]
 
 BLOCK = 16
 FAMILY = "descriptor load without the proxy fence"
+STORE = "descriptor store before the release"
 
 
 @triton.jit
@@ -104,6 +108,53 @@ def stage(kernel: Kernel, programs: int, world: sundog.World) -> None:
 
 
 @triton.jit
+def descriptor_store_wrong(x, staged, desc, out, flag, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    if tl.program_id(0) == 0:
+        # wrong: it may be under way when the flag is set, and for longer
+        desc.store([0], tl.load(x + at))
+        tl.debug_barrier()
+        tl.atomic_xchg(flag, 1, sem="release", scope="gpu")
+    else:
+        while tl.atomic_add(flag, 0, sem="acquire", scope="gpu") == 0:
+            pass
+        tl.store(out + at, tl.load(staged + at))
+
+
+@triton.jit
+def descriptor_add_wrong(x, staged, desc, out, flag, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    if tl.program_id(0) == 0:
+        # wrong: the same of an addition
+        desc.atomic_add([0], tl.load(x + at))
+        tl.debug_barrier()
+        tl.atomic_xchg(flag, 1, sem="release", scope="gpu")
+    else:
+        while tl.atomic_add(flag, 0, sem="acquire", scope="gpu") == 0:
+            pass
+        tl.store(out + at, tl.load(staged + at))
+
+
+@triton.jit
+def read_next_fixed(x, staged, desc, out, flag, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    if tl.load(flag) == 0:
+        desc.store([0], tl.load(x + at))
+    else:  # of the next kernel
+        tl.store(out + at, tl.load(staged + at))
+
+
+def hand_over(kernel: Kernel, launches: int, world: sundog.World) -> None:
+    x, staged, out = values(0, BLOCK), torch.zeros(BLOCK), torch.empty(BLOCK)
+    desc = TensorDescriptor(staged, [BLOCK], [1], [BLOCK])
+    flag = torch.zeros(1, dtype=torch.int64)
+    for _ in range(launches):
+        kernel[(3 - launches,)](x, staged, desc, out, flag, BLOCK)
+        flag.fill_(1)
+    assert torch.equal(out, x)
+
+
+@triton.jit
 def from_peer_wrong(x, inbox, desc, out, flag, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     memory.store(inbox + at, tl.load(x + at), peer, ctx)
@@ -137,11 +188,18 @@ def _pair(name: str, wrong: Kernel, fixed: Kernel, programs: int) -> Pair:
     return Pair(FAMILY, name, *hosts, 1, "proxy", NO_FENCE)
 
 
+def _store(name: str, wrong: Kernel) -> Pair:
+    hosts = partial(hand_over, wrong, 1), partial(hand_over, read_next_fixed, 2)
+    return Pair(STORE, name, *hosts, 1, "race", STORE)
+
+
 PAIRS = [
     _pair("own store", own_tile_wrong, own_tile_fixed, 1),
     _pair("staged by another program", staged_wrong, staged_fixed, 2),
     _pair("fence before the wait", early_fence_wrong, staged_fixed, 2),
     _pair("fence at the writer", writer_fences_wrong, staged_fixed, 2),
+    _store("a tile", descriptor_store_wrong),
+    _store("a sum", descriptor_add_wrong),
     Pair(
         FAMILY,
         "stored by a peer",
