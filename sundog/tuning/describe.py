@@ -9,6 +9,7 @@ from typing import Any
 
 from ..dataset.identity import RunInfo, describe_value
 from ..dataset.machine import versions
+from ..dataset.plain import relative_path
 from ..dataset.source import kernel_source
 from ..isa import NUM_SMS
 from .compile import launches_of
@@ -55,12 +56,14 @@ def describe_all(
 def _describe(
     job: Job, space: Space, backend: str, hardware: dict[str, Any], settings: dict[str, Any]
 ) -> RunInfo:
-    """The run: all kernels that the op launches, and the problem as their arguments."""
+    """The run: all kernels that the op launches; algorithm and problem as their arguments."""
     kernels = dict.fromkeys(each.kernel for each in launches_of(job, space.configs[0]))
     source: list[dict[str, Any]] = []
     for kernel in kernels:
         source += [item for item in _source(kernel) if item not in source]
-    fields = {name: getattr(job.problem, name) for name in job.problem.__dataclass_fields__}
+    # A broadcast and a scatter launch one kernel on equal problems: their file tells them apart.
+    fields = {"algorithm": relative_path(str(job.module.__file__))}
+    fields |= {name: getattr(job.problem, name) for name in job.problem.__dataclass_fields__}
     return RunInfo(
         kernel_name=job.op,
         kernel_source=source,

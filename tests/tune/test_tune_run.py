@@ -29,7 +29,7 @@ from sundog.launch import run as launch
 from sundog.tuning import Place, tune
 from sundog.tuning.cache import known_results
 from sundog.tuning.compile import Compiled, Compilers, launches_of
-from sundog.tuning.describe import fix_keys
+from sundog.tuning.describe import describe_all, fix_keys
 from sundog.tuning.evaluate import Evaluator
 from sundog.tuning.measure import Measured, _calls, _measure, _sets
 from sundog.tuning.space import fields_text, jobs
@@ -162,6 +162,15 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
     (other,) = tune(OP, "numel=99", budget=1, resume=True, **options)
     assert other.run_id != first.run_id, "another problem is another run"
     assert set(known_results(base, other.run_id)) < set(known)
+
+
+def test_algorithms_with_the_same_kernel_are_other_runs() -> None:
+    """One would take the other's times for its own when it is resumed."""
+    problem = "numel=96,dtype=float32,src=0"
+    found = [*jobs("broadcast.push", problem, 2), *jobs("scatter.push", problem, 2)]
+    one, other = (each.info for each in describe_all(found, 16, 32, "sim", {}, {}))
+    assert one.kernel_id == other.kernel_id
+    assert one.run_id != other.run_id
 
 
 def test_a_measurement_without_a_world_ends_the_run(tmp_path: Path) -> None:
