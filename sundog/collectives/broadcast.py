@@ -102,7 +102,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if is_src and x.data_ptr() != out.data_ptr():
-            out.copy_(x.detach())  # not by the kernel: if out is x, its programs would race
+            # Not by the kernel: if out is x, its programs would race.
+            out.detach().copy_(x.detach())
         pushed.launch(x, out)
         return out
 

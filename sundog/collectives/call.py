@@ -108,7 +108,7 @@ class _Call:
             self.plan.launch(source, result)
         else:
             self.plan.launch(source, self.out)
-            result.copy_(self.out)
+            result.detach().copy_(self.out)  # also if it is a parameter
 
 
 @dataclass

@@ -51,7 +51,7 @@ class _Call:
             a = self.a.copy_(a.detach())  # else it keeps all calls' autograd graphs
         self.plan.launch(a, *others, out if self.out is None else self.out)
         if self.out is not None:
-            out.copy_(self.out)
+            out.detach().copy_(self.out)  # also if it is a parameter
 
 
 def call(

@@ -48,6 +48,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         gemm.matmul(a, b, partial, None, None, config, config.programs)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), (out if flat else partial).view(-1))
-        return out if flat else out.copy_(partial)
+        if not flat:
+            out.detach().copy_(partial)
+        return out
 
     return Plan(world, problem, config, (partial, *then.workspaces), launch)

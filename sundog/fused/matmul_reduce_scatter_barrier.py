@@ -52,6 +52,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         gemm.matmul(a, b, partial, None, None, config, config.programs)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), out.view(-1) if flat else spare)
-        return out if flat else out.copy_(spare.view(out.shape))
+        if not flat:
+            out.detach().copy_(spare.view(out.shape))
+        return out
 
     return Plan(world, problem, config, (partial, *then.workspaces), launch)

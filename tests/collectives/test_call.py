@@ -247,6 +247,26 @@ def test_a_call_keeps_no_autograd_graph(run: Run) -> None:
     run(main, 2)
 
 
+def test_parameters_are_outputs_too(run: Run) -> None:
+    """As torch's collectives write them: it is not a step of autograd's, in a copy or not."""
+
+    def main(world: sundog.World) -> list[list[float]]:
+        made = world.zeros((2, 2)), world.zeros((2, 2)), *torch.zeros((4, 2, 2)).unbind()
+        outs = [torch.nn.Parameter(each.to(world.device)) for each in made]
+        on_heap, turned, moved, direct, copied, fused = outs
+        x = torch.full((2, 2), world.rank + 1.0, device=world.device)
+        world.broadcast(x, 1, out=on_heap)
+        world.broadcast(x, 1, out=moved)
+        world.all_reduce(x, out=direct, algo="one_shot")
+        world.all_reduce(x, out=copied, algo="two_shot")
+        world.matmul_all_reduce(x, x, out=fused, algo="two_shot")
+        world.matmul_all_reduce(x, x, out=turned.T, algo="barrier")
+        assert all(out.grad_fn is None for out in outs)
+        return [out.unique().tolist() for out in outs]
+
+    assert run(main, 2) == [[[2.0], [10.0], [2.0], [3.0], [3.0], [10.0]]] * 2
+
+
 def test_a_handle_keeps_what_the_op_reads(run: Run) -> None:
     def main(world: sundog.World) -> None:
         x = torch.zeros(4, device=world.device)
