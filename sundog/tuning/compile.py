@@ -88,6 +88,7 @@ def compile_config(
     file = IrFile(file_names(base)[2])
     with suppress(OSError):  # a compiler will say so
         file.look()  # 14 of them in turns would take 2 s where there are 100 MB
+    file.file.close()  # each opens its own
     made: dict[str, tuple[Kernel, str | None]] = {}
 
     def compile_one(task: tuple[int, Any]) -> Compiled:
@@ -121,9 +122,11 @@ def _write(file: IrFile, graph: Any) -> str | None:
 @contextmanager
 def _between_graphs(base: str) -> Iterator[None]:
     """Nobody is in the middle of one: compilers may be ended."""
+    file = AppendFile(file_names(base)[2])
     with ExitStack() as stack:
+        stack.callback(file.close)
         with suppress(OSError):  # where there can be no graphs, there is nothing to wait for
-            stack.enter_context(AppendFile(file_names(base)[2]).locked())
+            stack.enter_context(file.locked())
         yield
 
 

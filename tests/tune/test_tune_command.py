@@ -106,6 +106,8 @@ def test_compile_only(tmp_path: Path, op: str) -> None:
     assert len({row["run_id"] for row in ended}) == 2
     assert CliRunner().invoke(app, ["data", "validate", "log"]).exit_code == 0
     assert not (tmp_path / "cache").exists(), "nothing was timed, so nothing is best"
+    still_open = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+    assert not [path for path in still_open if path.startswith(str(tmp_path))]
 
 
 @pytest.mark.parametrize(
