@@ -80,6 +80,8 @@ def may_poll(frames: list[FrameType]) -> bool:
 @functools.cache
 def _while_lines(code: CodeType) -> list[tuple[int, int]]:
     """First and last line of every `while` in a function. (Triton's `for` always ends.)"""
+    if code.co_name == "<lambda>":  # the rewriter's, of `and` and `or`: its caller is in the loop
+        return []
     try:
         lines, first = inspect.getsourcelines(code)
     except OSError:  # no source: anything may be in a loop

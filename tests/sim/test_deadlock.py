@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 import sundog
 from sundog import Sim
@@ -159,6 +161,27 @@ def test_an_own_poll_of_a_user_is_reported_too() -> None:
         ((1, 0, 0), ("mine[1]",), (0,)),
     ]
     assert {w.expected for w in waits} == {"== 0"}
+
+
+@triton.jit
+def poll_if(x, flag):
+    while x == 0 and tl.atomic_add(flag, 0) == 0:
+        pass
+
+
+def test_a_poll_inside_of_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = inspect.findsource
+
+    def as_in_python_3_13(thing: Any) -> tuple[list[str], int]:  # begins in the middle of a loop
+        lines, first = find(thing)
+        return lines, thing.co_firstlineno - 1 if inspect.iscode(thing) else first
+
+    def main(world: sundog.World) -> None:
+        poll_if[(1,)](0, world.signals(1, "mine"))
+
+    monkeypatch.setattr(inspect, "findsource", as_in_python_3_13)
+    _, (wait,), _ = deadlock(main, 1)
+    assert wait.flags == ("mine[0]",)
 
 
 def test_a_large_deadlock_is_found_quickly() -> None:
