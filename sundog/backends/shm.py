@@ -41,9 +41,14 @@ _LONGEST_NAP = 1e-3
 def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
     """Map everybody's heap and become this rank's host. All ranks call it together."""
     backend = ShmBackend(rank, size, open_store(store), heap_size, timeout)
-    backend.attach()
-    world = World(backend, tuple(range(size)), "world", Heap(heap_size, backend.guard))
-    world.barrier()
+    try:
+        backend.attach()
+        world = World(backend, tuple(range(size)), "world", Heap(heap_size, backend.guard))
+        world.barrier()
+    except BaseException as error:
+        backend.fail(error)
+        backend.close()
+        raise
     return world
 
 
@@ -91,7 +96,7 @@ class ShmBackend:
             self._segments[rank] = self._map(rank, pid, fd, heap_size)
         self.bases = self.flag_bases = [segment.data_ptr() for segment in self._segments]
         self.exchange(None, "opening of the world", tuple(range(self.size)), "open")
-        os.close(self._own_fd)  # everybody has mapped it; the maps keep it alive
+        self._close_fd()  # everybody has mapped it; the maps keep it alive
         torch._C._push_on_torch_function_stack(self._mode)
 
     def _map(self, rank: int, pid: int, fd: int, heap_size: int) -> torch.Tensor:
@@ -103,6 +108,11 @@ class ShmBackend:
             return torch.frombuffer(mmap.mmap(theirs, heap_size), dtype=torch.uint8)
         finally:
             os.close(theirs)
+
+    def _close_fd(self) -> None:
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
+            self._own_fd = -1
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return self._segments[rank]
@@ -166,6 +176,7 @@ class ShmBackend:
                     torch._C._push_on_torch_function_stack(mode)
             self._installed.__exit__(None, None, None)
             self._peers.close()
+            self._close_fd()
             self._segments.clear()  # tensors that are still in use keep their heap mapped
             self.machine.close()
 
