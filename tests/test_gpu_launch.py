@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sundog.backends import virtual
 from sundog.backends.direct import Direct
 from sundog.backends.gpu import Gpu, may_wait
 from sundog.sim.host_waits import waits
@@ -70,6 +73,19 @@ class Compiled:
     def __getitem__(self, grid: tuple) -> Any:
         assert self.module, "whoever loads it must wait for what runs"
         return lambda *args, stream: self.started.append((grid, args, stream))
+
+
+def test_ranks_on_one_gpu_never_share_a_stream(monkeypatch):
+    """Also where others took streams between two worlds: torch has 32, and begins again."""
+    handed_out = itertools.cycle(range(32))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: next(handed_out))
+    monkeypatch.setattr(virtual, "_streams", functools.cache(lambda index: {}))
+    first = [virtual._stream(0, place) for place in range(2)]
+    for _ in range(30):
+        torch.cuda.Stream(0)
+    second = [virtual._stream(0, place) for place in range(32)]
+    assert second[:2] == first
+    assert sorted(second) == list(range(32))
 
 
 def test_triton_is_asked_once_for_each_kind_of_launch(monkeypatch):

@@ -120,7 +120,7 @@ class SymmBackend:
         self._lost: PeerLost | None = None
         self._contexts: Contexts | None = None
         self._handle: Any = None
-        self._side = torch.cuda.Stream(self.device)
+        self._side = torch.cuda.Stream(self.device, priority=-1)  # a pool of its own
         self._gpu = Gpu(self.device)
         self._direct = Direct()
         self._installed = Installed(None, self._launch)

@@ -97,7 +97,8 @@ class VirtualBackend:
                     f"stream {number} of {self.size} ranks on one GPU: it has {_QUEUES} queues, so "
                     f"each rank may have streams 0 to {_QUEUES // self.size - 1}"
                 )
-            self._streams[number] = _stream(self.device.index, self.rank, number)
+            place = number * self.size + self.rank
+            self._streams[number] = _stream(self.device.index, place)
         return torch.cuda.stream(self._streams[number])
 
     def begin_capture(self) -> CudaRecording:
@@ -200,7 +201,7 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Shared:
         segments,
         flags,
         [Contexts(segment) for segment in flags],
-        [_stream(device.index, rank, 0) for rank in range(world_size)],
+        [_stream(device.index, rank) for rank in range(world_size)],
         {},
         max(int(timeout * polls_per_second(device.index)), 1),
         num_sms,
@@ -233,10 +234,23 @@ def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.
         ) from None
 
 
+def _stream(index: int, place: int) -> torch.cuda.Stream:
+    """One of _QUEUES streams, the same for every world, and each another one.
+
+    Torch hands out as many as that in turn, to everybody: the next may be one that we have.
+    """
+    made = _streams(index)
+    if place not in made:
+        tried = [torch.cuda.Stream(index)]
+        while tried[-1] in made.values() and len(tried) <= _QUEUES:
+            tried.append(torch.cuda.Stream(index))
+        made[place] = tried[-1]
+    return made[place]
+
+
 @functools.cache
-def _stream(index: int, rank: int, number: int) -> torch.cuda.Stream:
-    """A rank's streams, the same for every world: torch hands out those of its pool in turn."""
-    return torch.cuda.Stream(index)
+def _streams(index: int) -> dict[int, torch.cuda.Stream]:
+    return {}
 
 
 def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
@@ -249,7 +263,8 @@ def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[],
 
 def _end_kernels(shared: Shared) -> None:
     """After a failure: end the waits of what still runs, before its memory is given back."""
-    side = torch.cuda.Stream(shared.segments[0].device)
+    # Of another pool than those of the ranks: on one of these it would wait for its kernels.
+    side = torch.cuda.Stream(shared.segments[0].device, priority=-1)
     try:
         for contexts in shared.contexts:
             contexts.end_waits(side)
