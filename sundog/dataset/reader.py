@@ -186,7 +186,8 @@ def _runs_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
     import pandas as pd
 
     columns = (*RUN_COLUMNS, *_END_COLUMNS, *_DRAWN_COLUMNS)
-    frame = pd.DataFrame([{c: r.get(c) for c in columns} for r in records], columns=list(columns))
+    known = [{column: _shown(record.get(column)) for column in columns} for record in records]
+    frame = pd.DataFrame(known, columns=list(columns))
     texts = ("run_id", "kernel_id", "session", "kernel_name", "backend", "ir_id", "error")
     frame = frame.astype(dict.fromkeys(texts, "string"))
     numbers = {"seconds": "float64", "best_perf_ms": "float64", "num_configs": "Int64"}
@@ -210,10 +211,15 @@ def _load_graphs(
             damage.append(Damage(path, line.number, f"ir_id {ir_id!r} is missing or repeated"))
         else:
             found[ir_id] = (line.offset, line.length)
-            names = [graph.get(key) for key in ("frontend", "kernel_name")]
+            names = [_shown(graph.get(key)) for key in ("frontend", "kernel_name")]
             counts = [len(nodes), len(links), line.number]
             summaries.append((ir_id, *names, record.get("run_id"), *counts))
     return pd.DataFrame(summaries, columns=list(GRAPH_COLUMNS)), found
+
+
+def _shown(value: Any) -> Any:
+    """A lone surrogate (of a file's name that is no UTF-8) as its escape: pandas takes no other."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _json_text(value: Any) -> str | None:

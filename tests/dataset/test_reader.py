@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -214,6 +215,22 @@ def test_a_row_longer_than_any_block(tmp_path: Path) -> None:
     data = read(base)
     assert [damage.line for damage in data.damage] == [5]
     assert data.rows.error.str.len().tolist() == [0, 17 << 20, 200_000]
+
+
+def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    """As Python has them: with lone surrogates, which pandas and Parquet refuse."""
+    base, name = str(tmp_path / "b"), os.fsdecode(b"caf\xe9.py")
+    found = graph()
+    found["graph"]["kernel_name"] = name  # no part of its id
+    with Recorder(base, info(name), graph=found) as recorder:
+        recorder.start({"of": name}, decorator=name).end("error", error=name)
+        recorder.close(name)
+    data = read(base)
+    assert validate(data).damage == []
+    shown = r"caf\udce9.py"
+    assert data.runs[["kernel_name", "error"]].iloc[0].tolist() == [shown] * 2
+    assert data.graphs.kernel_name.tolist() == [shown]
+    data.join().to_parquet(tmp_path / "b.parquet")
 
 
 def test_versions_are_gated(base: str) -> None:
