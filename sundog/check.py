@@ -95,7 +95,7 @@ def check_once(
     trace: bool = False,
     link: str = "",
 ) -> Report:
-    """One schedule. Errors that a rank or a kernel raises are findings; Ctrl-C is not."""
+    """One schedule. What a rank or a kernel raises is a finding, sys.exit too; Ctrl-C is not."""
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
     machine.checker = Checker(machine.memory)
     machine.checker.trace = [] if trace else None
@@ -124,7 +124,7 @@ def _no_garbage_collection() -> Iterator[None]:
 def _failure(machine: Machine) -> Finding:
     error = machine.failure
     assert error is not None
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception | SystemExit):
         raise error
     rank = next((host.rank for host in machine.hosts if host.error is error), None)
     who = f"rank {rank}: " if rank is not None else ""
@@ -143,7 +143,7 @@ def _failure(machine: Machine) -> Finding:
     return Finding("error", "", f"{who}{_where(error)}: {text}")
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -80,6 +80,14 @@ def test_errors_of_ranks_and_kernels_are_findings():
     assert "computed something else" in wrong.why
 
 
+def test_sys_exit_is_no_verdict():
+    def main(world):
+        kernels.racy(world)
+        sys.exit(0)
+
+    assert {f.kind for f in check(main, 2, schedules=2).findings} >= {"race", "error"}
+
+
 def test_testing_check_raises_with_the_whole_report():
     must_be_clean(kernels.clean, 2, schedules=2)
     with pytest.raises(AssertionError, match="no CTA barrier before the release"):
