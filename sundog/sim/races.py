@@ -57,7 +57,8 @@ class Checker:
         known = self.streams.of(stream).clock
         self._actors[program] = Actor(
             program.rank, program.index, launch.name, number, program.number,
-            *(self._clocks.component() for _ in range(3)), dict(known), dict(known),
+            self._clocks.component(), self._clocks.component(), self._clocks.component(),
+            dict(known), dict(known),
         )  # fmt: skip
         programs.append(program)
 
