@@ -110,8 +110,9 @@ class Tensors(Streams):
         """Of a group's heap, before any of it is freed, all that is in it."""
         self._check_no_graph_uses(offset)
         group = self._groups.get(offset)
-        for inner in () if group is None else group._heap.live:
-            group._check_unused(inner)
+        if group is not None:
+            for inner in group._heap.live:
+                group._check_unused(inner)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
