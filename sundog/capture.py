@@ -70,6 +70,7 @@ class Graph:
         self._recording: Recording | None = recording
         self._open = True
         self.plans: list[Plan] = []
+        self.streams: set[int] = set()  # whose plans the calls in it use
 
     def replay(self) -> None:
         """Launch all of it again on the current stream, from the memory that it was captured with.
@@ -79,8 +80,7 @@ class Graph:
         if self._recording is None or self._open:
             why = "its capture has not ended" if self._open else "it was freed, or never captured"
             raise SundogError(f"graph.replay(): {why}")
-        self._world._check_replay(self)
-        self._recording.replay()
+        self._world._replay(self, self._recording.replay)
 
     def free(self) -> None:
         """Let go of the plans and tensors that it holds. It can't be replayed any more."""

@@ -15,7 +15,7 @@ None of these makes the host wait. `world.capture()` records what is put on stre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -120,13 +120,33 @@ class Streams:
         if graph is not None and all(each is not plan for each in graph.plans):
             graph.plans.append(plan)
 
+    def uses_stream(self) -> None:
+        """A call (world.all_gather) has its plan from those of the current stream."""
+        if self._backend.graph is not None:
+            self._backend.graph.streams.add(self.stream_number)
+
     # inside
 
-    def _check_replay(self, graph: Graph) -> None:
+    def _replay(self, graph: Graph, start: Callable[[], None]) -> None:
+        """In turn with what is on the streams whose plans the calls in it use."""
         self._check_open()
         self._refuse_in_capture("graph.replay", NESTED, "A graph can't hold another.")
+        here = self.stream_number
+        others = sorted(graph.streams - {here})
+        for number in others:
+            self._follow(number)
         for plan in graph.plans:
             self.uses(plan)
+        start()
+        for number in others:
+            with self.stream(number):
+                self._follow(here)
+
+    def _follow(self, number: int) -> None:
+        """What is put on the current stream from now on comes behind what is on that one."""
+        with self.stream(number):
+            before = self.record_event()
+        self.wait_event(before)
 
     def _refuse_in_capture(self, call: str, reason: str, instead: str) -> None:
         if self._backend.graph is not None:

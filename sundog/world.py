@@ -82,6 +82,7 @@ class World(Tensors):
 
     def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan made for this key before, or a new one (a collective on the host)."""
+        self.uses_stream()
         if key not in self._plans:
             self._refuse_in_capture("this call", PLAN, "Call it once before, with such tensors.")
             # A plan outlives the scope that asked for it, but what it allocated before the heap was

@@ -181,6 +181,33 @@ def test_a_graph_may_be_replayed_on_another_stream(run):
     assert run(main, 2) == [True, True]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_graph_of_calls_is_in_turn_with_those_on_other_streams(run, is_async):
+    """Calls have a plan for each stream. The graph uses that of its capture's, wherever it runs."""
+
+    def main(world: sundog.World) -> bool:
+        def begin(out: torch.Tensor) -> Callable[[], Any]:
+            made = world.all_reduce(x, out=out, algo="one_shot", async_op=is_async)
+            return made.wait if is_async else lambda: made
+
+        x = torch.full((5000,), world.rank + 1.0, device=world.device)
+        outs = [torch.zeros_like(x) for _ in range(3)]
+        begin(outs[0])()
+        with world.capture() as graph:
+            begin(outs[0])()
+        ready = world.record_event()
+        before = begin(outs[1])
+        with world.stream(0 if is_async else 1):
+            world.wait_event(ready)
+            graph.replay()
+        after = begin(outs[2])
+        before(), after()
+        world.synchronize()
+        return all(torch.equal(out, torch.full_like(x, 3.0)) for out in outs)
+
+    assert run(main, 2) == [True, True]
+
+
 def test_an_op_under_way_is_captured_with_its_wait(run):
     """Ordinary tensors, so that copies to and from the heap are in the graph too."""
 

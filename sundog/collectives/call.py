@@ -122,6 +122,7 @@ class _Recent:
     def run(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
         if self.start is not None and self.start():
             return
+        world.uses_stream()
         if self.is_known or world.is_capturing:
             self.call.run(x, out)
         else:
@@ -173,6 +174,7 @@ def on_stream(world: World, number: int, run: Any, *used: torch.Tensor) -> Handl
     before = world.record_event()
     with world.stream(number):
         world.wait_event(before)  # what wrote the inputs, and what used the output before
+        world.uses_stream()
         result = run()
         return Handle(world, world.record_event(), result, used)
 
