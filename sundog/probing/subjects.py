@@ -104,7 +104,11 @@ def _of_user(path: str, name: str, target: str) -> Subject:
             f"{target}: expected a function {name}(world, *inputs), with make_inputs(world, seed) "
             "and reference(rank, *parts) beside it, a sundog.probing.Subject, or a dict of them"
         )
-    return Subject(target, lambda world: partial(found, world), make_inputs, reference)
+
+    def inputs(world: World, seed: int) -> Tensors:
+        return as_tuple(make_inputs(world, seed))
+
+    return Subject(target, lambda world: partial(found, world), inputs, reference)
 
 
 def _attribute(path: str, name: str, target: str) -> Any:

@@ -104,6 +104,20 @@ def test_a_tolerance_is_relative_to_the_largest_element(backend):
     assert _probe(nearly, backend, tolerance=5e-4, **options).verdict == "WRONG"
 
 
+def test_an_infinite_element_makes_no_error_small(backend):
+    def inputs(world: sundog.World, seed: int) -> torch.Tensor:
+        return torch.tensor([float("inf"), seed, -seed], device=world.device)
+
+    def same(rank: int, xs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return xs[rank], xs[rank][:0]
+
+    options = {"make_inputs": inputs, "reference": same, "world": 1, "tolerance": 1e-3}
+    right = _probe(lambda world, x: (x * 1, x[:0] * 1), backend, **options)
+    assert right.verdict == "CAPTURABLE"
+    wrong = _probe(lambda world, x: (x + 1, x[:0] * 1), backend, **options)
+    assert wrong.verdict == "WRONG"
+
+
 def test_inputs_that_could_hide_an_old_result_are_refused(backend):
     def constant(world: sundog.World, seed: int) -> torch.Tensor:
         return torch.ones(5, device=world.device)
@@ -168,7 +182,7 @@ import os, torch
 
 def make_inputs(world, seed):
     torch.manual_seed(seed * 1000 + world.rank)
-    return (torch.randint(-99, 99, (5,)).float(),)
+    return torch.randint(-99, 99, (5,)).float()
 
 def reference(rank, xs):
     return 2 * xs[rank]
