@@ -100,7 +100,8 @@ def check_once(
     machine.checker = Checker(machine.memory)
     machine.checker.trace = [] if trace else None
     with _no_garbage_collection():
-        simulate(machine, fn, world_size, heap_size or _HEAP, link=link)
+        nbytes = heap_size or knobs.heap_size.get() or _HEAP
+        simulate(machine, fn, world_size, nbytes, link=link)
     findings = list(machine.checker.findings.values())
     if machine.failure is not None:
         findings.append(_failure(machine))

@@ -170,7 +170,7 @@ def _gpu_heap() -> int:
 def _simulated(rank: Callable[[World], Observed], size: int, schedule: str) -> Cell:
     machine = Machine(from_token(schedule), knobs.num_sms.get(), expire=False)
     machine.checker = Checker(machine.memory)
-    simulate(machine, rank, size, _HEAP)
+    simulate(machine, rank, size, knobs.heap_size.get() or _HEAP)
     if machine.failure is not None:
         return _failed(machine.failure)
     cell = _judged([host.result for host in machine.hosts])

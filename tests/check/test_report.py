@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from sundog.check import check, check_once, tokens
 from sundog.sim.findings import Finding
@@ -86,6 +87,17 @@ def test_sys_exit_is_no_verdict():
         sys.exit(0)
 
     assert {f.kind for f in check(main, 2, schedules=2).findings} >= {"race", "error"}
+
+
+def test_the_heap_is_as_large_as_the_environment_says(monkeypatch):
+    def large(world):
+        world.empty((20 << 20,), torch.uint8)
+
+    monkeypatch.delenv("SUNDOG_HEAP_SIZE", raising=False)
+    (finding,) = check(large, 1, schedules=1).findings
+    assert "SUNDOG_HEAP_SIZE" in finding.why
+    monkeypatch.setenv("SUNDOG_HEAP_SIZE", "32M")
+    assert not check(large, 1, schedules=1).findings
 
 
 def test_testing_check_raises_with_the_whole_report():
