@@ -148,12 +148,29 @@ def _where(world: World) -> Where:
 def _measure(
     world: World, job: Job, configs: list[Any], sets: list[_Set], place: Place, timer: Timer
 ) -> list[Measured]:
+    """All in turns, or as many at a time as the heap has room for."""
+    samples = place.samples if len(configs) == 1 else place.final_samples
+    found: list[Measured] = []
+    while len(found) < len(configs):
+        left = configs[len(found) :]
+        with world.scope():  # for what a plan took that did not fit
+            found += _in_turns(world, job, left, sets, place, timer, samples)
+    return found
+
+
+def _in_turns(
+    world: World, job: Job, configs: list[Any], sets: list[_Set], place: Place, timer: Timer,
+    samples: int,
+) -> list[Measured]:  # fmt: skip
+    """The first of them: those whose plans fit the heap together, one at least."""
     found: dict[int, Measured] = {}
     plans: dict[int, Plan] = {}
     variants: dict[int, Variant] = {}
     slowest = 0.0
     for number, config in enumerate(configs):
         verdict = _try(world, job, config, sets, number, plans)
+        if verdict is None:
+            break
         if isinstance(verdict, Failure):
             found[number] = Measured(failure=verdict)
         else:
@@ -161,7 +178,6 @@ def _measure(
             timed_sets = sets[: _sets_to_time(world, job)]
             calls = [_call(plans[number], each) for each in timed_sets]
             variants[number] = Variant(fields_text(config), calls, ready=True)
-    samples = place.samples if len(configs) == 1 else place.final_samples
     num_calls = _calls(job, place, slowest)
     timed = timer(world, list(variants.values()), samples, num_calls) if variants else []
     for number, times in zip(variants, timed, strict=True):
@@ -170,19 +186,22 @@ def _measure(
         found[number] = Measured([1e3 * second for second in seconds])
     for plan in reversed(plans.values()):
         plan.free()
-    return [found[number] for number in range(len(configs))]
+    return [found[number] for number in sorted(found)]
 
 
 def _try(
     world: World, job: Job, config: Any, sets: list[_Set], number: int, plans: dict[int, Plan]
-) -> Failure | float:
+) -> Failure | float | None:
     """Plan and compare with the reference. What one rank says fails it for all.
 
-    If it is right: about the seconds of a call, or more; the same on all ranks.
+    If it is right: about the seconds of a call, or more; the same on all ranks. None if there is no
+    room for it beside the other plans.
     """
     try:
         plans[number] = job.module.plan(world, job.problem, config)
     except (ValueError, OutOfHeap) as error:  # on all ranks alike
+        if plans and isinstance(error, OutOfHeap):
+            return None
         return Failure("error", f"{type(error).__name__}: {error}")
     told = world.exchange(_wrong(world, plans[number], sets), "verdict")
     failures = [verdict for verdict in told if isinstance(verdict, Failure)]

@@ -322,6 +322,26 @@ def test_a_finalist_that_fails_costs_no_other() -> None:
     assert all(text in each.error for text, each in zip(words, told, strict=True)), told
 
 
+def test_finalists_that_do_not_fit_the_heap_together_take_turns_in_groups() -> None:
+    (job,) = jobs(OP, "", 2)
+    timed = []
+
+    def clock(world: World, variants: Sequence[Variant], *given: int) -> list[Times]:
+        timed.append(len(variants))
+        return fake_clock(world, variants, *given)
+
+    def all_of_them(world: World) -> list[Measured]:
+        configs = [toy_op.Config(block, mode="hungry") for block in (32, 64, 128, 256, 512)]
+        configs.append(toy_op.Config(mode="large"))
+        return _measure(world, job, configs, _sets(world, job), ON_SIM, clock)
+
+    *fine, large = launch(all_of_them, 2, "sim", heap_size=8 << 20)[0]
+    assert [len(each.samples_ms) for each in fine] == [ON_SIM.final_samples] * 5
+    assert sorted(timed) == [1, 1, 2, 2, 2, 2], "on both ranks"
+    assert large.failure is not None
+    assert "OutOfHeap" in large.failure.error
+
+
 def test_kernels_have_their_keys_before_the_processes_part() -> None:
     """A key depends on what was asked for its own before: in two processes it would be two."""
     (job,) = jobs("all_gather.push", "numel=4096,dtype=bfloat16", 2)

@@ -75,8 +75,8 @@ def _scale(x, out, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = "this config is refused" if config.mode == "refused" else None
     agree(world, "toy", problem, config, refused)
-    if config.mode == "large":
-        world.empty((1 << 40,), torch.uint8, "toy.workspace")
+    nbytes = {"large": 1 << 40, "hungry": 3 << 20}.get(config.mode, 0)
+    workspaces = [world.empty((nbytes,), torch.uint8, "toy.workspace")] if nbytes else []
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         really = Installed._stack[-1].launcher is None  # not where launches are only noted
@@ -96,4 +96,4 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (), launch)
+    return Plan(world, problem, config, tuple(workspaces), launch)
