@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -91,6 +91,25 @@ def _begin(holder: Any) -> CudaRecording:
     recording = CudaRecording(holder, "s", holder.put.append)  # type: ignore[arg-type]
     assert holder.recording is recording
     return recording
+
+
+def test_a_capture_that_cannot_begin_leaves_the_stream(graph, holder, monkeypatch):
+    def refuse(pool: tuple[int, int], capture_error_mode: str) -> None:
+        assert inside == ["entered"]
+        raise RuntimeError(BUSY)
+
+    @contextmanager
+    def stream(which: Any) -> Iterator[None]:
+        inside.append("entered")
+        yield
+        inside.append("left")
+
+    inside: list[str] = []
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(graph, "capture_begin", refuse)
+    with pytest.raises(RuntimeError, match="is capturing"):
+        _begin(holder)
+    assert (inside, holder.recording, gc.isenabled()) == (["entered", "left"], None, True)
 
 
 def test_a_capture_and_its_replays(graph, holder):

@@ -44,7 +44,11 @@ class CudaRecording:
         self._inside = torch.cuda.stream(stream)
         self._inside.__enter__()
         # thread_local: a call that can't be captured fails, and other threads may do what they do.
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            self._inside.__exit__(None, None, None)
+            raise
         # A graph of before that is collected now would be destroyed in the middle of this capture.
         self._collects = gc.isenabled()
         gc.disable()
