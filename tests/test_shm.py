@@ -232,6 +232,17 @@ def test_all_ranks_killed() -> None:
         run(main, 4)
 
 
+def test_a_rank_that_is_killed_while_it_sends_its_result() -> None:
+    def end(rank: int, size: int, store: Any) -> sundog.World:
+        pipe = sys._getframe(1).f_locals["pipe"]
+        os.write(pipe.fileno(), (1000).to_bytes(4, "big") + b"the first of its bytes")
+        os.kill(os.getpid(), signals.SIGKILL)
+        raise AssertionError
+
+    with pytest.raises(PeerLost, match=r"rank 0 of 1 died \(signal 9, SIGKILL"):
+        processes.run(lambda world: None, 1, end)
+
+
 def test_ranks_that_open_different_heaps() -> None:
     def open_world(rank: int, size: int, store: Any) -> sundog.World:
         fds = len(os.listdir("/proc/self/fd"))

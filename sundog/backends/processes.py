@@ -113,8 +113,8 @@ def _collect(pipes: dict[Connection, int], answers: dict[int, Any]) -> None:
             rank = waiting.pop(pipe)
             try:
                 answers[rank] = unpack(pipe.recv_bytes())
-            except EOFError:
-                answers[rank] = None  # it died without a word
+            except (EOFError, OSError):
+                answers[rank] = None  # it died without a word, or in the middle of one
             if deadline is None and (answers[rank] is None or answers[rank][1] is not None):
                 deadline = time.monotonic() + _GRACE
 
