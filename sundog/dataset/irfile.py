@@ -66,7 +66,8 @@ class IrFile:
 
 def _id_of(line: bytes) -> str | None:
     match = _START.match(line)
-    if match and line.endswith(b"}"):
+    # One that is torn has an open brace, also where it is torn behind a closing one.
+    if match and line.endswith(b"}") and line.count(b"{") == line.count(b"}"):
         return match.group(1).decode()
     try:
         found = json.loads(line).get("ir_id")

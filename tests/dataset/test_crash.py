@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from telemetry import graph, info, metas_of, rows_of
 
 from sundog.dataset import Recorder, read
 from sundog.dataset.append import AppendFile
+from sundog.dataset.irfile import IrFile
 from sundog.dataset.validate import validate
 
 TUNE = """
@@ -233,3 +235,15 @@ def test_a_living_writer_mends_what_a_dying_one_left(tmp_path: Path) -> None:
             other.write(torn)
         file.append("5,6\n")
         assert (tmp_path / "f").read_text().endswith(f"\n{mended}\n5,6\n")
+
+
+def test_a_graph_that_was_torn_and_ended_by_another_is_written_anew(tmp_path: Path) -> None:
+    """Also where it was torn behind a closing brace, which looks like its end."""
+    path = str(tmp_path / "b.ir.jsonl")
+    IrFile(path).add(graph(4))
+    whole = Path(path).read_bytes()
+    for end in (match.end() for match in re.finditer(rb"\}", whole[:-2])):
+        Path(path).write_bytes(whole[:end])
+        IrFile(path).add(graph(3))
+        IrFile(path).add(graph(4))
+        assert Path(path).read_bytes().splitlines()[-1] + b"\n" == whole
