@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sundog
+from sundog import heap
 from sundog.errors import HeapDivergence, OutOfHeap
 from sundog.heap import ALIGNMENT, Heap
 from sundog.source import relative
@@ -159,6 +160,7 @@ def test_steps_do_not_grow_with_the_number_of_blocks(units: int) -> None:
         heap.alloc(heap.largest_free)
         for offset in blocks[::2]:
             heap.free(offset)
+        heap.agree()  # as at a barrier: logging is a step
         taken: list[int] = []
         alloc = count_lines(lambda: taken.append(heap.alloc(units * ALIGNMENT).offset))
         free = count_lines(lambda: heap.free(taken[0]))
@@ -255,6 +257,25 @@ def test_missing_call_is_reported(run: Callable[..., list]) -> None:
     for text in run(main, 2):
         assert "rank 0: free of 32 bytes (x)" in text
         assert "rank 1: no further call" in text
+
+
+def test_a_program_without_barriers_is_not_logged_for_ever(
+    run: Callable[..., list], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heap, "_LOGGED", 100)
+
+    def main(world: sundog.World) -> tuple[int, str]:
+        world.barrier()
+        for _ in range(50 + world.rank):
+            with world.scope():
+                world.empty(3, name="again")
+        with pytest.raises(HeapDivergence) as error:
+            world.barrier()
+        return len(world._heap.log), str(error.value)
+
+    for length, text in run(main, 2, heap_size=1 << 20):
+        assert length == 100
+        assert "after the first 100 since the last barrier" in text
 
 
 def test_a_place_where_nothing_is_the_users() -> None:
