@@ -7,6 +7,7 @@ makes the same access in a `while` loop, and finds the same thing, is parked unt
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from .watch import (
     read,
     site_of,
     stack_of,
+    state_of,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ __all__ = ["POLLS_BEFORE_PARKING", "Accesses"]
 
 POLLS_BEFORE_PARKING = 2
 _LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
+_MOST_MOVES = 1 << 14  # of a loop that computes, but reads only what it has read before
 _MET_KEPT = 4096
 
 
@@ -128,6 +131,8 @@ class Accesses:
                 program.patience -= 1
             elif any(differs(each) for each in program.polls.values()):
                 forget_changed(program)
+            elif limit == _LOADS_BEFORE_PARKING and _moves(poll, frames):
+                self._machine.give_way()
             else:
                 program.stuck = poll
                 self._machine.park(program)
@@ -159,3 +164,10 @@ class Accesses:
         program.polls.clear()
         program.met.clear()
         self._machine.wrote(addresses, size)
+
+
+def _moves(poll: Poll, frames: list[FrameType]) -> bool:
+    """Whether the program has computed something since it last made this access."""
+    before, poll.state = poll.state, state_of(frames)
+    poll.moves += 1
+    return poll.state != before and poll.moves <= _MOST_MOVES

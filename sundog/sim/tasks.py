@@ -125,6 +125,8 @@ class Poll:
     stack: list[tuple[str, int, str]]  # file, line, function; innermost first
     owes: int | None = None  # the rank that sundog's own wait names
     count: int = 1
+    state: int = 0  # of the program when it was last here, and how often that was another
+    moves: int = 0
 
 
 @dataclass(eq=False)

@@ -184,6 +184,24 @@ def test_a_poll_inside_of_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wait.flags == ("mine[0]",)
 
 
+@triton.jit
+def add_up(x, out, n):
+    done, total = 0, 0
+    while done < n:  # the same word again and again, which waits for nobody
+        total += tl.load(x)
+        done += 1
+    tl.store(out, total)
+
+
+def test_a_loop_that_computes_is_no_poll() -> None:
+    def main(world: sundog.World) -> int:
+        out = torch.zeros(1, dtype=torch.int32)
+        add_up[(1,)](torch.full((1,), 3, dtype=torch.int32), out, 1000)
+        return int(out.item())
+
+    assert sundog.run(main, 1, "sim") == [3000]
+
+
 def test_a_large_deadlock_is_found_quickly() -> None:
     """16 ranks, 8 programs each: 128 waiting programs, of which 32 are shown."""
 
