@@ -185,7 +185,7 @@ def user_file(target: str) -> Path:
 
 
 def read_entries(path: Path) -> tuple[Entry, ...]:
-    if not path.exists():
+    if not os.path.exists(path):  # also if its folder may not be looked into, as another's home
         return ()
     status = path.stat()
     return _read(path, status.st_mtime_ns, status.st_ino)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -215,6 +217,21 @@ def test_a_file_that_is_none_is_named(text: str) -> None:
 
 
 @pytest.mark.sim_only
+def test_a_folder_that_may_not_be_looked_into_has_no_entries(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody who may not")
+    tmp_path.chmod(0o700)
+
+    def look() -> None:
+        os.setuid(65534)
+        assert choice.read_entries(tmp_path / "sub" / "nvidia-h200.json") == ()
+
+    child = multiprocessing.get_context("fork").Process(target=look)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
 def test_a_call_goes_by_what_was_measured(capfd: pytest.CaptureFixture[str]) -> None:
     small = {"block": 256, "programs": 2, "num_warps": 1}
     found = [entry("push", 100, 9, "int16", 2), entry("pull", 100, 3, "int16", 2, small)]
