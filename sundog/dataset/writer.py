@@ -222,7 +222,10 @@ class Recorder:
 
     def _put(self, file: AppendFile, line: str) -> None:
         self.pending.append((file.path, line))
-        self._flush(file)
+        # The start record, too, if it waits: rows without it join nothing.
+        for each in (self._meta, self._csv):
+            if any(path == each.path for path, _ in self.pending):
+                self._flush(each)
 
     def _flush(self, file: AppendFile) -> None:
         """Writes what is pending for the file, in order, as far as it goes."""

@@ -196,6 +196,22 @@ def test_no_space_keeps_rows_and_warns_once(
     assert json.loads(data.rows.config.iloc[-1]) == {"B": 19}
 
 
+def test_a_start_record_that_waits_is_written_with_the_next_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: AppendFile, line: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    base = str(tmp_path / "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendFile, "append", full)
+        recorder = Recorder(base, info())
+    recorder.start({"B": 0}).end("ok", perf_ms=1.0)
+    data = read(base)  # as if it were killed now
+    assert (len(data.rows), len(data.runs)) == (2, 1)
+    assert validate(data).damage == []
+
+
 def test_an_interrupt_neither_loses_nor_doubles_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
