@@ -108,6 +108,7 @@ class Streams:
 
     def uses(self, plan: Plan) -> None:
         """A plan is called on the current stream; refused if another stream may still run it."""
+        self._check_open()
         order, number = self._backend.order, self.stream_number
         if plan.used and not order.is_behind(number, plan.used[0]):
             raise NotOrdered(

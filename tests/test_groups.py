@@ -14,6 +14,7 @@ import sundog
 from sundog.check import check
 from sundog.device import memory, signal
 from sundog.errors import HeapDivergence, NotSymmetric, RankMismatch, WorldClosed
+from sundog.op import Plan
 
 Run = Callable[..., list]
 
@@ -181,10 +182,13 @@ def test_closing_a_group_leaves_the_world_open(run: Run) -> None:
     def main(world: sundog.World) -> torch.Tensor:
         group = world.group([0, 1], 1 << 16)
         assert group is not None
+        plan = Plan(group, None, None, (), lambda: None)
         group.close()
         group.close()
         with pytest.raises(WorldClosed):
             group.empty(3)
+        with pytest.raises(WorldClosed):
+            plan()
         with pytest.raises(WorldClosed):
             group.send(row(0), 1 - group.rank)
         return all_gather(world, world.rank)
