@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import inspect
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 from triton.backends.amd.compiler import HIPOptions
 from triton.backends.nvidia.compiler import CUDAOptions
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..source import caller
+from ..target import has_gpu
 from .gluon import check_launch
 from .interpreter import convert_argument, twin
 from .machine import Machine
@@ -36,6 +39,7 @@ class Installed:
 
     _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
     original: Callable = JITFunction.run
+    tune: Callable = Autotuner.run
 
     def __init__(self, machine: Machine | None, launcher: Launcher | None = None) -> None:
         self.machine = machine  # None where ranks are processes and run on a GPU
@@ -43,14 +47,14 @@ class Installed:
 
     def __enter__(self) -> None:
         if not Installed._stack:
-            Installed.original = JITFunction.run
-            JITFunction.run = _run
+            Installed.original, Installed.tune = JITFunction.run, Autotuner.run
+            JITFunction.run, Autotuner.run = _run, _run_tuned
         Installed._stack.append(self)
 
     def __exit__(self, *exc: object) -> None:
         Installed._stack.remove(self)
         if not Installed._stack:
-            JITFunction.run = Installed.original
+            JITFunction.run, Autotuner.run = Installed.original, Installed.tune
 
     def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
         assert self.machine is not None
@@ -74,6 +78,16 @@ def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
         return Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
     innermost = Installed._stack[-1]
     return (innermost.launcher or innermost._simulate)(kernel, grid, args, kwargs)
+
+
+def _run_tuned(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
+    """A kernel with @triton.autotune. Where nothing can be timed its first config is as good."""
+    if Installed._stack[-1].launcher is not None and has_gpu():
+        return Installed.tune(tuner, *args, **kwargs)
+    one = copy.copy(tuner)  # other ranks launch it meanwhile, and its own cache is a GPU's
+    one.nargs = dict(zip(one.arg_names, args, strict=False))
+    one.configs = one.prune_configs(kwargs)[:1]
+    return Installed.tune(one, *args, **kwargs)
 
 
 def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid: Any) -> Launch:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.sim.interpreter import language
 
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 
@@ -40,8 +41,39 @@ def test_a_kernel_that_fails_leaves_nothing_behind() -> None:
     def main(world: sundog.World) -> None:
         failing_kernel[(3,)](torch.zeros(1))
 
+    language()  # imports modules of Triton, in which they then stay
     owners = [tl, tl.core, tl.tensor, tl.dtype, triton.JITFunction]
     before = [dict(vars(owner)) for owner in owners]
     with pytest.raises(sundog.errors.KernelError, match="on purpose"):
         sundog.run(main, 2, backend="sim")
     assert [dict(vars(owner)) for owner in owners] == before
+
+
+def _without_the_first(configs: list, arguments: dict, **_: object) -> list:
+    assert arguments["n"] == 50
+    return configs[1:]
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": n}) for n in (8, 16, 32)],
+    key=["n"],
+    prune_configs_by={"early_config_prune": _without_the_first},
+)
+@triton.heuristics({"HALF": lambda given: given["BLOCK"] // 2})
+@triton.jit
+def tuned_kernel(out, n, BLOCK: tl.constexpr, HALF: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, HALF, mask=at < n)
+
+
+def test_of_an_autotuned_kernel_the_first_config_runs() -> None:
+    def main(world: sundog.World) -> list[int]:
+        out = torch.zeros(50, dtype=torch.int32)
+        tuned_kernel[lambda given: (triton.cdiv(50, given["BLOCK"]),)](out, 50)
+        return out.tolist()
+
+    before = type(tuned_kernel).run
+    assert sundog.run(main, 2, backend="sim") == [[8] * 50] * 2
+    assert type(tuned_kernel).run is before
+    assert len(tuned_kernel.configs) == 3
+    assert not tuned_kernel.cache  # a GPU has still to find out
