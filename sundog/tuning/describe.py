@@ -65,7 +65,7 @@ def _describe(
     fields = {"algorithm": relative_path(str(job.module.__file__))}
     fields |= {name: getattr(job.problem, name) for name in job.problem.__dataclass_fields__}
     return RunInfo(
-        kernel_name=job.op,
+        kernel_name=relative_path(job.op),
         kernel_source=source,
         codegen_settings={},
         arguments=[{"name": name, **describe_value(value)} for name, value in fields.items()],

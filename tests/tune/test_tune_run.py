@@ -173,6 +173,13 @@ def test_algorithms_with_the_same_kernel_are_other_runs() -> None:
     assert one.run_id != other.run_id
 
 
+def test_a_record_has_no_path_of_this_machine() -> None:
+    job = jobs(str(toy_op.__file__), "", 2)
+    (found,) = describe_all(job, 16, 32, "sim", {}, {})
+    assert found.info.kernel_name == "tune/toy_op.py"
+    assert str(Path(__file__).parent) not in str(found.info)
+
+
 def test_a_measurement_without_a_world_ends_the_run(tmp_path: Path) -> None:
     """As if the GPU had gone: five configs in a row end the process; what was measured stays."""
     base = str(tmp_path / "log")
