@@ -85,12 +85,12 @@ class World(Tensors):
         self.uses_stream()
         if key not in self._plans:
             self._refuse_in_capture("this call", PLAN, "Call it once before, with such tensors.")
-            # A plan outlives the scope that asked for it, but what it allocated before the heap was
-            # full goes back: the caller may ask for another algorithm.
+            # A plan outlives the scope that asked for it, but what it allocated before all ranks
+            # were refused it goes back: the caller may ask for another algorithm.
             scopes, self._scopes = self._scopes, [[]]
             try:
                 self._plans[key] = make()
-            except OutOfHeap:
+            except (OutOfHeap, RankMismatch, ValueError):
                 self._end_scope()
                 raise
             finally:

@@ -14,6 +14,7 @@ import sundog
 from sundog import testing
 from sundog.collectives.words import Config
 from sundog.errors import OutOfHeap, RankMismatch
+from sundog.fused import all_gather_matmul_barrier
 
 from .moving import SMALL, joined, part, same
 
@@ -119,6 +120,10 @@ def test_a_plan_that_does_not_fit_leaves_nothing_on_the_heap(run: Run) -> None:
             with pytest.raises(OutOfHeap):
                 op(a, torch.cat([b, b]) if op == world.all_gather_matmul else b, algo="barrier")
             assert set(world._heap.live) == before
+        many = all_gather_matmul_barrier.Config(16, 16, 16, programs=world.num_sms + 1)
+        with pytest.raises(ValueError, match=f"ask for at most {world.num_sms}"):
+            world.all_gather_matmul(a[:, :8], b[:16], algo="barrier", config=many)
+        assert set(world._heap.live) == before
         world.barrier()
         assert world.all_reduce(a[0]).tolist() == [2.0] * 128
 
