@@ -28,6 +28,7 @@ POISON_BYTE = 0xA5
 _NAN_BYTE = 0xFF  # all ones is a NaN in every float format
 _FNUZ_NAN_BYTE = 0x80  # but in those without negative zero
 _FREED_KEPT = 1024
+_FAR = 1 << 16  # bytes from any tensor: hardly a wrong mask
 
 
 @dataclass(eq=False)
@@ -170,8 +171,14 @@ class Memory:
             where = f"{address + size - near.end} bytes past the end of {near.name}"
         count = (near.end - near.start) // near.itemsize
         # A peer outside the world is looked up past its table, or is at no address (NOBODY).
-        peer = near.name == "ctx" or address - near.end > 1 << 60
+        far = max(near.start - address, address - near.end) > _FAR
+        peer = (near.name == "ctx" and not far) or address - near.end > 1 << 60
         hint = "the peer: is it a rank of this world?" if peer else "the mask and the offsets."
+        if far and not peer:
+            hint += (
+                " An ordinary tensor that is reached by an address in memory must be an argument "
+                "of the launch too."
+            )
         return (
             f"{verb} of {size} bytes outside any live allocation: {where} of rank {near.rank} "
             f"({count} elements of {near.itemsize} bytes). Check {hint}"

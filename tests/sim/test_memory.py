@@ -71,6 +71,24 @@ def test_one_element_too_many_after_all_the_right_ones() -> None:
     assert "4 bytes past the end of x of rank 0" in bad_access(main)
 
 
+@triton.jit
+def indirect_kernel(table, out, other):
+    tl.store(out, tl.load(tl.load(table).to(tl.pointer_type(tl.float32))))
+
+
+@pytest.mark.sim_only
+def test_a_tensor_that_is_reached_by_its_address() -> None:
+    x = torch.full((1 << 20,), 3.0)
+    table, out = torch.tensor([x.data_ptr() + (1 << 21)]), torch.zeros(1)
+
+    def main(world: sundog.World, other: torch.Tensor | None = None) -> float:
+        indirect_kernel[(1,)](table, out, other)
+        return float(out.item())
+
+    assert "must be an argument of the launch too" in bad_access(main)
+    assert simulate(lambda world: main(world, x)) == [3.0]
+
+
 @pytest.mark.sim_only
 def test_a_store_before_the_start_is_named() -> None:
     def main(world: sundog.World) -> None:
