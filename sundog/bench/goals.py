@@ -33,14 +33,14 @@ class Goal:
 
     def row(self, files: Files) -> list[str]:
         """Cells of the table; none if nothing was measured."""
-        found = {case: round(figure, 3) for case, figure in self.figures(files).items()}
+        found = self.figures(files)
         if not found:
             return []
         missed = sum(not self._is_reached(figure) for figure in found.values())
         verdict = f"missed in {missed} of {len(found)}" if missed else "reached"
         case = (min if self.at_least else max)(found, key=lambda each: found[each])
         wanted = f"{'at least' if self.at_least else 'at most'} {self.wanted:g}{self.unit}"
-        return [self.what, wanted, f"{found[case]:.3g}{self.unit}", verdict, case]
+        return [self.what, wanted, f"{found[case]:.4g}{self.unit}", verdict, case]
 
     def _is_reached(self, figure: float) -> bool:
         return figure >= self.wanted if self.at_least else figure <= self.wanted
