@@ -99,6 +99,7 @@ class Graph:
             self._recording.end()
         except BaseException:
             self._recording = None
+            self.plans.clear()
             raise
         finally:
             self._open = False
@@ -108,6 +109,7 @@ class Graph:
         recording, self._recording = self._recording, None
         assert recording is not None
         self._open = False
+        self.plans.clear()  # it will never use them
         recording.abort()
         return recording.explain(error) if isinstance(error, RuntimeError) else None
 

@@ -347,6 +347,29 @@ def test_a_graph_holds_its_plans(run):
     run(main, 2)
 
 
+def test_a_capture_that_failed_holds_no_plans(run):
+    def main(world: sundog.World) -> None:
+        def fail(error: type[Exception]) -> None:
+            with world.capture() as graph:
+                graphs.append(graph)
+                plan(x, out)
+                if error is KeyError:
+                    raise error
+                with pytest.raises(error):
+                    world.barrier()
+
+        graphs: list[Any] = []
+        plan, x = _plan(world), world.empty((N,)).fill_(1)
+        out = world.empty((world.size * N,))
+        plan(x, out)
+        for error in (KeyError, CaptureError):  # the second one is raised again at the end
+            with pytest.raises(error):
+                fail(error)
+        plan.free()
+
+    run(main, 2)
+
+
 def test_a_graph_holds_the_plans_of_groups_too(run):
     def main(world: sundog.World) -> None:
         with world.scope():
