@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -80,9 +81,12 @@ def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
     return (innermost.launcher or innermost._simulate)(kernel, grid, args, kwargs)
 
 
+_can_time = functools.cache(has_gpu)  # asked at every launch
+
+
 def _run_tuned(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
     """A kernel with @triton.autotune. Where nothing can be timed its first config is as good."""
-    if Installed._stack[-1].launcher is not None and has_gpu():
+    if Installed._stack[-1].launcher is not None and _can_time():
         return Installed.tune(tuner, *args, **kwargs)
     one = copy.copy(tuner)  # other ranks launch it meanwhile, and its own cache is a GPU's
     one.nargs = dict(zip(one.arg_names, args, strict=False))
