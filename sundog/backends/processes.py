@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from ..errors import PeerLost, SundogError
+from ..heap import Heap
 from ..world import World
 from .wire import pack, unpack
 
-__all__ = ["run"]
+__all__ = ["opened", "run"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE = 5.0  # seconds that ranks get to end by themselves after one of them failed
@@ -139,3 +140,16 @@ def _how(code: int | None) -> str:
     if code is not None and code < 0:
         return f"signal {-code}, {signal.Signals(-code).name}"
     return f"exit status {code}"
+
+
+def opened(backend: Any, attach: Callable[[], None], heap_size: int) -> World:
+    """The world of a rank that is a process: its peers' heaps are mapped, or nothing is left."""
+    try:
+        attach()
+        world = World(backend, tuple(range(backend.size)), "world", Heap(heap_size, backend.guard))
+        world.barrier()
+    except BaseException as error:
+        backend.fail(error)
+        backend.close()
+        raise
+    return world

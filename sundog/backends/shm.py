@@ -20,7 +20,7 @@ import triton
 from .. import knobs
 from ..capture import Graph
 from ..errors import RankMismatch
-from ..heap import ALIGNMENT, Allocation, Heap
+from ..heap import ALIGNMENT, Allocation
 from ..order import Order
 from ..sim.host_ops import HostMode
 from ..sim.launcher import Installed
@@ -31,6 +31,7 @@ from ..sim.streams import switched
 from ..sim.tasks import Event, Program
 from ..world import World
 from .exchange import Exchange, Peers, Pending, died, open_store
+from .processes import opened
 from .sim import UNBOUNDED, end_waits, region_of
 
 __all__ = ["open_world"]
@@ -41,15 +42,7 @@ _LONGEST_NAP = 1e-3
 def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
     """Map everybody's heap and become this rank's host. All ranks call it together."""
     backend = ShmBackend(rank, size, open_store(store), heap_size, timeout)
-    try:
-        backend.attach()
-        world = World(backend, tuple(range(size)), "world", Heap(heap_size, backend.guard))
-        world.barrier()
-    except BaseException as error:
-        backend.fail(error)
-        backend.close()
-        raise
-    return world
+    return opened(backend, backend.attach, heap_size)
 
 
 class ShmBackend:

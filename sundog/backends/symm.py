@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 from .. import target
 from ..capture import Graph
 from ..errors import NotResident, PeerLost, SundogError
-from ..heap import Allocation, Heap
+from ..heap import Allocation
 from ..order import Order
 from ..sim.launcher import Installed
 from ..world import World
@@ -36,6 +36,7 @@ from .exchange import Exchange, Peers, died, open_store
 from .gpu import Contexts, Gpu, Launch, grid_of, pinned_words, polls_per_second
 from .gpu_graph import CudaRecording
 from .preflight import check, facts
+from .processes import opened
 
 __all__ = ["check_can_fork", "open_alone", "open_world"]
 
@@ -80,15 +81,7 @@ def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float)
     local = int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local % torch.cuda.device_count())
     backend = SymmBackend(rank, size, open_store(store), timeout)
-    try:
-        backend.attach(heap_size)
-        world = World(backend, tuple(range(size)), "world", Heap(heap_size, backend.guard))
-        world.barrier()
-    except BaseException as error:
-        backend.fail(error)
-        backend.close()
-        raise
-    return world
+    return opened(backend, lambda: backend.attach(heap_size), heap_size)
 
 
 class SymmBackend:
