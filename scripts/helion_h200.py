@@ -126,7 +126,7 @@ def _reference(name: str, args: tuple[Any, ...], torch: Any) -> Any:
 def _check_ir(kernel: Any, args: tuple[Any, ...]) -> None:
     """The record of the kernel on this machine gives its device IR back."""
     from sundog.dataset.helion import describe
-    from sundog.dataset.helion_rebuild import differences
+    from sundog.dataset.helion.device_rebuild import differences
 
     bound = kernel.bind(args)
     found = describe(bound, args)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .bench import cli as bench
-from .dataset import commands as data
+from .dataset import data_command as data
 
 __all__ = ["app", "main"]
 

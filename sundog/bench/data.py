@@ -8,7 +8,7 @@ import tempfile
 
 import torch
 
-from ..dataset.compile import lower
+from ..dataset.triton.compile import lower
 from .dataset import FASTEST_CONFIG_S, make_base, time_load, time_write
 from .figures import Figures
 from .ir import LIMIT_MS, attention, measure

@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from sundog.dataset.compile import lower
-from sundog.dataset.graph import IrGraphRecord, canonical_json
-from sundog.dataset.ttir import extract_ttir_graph, rebuild_module_text
+from sundog.dataset.ir_graph import IrGraphRecord, canonical_json
+from sundog.dataset.triton.compile import lower
+from sundog.dataset.triton.ttir import extract_ttir_graph, rebuild_module_text
 
 __all__ = ["main", "measure"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import op as ops
-from ..dataset.plot import draw_convergence
+from ..dataset.pictures import draw_convergence
 from ..dataset.reader import read
 from .results import write
 from .sessions import Session, replay, sessions, sessions_of

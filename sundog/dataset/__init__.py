@@ -13,18 +13,18 @@ Importing this imports none of torch, triton, helion, pandas and networkx: each 
 
 from __future__ import annotations
 
-from sundog.dataset.base import check_base
-from sundog.dataset.graph import (
+from .base import check_base
+from .identity import RunInfo, describe_run
+from .ir_graph import (
     IR_SCHEMA_VERSION,
     IrGraphRecord,
     canonical_json,
     ir_id_of,
     to_networkx,
 )
-from sundog.dataset.identity import RunInfo, describe_run
-from sundog.dataset.reader import Damage, Dataset, read
-from sundog.dataset.schema import CSV_COLUMNS, META_SCHEMA_VERSION, STATUSES
-from sundog.dataset.writer import Recorder, Trial
+from .reader import Damage, Dataset, read
+from .recorder import Recorder, Trial
+from .schema import CSV_COLUMNS, META_SCHEMA_VERSION, STATUSES
 
 __all__ = [
     "CSV_COLUMNS",

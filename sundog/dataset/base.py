@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sundog.dataset.append import AppendFile
-from sundog.dataset.rowtext import header
-from sundog.dataset.schema import file_names
+from .append import AppendFile
+from .rowtext import header
+from .schema import file_names
 
 __all__ = ["check_base", "why"]
 

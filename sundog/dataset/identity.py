@@ -21,10 +21,10 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sundog.dataset import machine
-from sundog.dataset.graph import canonical_json
-from sundog.dataset.plain import is_tensor, plain, type_name
-from sundog.dataset.source import kernel_source
+from .hardware import hardware, versions
+from .ir_graph import canonical_json
+from .kernel_source import kernel_source
+from .plain import is_tensor, plain, type_name
 
 __all__ = [
     "RunInfo",
@@ -90,8 +90,8 @@ def describe_run(
         settings=_try("settings", lambda: plain(settings or {})),
         world=int(world),
         backend=backend,
-        hardware=_try("the hardware", machine.hardware),
-        versions=_try("the versions", machine.versions),
+        hardware=_try("the hardware", hardware),
+        versions=_try("the versions", versions),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sundog.dataset.append import shared_lock
+from .append import shared_lock
 
 __all__ = ["Damage", "Line", "read_records", "whole_size"]
 

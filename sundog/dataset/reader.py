@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from sundog.dataset.graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, to_networkx
-from sundog.dataset.lines import Damage, Line, read_records
-from sundog.dataset.rows import empty_rows, load_rows
-from sundog.dataset.schema import (
+from .ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, to_networkx
+from .lines import Damage, Line, read_records
+from .rows import empty_rows, load_rows
+from .schema import (
     META_END_FIELDS,
     META_SCHEMA_VERSION,
     META_START_FIELDS,

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sundog.dataset.lines import Damage, torn_text, whole_size
-from sundog.dataset.rowtext import header, split_row
-from sundog.dataset.schema import CSV_COLUMNS, CSV_FIELDS
+from .lines import Damage, torn_text, whole_size
+from .rowtext import header, split_row
+from .schema import CSV_COLUMNS, CSV_FIELDS
 
 if TYPE_CHECKING:
     import pandas

@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 
-from sundog.dataset.schema import CSV_COLUMNS, CSV_FIELDS
+from .schema import CSV_COLUMNS, CSV_FIELDS
 
 __all__ = ["format_row", "header", "percentiles", "split_row"]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sundog.dataset.graph import ir_id_of
-from sundog.dataset.identity import kernel_id_of, run_id_of, sample_id_of
-from sundog.dataset.lines import Damage
-from sundog.dataset.reader import Dataset
-from sundog.dataset.schema import STATUSES, file_names
+from .identity import kernel_id_of, run_id_of, sample_id_of
+from .ir_graph import ir_id_of
+from .lines import Damage
+from .reader import Dataset
+from .schema import STATUSES, file_names
 
 if TYPE_CHECKING:
     import pandas

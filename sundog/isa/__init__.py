@@ -23,8 +23,8 @@ import triton
 from triton import knobs
 from triton.errors import TritonError
 
-from ..dataset.compile import gpu_target, source_of
-from ..dataset.triton_module import read_module
+from ..dataset.triton.compile import gpu_target, source_of
+from ..dataset.triton.triton_module import read_module
 from ..errors import SundogError
 from ..launch import GPU_HEAP
 from . import accesses, assembly

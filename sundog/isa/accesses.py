@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..dataset.mlir import Block, Operand, Operation
+from ..dataset.triton.mlir import Block, Operand, Operation
 from .assembly import Instruction, Place
 from .flow import Flow, short
 

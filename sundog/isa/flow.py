@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..dataset.mlir import Block, MlirModule, Operand, Operation
+from ..dataset.triton.mlir import Block, MlirModule, Operand, Operation
 
 __all__ = ["Flow", "short"]
 

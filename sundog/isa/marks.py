@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dataset.mlir import Operation
+from ..dataset.triton.mlir import Operation
 from ..device.context import DELTAS
 from .accesses import Access, descriptor_bytes
 from .flow import Flow

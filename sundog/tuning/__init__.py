@@ -26,9 +26,9 @@ import torch
 
 from .. import choice
 from ..dataset.base import check_base
-from ..dataset.compile import gpu_target
-from ..dataset.machine import HARDWARE_FIELDS
-from ..dataset.writer import Recorder
+from ..dataset.hardware import HARDWARE_FIELDS
+from ..dataset.recorder import Recorder
+from ..dataset.triton.compile import gpu_target
 from ..errors import SundogError
 from ..isa import NUM_SMS
 from ..target import has_gpu

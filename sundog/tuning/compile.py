@@ -21,10 +21,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..dataset.append import AppendFile
-from ..dataset.compile import source_of
-from ..dataset.irfile import IrFile
+from ..dataset.graph_file import IrFile
 from ..dataset.schema import file_names
-from ..dataset.ttir import extract_ttir_graph
+from ..dataset.triton.compile import source_of
+from ..dataset.triton.ttir import extract_ttir_graph
 from ..exercise import room
 from ..isa import GPU_HEAP, NUM_SMS, Kernel, compile_launch, inspect_launch
 from ..isa.launches import Launch, record

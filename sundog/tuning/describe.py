@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..dataset.hardware import versions
 from ..dataset.identity import RunInfo, describe_value
-from ..dataset.machine import versions
+from ..dataset.kernel_source import kernel_source
 from ..dataset.plain import relative_path
-from ..dataset.source import kernel_source
 from ..isa import NUM_SMS
 from .compile import launches_of
 from .space import Job, Space, fields_text, spaces

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..dataset.identity import config_json
-from ..dataset.writer import Recorder, Trial
+from ..dataset.recorder import Recorder, Trial
 from ..errors import SundogError
 from .compile import Compiled, Compilers
 from .measure import Measured

@@ -18,7 +18,7 @@ import torch
 from triton.errors import TritonError
 
 from ..bench.timing import Times, Variant, measure
-from ..dataset.machine import hardware
+from ..dataset.hardware import hardware
 from ..errors import NotResident, OutOfHeap, WaitTimeout
 from ..exercise import expected_here, output
 from ..launch import run

@@ -13,7 +13,7 @@ from telemetry import graph, info
 from typer.testing import CliRunner, Result
 
 from sundog.dataset import Recorder, read
-from sundog.dataset.commands import app
+from sundog.dataset.data_command import app
 
 
 @pytest.fixture
@@ -156,8 +156,8 @@ def test_show_a_run_in_which_all_failed(tmp_path: Path) -> None:
 
 
 def test_graph_with_a_loop_is_drawn(tmp_path: Path) -> None:
-    from sundog.dataset.graph import ir_id_of, to_networkx
-    from sundog.dataset.plot import draw_graph, layers
+    from sundog.dataset.ir_graph import ir_id_of, to_networkx
+    from sundog.dataset.pictures import draw_graph, layers
 
     record = graph(4)
     record["links"].append({"source": 3, "target": 0, "key": 0, "edge_kind": "carried"})

@@ -20,7 +20,7 @@ from telemetry import graph, info, metas_of, rows_of
 
 from sundog.dataset import Recorder, read
 from sundog.dataset.append import AppendFile
-from sundog.dataset.irfile import IrFile
+from sundog.dataset.graph_file import IrFile
 from sundog.dataset.validate import validate
 
 TUNE = """

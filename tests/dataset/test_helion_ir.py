@@ -30,11 +30,11 @@ import networkx
 import torch
 from helion_kernels import CASES
 
-from sundog.dataset.graph import IR_SCHEMA_VERSION, canonical_json, ir_id_of, to_networkx
-from sundog.dataset.helion_ir import IrEdge, IrGraphMeta, IrNode, extract_ir_graph
-from sundog.dataset.helion_rebuild import differences, graph_differences, rebuild
-from sundog.dataset.helion_regions import KNOWN_REGION_KINDS, is_graph_id
-from sundog.dataset.helion_values import MAX_DISPLAY, encode, resolve_target, warn_once
+from sundog.dataset.helion.device_ir import IrEdge, IrGraphMeta, IrNode, extract_ir_graph
+from sundog.dataset.helion.device_rebuild import differences, graph_differences, rebuild
+from sundog.dataset.helion.device_regions import KNOWN_REGION_KINDS, is_graph_id
+from sundog.dataset.helion.node_values import MAX_DISPLAY, encode, resolve_target, warn_once
+from sundog.dataset.ir_graph import IR_SCHEMA_VERSION, canonical_json, ir_id_of, to_networkx
 
 IDENTITY: dict[str, Any] = {
     "run_id": "r",
@@ -439,8 +439,8 @@ def test_gap_8_no_absolute_path_is_kept() -> None:
 _OTHER = """
 import json, sys
 sys.path[:0] = [sys.argv[1] + "/tests/dataset", sys.argv[3]]
-from sundog.dataset.graph import canonical_json
-from sundog.dataset.helion_ir import extract_ir_graph
+from sundog.dataset.ir_graph import canonical_json
+from sundog.dataset.helion.device_ir import extract_ir_graph
 from helion_kernels import CASES
 for name in sys.argv[2].split(","):
     kernel, args = CASES[name]()

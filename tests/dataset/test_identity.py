@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from sundog.dataset import RunInfo, describe_run, machine
+from sundog.dataset import RunInfo, describe_run, identity
 from sundog.dataset.identity import config_json, describe_value, sample_id_of
-from sundog.dataset.source import kernel_source
+from sundog.dataset.kernel_source import kernel_source
 
 torch = pytest.importorskip("torch")
 
@@ -114,7 +114,7 @@ def test_a_run_is_described_by_all_that_it_is_told() -> None:
     assert info.kernel_name == "mm"
     assert [each["name"] for each in info.arguments or ()] == ["x", "scale"]
     assert info.input_shapes() == [[2, 3]]
-    assert (info.hardware, info.versions) == (machine.hardware(), machine.versions())
+    assert (info.hardware, info.versions) == (identity.hardware(), identity.versions())
 
 
 def test_source_has_what_is_called_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from sundog.dataset import describe_run  # noqa: E402
-from sundog.dataset.source import kernel_source  # noqa: E402
+from sundog.dataset.kernel_source import kernel_source  # noqa: E402
 
 pytestmark = pytest.mark.compat
 

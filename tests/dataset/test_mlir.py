@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sundog.dataset.mlir import Operand, parse_module, print_module
-from sundog.dataset.mlir_location import LocationReader, relative_files
-from sundog.dataset.mlir_spell import LOCATION_KINDS, escape, spell, spell_location, unescape
-from sundog.dataset.mlir_value import Cursor, MlirSyntaxError
+from sundog.dataset.triton.mlir import Operand, parse_module, print_module
+from sundog.dataset.triton.mlir_location import LocationReader, relative_files
+from sundog.dataset.triton.mlir_spell import LOCATION_KINDS, escape, spell, spell_location, unescape
+from sundog.dataset.triton.mlir_value import Cursor, MlirSyntaxError
 
 pytestmark = pytest.mark.compat
 

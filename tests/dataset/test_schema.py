@@ -10,7 +10,7 @@ import pytest
 from telemetry import graph, info
 
 from sundog.dataset import CSV_COLUMNS, STATUSES, IrGraphRecord, Recorder
-from sundog.dataset.machine import HARDWARE_FIELDS, hardware
+from sundog.dataset.hardware import HARDWARE_FIELDS, hardware
 from sundog.dataset.schema import CSV_FIELDS, META_END_FIELDS, META_START_FIELDS, file_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "dataset.md"

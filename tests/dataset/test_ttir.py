@@ -22,14 +22,14 @@ from triton_roundtrip import (
     prints_of_text,
 )
 
-from sundog.dataset.compile import gpu_target, lower, lower_source
-from sundog.dataset.graph import canonical_json, ir_id_of, to_networkx
-from sundog.dataset.mlir import Operation, parse_module, print_module
-from sundog.dataset.mlir_spell import LOCATION_KINDS, VALUE_KINDS
-from sundog.dataset.triton_module import generic_text, read_module
-from sundog.dataset.ttir import EDGE_KINDS, NODE_KINDS, Alias, Edge, ModuleNode, TtirGraph
-from sundog.dataset.ttir import extract_ttir_graph as extract
-from sundog.dataset.ttir import rebuild_module_text as rebuild
+from sundog.dataset.ir_graph import canonical_json, ir_id_of, to_networkx
+from sundog.dataset.triton.compile import gpu_target, lower, lower_source
+from sundog.dataset.triton.mlir import Operation, parse_module, print_module
+from sundog.dataset.triton.mlir_spell import LOCATION_KINDS, VALUE_KINDS
+from sundog.dataset.triton.triton_module import generic_text, read_module
+from sundog.dataset.triton.ttir import EDGE_KINDS, NODE_KINDS, Alias, Edge, ModuleNode, TtirGraph
+from sundog.dataset.triton.ttir import extract_ttir_graph as extract
+from sundog.dataset.triton.ttir import rebuild_module_text as rebuild
 
 pytestmark = pytest.mark.compat
 

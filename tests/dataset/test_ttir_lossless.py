@@ -19,10 +19,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton_roundtrip import ARCHS, STAGES, lower_case, prints, prints_of_text
 
-from sundog.dataset.compile import lower
-from sundog.dataset.triton_module import load_module
-from sundog.dataset.ttir import extract_ttir_graph as extract
-from sundog.dataset.ttir import rebuild_module_text as rebuild
+from sundog.dataset.triton.compile import lower
+from sundog.dataset.triton.triton_module import load_module
+from sundog.dataset.triton.ttir import extract_ttir_graph as extract
+from sundog.dataset.triton.ttir import rebuild_module_text as rebuild
 
 pytestmark = pytest.mark.compat
 

@@ -11,8 +11,8 @@ import torch
 from triton_roundtrip import ARCHS, STAGES, prints, prints_of_text
 
 import sundog
-from sundog.dataset.compile import lower
-from sundog.dataset.ttir import extract_ttir_graph, rebuild_module_text
+from sundog.dataset.triton.compile import lower
+from sundog.dataset.triton.ttir import extract_ttir_graph, rebuild_module_text
 from sundog.exercise import function_of, room
 from sundog.op import OPS, find
 from sundog.sim import launcher

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sundog.dataset.compile import lower
 from sundog.dataset.plain import relative_path
-from sundog.dataset.triton_module import generic_text, load_module
+from sundog.dataset.triton.compile import lower
+from sundog.dataset.triton.triton_module import generic_text, load_module
 
 KERNELS = Path(__file__).parent / "kernels.py"
 ARCHS = ("sm_90", "gfx942")

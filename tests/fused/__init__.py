@@ -17,7 +17,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import sundog
-from sundog.dataset.compile import gpu_target
+from sundog.dataset.triton.compile import gpu_target
 from sundog.exercise import expected
 
 ARCHS = ("sm_90", "gfx942", "gfx950")

@@ -17,10 +17,10 @@ from sundog import World, choice, knobs
 from sundog.bench.sessions import sessions
 from sundog.bench.timing import Times, Variant
 from sundog.collectives import all_gather_push
-from sundog.dataset.compile import source_of
 from sundog.dataset.reader import read
+from sundog.dataset.recorder import Recorder
+from sundog.dataset.triton.compile import source_of
 from sundog.dataset.validate import validate
-from sundog.dataset.writer import Recorder
 from sundog.errors import SundogError
 from sundog.fields import parse
 from sundog.isa.launches import Launch, record

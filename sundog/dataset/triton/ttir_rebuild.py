@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from sundog.dataset.graph import IrGraphRecord
-from sundog.dataset.mlir import Block, MlirModule, Operand, Operation
+from ..ir_graph import IrGraphRecord
+from .mlir import Block, MlirModule, Operand, Operation
 
 __all__ = ["rebuild_module", "symbol_edges"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from sundog.dataset.mlir_spell import Value, unescape
+from .mlir_spell import Value, unescape
 
 __all__ = ["Cursor", "MlirSyntaxError"]
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sundog.dataset.mlir import MlirModule, parse_module
+from .mlir import MlirModule, parse_module
 
 __all__ = ["generic_text", "load_module", "read_module"]
 
@@ -24,7 +24,7 @@ def read_module(module_or_kernel: Any) -> MlirModule:
         if "ttgir" not in source.asm:
             raise ValueError(
                 "the compiled kernel kept no TTGIR: compile with TRITON_STORE_BINARY_ONLY=0, "
-                "or get the module from sundog.dataset.compile.lower"
+                "or get the module from sundog.dataset.triton.compile.lower"
             )
         source = source.asm["ttgir"]
     if not isinstance(source, str):

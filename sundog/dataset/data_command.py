@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from sundog.dataset.reader import Dataset, read
-from sundog.dataset.schema import file_names
+from .reader import Dataset, read
+from .schema import file_names
 
 __all__ = ["app"]
 
@@ -74,7 +74,7 @@ def validate(base: Base) -> None:
 
     Example: sundog data validate runs/matmul
     """
-    from sundog.dataset import validate as checks
+    from . import validate as checks
 
     data = _read(base, damaged=1)
     with _progress("checking") as progress:
@@ -110,7 +110,7 @@ def export(base: Base, out: Out = None) -> None:
     """
     import pandas as pd
 
-    from sundog.dataset.graph import canonical_json
+    from .ir_graph import canonical_json
 
     data = _read(base)
     out = out or base
@@ -156,7 +156,7 @@ def show(
 
 
 def _show_pictures(data: Dataset, session: str, out: str) -> None:
-    from sundog.dataset import plot
+    from . import pictures
 
     rows = data.select(session)
     name = _kernel_name(data, session)
@@ -164,25 +164,25 @@ def _show_pictures(data: Dataset, session: str, out: str) -> None:
     title = f"{name}, session {session}"
     if (rows.timer == "synthetic").any():
         title += " (synthetic times)"
-    _write(path, lambda: plot.draw_convergence(rows, title, path))
+    _write(path, lambda: pictures.draw_convergence(rows, title, path))
     ir_ids = _graphs_of(data, session)
     if not ir_ids:
         typer.echo("this run recorded no IR graph")
     for ir_id in ir_ids:
         path = f"{out}.{ir_id[:12]}.graph.png"
         picture = data.graph(ir_id)
-        _write(path, lambda path=path, g=picture: plot.draw_graph(g, name, path))  # type: ignore[misc]
+        _write(path, lambda path=path, g=picture: pictures.draw_graph(g, name, path))  # type: ignore[misc]
 
 
 def _show_text(data: Dataset, session: str) -> None:
-    from sundog.dataset import plot
+    from . import pictures
 
-    best = plot.best_so_far(data.select(session))
+    best = pictures.best_so_far(data.select(session))
     for row in best[best.best_ms.diff().fillna(-1) < 0].itertuples():
         typer.echo(f"{row.timestamp_s:10.2f} s  {row.best_ms:10.4f} ms  {row.decorator}")
     for ir_id in _graphs_of(data, session):
         for node in data.record(ir_id)["nodes"]:
-            typer.echo(f"{node['id']}: {plot.node_label(node['id'], node)}")
+            typer.echo(f"{node['id']}: {pictures.node_label(node['id'], node)}")
 
 
 def _graphs_of(data: Dataset, session: str) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from sundog.dataset.helion_regions import Call, target_name
-from sundog.dataset.helion_values import encode, sym_expr, warn_once
+from .device_regions import Call, target_name
+from .node_values import encode, sym_expr, warn_once
 
 _LOAD = "helion.language.memory_ops:load"
 _STORE = "helion.language.memory_ops:store"

@@ -6,8 +6,8 @@ import json
 import os
 import re
 
-from sundog.dataset.append import AppendFile
-from sundog.dataset.graph import IrGraphRecord, canonical_json, ir_id_of
+from .append import AppendFile
+from .ir_graph import IrGraphRecord, canonical_json, ir_id_of
 
 __all__ = ["IrFile"]
 

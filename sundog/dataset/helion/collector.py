@@ -27,12 +27,12 @@ from helion.autotuner.logger import AutotuneLogEntry, AutotuningLogger
 from helion.autotuner.search_space_logger import canonical_config_id
 from helion.runtime.settings import default_autotuner_fn
 
-from sundog.dataset.graph import IrGraphRecord
-from sundog.dataset.helion_ir import extract_ir_graph
-from sundog.dataset.helion_timing import Samples, recording_provider
-from sundog.dataset.helion_values import warn_once
-from sundog.dataset.identity import RunInfo, describe_run
-from sundog.dataset.writer import Recorder, Trial
+from ..identity import RunInfo, describe_run
+from ..ir_graph import IrGraphRecord
+from ..recorder import Recorder, Trial
+from .device_ir import extract_ir_graph
+from .node_values import warn_once
+from .sampling import Samples, recording_provider
 
 __all__ = ["collect", "describe", "record_autotuning"]
 

@@ -14,11 +14,11 @@ import json
 from collections import Counter
 from typing import Any, TypedDict
 
-from sundog.dataset.graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, ir_id_of
-from sundog.dataset.mlir import Block, MlirModule, Operation, print_module
-from sundog.dataset.mlir_spell import Value
-from sundog.dataset.triton_module import read_module
-from sundog.dataset.ttir_rebuild import rebuild_module, symbol_edges
+from ..ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, ir_id_of
+from .mlir import Block, MlirModule, Operation, print_module
+from .mlir_spell import Value
+from .triton_module import read_module
+from .ttir_rebuild import rebuild_module, symbol_edges
 
 __all__ = ["extract_ttir_graph", "rebuild_module_text"]
 
@@ -141,7 +141,7 @@ def extract_ttir_graph(
     """The record of a Triton module, of a compiled kernel's TTGIR, or of TTIR or TTGIR text.
 
     From text the locations that the pretty form does not print (of a loop's variables) are
-    unknown; a module from `sundog.dataset.compile.lower` still has them.
+    unknown; a module from `sundog.dataset.triton.compile.lower` still has them.
     """
     module = read_module(module_or_kernel)
     graph: TtirGraph = {

@@ -17,9 +17,10 @@ from typing import Any, TypedDict
 
 from torch.fx import Node
 
-from sundog.dataset.graph import IR_SCHEMA_VERSION, IrGraphRecord, ir_id_of
-from sundog.dataset.helion_blocks import block_map, memory_slots, symbol_map
-from sundog.dataset.helion_features import (
+from ..ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, ir_id_of
+from .device_blocks import block_map, memory_slots, symbol_map
+from .device_regions import KNOWN_REGION_KINDS, Link, links_of, live_graphs
+from .node_features import (
     LoweringFeatures,
     SourceFeatures,
     ValFeatures,
@@ -27,8 +28,7 @@ from sundog.dataset.helion_features import (
     source_features,
     val_features,
 )
-from sundog.dataset.helion_regions import KNOWN_REGION_KINDS, Link, links_of, live_graphs
-from sundog.dataset.helion_values import Uses, display, encode, encode_target, warn_once
+from .node_values import Uses, display, encode, encode_target, warn_once
 
 __all__ = ["IrEdge", "IrGraphMeta", "IrNode", "extract_ir_graph"]
 

@@ -21,7 +21,7 @@ from helion.autotuner.kernel_args import load_private_kernel_args, load_trusted_
 from helion.autotuner.logger import capture_output
 from helion.autotuner.precompile_future import _unload_compiled_fn
 
-from sundog.dataset.helion_values import warn_once
+from .node_values import warn_once
 
 __all__ = ["Samples", "recording_provider"]
 

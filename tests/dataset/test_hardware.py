@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sundog
-from sundog.dataset.machine import HARDWARE_FIELDS, _parse_smi, hardware, versions
+from sundog.dataset.hardware import HARDWARE_FIELDS, _parse_smi, hardware, versions
+from sundog.dataset.kernel_source import kernel_source
 from sundog.dataset.plain import plain, relative_path, relative_text
-from sundog.dataset.source import kernel_source
 
 torch = pytest.importorskip("torch")
 
@@ -38,7 +38,7 @@ def test_no_address_in_plain_values() -> None:
 
 
 def test_relative_paths() -> None:
-    assert relative_path(kernel_source.__code__.co_filename) == "sundog/dataset/source.py"
+    assert relative_path(kernel_source.__code__.co_filename) == "sundog/dataset/kernel_source.py"
     assert relative_path("<stdin>") == "<stdin>"
     for text in ("a/b/c", "1 / 2", "https://x.org/a/b", "x//y", "and/or"):
         assert relative_text(text) == text

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from sundog.dataset.graph import IrGraphRecord, canonical_json
-from sundog.dataset.helion_ir import extract_ir_graph
-from sundog.dataset.helion_values import (
+from ..ir_graph import IrGraphRecord, canonical_json
+from .device_ir import extract_ir_graph
+from .node_values import (
     Path,
     SymValue,
     decode,

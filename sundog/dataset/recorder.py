@@ -24,14 +24,14 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
-from sundog.dataset.append import AppendFile
-from sundog.dataset.base import why
-from sundog.dataset.graph import IrGraphRecord, canonical_json
-from sundog.dataset.identity import RunInfo, config_json, sample_id_of
-from sundog.dataset.irfile import IrFile
-from sundog.dataset.plain import plain, relative_text
-from sundog.dataset.rowtext import format_row, header, percentiles
-from sundog.dataset.schema import META_SCHEMA_VERSION, STATUSES, file_names
+from .append import AppendFile
+from .base import why
+from .graph_file import IrFile
+from .identity import RunInfo, config_json, sample_id_of
+from .ir_graph import IrGraphRecord, canonical_json
+from .plain import plain, relative_text
+from .rowtext import format_row, header, percentiles
+from .schema import META_SCHEMA_VERSION, STATUSES, file_names
 
 __all__ = ["Recorder", "Trial"]
 

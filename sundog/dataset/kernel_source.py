@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from sundog.dataset.plain import plain, relative_path
+from .plain import plain, relative_path
 
 __all__ = ["kernel_source"]
 

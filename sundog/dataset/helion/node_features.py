@@ -15,8 +15,8 @@ import sympy
 import torch
 from torch.fx import Node
 
-from sundog.dataset.helion_values import display, encode, expr_tree, warn_once
-from sundog.dataset.plain import relative_path
+from ..plain import relative_path
+from .node_values import display, encode, expr_tree, warn_once
 
 
 class ValFeatures(TypedDict):

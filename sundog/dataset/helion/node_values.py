@@ -166,7 +166,7 @@ def _decode_leaf(tag: str, inner: Any, value: dict[str, Any]) -> Any:
     if tag == "function":
         return resolve_target(inner)
     if tag == "sym":
-        from sundog.dataset.graph import canonical_json
+        from ..ir_graph import canonical_json
 
         return SymValue(value["type"], canonical_json(inner))
     if tag == "opaque":

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from torch.fx import Graph, Node
 
-from sundog.dataset.helion_values import encode_target, warn_once
+from .node_values import encode_target, warn_once
 
 # The concrete GraphInfo classes of helion 1.5.1. A test compares them with the installed ones.
 KNOWN_REGION_KINDS = frozenset(

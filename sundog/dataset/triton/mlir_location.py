@@ -12,9 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from sundog.dataset.mlir_spell import Value, unescape
-from sundog.dataset.mlir_value import Cursor
-from sundog.dataset.plain import relative_path
+from ..plain import relative_path
+from .mlir_spell import Value, unescape
+from .mlir_value import Cursor
 
 __all__ = ["LocationReader", "relative_files"]
 

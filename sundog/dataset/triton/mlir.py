@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from sundog.dataset.mlir_location import LocationReader
-from sundog.dataset.mlir_spell import Value, escape, spell, spell_entries, spell_location
-from sundog.dataset.mlir_value import Cursor, MlirSyntaxError
+from .mlir_location import LocationReader
+from .mlir_spell import Value, escape, spell, spell_entries, spell_location
+from .mlir_value import Cursor, MlirSyntaxError
 
 __all__ = ["Block", "MlirModule", "Operand", "Operation", "parse_module", "print_module"]
 
