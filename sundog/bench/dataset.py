@@ -12,7 +12,8 @@ import time
 
 from sundog.dataset import IrGraphRecord, Recorder, RunInfo, ir_id_of, read
 from sundog.dataset.identity import config_json, sample_id_of
-from sundog.dataset.rowtext import format_row, header
+from sundog.dataset.rows import format_row
+from sundog.dataset.schema import csv_header
 
 __all__ = ["FASTEST_CONFIG_S", "make_base", "time_load", "time_write"]
 
@@ -72,7 +73,7 @@ def make_base(base: str, num_rows: int, num_graphs: int) -> None:
     """Runs with a graph each, and the rows spread over them, as a recorder would write them."""
     per_run = max(num_rows // num_graphs // 2, 1)
     with open(f"{base}.csv", "w", encoding="utf-8") as file:
-        file.write(header())
+        file.write(csv_header())
         for run in range(num_graphs):
             graph = made_up_graph(run)
             with Recorder(base, made_up_run(run), graph=graph) as recorder:

@@ -13,7 +13,7 @@ Importing this imports none of torch, triton, helion, pandas and networkx: each 
 
 from __future__ import annotations
 
-from .base import check_base
+from .files import check_base
 from .identity import RunInfo, describe_run
 from .ir_graph import (
     IR_SCHEMA_VERSION,

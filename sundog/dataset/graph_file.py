@@ -6,7 +6,7 @@ import json
 import os
 import re
 
-from .append import AppendFile
+from .files import AppendFile
 from .ir_graph import IrGraphRecord, canonical_json, ir_id_of
 
 __all__ = ["IrFile"]

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from .files import Damage, Line, read_records
 from .ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, to_networkx
-from .lines import Damage, Line, read_records
 from .rows import empty_rows, load_rows
 from .schema import (
     META_END_FIELDS,

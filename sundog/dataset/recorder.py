@@ -24,14 +24,13 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
-from .append import AppendFile
-from .base import why
+from .files import AppendFile, why
 from .graph_file import IrFile
 from .identity import RunInfo, config_json, sample_id_of
 from .ir_graph import IrGraphRecord, canonical_json
 from .plain import plain, relative_text
-from .rowtext import format_row, header, percentiles
-from .schema import META_SCHEMA_VERSION, STATUSES, file_names
+from .rows import format_row, percentiles
+from .schema import META_SCHEMA_VERSION, STATUSES, csv_header, file_names
 
 __all__ = ["Recorder", "Trial"]
 
@@ -91,7 +90,11 @@ class Recorder:
         self.session = uuid.uuid4().hex[:16]
         self.pending: list[tuple[str, str]] = []  # (path, line) that could not be written
         csv, meta, ir = file_names(self.base)
-        self._csv, self._meta, self._ir = AppendFile(csv, header()), AppendFile(meta), IrFile(ir)
+        self._csv, self._meta, self._ir = (
+            AppendFile(csv, csv_header()),
+            AppendFile(meta),
+            IrFile(ir),
+        )
         self._lock = threading.RLock()
         self._clock, self._start = clock, clock()
         self._counts: Counter[str] = Counter()

@@ -1,24 +1,24 @@
-"""`<base>.csv` as a pandas frame, damaged lines named and left out.
+"""Write and read the rows of `<base>.csv`. No cell holds a line break: a line is a row.
 
-A row is always one line, so a file whose rows, as pyarrow's parser counts them, are as many as its
-lines is whole. Only where they differ is every line looked at on its own.
+The reader lets pyarrow parse the file. If pyarrow finds as many rows as the file has lines, the
+file is whole. Otherwise each line is checked on its own, and damaged ones are named and left out.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .lines import Damage, torn_text, whole_size
-from .rowtext import header, split_row
-from .schema import CSV_COLUMNS, CSV_FIELDS
+from .files import Damage, torn_text, whole_size
+from .schema import CSV_COLUMNS, CSV_FIELDS, csv_header
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["empty_rows", "load_rows"]
+__all__ = ["empty_rows", "format_row", "load_rows", "percentiles", "split_row"]
 
 # Few values, many rows: kept as pandas categories.
 _REPEATED = frozenset({"run_id", "kernel_id", "status", "session", "timer", "ir_id"})
@@ -54,15 +54,15 @@ def empty_rows() -> pandas.DataFrame:
 def _empty_table() -> Any:
     import pyarrow as pa
 
-    return _parse(pa.py_buffer(header().encode()))
+    return _parse(pa.py_buffer(csv_header().encode()))
 
 
 def _check_header(path: str) -> tuple[int, bytes]:
     with open(path, "rb") as file:
         first = file.readline(1 << 16)
-    if not first.endswith(b"\n") and header().encode().startswith(first):
+    if not first.endswith(b"\n") and csv_header().encode().startswith(first):
         return 0, first  # new, or its writer died in the header
-    if first != header().encode():
+    if first != csv_header().encode():
         raise ValueError(
             f"{path}:1: other columns than this version of sundog reads "
             f"({first[:120].decode('utf-8', 'replace').strip()!r})"
@@ -109,10 +109,12 @@ def _parse_blocks(path: str, size: int, damage: list[Damage]) -> tuple[Any, list
         num_lines = data.count(b"\n")
         kept: Any = range(first, first + num_lines)
         # In one piece: a row may be longer than any block.
-        table = _parse(pa.py_buffer(header().encode() + data), len(data) + len(header()) + 1)
+        table = _parse(
+            pa.py_buffer(csv_header().encode() + data), len(data) + len(csv_header()) + 1
+        )
         if table is None or table.num_rows != num_lines:
             kept = _whole_lines(path, first, data, damage)
-            whole = b"".join([header().encode(), *kept.values()])
+            whole = b"".join([csv_header().encode(), *kept.values()])
             table = _parse(pa.py_buffer(whole), len(whole) + 1)
             assert table is not None
         assert table.num_rows == len(kept)
@@ -180,3 +182,53 @@ def _to_frame(table: Any, numbers: Any) -> pandas.DataFrame:
     frame = table.to_pandas(types_mapper=kinds.get, split_blocks=True)
     frame.index = pd.Index(numbers, name="line")
     return frame
+
+
+_COLUMN_SET = frozenset(CSV_COLUMNS)
+_JSON = frozenset(field.name for field in CSV_FIELDS if field.type == "JSON")
+
+
+def format_row(cells: Mapping[str, object]) -> str:
+    unknown = cells.keys() - _COLUMN_SET
+    assert not unknown, unknown
+    return ",".join([_cell(column, cells.get(column)) for column in CSV_COLUMNS]) + "\n"
+
+
+def split_row(line: str) -> list[str]:
+    """The cells of a line without its end; csv.Error where it is torn inside one."""
+    if len(line) > csv.field_size_limit():
+        csv.field_size_limit(len(line))  # csv's own is 128 KB, an error's text may be longer
+    return next(csv.reader([line], strict=True), [])
+
+
+def _cell(column: str, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6f}" if math.isfinite(value) else ""
+    text = str(value) if column in _JSON else _one_line(str(value))
+    if "," in text or '"' in text:
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _one_line(text: str) -> str:
+    """Line breaks, control characters and lone surrogates as escapes, and the backslash too."""
+    text = text.replace("\\", "\\\\")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def percentiles(samples: Sequence[float]) -> dict[str, float | int]:
+    """Minimum, 10th, 50th and 90th percentile (linear, as numpy's) and maximum."""
+    if not samples:
+        return {}
+    ordered = sorted(samples)
+    found: dict[str, float | int] = {"num_samples": len(ordered)}
+    for name, q in (("min", 0.0), ("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("max", 1.0)):
+        position = q * (len(ordered) - 1)
+        low = int(position)
+        high = min(low + 1, len(ordered) - 1)
+        found[f"{name}_ms"] = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    return found

@@ -14,6 +14,7 @@ __all__ = [
     "META_SCHEMA_VERSION",
     "META_START_FIELDS",
     "STATUSES",
+    "csv_header",
     "file_names",
 ]
 
@@ -102,6 +103,11 @@ META_END_FIELDS = (
     Field("error", "text", "what ended the run early, or null"),
     Field("unwritten", "int", "rows that could not be written (full disk)"),
 )
+
+
+def csv_header() -> str:
+    """Return the first line of a CSV file."""
+    return ",".join(CSV_COLUMNS) + "\n"
 
 
 def file_names(base: str) -> tuple[str, str, str]:

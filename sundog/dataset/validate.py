@@ -9,27 +9,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .files import Damage
 from .identity import kernel_id_of, run_id_of, sample_id_of
 from .ir_graph import ir_id_of
-from .lines import Damage
 from .reader import Dataset
 from .schema import STATUSES, file_names
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Report", "validate"]
+__all__ = ["Validation", "validate"]
 
 _FAILURES = ("error", "timeout", "accuracy_error")
 
 
 @dataclass(frozen=True)
-class Report:
+class Validation:
     damage: list[Damage]
     notes: list[Damage]
 
 
-def validate(data: Dataset, progress: Callable[[int, int], None] | None = None) -> Report:
+def validate(data: Dataset, progress: Callable[[int, int], None] | None = None) -> Validation:
     """What is wrong with a dataset, in order of file and line."""
     csv_path, meta_path, ir_path = file_names(data.base)
     damage = list(data.damage)
@@ -42,7 +42,7 @@ def validate(data: Dataset, progress: Callable[[int, int], None] | None = None) 
     ):
         damage += [Damage(path, line, text) for line, text in found]
     damage.sort(key=lambda item: (file_names(data.base).index(item.file), item.line))
-    return Report(damage, list(_notes(data)))
+    return Validation(damage, list(_notes(data)))
 
 
 Found = Iterator[tuple[int, str]]

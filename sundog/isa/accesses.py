@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..dataset.triton.mlir import Block, Operand, Operation
+from ..dataset.triton.mlir import MlirBlock, MlirOperand, MlirOperation
 from .assembly import Instruction, Place
 from .flow import Flow, short
 
@@ -30,14 +30,14 @@ _MEMORY = (*_KINDS, "atomic_rmw", "atomic_cas", "buffer_atomic_rmw", "buffer_ato
 class Access:
     """One load, store or atomic of the kernel; several at one place if a loop was unrolled."""
 
-    op: Operation
+    op: MlirOperation
     kind: str  # load, store or atomic
     arguments: tuple[str, ...]  # that its address is made of
     place: Place
     tile: tuple[int, ...]  # () for a single element
     itemsize: int
     masked: bool
-    loops: list[Operation]
+    loops: list[MlirOperation]
     needs: list[Load] = field(default_factory=list)  # loads that its address is made of
     widths: Counter[int] = field(default_factory=Counter)  # bytes: instructions
 
@@ -56,10 +56,10 @@ class Access:
 class Load:
     """A load whose result is part of an address."""
 
-    op: Operation
+    op: MlirOperation
     arguments: tuple[str, ...]
     offset: int | None  # from the argument, in elements, where it is a constant
-    address: Operand
+    address: MlirOperand
     cut: bool  # to 32 bits on the way to the address
 
 
@@ -99,7 +99,7 @@ def descriptor_bytes(flow: Flow) -> int:
     return max((math.prod(s["shape"]) * _bytes(s["element"]) for s in shapes), default=0)
 
 
-def _access(flow: Flow, op: Operation) -> Access:
+def _access(flow: Flow, op: MlirOperation) -> Access:
     address = [v for v in op.operands if _is_pointer(v.type)][:1]
     if short(op).startswith("buffer"):  # a scalar base and a tile of offsets behind it
         address.append(op.operands[op.operands.index(address[0]) + 1])
@@ -118,7 +118,7 @@ def _access(flow: Flow, op: Operation) -> Access:
     )
 
 
-def _sources(flow: Flow, address: list[Operand]) -> tuple[tuple[str, ...], list[Load]]:
+def _sources(flow: Flow, address: list[MlirOperand]) -> tuple[tuple[str, ...], list[Load]]:
     """The kernel's pointer arguments in an address, and the loads: nothing behind those.
 
     Nor behind an atomic, such as a ticket for the next tile; that is no address.
@@ -128,7 +128,7 @@ def _sources(flow: Flow, address: list[Operand]) -> tuple[tuple[str, ...], list[
     cuts = _cut(flow, address)
     for start in address:
         for value in flow.back(start, _is_from_memory):
-            if isinstance(value.owner, Block):
+            if isinstance(value.owner, MlirBlock):
                 if value.owner is flow.kernel.regions[0][0] and _is_pointer(value.type):
                     names[flow.arguments()[value.number]] = None
             elif short(value.owner) in _LOADS and id(value.owner) not in loads:
@@ -136,7 +136,7 @@ def _sources(flow: Flow, address: list[Operand]) -> tuple[tuple[str, ...], list[
     return tuple(names), list(loads.values())
 
 
-def _load(flow: Flow, op: Operation, cut: bool) -> Load:
+def _load(flow: Flow, op: MlirOperation, cut: bool) -> Load:
     address = [v for v in op.operands if _is_pointer(v.type)][:1]
     if short(op).startswith("buffer"):
         address.append(op.operands[op.operands.index(address[0]) + 1])
@@ -144,7 +144,7 @@ def _load(flow: Flow, op: Operation, cut: bool) -> Load:
     return Load(op, names, _constant_offset(address), address[-1], cut)
 
 
-def _cut(flow: Flow, address: list[Operand]) -> set[int]:
+def _cut(flow: Flow, address: list[MlirOperand]) -> set[int]:
     """The loads whose result is cut from 64 bits to 32 before it reaches the address."""
     found: set[int] = set()
     for start in address:
@@ -155,32 +155,32 @@ def _cut(flow: Flow, address: list[Operand]) -> set[int]:
     return found
 
 
-def _constant_offset(address: list[Operand]) -> int | None:
+def _constant_offset(address: list[MlirOperand]) -> int | None:
     """0 for an argument itself, n for argument + n; None where it is computed."""
     last = address[-1].owner
-    if isinstance(last, Block):
+    if isinstance(last, MlirBlock):
         return 0 if len(address) == 1 else None
     if last.name == "tt.addptr":
         base, offset = (v.owner for v in last.operands)
-        if isinstance(base, Block) and isinstance(offset, Operation):
+        if isinstance(base, MlirBlock) and isinstance(offset, MlirOperation):
             return _constant(offset)
     return _constant(last) if len(address) == 2 else None
 
 
-def _constant(op: Operation) -> int | None:
+def _constant(op: MlirOperation) -> int | None:
     value = op.properties.get("value") if op.name == "arith.constant" else None
     return value["value"] if isinstance(value, dict) and value.get("kind") == "int" else None
 
 
-def _is_cut(value: Operand) -> bool:
+def _is_cut(value: MlirOperand) -> bool:
     op = value.owner
-    if isinstance(op, Block) or op.name != "arith.trunci":
+    if isinstance(op, MlirBlock) or op.name != "arith.trunci":
         return False
     return (_element(op.operands[0].type), _element(value.type)) == ("i64", "i32")
 
 
-def _is_from_memory(value: Operand) -> bool:
-    return isinstance(value.owner, Operation) and short(value.owner) in _MEMORY
+def _is_from_memory(value: MlirOperand) -> bool:
+    return isinstance(value.owner, MlirOperation) and short(value.owner) in _MEMORY
 
 
 def _place(location: Any) -> Place:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..dataset.triton.mlir import Block, MlirModule, Operand, Operation
+from ..dataset.triton.mlir import MlirBlock, MlirModule, MlirOperand, MlirOperation
 
 __all__ = ["Flow", "short"]
 
 LOOPS = ("scf.for", "scf.while")
 
 
-def short(op: Operation) -> str:
+def short(op: MlirOperation) -> str:
     """An operation's name without its dialect: `amdg.buffer_load` is a buffer_load."""
     return op.name.rpartition(".")[2]
 
@@ -25,8 +25,8 @@ class Flow:
     """The kernel's operations in order, and the way back from each of them."""
 
     def __init__(self, module: MlirModule) -> None:
-        self.operations: list[Operation] = []
-        self._parent: dict[int, Operation] = {}  # of a block or an operation, by its id
+        self.operations: list[MlirOperation] = []
+        self._parent: dict[int, MlirOperation] = {}  # of a block or an operation, by its id
         self._region: dict[int, int] = {}  # which of its parent's regions a block or op is in
         self._walk(module.operation)
         functions = [op for op in self.operations if op.name == "tt.func"]
@@ -40,20 +40,20 @@ class Flow:
         named = enumerate(self.kernel.regions[0][0].arg_locations)
         return [str(loc.get("name", f"argument {n}")).partition(".")[0] for n, loc in named]
 
-    def parents(self, op: Operation) -> Iterator[tuple[Operation, int]]:
+    def parents(self, op: MlirOperation) -> Iterator[tuple[MlirOperation, int]]:
         """What encloses an operation, from the inside, and in which region of it."""
         while (parent := self._parent.get(id(op))) is not None:
             yield parent, self._region[id(op)]
             op = parent
 
-    def loops(self, op: Operation) -> list[Operation]:
+    def loops(self, op: MlirOperation) -> list[MlirOperation]:
         """The loops around an operation, the outermost first."""
         return [parent for parent, _ in self.parents(op) if parent.name in LOOPS][::-1]
 
-    def inputs(self, value: Operand) -> list[Operand]:
+    def inputs(self, value: MlirOperand) -> list[MlirOperand]:
         """One step back."""
         owner, n = value.owner, value.number
-        if isinstance(owner, Block):
+        if isinstance(owner, MlirBlock):
             return self._block_inputs(owner, n)
         if owner.name == "scf.for":
             return [owner.operands[3 + n], _last(owner, 0).operands[n]]
@@ -63,7 +63,9 @@ class Flow:
             return [owner.operands[0], *(_last(owner, r).operands[n] for r in range(2))]
         return owner.operands
 
-    def back(self, start: Operand, stop: Callable[[Operand], bool]) -> Iterator[Operand]:
+    def back(
+        self, start: MlirOperand, stop: Callable[[MlirOperand], bool]
+    ) -> Iterator[MlirOperand]:
         """Everything that a value is made of; nothing behind a value where `stop` says so."""
         seen: set[tuple[int, int]] = set()
         todo = [start]
@@ -76,18 +78,18 @@ class Flow:
             if not stop(value):
                 todo += self.inputs(value)
 
-    def varies(self, value: Operand, loop: Operation) -> bool:
+    def varies(self, value: MlirOperand, loop: MlirOperation) -> bool:
         """Can it differ between two iterations? A load of one address is taken not to."""
         for each in self.back(value, lambda _: False):
             owner = each.owner
-            if isinstance(owner, Block):
+            if isinstance(owner, MlirBlock):
                 if self._parent[id(owner)] is loop:
                     return True
             elif "atomic" in owner.name and any(p is loop for p, _ in self.parents(owner)):
                 return True
         return False
 
-    def _walk(self, op: Operation) -> None:
+    def _walk(self, op: MlirOperation) -> None:
         self.operations.append(op)
         for number, region in enumerate(op.regions):
             for block in region:
@@ -96,7 +98,7 @@ class Flow:
                     self._parent[id(inner)], self._region[id(inner)] = op, number
                     self._walk(inner)
 
-    def _block_inputs(self, block: Block, n: int) -> list[Operand]:
+    def _block_inputs(self, block: MlirBlock, n: int) -> list[MlirOperand]:
         parent = self._parent[id(block)]
         if parent.name == "tt.func":
             return []
@@ -111,11 +113,11 @@ class Flow:
         return parent.operands
 
 
-def _last(op: Operation, region: int) -> Operation:
+def _last(op: MlirOperation, region: int) -> MlirOperation:
     """What ends a region: its yield, or a while loop's condition."""
     return op.regions[region][0].operations[-1]
 
 
-def _is_public(function: Operation) -> bool:
+def _is_public(function: MlirOperation) -> bool:
     visibility = function.properties.get("sym_visibility")
     return isinstance(visibility, dict) and visibility.get("value") == "public"

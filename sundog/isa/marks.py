@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dataset.triton.mlir import Operation
+from ..dataset.triton.mlir import MlirOperation
 from ..device.context import DELTAS
 from .accesses import Access, descriptor_bytes
 from .flow import Flow
@@ -139,7 +139,7 @@ def _is_tail_of(flow: Flow, access: Access, other: Access) -> bool:
     return len(other.loops) > len(access.loops) or _excludes(flow, access.op, other.op)
 
 
-def _excludes(flow: Flow, one: Operation, two: Operation) -> bool:
+def _excludes(flow: Flow, one: MlirOperation, two: MlirOperation) -> bool:
     """Do they stand in the two branches of one `if`?"""
     branches = {id(op): n for op, n in flow.parents(one) if op.name == "scf.if"}
     return any(n != branches.get(id(op), n) for op, n in flow.parents(two))

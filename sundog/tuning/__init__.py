@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from .. import choice
-from ..dataset.base import check_base
+from ..dataset.files import check_base
 from ..dataset.hardware import HARDWARE_FIELDS
 from ..dataset.recorder import Recorder
 from ..dataset.triton.compile import gpu_target

@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import choice, fields
 from ..choice import Entry
-from ..dataset.rowtext import split_row
+from ..dataset.rows import split_row
 from ..dataset.schema import CSV_COLUMNS, file_names
 from .space import Job
 

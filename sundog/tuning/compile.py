@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..dataset.append import AppendFile
+from ..dataset.files import AppendFile
 from ..dataset.graph_file import IrFile
 from ..dataset.schema import file_names
 from ..dataset.triton.compile import source_of

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from telemetry import graph, info, metas_of, rows_of
 
 from sundog.dataset import Recorder, read
-from sundog.dataset.append import AppendFile
+from sundog.dataset.files import AppendFile
 from sundog.dataset.graph_file import IrFile
 from sundog.dataset.validate import validate
 

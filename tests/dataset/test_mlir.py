@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sundog.dataset.triton.mlir import Operand, parse_module, print_module
-from sundog.dataset.triton.mlir_location import LocationReader, relative_files
+from sundog.dataset.triton.mlir import MlirOperand, parse_module, print_module
 from sundog.dataset.triton.mlir_spell import LOCATION_KINDS, escape, spell, spell_location, unescape
-from sundog.dataset.triton.mlir_value import Cursor, MlirSyntaxError
+from sundog.dataset.triton.mlir_value import Cursor, LocationReader, MlirSyntaxError, relative_files
 
 pytestmark = pytest.mark.compat
 
@@ -207,13 +206,13 @@ def test_module_has_its_shape() -> None:
     entry, second, third = function.regions[0]
     assert entry.operations[0].successors == [third, second]
     two = third.operations[0]
-    assert second.operations[0].operands == [Operand(two, 1)]  # used before it is defined
+    assert second.operations[0].operands == [MlirOperand(two, 1)]  # used before it is defined
     assert [len(region) for region in two.regions] == [1, 1, 0]
     for region, kind in zip(two.regions, ["i32", "f32"], strict=False):  # both call it %x
         made, used = region[0].operations
-        assert used.operands == [Operand(made, 0)]
+        assert used.operands == [MlirOperand(made, 0)]
         assert made.result_types == [kind]
-    assert two.operands == [Operand(entry, 1)] * 2
+    assert two.operands == [MlirOperand(entry, 1)] * 2
     assert two.attributes == {"tail": {"kind": "string", "value": "}) : {"}}
     assert second.operations[0].location == {"kind": "file", "file": "k.py", "line": 7, "column": 8}
     assert module.aliases[0][0] == "#blocked"

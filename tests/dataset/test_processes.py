@@ -12,7 +12,7 @@ import pytest
 from telemetry import graph, info
 
 from sundog.dataset import Recorder, read
-from sundog.dataset.append import AppendFile
+from sundog.dataset.files import AppendFile
 
 
 def _write_many(base: str, worker: int, count: int) -> None:

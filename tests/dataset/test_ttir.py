@@ -24,7 +24,7 @@ from triton_roundtrip import (
 
 from sundog.dataset.ir_graph import canonical_json, ir_id_of, to_networkx
 from sundog.dataset.triton.compile import gpu_target, lower, lower_source
-from sundog.dataset.triton.mlir import Operation, parse_module, print_module
+from sundog.dataset.triton.mlir import MlirOperation, parse_module, print_module
 from sundog.dataset.triton.mlir_spell import LOCATION_KINDS, VALUE_KINDS
 from sundog.dataset.triton.triton_module import generic_text, read_module
 from sundog.dataset.triton.ttir import EDGE_KINDS, NODE_KINDS, Alias, Edge, ModuleNode, TtirGraph
@@ -73,7 +73,7 @@ def test_nothing_of_an_operation_is_left_out(name: str, arch: str, stage: str) -
         assert node["location"] == op.location
 
 
-def _preorder(op: Operation) -> list[Operation]:
+def _preorder(op: MlirOperation) -> list[MlirOperation]:
     inner = [o for region in op.regions for block in region for o in block.operations]
     return [op, *(found for o in inner for found in _preorder(o))]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from telemetry import graph, info, metas_of, rows_of
 
 from sundog.dataset import CSV_COLUMNS, Recorder, check_base
-from sundog.dataset.rowtext import format_row, percentiles
+from sundog.dataset.rows import format_row, percentiles
 
 SPECIFIED = [
     "run_id",

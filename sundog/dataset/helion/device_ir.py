@@ -18,17 +18,28 @@ from typing import Any, TypedDict
 from torch.fx import Node
 
 from ..ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, ir_id_of
-from .device_blocks import block_map, memory_slots, symbol_map
-from .device_regions import KNOWN_REGION_KINDS, Link, links_of, live_graphs
-from .node_features import (
+from .device_regions import (
+    KNOWN_REGION_KINDS,
+    RegionLink,
+    block_map,
+    links_of,
+    live_graphs,
+    memory_slots,
+    symbol_map,
+)
+from .node_values import (
     LoweringFeatures,
     SourceFeatures,
+    Uses,
     ValFeatures,
+    display,
+    encode,
+    encode_target,
     lowering_features,
     source_features,
     val_features,
+    warn_once,
 )
-from .node_values import Uses, display, encode, encode_target, warn_once
 
 __all__ = ["IrEdge", "IrGraphMeta", "IrNode", "extract_ir_graph"]
 
@@ -276,7 +287,7 @@ def _data_edges(ids: _Ids, node: Node) -> list[IrEdge]:
     return edges
 
 
-def _link_edge(ids: _Ids, link: Link) -> IrEdge:
+def _link_edge(ids: _Ids, link: RegionLink) -> IrEdge:
     edge = _edge(ids, link.kind, link.source, link.target, link.value)
     edge["arg_positions"] = None if link.arg_positions is None else list(link.arg_positions)
     edge["call"], edge["role"] = ids.node[link.call.node], link.call.role

@@ -1,4 +1,4 @@
-"""How the graphs of Helion's device IR are connected: who calls whom, with what, and what returns.
+"""Connect the graphs of Helion's device IR: calls, arguments, results, and the config's slots.
 
 Five control-flow operations and the two that take a combine function carry child graph ids as
 plain integers. From them come four kinds of edges beside `data`:
@@ -8,17 +8,20 @@ plain integers. From them come four kinds of edges beside `data`:
     result   output of the child -> the node that reads it in the parent
     carried  output of the child -> the placeholder that is this value in the next iteration
 
-A call that does not look as expected is reported once and gets no edges; nothing here raises.
+A config's lists are matched to block ids and memory operations: block id 0 <-> symbol u1 <->
+config["block_sizes"][0]. Nothing here raises: what looks unexpected causes one warning.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeGuard
 
+import torch
 from torch.fx import Graph, Node
 
-from .node_values import encode_target, warn_once
+from .node_values import encode, encode_target, sym_expr, warn_once
 
 # The concrete GraphInfo classes of helion 1.5.1. A test compares them with the installed ones.
 KNOWN_REGION_KINDS = frozenset(
@@ -51,7 +54,7 @@ _CALLS: dict[str, tuple[tuple[str, int, int], ...]] = {
 }
 
 
-class Call(NamedTuple):
+class RegionCall(NamedTuple):
     """One child graph of one call node."""
 
     node: Node
@@ -62,13 +65,13 @@ class Call(NamedTuple):
     if_info: Any = None  # of an `_if`: where Helion keeps what both branches return
 
 
-class Link(NamedTuple):
+class RegionLink(NamedTuple):
     """One edge between graphs, before it is written."""
 
     kind: str
     source: Node
     target: Node
-    call: Call
+    call: RegionCall
     arg_positions: tuple[int | str, ...] | None = None
     output_index: int | None = None
     exact: bool | None = None
@@ -84,7 +87,7 @@ def target_name(node: Node) -> str | None:
     return encode_target(node.target) if callable(node.target) else node.target
 
 
-def calls_of(node: Node, graphs: dict[int, Any]) -> list[Call]:
+def calls_of(node: Node, graphs: dict[int, Any]) -> list[RegionCall]:
     """The child graphs that `node` calls; [] and one warning if it is malformed."""
     if node.op != "call_function" or (name := target_name(node)) not in _CALLS:
         return []
@@ -97,7 +100,7 @@ def calls_of(node: Node, graphs: dict[int, Any]) -> list[Call]:
 
 def _call(
     node: Node, role: str, id_slot: int, arg_slot: int, graphs: dict[int, Any]
-) -> Call | None:
+) -> RegionCall | None:
     args: tuple[Any, ...] = node.args
     if len(args) <= max(id_slot, arg_slot) or not is_graph_id(args[id_slot]):
         return None
@@ -119,7 +122,7 @@ def _call(
         if isinstance(value, Node)
     ]
     if_info = graphs.get(args[1]) if role in ("if", "else") else None
-    return Call(node, role, id_slot, child, tuple(inputs), if_info)
+    return RegionCall(node, role, id_slot, child, tuple(inputs), if_info)
 
 
 def placeholders(graph: Graph) -> list[Node]:
@@ -137,9 +140,9 @@ def _returned(graph: Graph) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def live_graphs(graphs: dict[int, Any], root_ids: list[int]) -> dict[int, list[Call]]:
+def live_graphs(graphs: dict[int, Any], root_ids: list[int]) -> dict[int, list[RegionCall]]:
     """Graph id -> its calls, for every graph that a root reaches; the others never run."""
-    live: dict[int, list[Call]] = {}
+    live: dict[int, list[RegionCall]] = {}
     waiting = [i for i in root_ids if i in graphs]
     while waiting:
         graph_id = waiting.pop()
@@ -151,36 +154,40 @@ def live_graphs(graphs: dict[int, Any], root_ids: list[int]) -> dict[int, list[C
     return live
 
 
-def links_of(calls: list[Call]) -> Iterator[Link]:
+def links_of(calls: list[RegionCall]) -> Iterator[RegionLink]:
     """Every edge that the calls of one graph make."""
     for call in calls:
         slots = placeholders(call.child.graph)
         first = next(iter(call.child.graph.nodes), None)
         if first is not None:
-            yield Link("call", call.node, first, call, arg_positions=(call.id_slot,))
+            yield RegionLink("call", call.node, first, call, arg_positions=(call.id_slot,))
         for outer, path, index in call.inputs:
-            yield Link("region", outer, slots[index], call, arg_positions=path, value=outer)
+            yield RegionLink("region", outer, slots[index], call, arg_positions=path, value=outer)
         yield from _results(call)
         if call.role in ("body", "combine"):
             siblings = [c for c in calls if c.node is call.node and c.role in ("cond", call.role)]
             yield from _carried(call, siblings)
 
 
-def _results(call: Call) -> Iterator[Link]:
+def _results(call: RegionCall) -> Iterator[RegionLink]:
     output, returned = output_of(call.child.graph), _returned(call.child.graph)
     if output is None:
         return
     reads = [(u, u.args[1]) for u in call.node.users if target_name(u) == _GETITEM]
     if call.role == "cond" or not reads:  # decides inside the call, or the call is the value
         if call.role in ("cond", "combine"):
-            yield Link("result", output, call.node, call, output_index=0, value=_node(returned, 0))
+            yield RegionLink(
+                "result", output, call.node, call, output_index=0, value=_node(returned, 0)
+            )
         return
     for user, index in reads:
         at: Any = _branch_output(call, index) if call.role in ("if", "else") else index
         if isinstance(at, Node):  # the branch leaves this variable as it was
-            yield Link("result", at, user, call, value=at)
+            yield RegionLink("result", at, user, call, value=at)
         elif is_graph_id(at) and 0 <= at < len(returned):
-            yield Link("result", output, user, call, output_index=at, value=_node(returned, at))
+            yield RegionLink(
+                "result", output, user, call, output_index=at, value=_node(returned, at)
+            )
 
 
 def _node(values: list[Any], index: int) -> Node | None:
@@ -188,7 +195,7 @@ def _node(values: list[Any], index: int) -> Node | None:
     return value if isinstance(value, Node) else None
 
 
-def _branch_output(call: Call, index: Any) -> Any:
+def _branch_output(call: RegionCall, index: Any) -> Any:
     """What result `index` of an `_if` is in this branch: an output, an outer node, or None.
 
     The results are those of the if branch, then those of the else branch; Helion notes per
@@ -208,7 +215,7 @@ def _branch_output(call: Call, index: Any) -> Any:
     return outer.get(found)
 
 
-def _carried(call: Call, siblings: list[Call]) -> Iterator[Link]:
+def _carried(call: RegionCall, siblings: list[RegionCall]) -> Iterator[RegionLink]:
     """Loop-carried values: `_phi(initial, result i)` names the argument that output i renews."""
     output, returned = output_of(call.child.graph), _returned(call.child.graph)
     if output is None:
@@ -217,10 +224,10 @@ def _carried(call: Call, siblings: list[Call]) -> Iterator[Link]:
         for sibling in siblings:
             target = placeholders(sibling.child.graph)[place]
             value = _node(returned, index)
-            yield Link("carried", output, target, sibling, None, index, exact, value)
+            yield RegionLink("carried", output, target, sibling, None, index, exact, value)
 
 
-def _renewed(call: Call, outputs: int) -> Iterator[tuple[int, int, bool]]:
+def _renewed(call: RegionCall, outputs: int) -> Iterator[tuple[int, int, bool]]:
     """(output, placeholder, whether it is the only one that it can be)."""
     if call.role == "combine":
         yield from ((i, i, True) for i in range(outputs))
@@ -240,3 +247,115 @@ def _renewed(call: Call, outputs: int) -> Iterator[tuple[int, int, bool]]:
             # node cannot always be told apart, which `exact` says.
             taken.add(free[0])
             yield index, free[0], len(places) == 1
+
+
+_LOAD = "helion.language.memory_ops:load"
+_STORE = "helion.language.memory_ops:store"
+_ATOMIC = "helion.language.atomic_ops:atomic_"
+_TILE_INDEX = "helion.language.tile_ops:tile_index"
+
+
+def block_map(env: Any) -> list[dict[str, Any]] | None:
+    """One entry per block id of the compile environment; None without one, or if it changed."""
+    try:
+        env = env if env is not None else _active_env()
+        return None if env is None else [_block(env, info) for info in env.block_sizes]
+    except Exception as error:
+        warn_once(f"no block map in the IR record: {type(error).__name__}: {error}")
+        return None
+
+
+def _active_env() -> Any:
+    from helion._compiler.compile_environment import CompileEnvironment
+
+    return CompileEnvironment.current() if CompileEnvironment.has_current() else None
+
+
+def _block(env: Any, info: Any) -> dict[str, Any]:
+    size = info.size if isinstance(info.size, (int, torch.SymInt)) else None
+    source = info.block_size_source
+    fixed = getattr(source, "value", None)
+    return {
+        "block_id": info.block_id,
+        "symbol": str(sym_expr(info.var)),
+        "size": None if size is None else str(size),
+        "concrete_size": size if isinstance(size, int) else None,
+        "reduction": bool(info.reduction),
+        "source": type(source).__name__,
+        "fixed": encode(fixed),
+        "debug_names": sorted(info.debug_names),
+        "config_slots": _slots_of(env.config_spec, info.block_id),
+    }
+
+
+def _slots_of(config_spec: Any, block_id: int) -> dict[str, int]:
+    """Config key -> index in that key's list, for every list that has an item for this block."""
+    from helion.autotuner.block_id_sequence import BlockIdSequence
+
+    slots = {}
+    for key, sequence in sorted(vars(config_spec).items()):
+        if isinstance(sequence, BlockIdSequence):
+            at = [i for i, item in enumerate(sequence) if block_id in item.block_ids]
+            if at:
+                slots[key] = at[0]
+    return slots
+
+
+def symbol_map(device_ir: Any) -> list[dict[str, Any]]:
+    """Where every symbol of the shapes comes from: a block size, a tensor's size, an argument."""
+    host = getattr(device_ir, "host_function", None)
+    entries = []
+    for expr, info in (getattr(host, "expr_to_origin", None) or {}).items():
+        try:
+            origin = info.origin
+            block_id = getattr(origin, "block_id", None)
+            text = origin.host_str() if origin.is_host() and block_id is None else None
+        except Exception as error:
+            warn_once(f"no origin of a symbol: {type(error).__name__}: {error}")
+            continue
+        kind = type(origin).__name__
+        entry = {"symbol": str(expr), "origin": kind, "block_id": block_id, "host": text}
+        entries.append(entry)
+    return sorted(entries, key=lambda e: (e["symbol"], e["origin"]))
+
+
+def memory_slots(
+    graphs: dict[int, Any], root_ids: list[int], calls: dict[int, list[RegionCall]]
+) -> dict[Node, dict[str, list[int]]]:
+    """Memory operation -> config key -> the slots that it takes, in code generation order."""
+    slots: dict[Node, dict[str, list[int]]] = {}
+    counts: Counter[str] = Counter()
+
+    def walk(graph_id: int, above: tuple[int, ...]) -> None:
+        for node in graphs[graph_id].graph.nodes:
+            for key in _keys(node):
+                slots.setdefault(node, {}).setdefault(key, []).append(counts[key])
+                counts[key] += 1
+            children = [c for c in calls.get(graph_id, []) if c.node is node]
+            for child in _generated(children):
+                if child not in above:
+                    walk(child, (*above, child))
+
+    for root in root_ids:
+        if root in graphs:
+            walk(root, (root,))
+    return slots
+
+
+def _generated(children: list[RegionCall]) -> list[int]:
+    """The order in which Helion generates the children; a loop's condition is generated twice."""
+    order = [c.child.graph_id for c in children]
+    return order + [c.child.graph_id for c in children if c.role == "cond"]
+
+
+def _keys(node: Node) -> list[str]:
+    name = target_name(node) if node.op == "call_function" else None
+    if name == _LOAD:
+        source = node.args[0] if node.args else None
+        given = node.args[3] if len(node.args) > 3 else node.kwargs.get("eviction_policy")
+        keys = [] if given is not None else ["load_eviction_policies"]
+        indexed = isinstance(source, Node) and target_name(source) != _TILE_INDEX
+        return keys + ["indexing"] if indexed else keys
+    if name == _STORE:
+        return ["indexing"]
+    return ["atomic_indexing"] if name is not None and name.startswith(_ATOMIC) else []

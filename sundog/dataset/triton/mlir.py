@@ -12,11 +12,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .mlir_location import LocationReader
 from .mlir_spell import Value, escape, spell, spell_entries, spell_location
-from .mlir_value import Cursor, MlirSyntaxError
+from .mlir_value import Cursor, LocationReader, MlirSyntaxError
 
-__all__ = ["Block", "MlirModule", "Operand", "Operation", "parse_module", "print_module"]
+__all__ = [
+    "MlirBlock",
+    "MlirModule",
+    "MlirOperand",
+    "MlirOperation",
+    "parse_module",
+    "print_module",
+]
 
 _ALIAS_LINE = re.compile(r"^([#!][A-Za-z_]\w*) = (.*)\n", re.MULTILINE)
 _FIRST_OP = re.compile(r'^(?:%.* = )?"', re.MULTILINE)
@@ -29,41 +35,41 @@ _RESULTS = re.compile(r"%([^:,]+)(?::(\d+))?")
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class MlirBlock:
     arg_types: list[Value] = field(default_factory=list)
     arg_locations: list[Value] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[MlirOperation] = field(default_factory=list)
 
 
 @dataclass(slots=True, frozen=True)
-class Operand:
+class MlirOperand:
     """The value that an operation uses: a result of `owner`, or an argument of it."""
 
-    owner: Operation | Block
+    owner: MlirOperation | MlirBlock
     number: int
 
     @property
     def type(self) -> Value:
         owner = self.owner
-        types = owner.arg_types if isinstance(owner, Block) else owner.result_types
+        types = owner.arg_types if isinstance(owner, MlirBlock) else owner.result_types
         return types[self.number]
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
+class MlirOperation:
     name: str
-    operands: list[Operand]
-    successors: list[Block]
+    operands: list[MlirOperand]
+    successors: list[MlirBlock]
     properties: dict[str, Value]
     attributes: dict[str, Value]
-    regions: list[list[Block]]
+    regions: list[list[MlirBlock]]
     result_types: list[Value]
     location: Value
 
 
 @dataclass(slots=True)
 class MlirModule:
-    operation: Operation
+    operation: MlirOperation
     aliases: list[tuple[str, Value]]  # of attributes and types, each before its first use
 
 
@@ -80,10 +86,10 @@ def parse_module(text: str, *, inferred_from: str | None = None) -> MlirModule:
 class _Scope:
     """What has a name in one region. Sibling regions may use one name for two values."""
 
-    values: dict[str, Operand] = field(default_factory=dict)
-    blocks: dict[str, Block] = field(default_factory=dict)
+    values: dict[str, MlirOperand] = field(default_factory=dict)
+    blocks: dict[str, MlirBlock] = field(default_factory=dict)
     # Uses before the definition: of a block that dominates but is printed later.
-    pending: list[tuple[str, Operation, int]] = field(default_factory=list)
+    pending: list[tuple[str, MlirOperation, int]] = field(default_factory=list)
 
 
 class _ModuleReader:
@@ -102,14 +108,14 @@ class _ModuleReader:
         self._scopes = [_Scope()]
         self._seen: dict[str, Value] = {}  # text to what it means
 
-    def operation(self) -> Operation:
+    def operation(self) -> MlirOperation:
         cursor = self._cursor
         match = cursor.take(_OP)
         if not match:
             raise cursor.error("an operation in generic form")
         results, name, uses, successors = match.groups()
         labels = [self._label(s[1:]) for s in successors.split(", ")] if successors else []
-        op = Operation(name, [], labels, self._properties(), {}, [], [], None)
+        op = MlirOperation(name, [], labels, self._properties(), {}, [], [], None)
         if cursor.skip(" ({"):
             op.regions = self._regions()
         if cursor.skip(" {"):
@@ -151,7 +157,7 @@ class _ModuleReader:
         function = self._seen[types]
         return function["outputs"], len(function["inputs"]), self._seen[location]
 
-    def _regions(self) -> list[list[Block]]:
+    def _regions(self) -> list[list[MlirBlock]]:
         """Regions up to `})`; the first `({` is already read."""
         cursor = self._cursor
         regions = [self._region()]
@@ -160,22 +166,22 @@ class _ModuleReader:
         cursor.expect(")")
         return regions
 
-    def _region(self) -> list[Block]:
+    def _region(self) -> list[MlirBlock]:
         cursor = self._cursor
         cursor.expect("\n")
         self._scopes.append(_Scope())
-        blocks: list[Block] = []
+        blocks: list[MlirBlock] = []
         while not cursor.take(_REGION_END):
             if match := cursor.take(_BLOCK):
                 blocks.append(self._block_head(match))
             else:
                 if not blocks:
-                    blocks.append(Block())  # an entry block without arguments has no label
+                    blocks.append(MlirBlock())  # an entry block without arguments has no label
                 blocks[-1].operations.append(self.operation())
         self._close_scope(blocks)
         return blocks
 
-    def _close_scope(self, blocks: list[Block]) -> None:
+    def _close_scope(self, blocks: list[MlirBlock]) -> None:
         scope = self._scopes.pop()
         for label, block in scope.blocks.items():
             if block not in blocks:
@@ -188,7 +194,7 @@ class _ModuleReader:
             else:
                 raise self._cursor.error(f"a definition of {use}, which {op.name} uses")
 
-    def _block_head(self, match: re.Match[str]) -> Block:
+    def _block_head(self, match: re.Match[str]) -> MlirBlock:
         cursor = self._cursor
         block = self._label(match[1])
         if match[2] == "(":
@@ -199,7 +205,7 @@ class _ModuleReader:
                 end = cursor.text.index(": ", cursor.pos)
                 name = cursor.text[cursor.pos : end]
                 cursor.pos = end + 2
-                self._scopes[-1].values[name] = Operand(block, len(block.arg_types))
+                self._scopes[-1].values[name] = MlirOperand(block, len(block.arg_types))
                 block.arg_types.append(cursor.value())
                 cursor.expect(" ")
                 block.arg_locations.append(self._locations.take(cursor))
@@ -207,31 +213,31 @@ class _ModuleReader:
             raise cursor.error("the end of the block's label")
         return block
 
-    def _label(self, name: str) -> Block:
+    def _label(self, name: str) -> MlirBlock:
         """The block of this name in the current region, which may come later in the text."""
-        return self._scopes[-1].blocks.setdefault(name, Block())
+        return self._scopes[-1].blocks.setdefault(name, MlirBlock())
 
-    def _use(self, use: str, op: Operation) -> None:
+    def _use(self, use: str, op: MlirOperation) -> None:
         for scope in reversed(self._scopes):
             if found := _resolve(use, scope):
                 op.operands.append(found)
                 return
         self._scopes[-1].pending.append((use, op, len(op.operands)))
-        op.operands.append(Operand(op, -1))  # replaced when its region ends
+        op.operands.append(MlirOperand(op, -1))  # replaced when its region ends
 
-    def _define_results(self, names: str, op: Operation) -> None:
+    def _define_results(self, names: str, op: MlirOperation) -> None:
         number = 0
         for name, count in _RESULTS.findall(names):
-            self._scopes[-1].values[name] = Operand(op, number)
+            self._scopes[-1].values[name] = MlirOperand(op, number)
             number += int(count or 1)
         if number != len(op.result_types):
             raise self._cursor.error(f"{len(op.result_types)} results of {op.name}")
 
 
-def _resolve(use: str, scope: _Scope) -> Operand | None:
+def _resolve(use: str, scope: _Scope) -> MlirOperand | None:
     name, _, result = use.partition("#")
     found = scope.values.get(name)
-    return Operand(found.owner, found.number + int(result)) if found and result else found
+    return MlirOperand(found.owner, found.number + int(result)) if found and result else found
 
 
 def print_module(module: MlirModule) -> str:
@@ -249,7 +255,7 @@ class _ModuleWriter:
         self._names: dict[tuple[int, int], str] = {}  # (id of the owner, number)
         self._labels: dict[int, str] = {}
 
-    def name_values(self, op: Operation) -> None:
+    def name_values(self, op: MlirOperation) -> None:
         for number in range(len(op.result_types)):
             self._names[id(op), number] = f"%{len(self._names)}"
         for block in (block for region in op.regions for block in region):
@@ -259,7 +265,7 @@ class _ModuleWriter:
             for inner in block.operations:
                 self.name_values(inner)
 
-    def operation(self, op: Operation, depth: int) -> None:
+    def operation(self, op: MlirOperation, depth: int) -> None:
         indent = "  " * depth
         names = [self._names[id(op), number] for number in range(len(op.result_types))]
         head = f"{', '.join(names)} = " if names else ""
@@ -279,13 +285,13 @@ class _ModuleWriter:
             self.lines[-1] += ")"
         self.lines[-1] += self._tail(op)
 
-    def _tail(self, op: Operation) -> str:
+    def _tail(self, op: MlirOperation) -> str:
         inputs = [use.type for use in op.operands]
         types = spell({"kind": "function", "inputs": inputs, "outputs": op.result_types})
         attributes = f" {spell_entries(op.attributes)}" if op.attributes else ""
         return f"{attributes} : {types} loc({spell_location(op.location)})"
 
-    def _region(self, region: list[Block], depth: int) -> None:
+    def _region(self, region: list[MlirBlock], depth: int) -> None:
         for block in region:
             args = []
             for number, (kind, location) in enumerate(

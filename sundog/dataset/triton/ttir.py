@@ -1,4 +1,4 @@
-"""Triton's TTIR and TTGIR as a graph record, and back: nothing of the module is lost.
+"""Turn Triton's TTIR and TTGIR into a graph record, and the record back into the module.
 
     record = extract_ttir_graph(module)              # of compile.lower, triton.compile, or text
     text = rebuild_module_text(record)               # generic-form MLIR that Triton parses
@@ -11,16 +11,16 @@ docs/ir_graph.md describes every field.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any, TypedDict
 
 from ..ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, ir_id_of
-from .mlir import Block, MlirModule, Operation, print_module
+from .mlir import MlirBlock, MlirModule, MlirOperand, MlirOperation, print_module
 from .mlir_spell import Value
 from .triton_module import read_module
-from .ttir_rebuild import rebuild_module, symbol_edges
 
-__all__ = ["extract_ttir_graph", "rebuild_module_text"]
+__all__ = ["extract_ttir_graph", "rebuild_module", "rebuild_module_text", "symbol_edges"]
 
 
 class TtirGraph(TypedDict):
@@ -182,11 +182,11 @@ def rebuild_module_text(record: IrGraphRecord) -> str:
         ) from error
 
 
-def _stage(module: Operation) -> str:
+def _stage(module: MlirOperation) -> str:
     return "ttgir" if any(name.startswith("ttg.") for name in module.attributes) else "ttir"
 
 
-def _kernel_name(module: Operation) -> str | None:
+def _kernel_name(module: MlirOperation) -> str | None:
     """The public function's name."""
     for op in (op for block in module.regions[0] for op in block.operations):
         if op.properties.get("sym_visibility") == {"kind": "string", "value": "public"}:
@@ -223,7 +223,7 @@ class _RecordBuilder:
         link = {"source": source, "target": target, "key": key, "edge_kind": kind, **fields}
         self.links.append(link)
 
-    def _add_op(self, op: Operation) -> str:
+    def _add_op(self, op: MlirOperation) -> str:
         name = self._node(
             "op",
             "op",
@@ -241,7 +241,7 @@ class _RecordBuilder:
                 self._link(name, inner, "region", region=number, position=position)
         return name
 
-    def _add_block(self, block: Block) -> str:
+    def _add_block(self, block: MlirBlock) -> str:
         name = self._node("block", "block")
         self._ids[id(block)] = name
         for position, kind in enumerate(block.arg_types):
@@ -253,7 +253,7 @@ class _RecordBuilder:
             self._link(name, self._add_op(op), "contains", position=position)
         return name
 
-    def _link_uses(self, op: Operation) -> None:
+    def _link_uses(self, op: MlirOperation) -> None:
         name = self._ids[id(op)]
         for number, use in enumerate(op.operands):
             arg = self._args.get((id(use.owner), use.number))
@@ -264,3 +264,135 @@ class _RecordBuilder:
             self._link(name, self._ids[id(block)], "successor", position=position)
         for inner in (o for region in op.regions for block in region for o in block.operations):
             self._link_uses(inner)
+
+
+Link = dict[str, Any]
+
+
+def rebuild_module(record: IrGraphRecord) -> MlirModule:
+    """ValueError or LookupError, with the node concerned, where nodes and edges make no module."""
+    return _Rebuilder(record).module()
+
+
+def symbol_edges(module: MlirOperation) -> Iterator[tuple[MlirOperation, MlirOperation, str]]:
+    """(op, function, property) for each property that names a function of the module."""
+    functions = {}
+    for op in _children(module):
+        name = op.properties.get("sym_name")
+        if name is not None:
+            functions[name["value"]] = op
+    stack = [module]
+    while stack:
+        op = stack.pop()
+        stack.extend(_children(op))
+        for attribute, value in op.properties.items():
+            named = isinstance(value, dict) and value["kind"] == "symbol"
+            if named and value["path"][0] in functions:
+                yield op, functions[value["path"][0]], attribute
+
+
+def _children(op: MlirOperation) -> list[MlirOperation]:
+    return [inner for region in op.regions for block in region for inner in block.operations]
+
+
+class _Rebuilder:
+    def __init__(self, record: IrGraphRecord) -> None:
+        self._nodes = {node["id"]: node for node in record["nodes"]}
+        if len(self._nodes) != len(record["nodes"]):
+            raise ValueError("two nodes of the record have one id")
+        # Edges by kind and by the node whose lists they fill.
+        self._from: dict[tuple[str, str], list[Link]] = defaultdict(list)
+        self._uses: dict[str, list[Link]] = defaultdict(list)
+        self._symbols = []
+        for link in record["links"]:
+            kind = link["edge_kind"]
+            if kind == "data":
+                self._uses[link["target"]].append(link)
+            elif kind == "symbol":
+                self._symbols.append((link["source"], link["target"], link["attribute"]))
+            else:
+                self._from[kind, link["source"]].append(link)
+        self._built: dict[str, MlirOperation | MlirBlock | MlirOperand] = {}
+
+    def module(self) -> MlirModule:
+        inner = {link["target"] for (kind, _), links in self._from.items()
+                 if kind != "successor" for link in links}  # fmt: skip
+        roots = [name for name in self._nodes if name not in inner]
+        if len(roots) != 1:
+            raise ValueError(f"{len(roots)} nodes are in no block or region, not one: {roots[:5]}")
+        module = self._operation(roots[0])
+        if lost := [name for name in self._nodes if name not in self._built]:
+            raise ValueError(f"{len(lost)} nodes are not part of the module: {lost[:5]}")
+        for name, built in self._built.items():
+            if isinstance(built, MlirOperation):
+                self._connect(name, built)
+        self._check_symbols(module)
+        aliases = [(a["name"], a["value"]) for a in self._nodes[roots[0]]["aliases"]]
+        return MlirModule(module, aliases)
+
+    def _ordered(self, links: list[Link], field: str, name: str) -> list[Link]:
+        """The edges by number; each number from 0 up once."""
+        ordered = sorted(links, key=lambda link: int(link[field]))
+        if [link[field] for link in ordered] != list(range(len(ordered))):
+            numbers = [link[field] for link in ordered]
+            raise ValueError(f"the {field}s of {name} are {numbers}, not 0 to {len(ordered) - 1}")
+        return ordered
+
+    def _node(self, name: str, kind: str) -> dict[str, Any]:
+        node = self._nodes[name]
+        if node["node_kind"] != kind:
+            raise ValueError(f"{name} is a node of kind {node['node_kind']}, not {kind}")
+        return node
+
+    def _operation(self, name: str) -> MlirOperation:
+        node = self._node(name, "op")
+        regions: list[list[MlirBlock]] = []
+        links = self._from["region", name]
+        for number in range(node["num_regions"]):
+            blocks = [link for link in links if link["region"] == number]
+            ordered = self._ordered(blocks, "position", name)
+            regions.append([self._block(link["target"]) for link in ordered])
+        fields = (node["properties"], node["attributes"], regions, node["result_types"])
+        op = MlirOperation(node["op"], [], [], *fields, node["location"])
+        return self._keep(name, op)
+
+    def _block(self, name: str) -> MlirBlock:
+        self._node(name, "block")
+        block = MlirBlock()
+        for link in self._ordered(self._from["argument", name], "position", name):
+            node = self._node(link["target"], "argument")
+            self._keep(link["target"], MlirOperand(block, len(block.arg_types)))
+            block.arg_types.append(node["type"])
+            block.arg_locations.append(node["location"])
+        for link in self._ordered(self._from["contains", name], "position", name):
+            block.operations.append(self._operation(link["target"]))
+        return self._keep(name, block)
+
+    def _keep(self, name: str, built: Any) -> Any:
+        if name in self._built:
+            raise ValueError(f"{name} is in two places")
+        self._built[name] = built
+        return built
+
+    def _connect(self, name: str, op: MlirOperation) -> None:
+        for link in self._ordered(self._uses[name], "operand", name):
+            op.operands.append(self._value(link["source"], link["result"]))
+        for link in self._ordered(self._from["successor", name], "position", name):
+            block = self._built[link["target"]]
+            if not isinstance(block, MlirBlock):
+                raise ValueError(f"a successor of {name} is not a block")
+            op.successors.append(block)
+
+    def _value(self, name: str, result: int) -> MlirOperand:
+        source = self._built[name]
+        if isinstance(source, MlirOperation) and 0 <= result < len(source.result_types):
+            return MlirOperand(source, result)
+        if isinstance(source, MlirOperand) and result == 0:
+            return source
+        raise ValueError(f"{name} has no result {result}")
+
+    def _check_symbols(self, module: MlirOperation) -> None:
+        names = {id(built): name for name, built in self._built.items()}
+        implied = [(names[id(a)], names[id(b)], c) for a, b, c in symbol_edges(module)]
+        if sorted(implied) != sorted(self._symbols):
+            raise ValueError(f"symbol edges {self._symbols} do not follow from the ops: {implied}")

@@ -1,23 +1,37 @@
-"""A text file that several processes append whole lines to, and that survives their death.
+"""Files that survive the death of a writer: append whole lines, read what is whole, name the rest.
 
-Every line is one write() under an exclusive flock. Before it, the file's end is looked at: what a
-killed writer left torn is ended with a newline first, so that only that line is lost. A write that
-fails half-way (full disk) is taken back, so that the file still ends with a whole line.
+Every line is one write() under an exclusive flock. A writer first looks at the end of the file: if
+a killed writer left a torn line, it ends that line with a newline, so only that line is lost. A
+write that fails half-way (full disk) is taken back, so the file still ends with a whole line.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from .schema import csv_header, file_names
 
 try:
     import fcntl
 except ImportError:  # no file locks on this system: single writes still do not mix in practice
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["AppendFile", "shared_lock"]
+__all__ = [
+    "AppendFile",
+    "Damage",
+    "Line",
+    "check_base",
+    "read_records",
+    "shared_lock",
+    "whole_size",
+    "why",
+]
 
 
 class AppendFile:
@@ -148,3 +162,102 @@ def _other_header(path: str, fd: int) -> str:
         f"{path} has other columns than this version of sundog writes (its first line is "
         f"{first[:120]!r}): give another base name, or move the file away"
     )
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What could not be read, or does not fit; the rest of the data is there."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int
+    offset: int
+    length: int
+    record: dict[str, Any]
+
+
+def whole_size(path: str) -> tuple[int, bytes]:
+    """Bytes up to the last whole line, and what follows it (torn by a crash, or nothing)."""
+    with open(path, "rb") as file:
+        with shared_lock(file.fileno()):  # so that no row is half-way at this moment
+            end = size = os.fstat(file.fileno()).st_size
+        tail = b""
+        while end > 0 and b"\n" not in tail:
+            step = min(end, 1 << 16)
+            end -= step
+            file.seek(end)
+            tail = file.read(step) + tail
+        torn = tail.rpartition(b"\n")[2][: size - end]
+        return size - len(torn), torn
+
+
+def read_records(
+    path: str, newest: int, damage: list[Damage], advance: Callable[[int], None]
+) -> Iterator[Line]:
+    """The records of a `.jsonl` file; what cannot be read is added to `damage` and left out."""
+    size, torn = whole_size(path)
+    offset = number = 0
+    with open(path, "rb") as file:
+        while offset < size:
+            data = file.readline()
+            number += 1
+            record, wrong = _parse(data, newest)
+            if record is not None:
+                yield Line(number, offset, len(data), record)
+            else:
+                damage.append(Damage(path, number, wrong))
+            offset += len(data)
+            advance(len(data))
+    if torn:
+        damage.append(Damage(path, number + 1, torn_text(torn)))
+
+
+def torn_text(torn: bytes) -> str:
+    return f"the last line is torn after {len(torn)} bytes (its writer died?); it is left out"
+
+
+def _parse(data: bytes, newest: int) -> tuple[dict[str, Any] | None, str]:
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return None, f"not a JSON record ({type(error).__name__}: {str(error)[:80]})"
+    if not isinstance(record, dict):
+        return None, f"not a record but {type(record).__name__}"
+    version = record.get("schema_version", 0)
+    if version == newest:
+        return record, ""
+    if isinstance(version, int) and version > newest:
+        return None, f"schema_version {version} is newer than {newest}: read it with a newer sundog"
+    return None, f"schema_version {version!r} is not one that this sundog reads ({newest})"
+
+
+def check_base(base: str) -> str | None:
+    """None, or the sentence that says why rows cannot be appended to `<base>.csv`."""
+    for path, first in zip(file_names(base), (csv_header(), "", ""), strict=True):
+        existed = os.path.exists(path)
+        file = AppendFile(path, first)
+        try:
+            with file.locked() as fd:
+                file.check_locked(fd)
+                # Another writer may have made it meanwhile: only an empty file is ours.
+                if not existed and os.fstat(fd).st_size == 0:
+                    os.unlink(path)
+        except (OSError, ValueError) as error:
+            return why(path, error)
+        finally:
+            file.close()
+    return None
+
+
+def why(path: str, error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{path} cannot be written: {error.strerror or error}"
+    return str(error)
