@@ -78,7 +78,8 @@ def wait(flag, peer, epoch, ctx):
     """Return when the own `flag` has reached `epoch`, which rank `peer` owes; bounded.
 
     Orders: what the signaller did before its signal, before all that this program does after the
-    wait. Does not order: other programs of this rank.
+    wait, in every loop: Triton does not pipeline a loop in which something waits, so wait outside
+    the inner loop. Does not order: other programs of this rank.
     """
     _wait_word(flag, peer, epoch, ctx, scope="sys")
 
@@ -96,6 +97,17 @@ def _wait_word(flag, peer, epoch, ctx, scope: tl.constexpr):
             seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
         if seen < epoch:
             _run_out(flag, peer, epoch, seen, ctx)
+    _hold_loads()  # all that follows, after the acquire, also where the compiler would load ahead
+
+
+@triton.jit
+def _hold_loads():
+    """Keep the loads that follow where they are. All warps have learnt from the acquire before.
+
+    In a pipelined loop the compiler issues tile loads ahead of an acquire. It does not pipeline a
+    loop that has a CTA barrier: docs/memory_model.md has what else was tried.
+    """
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -150,7 +162,8 @@ def _wait_tile(flags, valid, peer, epoch, ctx):
             limit = _polls_allowed(ctx)
         seen = tl.atomic_add(flags, peer * 0, mask=valid, sem="acquire", scope="sys")
         late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
-    # Each lane's acquire orders its own thread only; the loads behind are made by all of them.
+    # Each lane's acquire orders its own thread only; all of them make the loads that follow. Nor
+    # does the compiler pipeline a loop that has this barrier, as in `_wait_word`.
     tl.debug_barrier()
     if late > 0:  # of those the last is told
         address = flags.to(tl.int64)

@@ -7,10 +7,11 @@ as a tensor descriptor, made by the host, where the target has TMA and the tenso
 else as pointers (`operand`); so does the output (`target`). float32 is multiplied as it is, without
 tf32.
 
-One plain loop over K, so that Triton pipelines it: a loop inside of which something waits is not,
-and a short one is mostly filling and draining. Where all comes by descriptors, the loops over tiles
-and over K are one (`flatten`), so that the next tile is loaded while this one is written; but not
-where there is no room for both (`room_beside`), as for 128 x 256 in float32.
+One plain loop over K, so that Triton pipelines it: waits stand outside of it, since their CTA
+barrier ends the pipelining of a loop that has one (docs/memory_model.md), and a short loop is
+mostly filling and draining. Where all comes by descriptors, the loops over tiles and over K are one
+(`flatten`), so that the next tile is loaded while this one is written; but not where there is no
+room for both (`room_beside`), as for 128 x 256 in float32.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from ..dataset.triton.compile import gpu_target, source_of
 from ..dataset.triton.triton_module import read_module
 from ..errors import SundogError
 from ..launch import GPU_HEAP
-from . import accesses, assembly
+from . import accesses, assembly, hoisted
 from .flow import Flow
-from .launches import Launch, record
+from .launches import CTX, Launch, record
 from .marks import Compiled, Mark, classify, judge
 from .problems import Case, functions
 
@@ -123,7 +123,8 @@ def inspect_launch(op: str, launch: Launch, target: str) -> Kernel:
     return Kernel(
         op, launch.kernel.__name__, target, registers, spills, compiled.metadata.shared,
         moves["load"], moves["store"], _atomics(compiled.asm["ttgir"]), read.barriers,
-        read.tensor_cores, read.tma, _sites(met, roles), judge(kernel, roles, spills),
+        read.tensor_cores, read.tma, _sites(met, roles),
+        judge(kernel, roles, spills) + _hoisted(compiled.asm, launch.roles),
     )  # fmt: skip
 
 
@@ -142,6 +143,15 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error)
+
+
+def _hoisted(asm: dict[str, Any], roles: dict[str, str]) -> list[Mark]:
+    """Loads issued before a wait. Gluon has no TTIR: nothing pipelines its kernels."""
+    if "ttir" not in asm:
+        return []
+    constant = {name for name, role in roles.items() if role == CTX}
+    found = hoisted.find(asm["ttir"], asm["ttgir"], constant)
+    return list(dict.fromkeys(Mark("hoisted", each.where, each.text) for each in found))
 
 
 def _widths(

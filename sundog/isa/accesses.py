@@ -16,7 +16,7 @@ from ..dataset.triton.mlir import MlirBlock, MlirOperand, MlirOperation
 from .assembly import Instruction, Place
 from .flow import Flow, short
 
-__all__ = ["Access", "descriptor_bytes", "find"]
+__all__ = ["Access", "argument_names", "descriptor_bytes", "find", "place_of", "where"]
 
 _KINDS = {
     "load": "load", "buffer_load": "load", "async_copy_global_to_local": "load",
@@ -47,9 +47,7 @@ class Access:
 
     @property
     def where(self) -> str:
-        """The line of the kernel, and of the function inside which it happens."""
-        steps = [f"{file}:{line}" for file, line, _ in self.place]
-        return steps[-1] if len(steps) == 1 else f"{steps[-1]} (in {steps[0]})"
+        return where(self.place)
 
 
 @dataclass(frozen=True)
@@ -99,17 +97,37 @@ def descriptor_bytes(flow: Flow) -> int:
     return max((math.prod(s["shape"]) * _bytes(s["element"]) for s in shapes), default=0)
 
 
-def _access(flow: Flow, op: MlirOperation) -> Access:
+def argument_names(flow: Flow, op: MlirOperation) -> tuple[str, ...]:
+    """The kernel's pointer arguments in the address of an access."""
+    return _sources(flow, _address(op))[0]
+
+
+def place_of(op: MlirOperation) -> Place:
+    return _place(op.location)
+
+
+def where(place: Place) -> str:
+    """The line of the kernel, and of the function inside which it happens."""
+    steps = [f"{file}:{line}" for file, line, _ in place]
+    return steps[-1] if len(steps) == 1 else f"{steps[-1]} (in {steps[0]})"
+
+
+def _address(op: MlirOperation) -> list[MlirOperand]:
     address = [v for v in op.operands if _is_pointer(v.type)][:1]
-    if short(op).startswith("buffer"):  # a scalar base and a tile of offsets behind it
+    if short(op).startswith("buffer"):  # a scalar base and a tile of offsets after it
         address.append(op.operands[op.operands.index(address[0]) + 1])
+    return address
+
+
+def _access(flow: Flow, op: MlirOperation) -> Access:
+    address = _address(op)
     tensor: Any = next((v.type for v in address if _is_tensor(v.type)), None)
     arguments, needs = _sources(flow, address)
     return Access(
         op,
         _KINDS.get(short(op), "atomic"),
         arguments,
-        _place(op.location),
+        place_of(op),
         tuple(tensor["shape"]) if tensor else (),
         _bytes(_element(address[0].type)["params"][0]),
         any(_element(v.type) == "i1" for v in op.operands),
@@ -137,9 +155,7 @@ def _sources(flow: Flow, address: list[MlirOperand]) -> tuple[tuple[str, ...], l
 
 
 def _load(flow: Flow, op: MlirOperation, cut: bool) -> Load:
-    address = [v for v in op.operands if _is_pointer(v.type)][:1]
-    if short(op).startswith("buffer"):
-        address.append(op.operands[op.operands.index(address[0]) + 1])
+    address = _address(op)
     names, _ = _sources(flow, address)
     return Load(op, names, _constant_offset(address), address[-1], cut)
 

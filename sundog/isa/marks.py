@@ -33,7 +33,7 @@ _A_FEW = (
 class Mark:
     """Something that falls short."""
 
-    rule: str  # narrow, lost, reload, cut or spill
+    rule: str  # narrow, lost, reload, cut, spill or hoisted
     where: str
     text: str
 
