@@ -171,7 +171,7 @@ def _line(run: Any, rows: Any) -> str:
 
 
 def write(base: Path, path: Path, commit: str) -> None:
-    """The table of a run that is well, as sundog/bench/measured.py reads it."""
+    """The table of a run that is well, as benchmarks/measured.py reads it."""
     from sundog.dataset.reader import read
 
     data = read(base)

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backends.sim import Sim
     from .launch import init, run
-    from .probing import probe
-    from .tuning import tune
-    from .world import World
+    from .tools.probe.probe import probe
+    from .tools.tune.tune import tune
+    from .world.world import World
 
 __all__ = ["Sim", "World", "init", "probe", "run", "tune"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Sim": ".backends.sim", "World": ".world", "init": ".launch", "probe": ".probing",
-    "run": ".launch", "tune": ".tuning",
+    "Sim": ".backends.sim", "World": ".world.world", "init": ".launch", "probe": ".tools.probe.probe",
+    "run": ".launch", "tune": ".tools.tune.tune",
 }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .bench import cli as bench
 from .dataset import data_command as data
+from .tools.bench import bench_cli as bench
 
 __all__ = ["app", "main"]
 
@@ -60,7 +60,7 @@ def check(
 
     Example: sundog check examples/ring.py --world 3 --schedules 20 --mutate
     """
-    from . import check_command
+    from .tools.check import check_command
 
     if corpus:
         raise typer.Exit(check_command.run_corpus(corpus, schedules, seed, json))
@@ -90,7 +90,7 @@ def isa(
 
     Example: sundog isa all_gather.push --target sm_90 --problem numel=1048576,dtype=float32
     """
-    from .isa import command
+    from .tools.isa import isa_command as command
 
     raise typer.Exit(command.run(op, target, config, problem, world, json))
 
@@ -122,7 +122,8 @@ def tune(
 
     Example: sundog tune all_gather.push --problem numel=1048576,dtype=bfloat16 --budget 100
     """
-    from .tuning import Place, command
+    from .tools.tune import tune_command as command
+    from .tools.tune.tune import Place
 
     names = [name for name in target.split(",") if name]
     if promote:
@@ -155,7 +156,8 @@ def trace(
 
     Example: sundog trace all_gather --out trace.json --plot trace.png --world 4
     """
-    from .trace import Subject, command
+    from .tools.trace import trace_command as command
+    from .tools.trace.trace_subject import Subject
 
     place = command.Place(world, backend, link)
     raise typer.Exit(command.run(Subject(op, problem), place, out, plot, json, programs, events))
@@ -178,7 +180,7 @@ def probe(
 
     Example: sundog probe all_gather --world 2 --replays 20
     """
-    from .probing import command
+    from .tools.probe import probe_command as command
 
     options = command.Options(tuple(targets or ()), world, backend, replays, seed, details, json)
     raise typer.Exit(command.run(options))

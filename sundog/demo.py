@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from .backends.sim import Sim
-from .check import check_once
 from .device import context, memory, signal
 from .errors import Deadlock
-from .world import World
+from .tools.check.schedules import check_once
+from .world.world import World
 
 __all__ = ["main"]
 

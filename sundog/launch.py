@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from . import knobs
-from .backends.link import LINKS
+from .backends._link import LINKS
 from .backends.sim import Sim
 from .target import has_gpu
-from .world import World
+from .world.world import World
 
 __all__ = ["GPU_HEAP", "init", "run"]
 
@@ -52,12 +52,12 @@ def run(
         _no_sim(sim, name)
         return virtual.run(fn, world_size, _gpu_heap_size(heap_size), seconds, link)
     if name == "symm":
-        from .backends import processes, symm
+        from .backends import _processes, symm
 
         _no_sim(sim, name)
         symm.check_can_fork()
         size = _gpu_heap_size(heap_size)
-        return processes.run(
+        return _processes.run(
             fn, world_size, lambda r, n, store: symm.open_alone(r, n, store, size, seconds)
         )
     nbytes = _heap_size(heap_size, world_size)
@@ -65,10 +65,10 @@ def run(
         from .backends import sim as simulated
 
         return simulated.run(fn, world_size, nbytes, sim or Sim(), link)
-    from .backends import processes, shm
+    from .backends import _processes, shm
 
     _no_sim(sim, name)
-    return processes.run(
+    return _processes.run(
         fn, world_size, lambda r, n, store: shm.open_world(r, n, store, nbytes, seconds)
     )
 
@@ -80,7 +80,7 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
     torch.distributed, or makes one with gloo.
     """
     name = _backend(backend, "symm" if has_gpu() else "shm", allowed=("shm", "symm"))
-    from .backends.exchange import join
+    from .backends._rendezvous import join
 
     seconds = _seconds(timeout)
     rank, size, store = join(seconds)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .check import Report
-from .check import check as find
-from .world import World
+from .tools.check.schedules import Report
+from .tools.check.schedules import check as find
+from .world.world import World
 
 __all__ = ["check"]
 

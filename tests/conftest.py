@@ -20,7 +20,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sundog
-from sundog.backends.link import LINKS
+from sundog.backends._link import LINKS
 from sundog.target import has_gpu
 
 BACKENDS = ("sim", "shm", "virtual", "symm")

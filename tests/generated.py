@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from oracle import Event, Race, races
 from rich.progress import Progress
 
-from sundog.check import Report, check_once
+from sundog.tools.check.schedules import Report, check_once
 
 __all__ = ["Verdicts", "compare", "each_case", "verdicts"]
 

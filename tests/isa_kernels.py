@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sundog.device import memory, signal
-from sundog.world import World
+from sundog.world.world import World
 
 NUMEL = 1 << 16
 ODD = NUMEL + 3

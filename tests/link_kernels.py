@@ -11,7 +11,7 @@ from sundog.device import memory, signal
 
 __all__ = ["PULLING", "check_pulled", "fetch", "pull", "pull_all", "stand_in"]
 
-# The ops that have stand-ins (sundog/passive.py).
+# The ops that have stand-ins (sundog/ops/passive.py).
 PULLING = (
     "all_gather.pull", "all_gather_matmul.barrier", "all_gather_matmul.hbm_buffer",
     "all_gather_matmul.direct",

@@ -17,9 +17,8 @@ import pytest
 
 from sundog import World, knobs
 from sundog.backends import symm
-from sundog.backends.exchange import join
-from sundog.backends.processes import _picklable, _results
-from sundog.backends.wire import pack, unpack
+from sundog.backends._processes import _picklable, _results
+from sundog.backends._rendezvous import join, pack, unpack
 from sundog.launch import _gpu_heap_size
 
 __all__ = ["Ranks"]

@@ -22,8 +22,8 @@ from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler import ASTSource
 
 import sundog
-from sundog.backends.again import Again, again, is_hooked
-from sundog.backends.direct import Direct
+from sundog.backends._gpu import Direct
+from sundog.backends._relaunch import Again, again, is_hooked
 from sundog.errors import WorldClosed
 
 Run = Callable[..., list]

@@ -17,7 +17,7 @@ import sundog
 from sundog import knobs
 from sundog.device import memory
 from sundog.errors import BadAccess, HeapDivergence, NotSymmetric
-from sundog.op import OPS, find
+from sundog.ops.op import OPS, find
 
 Run = Callable[..., list]
 

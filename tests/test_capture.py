@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.check import check
 from sundog.collectives import all_gather_push
 from sundog.errors import CaptureError, NotOrdered, SundogError, WorldClosed
+from sundog.tools.check.schedules import check
 
 N = 37
 

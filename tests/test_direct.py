@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sundog.backends.direct import Direct
+from sundog.backends._gpu import Direct
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sundog.exercise import function_of
+from sundog.tools._subject import function_of
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 ids = [path.stem for path in EXAMPLES]

@@ -15,8 +15,8 @@ from sundog.collectives import all_gather_gluon as in_gluon
 from sundog.collectives import all_gather_push as in_triton
 from sundog.collectives.all_gather import Problem
 from sundog.collectives.all_gather_gluon import Config
-from sundog.exercise import function_of
-from sundog.mutation import find_mutants, mutate
+from sundog.tools._subject import function_of
+from sundog.tools.check.mutation import find_mutants, mutate
 
 Run = Callable[..., list]
 NAME = "sundog.collectives.all_gather_gluon"

@@ -24,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from sundog.backends.gpu import first_ir, may_wait
+from sundog.backends._gpu import first_ir, may_wait
 from sundog.collectives import all_gather_gluon
 from sundog.device import gluon as device
 

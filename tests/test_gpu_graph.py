@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from sundog.backends import gpu_graph
-from sundog.backends.gpu_graph import CudaRecording
+from sundog.backends import _cuda_graph
+from sundog.backends._cuda_graph import CudaRecording
 from sundog.errors import CaptureError
 from sundog.target import Footprint
 
@@ -75,7 +75,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
         note = partial(_note, made, name)
         monkeypatch.setattr(torch._C, f"_cuda_{name}", note, raising=False)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(gpu_graph, "on", lambda stream: nullcontext())
+    monkeypatch.setattr(_cuda_graph, "on", lambda stream: nullcontext())
     return made
 
 

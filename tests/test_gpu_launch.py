@@ -12,10 +12,9 @@ import triton
 import triton.language as tl
 
 from sundog.backends import virtual
-from sundog.backends.direct import Direct
-from sundog.backends.gpu import Gpu, may_wait
-from sundog.sim.host_waits import waits
-from sundog.sim.launcher import Installed
+from sundog.backends._gpu import Direct, Gpu, may_wait
+from sundog.machine.host_waits import waits
+from sundog.machine.launcher import Installed
 from sundog.target import Footprint, Target
 
 H200 = Target("NVIDIA H200", "sm_90", 132, 32, 65536, 233472, 64, 32, 60 << 20, 141 << 30)

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.check import check
 from sundog.device import memory, signal
 from sundog.errors import HeapDivergence, NotSymmetric, RankMismatch, WorldClosed
-from sundog.op import Plan
+from sundog.ops.op import Plan
+from sundog.tools.check.schedules import check
 
 Run = Callable[..., list]
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sundog
-from sundog import heap
+from sundog.callsite import relative
 from sundog.errors import HeapDivergence, OutOfHeap
-from sundog.heap import ALIGNMENT, Heap
-from sundog.source import relative
+from sundog.world import heap
+from sundog.world.heap import ALIGNMENT, Heap
 
 CAPACITY = 1 << 20
 
@@ -285,7 +285,7 @@ def test_a_place_where_nothing_is_the_users() -> None:
     for name, lines in (
         (
             "fused/made_up.py",
-            "from sundog.source import caller\ndef plan():\n    return caller()\n",
+            "from sundog.callsite import caller\ndef plan():\n    return caller()\n",
         ),
         ("sim/made_up.py", "def loop(fn):\n    return fn()\n"),
     ):

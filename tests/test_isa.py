@@ -12,10 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sundog import isa, launch
-from sundog import op as ops
+from sundog import launch
 from sundog.cli import app
 from sundog.errors import SundogError
+from sundog.ops import op as ops
+from sundog.tools.isa import inspect
 
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 
@@ -23,11 +24,11 @@ KERNELS = str(Path(__file__).parent / "isa_kernels.py")
 BOTH = ("sm_90", "gfx942")
 
 
-def kernels(name: str, targets: tuple[str, ...] = BOTH, **options: Any) -> list[isa.Kernel]:
-    return isa.inspect(f"{KERNELS}:run_{name}", targets, world=2, **options)
+def kernels(name: str, targets: tuple[str, ...] = BOTH, **options: Any) -> list[inspect.Kernel]:
+    return inspect.inspect(f"{KERNELS}:run_{name}", targets, world=2, **options)
 
 
-def rules(kernel: isa.Kernel) -> set[tuple[str, str]]:
+def rules(kernel: inspect.Kernel) -> set[tuple[str, str]]:
     """What was marked, and the kernel's line in words of its source."""
     lines = Path(KERNELS).read_text().splitlines()
     found = set()
@@ -78,13 +79,13 @@ def test_what_two_branches_share_is_found_at_the_scalar_before_it() -> None:
     for tiles in (2, 3):
         lost = [access(line, (64,)) for line in range(tiles)]
         found, scalar = access(7, (64,), _16=3), access(8, (), _8=1, _16=2)
-        isa.accesses._find_lost([*lost, found, scalar])
+        inspect.accesses._find_lost([*lost, found, scalar])
         assert [each.widths for each in lost] == [{16: 2} if tiles == 2 else {}] * tiles
         assert (found.widths, scalar.widths) == ({16: 3}, {8: 1} if tiles == 2 else {8: 1, 16: 2})
 
 
 def test_a_merged_place_stands_for_several() -> None:
-    one = isa.assembly.Instruction("store", 16, False, (("a.py", 7, 3), ("b.py", 0, 0)))
+    one = inspect.assembly.Instruction("store", 16, False, (("a.py", 7, 3), ("b.py", 0, 0)))
     assert one.is_at((("a.py", 7, 3), ("b.py", 12, 5)))
     assert not one.is_at((("a.py", 8, 3), ("b.py", 12, 5)))
     assert not one.is_at((("a.py", 7, 3),))
@@ -168,9 +169,9 @@ def test_what_cannot_be_inspected() -> None:
     with pytest.raises(SundogError, match=r"_many_values does not compile for gfx942: .*maxnreg"):
         kernels("spilling", ("gfx942",))
     with pytest.raises(ValueError, match="Problem has no 'rows': numel, dtype"):
-        isa.inspect("all_gather.push", problem={"rows": 3}, world=2)
+        inspect.inspect("all_gather.push", problem={"rows": 3}, world=2)
     with pytest.raises(ValueError, match="Config has no 'tile'"):
-        isa.inspect("all_gather.push", config={"tile": 3}, world=2)
+        inspect.inspect("all_gather.push", config={"tile": 3}, world=2)
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_every_collective_is_wide(op: str) -> None:
     """16-bit types on NVIDIA, 32-bit types on AMD; `sundog isa` goes over all of it."""
     module = ops.find(op)
     for target, dtype in (("sm_90", torch.bfloat16), ("gfx942", torch.float32)):
-        for kernel in isa.inspect(op, (target,), problem={"dtype": dtype}, world=4):
+        for kernel in inspect.inspect(op, (target,), problem={"dtype": dtype}, world=4):
             assert not kernel.marks
             if getattr(module, "LARGEST", 1 << 40) <= 64 << 10:
                 continue  # its tensors are small: latency counts

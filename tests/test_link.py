@@ -20,15 +20,15 @@ from test_device_signal import *  # noqa: F403
 from test_examples import test_example_in_process  # noqa: F401
 
 import sundog
-from sundog.backends.link import check_host_memory
+from sundog.backends._link import check_host_memory
 from sundog.backends.sim import Sim
-from sundog.check import check
-from sundog.choice import choose, config_for
 from sundog.device import memory, signal
 from sundog.errors import BadAccess, WaitTimeout
-from sundog.exercise import _exercise
-from sundog.mutation import find_mutants, mutate
-from sundog.op import OPS, find
+from sundog.ops.op import OPS, find
+from sundog.ops.select import choose, config_for
+from sundog.tools._subject import _exercise
+from sundog.tools.check.mutation import find_mutants, mutate
+from sundog.tools.check.schedules import check
 
 Run = Callable[..., list]
 pytestmark = pytest.mark.sim_only

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from sundog.backends.preflight import Facts, check
+from sundog.backends._rendezvous import Facts, check
 from sundog.errors import RankMismatch
 
 VERSIONS = (("torch", "2.11.0"), ("triton", "3.6.0"), ("sundog", "0.1.0"))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.knobs import KNOBS
-from sundog.op import OPS
+from sundog.ops.op import OPS
 
 README = Path(__file__).parent.parent / "README.md"
 

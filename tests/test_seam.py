@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from sundog.backends.gang import Gang
+from sundog.backends._gang import Gang
 from sundog.backends.sim import Meeting
 from sundog.errors import Deadlock, NotResident
-from sundog.sim.machine import Machine
-from sundog.sim.schedule import RandomSchedule
+from sundog.machine.machine import Machine
+from sundog.machine.schedule import RandomSchedule
 from sundog.target import Footprint, Target
 
 H200 = Target("NVIDIA H200", "sm_90", 132, 32, 65536, 233472, 64, 32, 60 << 20, 141 << 30)

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch.distributed import FileStore
 
 import sundog
-from sundog.backends import processes, shm
+from sundog.backends import _processes, shm
 from sundog.device import memory, signal
 from sundog.errors import PeerLost, RankMismatch, SundogError, WaitTimeout
 
@@ -240,7 +240,7 @@ def test_a_rank_that_is_killed_while_it_sends_its_result() -> None:
         raise AssertionError
 
     with pytest.raises(PeerLost, match=r"rank 0 of 1 died \(signal 9, SIGKILL"):
-        processes.run(lambda world: None, 1, end)
+        _processes.run(lambda world: None, 1, end)
 
 
 def test_ranks_that_open_different_heaps() -> None:
@@ -255,7 +255,7 @@ def test_ranks_that_open_different_heaps() -> None:
         return shm.open_world(rank, size, store, 1 << 20, 20.0)
 
     told: list[str] = []
-    texts = processes.run(lambda world: told[0], 2, open_world)
+    texts = _processes.run(lambda world: told[0], 2, open_world)
     assert all("heap 1048576" in text and "heap 2097152" in text for text in texts)
 
 

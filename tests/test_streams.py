@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.check import check
 from sundog.device import signal
 from sundog.errors import Deadlock
+from sundog.tools.check.schedules import check
 
 N = 37
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from sundog import choice, fields
-from sundog.choice import Entry, choose, read_entries
-from sundog.op import algorithms, find
+from sundog.ops import load, select
+from sundog.ops.op import algorithms, find
+from sundog.ops.select import Entry, choose, read_entries
 
 MEASURED = Path(__file__).parent.parent / "docs" / "measured"
 NUM_SMS = {"nvidia-h200": 132}
-TARGETS = sorted((Path(choice.__file__).parent / "targets").glob("*.json"))
+TARGETS = sorted((Path(select.__file__).parent / "targets").glob("*.json"))
 
 
 def rows_of(name: str) -> dict[tuple[str, str, str], float]:
@@ -33,7 +33,7 @@ def rows_of(name: str) -> dict[tuple[str, str, str], float]:
 
 
 def made(kind: Any, plain: dict[str, Any]) -> Any:
-    return kind(**{k: fields.value(v) if isinstance(v, str) else v for k, v in plain.items()})
+    return kind(**{k: load.value(v) if isinstance(v, str) else v for k, v in plain.items()})
 
 
 @pytest.mark.parametrize("path", TARGETS, ids=lambda path: path.stem)
@@ -70,7 +70,7 @@ def problem_of(kind: Any, text: str) -> Any:
     words = re.findall(r"(\w+)=([^,()]+)", text.removeprefix("Problem"))
     plain = {k: v.removeprefix("torch.").strip("'") for k, v in words}
     known = {"None": None, "True": True, "False": False}
-    return kind(**{k: known[v] if v in known else fields.value(v) for k, v in plain.items()})
+    return kind(**{k: known[v] if v in known else load.value(v) for k, v in plain.items()})
 
 
 @pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.stem)
@@ -85,10 +85,10 @@ def test_auto_on_sizes_that_are_not_in_the_table(
         if algo in algorithms(op):  # others are baselines
             times[problem_of(find(op).Problem, text)][algo] = seconds
     assert len(times) >= 4
-    table = choice.entries("nvidia-h200")
+    table = select.entries("nvidia-h200")
     known = [entry.problem for entry in table if entry.op.partition(".")[0] == op]
     worst = FUSED if "matmul" in op else BEST
     for problem, by_algo in times.items():
-        assert fields.plain(problem) not in known
+        assert load.plain(problem) not in known
         chosen = choose(op, problem, "nvidia-h200", num_sms)
         assert by_algo[chosen.algo] <= worst * min(by_algo.values()), (chosen.why, by_algo)

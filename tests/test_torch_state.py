@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sundog
-from sundog.sim import torch_state
+from sundog.machine import torch_state
 
 Run = Callable[..., list]
 

@@ -11,8 +11,8 @@ import wait_kernels
 from triton.compiler import ASTSource
 
 from sundog.dataset.triton.compile import lower_source
-from sundog.isa import hoisted
-from sundog.isa.assembly import Place
+from sundog.tools.isa import hoisted
+from sundog.tools.isa.assembly import Place
 
 pytestmark = pytest.mark.compat
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import sundog
-from sundog.bench.results import machine
-from sundog.tuning import Tuned
-from sundog.tuning.measure import WHERE, Place, serve_world
-from sundog.tuning.space import Job, jobs
-from sundog.tuning.workers import Failure, Worker
+from sundog.tools._workers import Failure, Worker
+from sundog.tools.bench.results import machine
+from sundog.tools.tune.measure import WHERE, Place, serve_world
+from sundog.tools.tune.space import Job, jobs
+from sundog.tools.tune.tune import Tuned
 
 WORLD = 8
 GATHER = [f"numel={numel},dtype=bfloat16" for numel in (4194304, 131072, 1048576)]

@@ -18,20 +18,20 @@ import torch
 import triton
 
 from .. import knobs
-from ..capture import Graph
 from ..errors import RankMismatch
-from ..heap import ALIGNMENT, Allocation
-from ..order import Order
-from ..sim.host_ops import HostMode
-from ..sim.launcher import Installed
-from ..sim.machine import Machine
-from ..sim.recording import Recording
-from ..sim.schedule import RandomSchedule
-from ..sim.streams import switched
-from ..sim.tasks import Event, Program
-from ..world import World
-from .exchange import Exchange, Peers, Pending, died, open_store
-from .processes import opened
+from ..machine.host_ops import HostMode
+from ..machine.launcher import Installed
+from ..machine.machine import Machine
+from ..machine.queues import switched
+from ..machine.recording import Recording
+from ..machine.schedule import RandomSchedule
+from ..machine.tasks import Event, Program
+from ..world.capture import Graph
+from ..world.heap import ALIGNMENT, Allocation
+from ..world.streams import Order
+from ..world.world import World
+from ._processes import opened
+from ._rendezvous import Exchange, Peers, Pending, died, open_store
 from .sim import UNBOUNDED, end_waits, region_of
 
 __all__ = ["open_world"]

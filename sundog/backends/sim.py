@@ -11,22 +11,21 @@ from typing import Any
 import torch
 
 from .. import knobs
-from ..capture import Graph
 from ..device import context
-from ..heap import ALIGNMENT, Allocation, Heap
-from ..order import Order
-from ..sim.host_ops import HostMode
-from ..sim.launcher import Installed, current_machine
-from ..sim.machine import Machine
-from ..sim.memory import Memory, Region
-from ..sim.recording import Recording
-from ..sim.schedule import from_token
-from ..sim.split import SplitHeaps
-from ..sim.streams import switched
-from ..sim.tasks import Event, Host, Program
-from ..world import World
-from . import Backend
-from .wire import pack, unpack
+from ..machine.host_ops import HostMode
+from ..machine.launcher import Installed, current_machine
+from ..machine.machine import Machine
+from ..machine.queues import switched
+from ..machine.recording import Recording
+from ..machine.regions import Memory, Region, SplitHeaps
+from ..machine.schedule import from_token
+from ..machine.tasks import Event, Host, Program
+from ..world.backend import Backend
+from ..world.capture import Graph
+from ..world.heap import ALIGNMENT, Allocation, Heap
+from ..world.streams import Order
+from ..world.world import World
+from ._rendezvous import pack, unpack
 
 __all__ = ["Sim", "run"]
 

@@ -24,19 +24,17 @@ import torch.distributed._symmetric_memory as symmetric
 from triton.runtime.jit import JITFunction
 
 from .. import target
-from ..capture import Graph
 from ..errors import NotResident, PeerLost, SundogError
-from ..heap import Allocation
-from ..order import Order
-from ..sim.launcher import Installed
-from ..world import World
-from .again import Again, again, is_hooked
-from .direct import Direct
-from .exchange import Exchange, Peers, died, open_store
-from .gpu import Contexts, Gpu, Launch, grid_of, pinned_words, polls_per_second
-from .gpu_graph import CudaRecording
-from .preflight import check, facts
-from .processes import opened
+from ..machine.launcher import Installed
+from ..world.capture import Graph
+from ..world.heap import Allocation
+from ..world.streams import Order
+from ..world.world import World
+from ._cuda_graph import CudaRecording
+from ._gpu import Contexts, Direct, Gpu, Launch, grid_of, pinned_words, polls_per_second
+from ._processes import opened
+from ._relaunch import Again, again, is_hooked
+from ._rendezvous import Exchange, Peers, check, died, facts, open_store
 
 __all__ = ["check_can_fork", "open_alone", "open_world"]
 

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from .. import knobs
-from ..capture import Graph
 from ..errors import SundogError
-from ..heap import ALIGNMENT, Allocation
-from ..order import Order
-from ..sim.launcher import Installed, current_machine
-from ..sim.machine import Machine
-from ..sim.schedule import from_token
-from ..world import World
-from .again import Again, again, is_hooked
-from .gang import Flight, Gang
-from .gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
-from .gpu_graph import CudaRecording
-from .link import check_host_memory, pinned_heap
+from ..machine.launcher import Installed, current_machine
+from ..machine.machine import Machine
+from ..machine.schedule import from_token
+from ..world.capture import Graph
+from ..world.heap import ALIGNMENT, Allocation
+from ..world.streams import Order
+from ..world.world import World
+from ._cuda_graph import CudaRecording
+from ._gang import Flight, Gang
+from ._gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
+from ._link import check_host_memory, pinned_heap
+from ._relaunch import Again, again, is_hooked
 from .sim import Meeting, _with_rank, run_rank
 
 __all__ = ["run"]

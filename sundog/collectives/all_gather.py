@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..op import Cost
-from .call import Options, call, check_contiguous, check_out, repeated
-from .words import random_tensor
+from ..ops.dispatch import Options, call, check_contiguous, check_out, repeated
+from ..ops.op import Cost
+from ._copy import random_tensor
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = ["Problem", "all_gather", "cases", "cost", "inputs", "reference"]
 

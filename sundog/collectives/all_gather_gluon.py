@@ -23,12 +23,12 @@ from triton.experimental.gluon import language as gl
 from .. import target
 from ..device import context, trace
 from ..device import gluon as device
-from ..op import Plan, agree
-from . import words
+from ..ops.op import Plan, agree
+from . import _copy as words
 from .all_gather import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",

@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, trace
-from ..op import Plan, agree
-from ..passive import stand_in
-from . import words
+from ..ops.op import Plan, agree
+from ..ops.passive import stand_in
+from . import _copy
+from ._copy import Config
 from .all_gather import Problem, cases, cost, inputs, reference
-from .words import Config
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -33,15 +33,15 @@ SYMMETRIC = ("x",)
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return words.wrong_config(config)
+    return _copy.wrong_config(config)
 
 
 def space(problem: Problem) -> list[Config]:
-    return words.configs()
+    return _copy.configs()
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return words.config_for(problem.nbytes, num_sms)
+    return _copy.config_for(problem.nbytes, num_sms)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -59,7 +59,7 @@ def _pull_kernel(
         peer = (rank + step) % SIZE
         src = memory.translate(x, peer, ctx)
         point = trace.begin(point, trace.FETCH, program, 0, peer, ctx, TRACE)
-        words.copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
+        _copy.copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
         point = trace.end(point, trace.FETCH, program, 0, peer, ctx, TRACE)
     # My loads before the flags: whatever follows this kernel here may overwrite my tensor.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
@@ -81,7 +81,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         if world.passive and problem.numel:
             stand_in(world, ready, done, epochs)
         elif problem.numel:
-            (source, target), aligned = words.as_words(problem.nbytes, x, out)
+            (source, target), aligned = _copy.as_words(problem.nbytes, x, out)
             _pull_kernel[(config.programs,)](
                 source, target, ready, done, epochs, world.ctx, source.numel(),
                 SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,

@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, trace
-from ..op import Plan, agree
-from . import words
+from ..ops.op import Plan, agree
+from . import _copy
+from ._copy import Config
 from .all_gather import Problem, cases, cost, inputs, reference
-from .words import Config
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -35,15 +35,15 @@ SYMMETRIC = ("out",)
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return words.wrong_config(config)
+    return _copy.wrong_config(config)
 
 
 def space(problem: Problem) -> list[Config]:
-    return words.configs()
+    return _copy.configs()
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return words.config_for(problem.nbytes, num_sms)
+    return _copy.config_for(problem.nbytes, num_sms)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -64,7 +64,7 @@ def _push_kernel(
     # peers' programs with this number write it only behind this barrier.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, TRACE)
-    words.copy(places, x, n, program, tl.num_programs(0), SIZE, BLOCK, ALIGNED)
+    _copy.copy(places, x, n, program, tl.num_programs(0), SIZE, BLOCK, ALIGNED)
     point = trace.end(point, trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
     point = trace.barrier_ranks(point, arrived + program * SIZE, epoch, ctx, LANES, TRACE)
@@ -84,7 +84,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if problem.numel:
-            (source, target), aligned = words.as_words(problem.nbytes, x, out)
+            (source, target), aligned = _copy.as_words(problem.nbytes, x, out)
             _push_kernel[(config.programs,)](
                 source, target, ready, arrived, epochs, world.ctx, source.numel(),
                 SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,

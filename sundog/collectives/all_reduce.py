@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..op import Cost
-from . import reduction
-from .call import Options, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import Options, call, check_contiguous, check_out, repeated
+from ..ops.op import Cost
+from . import _reduce
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = ["Problem", "all_reduce", "cases", "cost", "inputs", "reference"]
 
@@ -48,12 +48,12 @@ def cases(size: int) -> list[Problem]:
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
     torch.manual_seed(seed * 1000 + world.rank)
     x = world.empty((problem.numel,), problem.dtype, "x")
-    return (reduction.randomize(x, problem.op, exact),)
+    return (_reduce.randomize(x, problem.op, exact),)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
     """The answer on a rank, from all ranks' inputs."""
-    return reduction.reference(problem.op, parts)
+    return _reduce.reference(problem.op, parts)
 
 
 def all_reduce(
@@ -73,7 +73,7 @@ def all_reduce(
     if repeated(world, asked, x, out, options):
         return out
     check_contiguous("all_reduce", x=x, out=out)
-    reduction.check("all_reduce", op, x.dtype)
+    _reduce.check("all_reduce", op, x.dtype)
     if out is None:
         out = torch.empty_like(x)
     if not _is_same(x, out):

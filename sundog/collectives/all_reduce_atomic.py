@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from ..device import context, trace
-from ..op import Plan, agree
-from . import reduction
+from ..ops.op import Plan, agree
+from . import _reduce
 from .all_reduce import Problem, cost, inputs, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -47,7 +47,7 @@ def valid(problem: Problem, config: Config) -> str | None:
         return (
             f"GPUs have no atomic that adds {problem.dtype}; convert it, or use another algorithm"
         )
-    return reduction.refused(config.block, config.programs, config.num_warps)
+    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -60,7 +60,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*reduction.tiling(problem.numel, problem.dtype, num_sms))
+    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
 
 
 def cases(size: int) -> list[Problem]:
@@ -86,7 +86,7 @@ def _atomic_kernel(
     # tiles; the peers' zeros before my adding.
     point = trace.barrier_ranks(0, zeroed + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    outs = reduction.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
+    outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
     for start in range(first, numel, step):
         at = start + tl.arange(0, BLOCK)
         tile = tl.load(x + at, mask=at < numel)

@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..op import Plan, agree
-from . import reduction
+from ..ops.op import Plan, agree
+from . import _reduce
 from .all_reduce import Problem, cost, inputs, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -47,7 +47,7 @@ def valid(problem: Problem, config: Config) -> str | None:
         return f"low_latency of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
     if config.block < 2:
         return f"block {config.block}: a program takes at least 2 elements"
-    return reduction.refused(config.block, 1, config.num_warps)
+    return _reduce.refused(config.block, 1, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -105,11 +105,11 @@ def _low_latency_kernel(
     words = _wait_words(words, boxes + box, stride, epoch, ctx, SIZE)
     point = trace.end(point, trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
     for part in tl.static_range(PER):
-        total = reduction.widen(_element(words[0], part, out.dtype.element_ty))
+        total = _reduce.widen(_element(words[0], part, out.dtype.element_ty))
         for peer in tl.static_range(1, SIZE):
-            element = reduction.widen(_element(words[peer], part, out.dtype.element_ty))
-            total = reduction.combine(total, element, OP)
-        result = reduction.finish(total, OP, SIZE).to(out.dtype.element_ty)
+            element = _reduce.widen(_element(words[peer], part, out.dtype.element_ty))
+            total = _reduce.combine(total, element, OP)
+        result = _reduce.finish(total, OP, SIZE).to(out.dtype.element_ty)
         to = at + part * (BLOCK // PER)
         tl.store(out + to, result, mask=to < numel)
     trace.finish(point, ctx, TRACE)
@@ -209,11 +209,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     boxes = world.signals((2, problem.size, stride), "all_reduce.boxes")
     epochs = world.signals(programs, "all_reduce.epochs")
     world.barrier()  # everybody's boxes are empty before the first word
-    op = reduction.operator(problem.op, problem.dtype)
+    op = _reduce.operator(problem.op, problem.dtype)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _low_latency_kernel[(programs,)](
-            reduction.storage(x), reduction.storage(out), boxes, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), boxes, epochs, world.ctx,
             problem.numel, stride, OP=op, SIZE=problem.size, BLOCK=config.block, PER=per,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from ..device import trace
-from ..op import Plan, agree
-from . import reduction
+from ..ops.op import Plan, agree
+from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -44,7 +44,7 @@ def valid(problem: Problem, config: Config) -> str | None:
     nbytes = problem.numel * problem.dtype.itemsize
     if nbytes > LARGEST:
         return f"one_shot of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
-    return reduction.refused(config.block, config.programs, config.num_warps)
+    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -57,7 +57,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*reduction.tiling(problem.numel, problem.dtype, num_sms))
+    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _one_shot_kernel(
     step = tl.num_programs(0) * BLOCK
     # These loads wait for memory together: none needs what another one brings.
     epoch = tl.load(epochs + program) + 1
-    buffers = reduction.everywhere(buffer, 0, ctx, SIZE)
+    buffers = _reduce.everywhere(buffer, 0, ctx, SIZE)
     tile = _load_tile(x, first, numel, BLOCK)
     # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
@@ -90,7 +90,7 @@ def _one_shot_kernel(
     point = trace.barrier_ranks(point, flags + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     for start in range(first, numel, step):
-        reduction.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
+        _reduce.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
     point = trace.end(point, trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
@@ -119,16 +119,16 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate two copies of x, used in turn, and flags. The plan takes any contiguous tensors."""
     agree(world, "all_reduce.one_shot", problem, config, valid(problem, config))
     stride = triton.cdiv(problem.numel, 256) * 256  # elements; the second half is aligned too
-    buffer = world.empty((2, stride), reduction.kind(problem.dtype), "all_reduce.buffer")
+    buffer = world.empty((2, stride), _reduce.kind(problem.dtype), "all_reduce.buffer")
     flags = world.signals((config.programs, problem.size), "all_reduce.flags")
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    op = reduction.operator(problem.op, problem.dtype)
+    op = _reduce.operator(problem.op, problem.dtype)
     lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _one_shot_kernel[(config.programs,)](
-            reduction.storage(x), reduction.storage(out), buffer, flags, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), buffer, flags, epochs, world.ctx,
             problem.numel, stride, OP=op, SIZE=problem.size,
             LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,

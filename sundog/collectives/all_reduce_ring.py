@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, trace
-from ..op import Plan, agree
-from . import reduction
+from ..ops.op import Plan, agree
+from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -43,7 +43,7 @@ class Config:
 def valid(problem: Problem, config: Config) -> str | None:
     if problem.op == "avg" and not problem.dtype.is_floating_point:
         return f"ring passes sums on as {problem.dtype}, where they may wrap: no average of those"
-    return reduction.refused(config.block, config.programs, config.num_warps)
+    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -56,8 +56,8 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    numel = reduction.slice_of(problem.numel, problem.dtype, problem.size)
-    return Config(*reduction.tiling(numel, problem.dtype, num_sms))
+    numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
+    return Config(*_reduce.tiling(numel, problem.dtype, num_sms))
 
 
 @triton.jit
@@ -125,11 +125,11 @@ def _step(
 
 @triton.jit
 def _tile(to, own, x, inbox, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    tile = reduction.widen(tl.load(x + at, mask=mask))
+    tile = _reduce.widen(tl.load(x + at, mask=mask))
     if inbox is not None:
-        tile = reduction.combine(reduction.widen(tl.load(inbox + at, mask=mask)), tile, OP)
+        tile = _reduce.combine(_reduce.widen(tl.load(inbox + at, mask=mask)), tile, OP)
     if own is not None:
-        tile = reduction.finish(tile, OP, SIZE)
+        tile = _reduce.finish(tile, OP, SIZE)
     tl.store(to + at, tile.to(x.dtype.element_ty), mask=mask)
     if own is not None:
         tl.store(own + at, tile.to(x.dtype.element_ty), mask=mask)
@@ -138,18 +138,18 @@ def _tile(to, own, x, inbox, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate an inbox, of x's size, and flags. Takes any contiguous x, and a symmetric out."""
     agree(world, "all_reduce.ring", problem, config, valid(problem, config))
-    inbox = world.empty((problem.numel,), reduction.kind(problem.dtype), "all_reduce.inbox")
+    inbox = world.empty((problem.numel,), _reduce.kind(problem.dtype), "all_reduce.inbox")
     arrived = world.signals((config.programs, 2, problem.size), "all_reduce.arrived")
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
     op, slice_numel = (
-        reduction.operator(problem.op, problem.dtype),
-        reduction.slice_of(problem.numel, problem.dtype, problem.size),
+        _reduce.operator(problem.op, problem.dtype),
+        _reduce.slice_of(problem.numel, problem.dtype, problem.size),
     )
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _ring_kernel[(config.programs,)](
-            reduction.storage(x), reduction.storage(out), inbox, arrived, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), inbox, arrived, epochs, world.ctx,
             problem.numel, slice_numel, OP=op, SIZE=problem.size, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from ..device import context, trace
-from ..op import Plan, agree
-from . import reduction
+from ..ops.op import Plan, agree
+from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -37,7 +37,7 @@ class Config:
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return reduction.refused(config.block, config.programs, config.num_warps)
+    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -50,8 +50,8 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    numel = reduction.slice_of(problem.numel, problem.dtype, problem.size)
-    return Config(*reduction.tiling(numel, problem.dtype, num_sms))
+    numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
+    return Config(*_reduce.tiling(numel, problem.dtype, num_sms))
 
 
 @triton.jit
@@ -63,8 +63,8 @@ def _two_shot_kernel(
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    xs = reduction.everywhere(x, 0, ctx, SIZE)
-    outs = reduction.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
+    xs = _reduce.everywhere(x, 0, ctx, SIZE)
+    outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
     begin = rank * slice_numel
     end = tl.minimum(begin + slice_numel, numel)
     # My x is written and my out is free: what came before on the stream is over. The peers'
@@ -76,10 +76,10 @@ def _two_shot_kernel(
     for start in range(begin + program * BLOCK, end, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         if start + BLOCK <= end:  # without a mask, which might end inside 16 bytes
-            _store_all(outs, reduction.reduce_ranks(xs, at, None, OP, SIZE), at, None, SIZE)
+            _store_all(outs, _reduce.reduce_ranks(xs, at, None, OP, SIZE), at, None, SIZE)
         else:
             mask = at < end
-            _store_all(outs, reduction.reduce_ranks(xs, at, mask, OP, SIZE), at, mask, SIZE)
+            _store_all(outs, _reduce.reduce_ranks(xs, at, mask, OP, SIZE), at, mask, SIZE)
     point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
@@ -103,14 +103,14 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
     op, slice_numel = (
-        reduction.operator(problem.op, problem.dtype),
-        reduction.slice_of(problem.numel, problem.dtype, problem.size),
+        _reduce.operator(problem.op, problem.dtype),
+        _reduce.slice_of(problem.numel, problem.dtype, problem.size),
     )
     lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _two_shot_kernel[(config.programs,)](
-            reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
             problem.numel, slice_numel, OP=op, SIZE=problem.size,
             LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..op import Plan, agree
-from . import words
-from .all_to_all import Problem, cost, inputs, reference
-from .mail import Mail, default_mail
-from .spans import wrong_programs
-from .unequal import messages
-from .words import Config
+from ..ops.op import Plan, agree
+from . import _copy
+from ._copy import Config
+from ._mailbox import Mail, default_mail
+from ._push_spans import wrong_programs
+from .all_to_all import Problem, cost, inputs, messages, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -34,7 +33,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [config for config in words.configs() if valid(problem, config) is None]
+    return [config for config in _copy.configs() if valid(problem, config) is None]
 
 
 def default(problem: Problem, num_sms: int) -> Config:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..op import Plan, agree
-from . import words
+from ..ops.op import Plan, agree
+from . import _copy
+from ._copy import Config
+from ._push_spans import Span, default_config, plan_spans, wrong_programs
 from .all_to_all import Problem, cases, cost, inputs, reference
-from .spans import Span, default_config, plan_spans, wrong_programs
-from .words import Config
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -31,7 +31,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [config for config in words.configs() if valid(problem, config) is None]
+    return [config for config in _copy.configs() if valid(problem, config) is None]
 
 
 def default(problem: Problem, num_sms: int) -> Config:

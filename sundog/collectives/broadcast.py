@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..op import Cost, Plan, agree
-from . import words
-from .call import Options, call, check_contiguous, check_out
-from .spans import Span, default_config, plan_spans, wrong_programs
-from .words import Config, random_tensor
+from ..ops.dispatch import Options, call, check_contiguous, check_out
+from ..ops.op import Cost, Plan, agree
+from . import _copy
+from ._copy import Config, random_tensor
+from ._push_spans import Span, default_config, plan_spans, wrong_programs
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "broadcast", "cases", "cost", "default", "inputs", "plan",
@@ -42,7 +42,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [config for config in words.configs() if valid(problem, config) is None]
+    return [config for config in _copy.configs() if valid(problem, config) is None]
 
 
 def default(problem: Problem, num_sms: int) -> Config:

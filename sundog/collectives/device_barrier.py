@@ -14,7 +14,7 @@ import triton.language as tl
 from ..device import signal
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = ["device_barrier"]
 

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, trace
-from ..op import Cost, Plan, agree
-from . import words
-from .call import Handle, Options, call, check_contiguous, check_out
-from .words import Config, random_tensor
+from ..ops.dispatch import Handle, Options, call, check_contiguous, check_out
+from ..ops.op import Cost, Plan, agree
+from . import _copy
+from ._copy import Config, random_tensor
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "gather", "inputs", "plan",
@@ -42,15 +42,15 @@ class Problem:
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return words.wrong_config(config)
+    return _copy.wrong_config(config)
 
 
 def space(problem: Problem) -> list[Config]:
-    return words.configs()
+    return _copy.configs()
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return words.config_for(problem.nbytes, num_sms)
+    return _copy.config_for(problem.nbytes, num_sms)
 
 
 def cost(problem: Problem) -> Cost:
@@ -119,7 +119,7 @@ def _gather_kernel(
         for peer in tl.static_range(SIZE):
             src = memory.translate(x, peer, ctx)
             place = out + peer * n.to(tl.int64)
-            words.copy((place,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
+            _copy.copy((place,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
         point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
         # My loads before the flags: the others may then overwrite their tensors.
         point = trace.signal_all(point, theirs, epoch, ctx, LANES, TRACE)
@@ -141,7 +141,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if problem.numel:
             target = out if world.rank == problem.dst else x
-            (source, result), aligned = words.as_words(problem.nbytes, x, target)
+            (source, result), aligned = _copy.as_words(problem.nbytes, x, target)
             _gather_kernel[(config.programs,)](
                 source, result, ready, done, epochs, world.ctx, source.numel(), problem.dst,
                 SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,

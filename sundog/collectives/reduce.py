@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from ..device import context, trace
-from ..op import Cost, Plan, agree
-from . import reduction
-from .call import ASYNC_STREAM, Options, call, check_contiguous, check_out, on_stream
+from ..ops.dispatch import ASYNC_STREAM, Options, call, check_contiguous, check_out, on_stream
+from ..ops.op import Cost, Plan, agree
+from . import _reduce
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reduce",
@@ -47,7 +47,7 @@ class Config:
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return reduction.refused(config.block, config.programs, config.num_warps)
+    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -55,7 +55,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*reduction.tiling(problem.numel, problem.dtype, num_sms))
+    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
 
 
 def cost(problem: Problem) -> Cost:
@@ -77,12 +77,12 @@ def cases(size: int) -> list[Problem]:
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
     torch.manual_seed(seed * 1000 + world.rank)
     x = world.empty((problem.numel,), problem.dtype, "x")
-    return (reduction.randomize(x, problem.op, exact),)
+    return (_reduce.randomize(x, problem.op, exact),)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
     """The answer on a rank, from all ranks' inputs; nothing on the others."""
-    return reduction.reference(problem.op, parts)[: problem.numel if rank == problem.dst else 0]
+    return _reduce.reference(problem.op, parts)[: problem.numel if rank == problem.dst else 0]
 
 
 def reduce(
@@ -95,7 +95,7 @@ def reduce(
     that is not symmetric is copied to the heap. With `async_op` a handle for `wait()`.
     """
     check_contiguous("reduce", x=x)
-    reduction.check("reduce", op, x.dtype)
+    _reduce.check("reduce", op, x.dtype)
     if not 0 <= dst < world.size:
         raise ValueError(f"reduce: dst {dst} is none of the ranks 0 to {world.size - 1}")
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)
@@ -126,10 +126,10 @@ def _direct_kernel(
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     if tl.load(ctx + context.RANK) == dst:
-        xs = reduction.everywhere(x, 0, ctx, SIZE)
+        xs = _reduce.everywhere(x, 0, ctx, SIZE)
         first = program.to(tl.int64) * BLOCK
         for start in range(first, numel, tl.num_programs(0) * BLOCK):
-            reduction.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)
+            _reduce.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)
     point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
@@ -145,12 +145,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     done = world.signals(shape, "reduce.done")
     epochs = world.signals(config.programs, "reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    op = reduction.operator(problem.op, problem.dtype)
+    op = _reduce.operator(problem.op, problem.dtype)
     lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _direct_kernel[(config.programs,)](
-            reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
             problem.numel, problem.dst, OP=op, SIZE=problem.size,
             LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,

@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from ..device import context, trace
-from ..op import Cost, Plan, agree
-from . import reduction
-from .call import Options, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import Options, call, check_contiguous, check_out, repeated
+from ..ops.op import Cost, Plan, agree
+from . import _reduce
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan",
@@ -46,7 +46,7 @@ class Config:
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return reduction.refused(config.block, config.programs, config.num_warps)
+    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -59,7 +59,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*reduction.tiling(problem.numel, problem.dtype, num_sms))
+    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
 
 
 def cost(problem: Problem) -> Cost:
@@ -81,13 +81,13 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
     torch.manual_seed(seed * 1000 + world.rank)
     numel = problem.numel * problem.size
     x = world.empty((numel,), problem.dtype, "x")
-    return (reduction.randomize(x, problem.op, exact),)
+    return (_reduce.randomize(x, problem.op, exact),)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
     """The answer on a rank, from all ranks' inputs."""
     slices = [part.view(problem.size, problem.numel)[rank] for part in parts]
-    return reduction.reference(problem.op, slices)
+    return _reduce.reference(problem.op, slices)
 
 
 def reduce_scatter(
@@ -103,7 +103,7 @@ def reduce_scatter(
     if repeated(world, asked, x, out, options):
         return out
     check_contiguous("reduce_scatter", x=x)
-    reduction.check("reduce_scatter", op, x.dtype)
+    _reduce.check("reduce_scatter", op, x.dtype)
     length = x.shape[0] if out is None and x.dim() else x.numel()
     if length % world.size:
         raise ValueError(
@@ -128,14 +128,14 @@ def _direct_kernel(
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     # VECTOR: what the compiler can't see if numel is 8, 24, 40, ... elements of 16 bits
-    slices = reduction.everywhere(x + tl.multiple_of(rank * numel, VECTOR), 0, ctx, SIZE)
+    slices = _reduce.everywhere(x + tl.multiple_of(rank * numel, VECTOR), 0, ctx, SIZE)
     # My x is written: what came before on the stream is over. The peers' programs with this number
     # read it behind this barrier.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     first = program.to(tl.int64) * BLOCK
     for start in range(first, numel, tl.num_programs(0) * BLOCK):
-        reduction.reduce_tile(out, slices, start, numel, OP, SIZE, BLOCK)
+        _reduce.reduce_tile(out, slices, start, numel, OP, SIZE, BLOCK)
     point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x before the flags: they may overwrite it when their kernel has ended.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
@@ -151,12 +151,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     done = world.signals(shape, "reduce_scatter.done")
     epochs = world.signals(config.programs, "reduce_scatter.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    op, vector = reduction.operator(problem.op, problem.dtype), 16 // problem.dtype.itemsize
+    op, vector = _reduce.operator(problem.op, problem.dtype), 16 // problem.dtype.itemsize
     lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _direct_kernel[(config.programs,)](
-            reduction.storage(x), reduction.storage(out), ready, done, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
             problem.numel, VECTOR=1 if problem.numel % vector else vector, OP=op,
             SIZE=problem.size, LANES=lanes, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .call import ASYNC_STREAM, check_contiguous, on_stream
-from .mail import NOTHING, SLOTS, Mail, Message
-from .words import Config
+from ..ops.dispatch import ASYNC_STREAM, check_contiguous, on_stream
+from ._copy import Config
+from ._mailbox import NOTHING, SLOTS, Mail, Message
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = ["mailboxes", "recv", "send"]
 

@@ -15,13 +15,7 @@ from __future__ import annotations
 
 from .files import check_base
 from .identity import RunInfo, describe_run
-from .ir_graph import (
-    IR_SCHEMA_VERSION,
-    IrGraphRecord,
-    canonical_json,
-    ir_id_of,
-    to_networkx,
-)
+from .ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, ir_id_of, to_networkx
 from .reader import Damage, Dataset, read
 from .recorder import Recorder, Trial
 from .schema import CSV_COLUMNS, META_SCHEMA_VERSION, STATUSES

@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .files import Damage, Line, read_records
 from .ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, to_networkx
 from .rows import empty_rows, load_rows
-from .schema import (
-    META_END_FIELDS,
-    META_SCHEMA_VERSION,
-    META_START_FIELDS,
-    file_names,
-)
+from .schema import META_END_FIELDS, META_SCHEMA_VERSION, META_START_FIELDS, file_names
 
 if TYPE_CHECKING:
     import networkx

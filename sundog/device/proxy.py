@@ -12,7 +12,7 @@ import triton.language as tl
 
 __all__ = ["FENCE", "fence"]
 
-# The simulator knows this text (sim/builder.py); one dummy register is the form Triton asks for.
+# The simulator knows this text (interpreter/builder.py). Triton asks for the dummy register.
 FENCE = tl.constexpr("fence.proxy.async.global; mov.u32 $0, 0;")
 
 

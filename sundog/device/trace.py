@@ -43,7 +43,7 @@ ALL = tl.constexpr(-1)  # as a peer: every rank
 MOST_PROGRAMS = tl.constexpr(4096)  # those behind are not recorded at all
 EVENT_WORDS = tl.constexpr(4)
 
-# TRACE: 0, or the clock to read, which is not `tl`; the simulator knows it (sim/builder.py).
+# TRACE: 0, or the clock to read. It is not `tl`; the simulator knows it (interpreter/builder.py).
 GLOBALTIMER = tl.constexpr(1)  # nanoseconds, one clock for all SMs of an NVIDIA GPU
 MEMREALTIME = tl.constexpr(2)  # ticks of 10 ns, the same of an AMD GPU
 READ_GLOBALTIMER = tl.constexpr("mov.u64 $0, %globaltimer;")

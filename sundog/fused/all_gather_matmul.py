@@ -10,9 +10,9 @@ own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M
 
 Two others were built and not kept. Gather, then torch.mm (cuBLAS), took 0.91 to 1.04 times the time
 of barrier on 8 ranks of one GPU with M of 1024 and more. But cuBLAS takes SMs of other ranks there,
-and finds none if they wait with all of theirs (bench/fused_baselines.py); a barrier that keeps the
-two apart orders nothing, so the checker can't tell whether it is there. It is a baseline of
-`sundog bench`.
+and finds none if they wait with all of theirs (tools/bench/fused_baselines.py); a barrier that
+keeps the two apart orders nothing, so the checker can't tell whether it is there. It is a
+baseline of `sundog bench`.
 
 The other was measured over PCIe: copies of the peers' rows by the copy engine on other streams, a
 flag behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel
@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..op import Cost
-from . import gemm
-from .call import Options, call, check_matrices, check_tensors
+from ..ops.op import Cost
+from . import _gemm
+from ._call import Options, call, check_matrices, check_tensors
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = ["Problem", "all_gather_matmul", "cases", "cost", "inputs", "reference", "unfit"]
 
@@ -67,7 +67,7 @@ def unfit(problem: Problem) -> str | None:
     length = problem.k if problem.shard == "k" else problem.m
     if length % problem.size:
         return f"{problem.shard} {length} does not divide by {problem.size} ranks"
-    return gemm.unfit(problem)
+    return _gemm.unfit(problem)
 
 
 def cost(problem: Problem) -> Cost:

@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 
 from ..device import context, tiles, trace
-from ..op import Plan, agree
-from ..passive import stand_in
-from . import gemm
+from ..ops.op import Plan, agree
+from ..ops.passive import stand_in
+from . import _gemm
+from ._call import fitting, hint_of, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
-from .call import fitting, hint_of, resident
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Gather", "Problem", "cases", "cost", "default", "gather", "inputs",
@@ -36,12 +36,12 @@ _LONGEST = 1024  # side of a tile, along which elements are contiguous
 
 
 @dataclass(frozen=True)
-class Config(gemm.Grid):
+class Config(_gemm.Grid):
     """A type of its own: it says which algorithms take a config."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return unfit(problem) or gemm.valid_grid(config, problem.dtype)
+    return unfit(problem) or _gemm.valid_grid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -151,7 +151,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         fill(a)
         if not world.passive:
             added = bias[0] if bias else None
-            gemm.matmul(whole, b, out, added, problem.activation, config, config.programs)
+            _gemm.matmul(whole, b, out, added, problem.activation, config, config.programs)
         return out
 
     return Plan(world, problem, config, workspaces, launch)

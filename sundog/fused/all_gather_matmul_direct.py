@@ -35,15 +35,15 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..device import context, proxy, tiles, trace
-from ..op import Plan, agree
-from ..passive import stand_in
+from ..ops.op import Plan, agree
+from ..ops.passive import stand_in
+from . import _gemm, _workers
 from . import all_gather_matmul_barrier as barrier
-from . import gemm, working
+from ._call import fitting, hint_of, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
-from .call import fitting, hint_of, resident
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -57,12 +57,12 @@ _FARTHEST = 1 << 40  # bytes: a stride of TMA is less
 
 
 @dataclass(frozen=True)
-class Config(gemm.Grid):
+class Config(_gemm.Grid):
     """A type of its own: it says which algorithms take a config."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return unfit(problem) or gemm.valid_grid(config, problem.dtype)
+    return unfit(problem) or _gemm.valid_grid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -72,7 +72,7 @@ def space(problem: Problem) -> list[Config]:
 def default(problem: Problem, num_sms: int) -> Config:
     m, k = problem.shard_shape
     base = fitting(problem.m, m, problem.n, k, problem.dtype, num_sms)
-    outputs = working.outputs(problem, base["tile_m"], base["tile_n"])
+    outputs = _workers.outputs(problem, base["tile_m"], base["tile_n"])
     return Config(**base, group_m=_GROUP, programs=max(1, min(num_sms, outputs)))
 
 
@@ -107,13 +107,13 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     if S.a_kind != "view":
         proxy.fence()  # what the peers wrote, before my loads by descriptor
     away = tiles.distances(ctx, F.lanes)
-    rows, cols = working.grid(a, out, F, S)
+    rows, cols = _workers.grid(a, out, F, S)
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
     for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=S.flat):
-        i, j = gemm.swizzle(tile, rows, cols, S.group_m)
+        i, j = _gemm.swizzle(tile, rows, cols, S.group_m)
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
         acc = _multiply(acc, a, parts, b, i, j * S.tile_n, away, F, S)
-        working.emit(a, out, to, bias, acc, i, j * S.tile_n, 0, F, S)
+        _workers.emit(a, out, to, bias, acc, i, j * S.tile_n, 0, F, S)
     point = trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
     done = flags.done + program * F.size
@@ -132,7 +132,7 @@ def _multiply(acc, a, parts, b, i, col, away, F, S):
             there = tiles.of_rank(tiles.hinted(a, F.hint), peer, away)
             for k in tl.range(F.per_shard):
                 x = tiles.load(there, row, k * S.tile_k, S.tile_m, S.tile_k)
-                y = working.block_of_b(b, a, peer, k, col, 0, F, S)
+                y = _workers.block_of_b(b, a, peer, k, col, 0, F, S)
                 acc = tl.dot(x, y, acc, input_precision="ieee")
     else:
         for block in tl.range(F.per_shard * F.size if F.by_k else F.per_shard):
@@ -140,7 +140,7 @@ def _multiply(acc, a, parts, b, i, col, away, F, S):
             if F.by_k:
                 peer, k = block // F.per_shard, block % F.per_shard
             x = _described(parts, peer, row, k * S.tile_k, S)
-            y = working.block_of_b(b, a, peer, k, col, 0, F, S)
+            y = _workers.block_of_b(b, a, peer, k, col, 0, F, S)
             acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
@@ -186,24 +186,24 @@ def arguments(
 ) -> tuple:  # fmt: skip
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     parts, a_kind = _all_ranks(config, a, world)
-    y, b_kind, to = working.others(problem, config, b, out, beside=True)
+    y, b_kind, to = _workers.others(problem, config, b, out, beside=True)
     shards = _Shards(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), problem.shard == "k",
         triton.cdiv(a.shape[1], config.tile_k), hint_of(a), world.trace,
     )))  # fmt: skip
-    flat = to is not None or gemm.room_beside(config, a.itemsize, out.itemsize)
-    shape = gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)
+    flat = to is not None or _gemm.room_beside(config, a.itemsize, out.itemsize)
+    shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)
     return tiles.view(a), parts, y, tiles.view(out), to, bias, flags, world.ctx, shards, shape
 
 
 def _all_ranks(config: Config, a: torch.Tensor, world: World) -> tuple[Any, str]:
     """A descriptor of all ranks' A, if they are evenly spaced, and its kind."""
     block = (config.tile_m, config.tile_k)
-    kind, apart = gemm.kind_of(a, config.descriptors), world.apart
-    if kind == gemm.VIEW or apart is None or apart % 16 or apart >= _FARTHEST:
-        return None, gemm.VIEW
+    kind, apart = _gemm.kind_of(a, config.descriptors), world.apart
+    if kind == _gemm.VIEW or apart is None or apart % 16 or apart >= _FARTHEST:
+        return None, _gemm.VIEW
     first = world.peer(a, 0)
-    rows = first if kind == gemm.ROWS else first.T
-    box = block if kind == gemm.ROWS else block[::-1]
+    rows = first if kind == _gemm.ROWS else first.T
+    box = block if kind == _gemm.ROWS else block[::-1]
     strides = [apart // a.itemsize, *rows.stride()]
     return TensorDescriptor(first, [world.size, *rows.shape], strides, [1, *box]), kind

@@ -42,14 +42,14 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..device import tiles, trace
-from ..op import Plan, agree
-from ..passive import stand_in
-from . import fetching, gemm, working
+from ..ops.op import Plan, agree
+from ..ops.passive import stand_in
+from . import _fetchers, _gemm, _workers
+from ._call import FEW_SMS, fitting, hint_of, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
-from .call import FEW_SMS, fitting, hint_of, resident
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -65,7 +65,7 @@ _TRIED = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 256, 8, 3), (128, 256, 8, 4))
 
 
 @dataclass(frozen=True)
-class Config(gemm.Tiles):
+class Config(_gemm.Tiles):
     k_per_flag: int = 0  # blocks of a row that one flag stands for; 0: all
     fetchers: int = 16
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
@@ -91,7 +91,7 @@ def valid(problem: Problem, config: Config) -> str | None:
             f"{config.fetchers} fetchers, {config.first_fetchers} at first, of {config.programs} "
             "programs: at least one, and no more than there are"
         )
-    return unfit(problem) or gemm.valid(config, problem.dtype)
+    return unfit(problem) or _gemm.valid(config, problem.dtype)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -115,7 +115,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
     rows, blocks = _staged_tiles(problem, config)
-    outputs = working.outputs(problem, config.tile_m, config.tile_n)
+    outputs = _workers.outputs(problem, config.tile_m, config.tile_n)
     if num_sms <= FEW_SMS:
         programs = max(1, min(num_sms, max(outputs, rows * blocks)))
         return replace(config, k_per_flag=8, fetchers=programs, programs=programs)
@@ -135,11 +135,11 @@ def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     if program == 0:
         # My part of A is complete: what wrote it came before this kernel on the stream. The peers'
         # fetchers read it only when they have seen this.
-        point = fetching.tell_all(point, flags.ready, epoch, ctx, F)
+        point = _fetchers.tell_all(point, flags.ready, epoch, ctx, F)
     units = 0
     if program < F.most_fetchers:
-        point, units = fetching.fetch(point, a, flags, epoch, ctx, F, S)
-    point = working.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
+        point, units = _fetchers.fetch(point, a, flags, epoch, ctx, F, S)
+    point = _workers.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
         # when this kernel has ended.
@@ -155,7 +155,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     agree(world, "all_gather_matmul.hbm_buffer", problem, config, refused)
     rows, cols = _staged_tiles(problem, config)
     groups = triton.cdiv(cols, _per_flag(problem, config))
-    flags = fetching.Flags(
+    flags = _fetchers.Flags(
         world.signals(problem.size, "all_gather_matmul.ready"),
         world.signals((config.most_fetchers, problem.size), "all_gather_matmul.done"),
         world.signals(rows * groups, "all_gather_matmul.staged"),
@@ -209,14 +209,14 @@ def _per_flag(problem: Problem, config: Config) -> int:
 
 def arguments(
     problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor, b: torch.Tensor,
-    out: torch.Tensor, bias: torch.Tensor | None, flags: fetching.Flags, world: World,
+    out: torch.Tensor, bias: torch.Tensor | None, flags: _fetchers.Flags, world: World,
 ) -> tuple:  # fmt: skip
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     by_k = problem.shard == "k"
     given, parts, a_kind = _sharded(config, a, buffer)
-    y, b_kind, to = working.others(problem, config, b, out, beside=False)
-    shape = gemm.shape_of(config, a_kind, b_kind, problem.activation)
-    fetch = fetching.Fetch(*map(tl.constexpr, (
+    y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
+    shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
+    fetch = _fetchers.Fetch(*map(tl.constexpr, (
         problem.size, triton.next_power_of_2(problem.size), by_k,
         triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
         _wide(problem, config, hint_of(a)), config.fetchers,
@@ -228,25 +228,25 @@ def arguments(
 
 def _sharded(
     config: Config, a: torch.Tensor, buffer: torch.Tensor
-) -> tuple[fetching.Sharded, Any, str]:
+) -> tuple[_fetchers.Sharded, Any, str]:
     """A's own and staged shards, a descriptor of all of them where they lie alike, and its kind."""
     block = (config.tile_m, config.tile_k)
-    kind = gemm.kind_of(a, config.descriptors)
+    kind = _gemm.kind_of(a, config.descriptors)
     if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
-        kind = gemm.VIEW
+        kind = _gemm.VIEW
     # A world of one rank stages nothing, and an empty tensor has no address.
     distance = (buffer.data_ptr() - a.data_ptr()) // a.itemsize if buffer.numel() else 0
     apart, rows_apart, cols_apart = buffer.stride()
-    given = fetching.Sharded(
+    given = _fetchers.Sharded(
         *tiles.view(a), buffer, rows_apart, cols_apart, apart, int(distance < 0)
     )
-    if kind == gemm.VIEW:
+    if kind == _gemm.VIEW:
         return given, None, kind
     # Which (own or staged), the other rank, and a shard: TMA takes any distance between two.
-    rows = a if kind == gemm.ROWS else a.T
+    rows = a if kind == _gemm.ROWS else a.T
     shape = [2, max(1, buffer.shape[0]), *rows.shape]
     steps = [abs(distance) or apart, apart, *rows.stride()]
-    box = [1, 1, *(block if kind == gemm.ROWS else block[::-1])]
+    box = [1, 1, *(block if kind == _gemm.ROWS else block[::-1])]
     return given, TensorDescriptor(buffer if distance < 0 else a, shape, steps, box), kind
 
 

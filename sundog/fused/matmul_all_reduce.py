@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..op import Cost
-from . import matmul_reduce
-from .call import Options
-from .matmul_reduce import Problem, inputs
+from ..ops.op import Cost
+from . import _matmul_reduce
+from ._call import Options
+from ._matmul_reduce import Problem, inputs
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = ["OP", "Problem", "cases", "cost", "inputs", "matmul_all_reduce", "reference"]
 
@@ -46,7 +46,7 @@ def reference(
     bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The answer on every rank, from all ranks' inputs."""
-    return matmul_reduce.sum_of(problem, a, b, bias)
+    return _matmul_reduce.sum_of(problem, a, b, bias)
 
 
 def matmul_all_reduce(
@@ -61,4 +61,4 @@ def matmul_all_reduce(
     `out` the result is an ordinary tensor; two_shot wants `out` on the heap, else it copies.
     """
     options = Options(algo, config, False, explain)
-    return matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, 1, options)
+    return _matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, 1, options)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..op import Plan, agree
-from . import gemm, matmul_all_reduce, matmul_reduce
+from ..ops.op import Plan, agree
+from . import _gemm, _matmul_reduce, matmul_all_reduce
+from ._matmul_reduce import Config, Problem, inputs, space
 from .matmul_all_reduce import cost, reference
-from .matmul_reduce import Config, Problem, inputs, space
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -26,11 +26,11 @@ __all__ = [
 SYMMETRIC = ("out",)
 OP = "matmul_all_reduce.barrier"
 
-valid = matmul_reduce.valid_unfused
+valid = _matmul_reduce.valid_unfused
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, num_sms)
+    return _matmul_reduce.default_of(problem, num_sms)
 
 
 def cases(size: int) -> list[Problem]:
@@ -42,10 +42,10 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     agree(world, OP, problem, config, valid(problem, config))
     partial = world.empty((problem.m, problem.n), problem.dtype, f"{OP}.partial")
     numel = problem.m * problem.n
-    then = matmul_reduce.collective(world, "all_reduce", numel, problem.dtype)
+    then = _matmul_reduce.collective(world, "all_reduce", numel, problem.dtype)
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        gemm.matmul(a, b, partial, None, None, config, config.programs)
+        _gemm.matmul(a, b, partial, None, None, config, config.programs)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), (out if flat else partial).view(-1))
         if not flat:

@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 
 from ..device import context, tiles, trace
-from ..op import Plan, agree
-from . import gemm, matmul_reduce, partials
-from .call import resident
+from ..ops.op import Plan, agree
+from . import _gemm, _matmul_reduce, _partials
+from ._call import resident
+from ._matmul_reduce import Config, space, valid
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
-from .matmul_reduce import Config, space, valid
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -35,7 +35,7 @@ OP = "matmul_all_reduce.one_shot"
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, num_sms)
+    return _matmul_reduce.default_of(problem, num_sms)
 
 
 class _Flags(NamedTuple):
@@ -47,13 +47,13 @@ class _Flags(NamedTuple):
 def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
-    point, here = 0, partials.half_of(inbox, epoch, F)
+    point, here = 0, _partials.half_of(inbox, epoch, F)
     point = _push_to_all(point, a, b, out, here, ctx, K, F, S)
     # The partials, stored by all warps, before the counts that all ranks wait for.
-    point = partials.count_all(point, flags.sent, epoch, ctx, F)
+    point = _partials.count_all(point, flags.sent, epoch, ctx, F)
     # All ranks' partials before my loads of them.
     point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    point = partials.add_all(point, out, bias, here, ctx, F, S)
+    point = _partials.add_all(point, out, bias, here, ctx, F, S)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
@@ -66,12 +66,12 @@ def _push_to_all(point, a, b, out, inbox, ctx, K, F, S):
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
     point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
     for n in range(program, rows * cols, tl.num_programs(0)):
-        i, j = gemm.swizzle(n, rows, cols, S.group_m)
+        i, j = _gemm.swizzle(n, rows, cols, S.group_m)
         row, col = i * S.tile_m, j * S.tile_n
-        acc = partials.product(a, b, row, col, K, S)
+        acc = _partials.product(a, b, row, col, K, S)
         for step in range(F.size):  # each rank begins with another peer
             there = tiles.of_rank(inbox, (rank + step) % F.size, away)
-            partials.store(partials.slot(there, rank), row, col, acc, S)
+            _partials.store(_partials.slot(there, rank), row, col, acc, S)
     return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
 
 
@@ -83,13 +83,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(problem.size, f"{OP}.sent"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
-    inbox, view = partials.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")
+    inbox, view = _partials.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
-        x, y, shape = matmul_reduce.given(problem, config, a, b)
-        constants = partials.constants(world, problem, config, problem.m)
+        x, y, shape = _matmul_reduce.given(problem, config, a, b)
+        constants = _partials.constants(world, problem, config, problem.m)
         _one_shot_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,

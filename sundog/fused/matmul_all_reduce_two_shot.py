@@ -21,14 +21,14 @@ import triton
 import triton.language as tl
 
 from ..device import context, tiles, trace
-from ..op import Plan, agree
-from . import gemm, matmul_reduce, partials
-from .call import resident
+from ..ops.op import Plan, agree
+from . import _gemm, _matmul_reduce, _partials
+from ._call import resident
+from ._matmul_reduce import Config, space, valid
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
-from .matmul_reduce import Config, space, valid
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -40,7 +40,7 @@ OP = "matmul_all_reduce.two_shot"
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, num_sms)
+    return _matmul_reduce.default_of(problem, num_sms)
 
 
 class _Flags(NamedTuple):
@@ -54,9 +54,9 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch, point = tl.load(flags.epochs + program) + 1, 0
     # The owners have read the last call's partials: I waited for that at its end.
-    point = partials.push(point, a, b, inbox, out.rows, out.cols, K, ctx, F, S)
+    point = _partials.push(point, a, b, inbox, out.rows, out.cols, K, ctx, F, S)
     # The partials, stored by all warps, before the counts that their owners wait for.
-    point = partials.count_all(point, flags.sent, epoch, ctx, F)
+    point = _partials.count_all(point, flags.sent, epoch, ctx, F)
     # All ranks' partials before my loads; and their out is free: they are in this call too.
     point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
     point = _add_all(point, out, bias, inbox, ctx, F, S)
@@ -75,12 +75,12 @@ def _add_all(point, out, bias, inbox, ctx, F, S):
     away = tiles.distances(ctx, F.lanes)
     first = rank * inbox.rows
     rows = tl.maximum(tl.minimum(out.rows - first, inbox.rows), 0)
-    strips, cols = tl.cdiv(rows, partials.STRIP), tl.cdiv(out.cols, S.tile_n)
+    strips, cols = tl.cdiv(rows, _partials.STRIP), tl.cdiv(out.cols, S.tile_n)
     point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, F.trace)
     for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=F.ahead):
-        row, col = n // cols * partials.STRIP, n % cols * S.tile_n
-        acc = partials.total(inbox, row, col, rows, F, S)
-        acc = gemm.finish(bias, acc, col, out.cols, S)
+        row, col = n // cols * _partials.STRIP, n % cols * S.tile_n
+        acc = _partials.total(inbox, row, col, rows, F, S)
+        acc = _gemm.finish(bias, acc, col, out.cols, S)
         for step in tl.static_range(F.size):  # each rank begins with another peer
             there = tiles.of_rank(out, (rank + step) % F.size, away)
             tiles.store(tiles.part(there, first, rows), row, col, acc)
@@ -96,14 +96,14 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals((config.programs, problem.size), f"{OP}.done"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
-    rows = matmul_reduce.slice_rows(problem)
-    inbox, view = partials.inbox_of(world, problem, rows, 1, f"{OP}.inbox")
+    rows = _matmul_reduce.slice_rows(problem)
+    inbox, view = _partials.inbox_of(world, problem, rows, 1, f"{OP}.inbox")
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
-        x, y, shape = matmul_reduce.given(problem, config, a, b)
-        constants = partials.constants(world, problem, config, rows)
+        x, y, shape = _matmul_reduce.given(problem, config, a, b)
+        constants = _partials.constants(world, problem, config, rows)
         _two_shot_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,

@@ -19,13 +19,13 @@ import triton
 import triton.language as tl
 
 from ..device import tiles, trace
-from ..op import Cost, Plan, agree
-from . import matmul_reduce, partials
-from .call import Options, resident
-from .matmul_reduce import Config, Problem, inputs, space, uneven
+from ..ops.op import Cost, Plan, agree
+from . import _matmul_reduce, _partials
+from ._call import Options, resident
+from ._matmul_reduce import Config, Problem, inputs, space, uneven
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs",
@@ -37,11 +37,11 @@ OP = "matmul_reduce_scatter"
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return uneven(problem) or matmul_reduce.valid(problem, config)
+    return uneven(problem) or _matmul_reduce.valid(problem, config)
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, num_sms)
+    return _matmul_reduce.default_of(problem, num_sms)
 
 
 def cost(problem: Problem) -> Cost:
@@ -65,7 +65,7 @@ def reference(
     bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The answer on a rank, from all ranks' inputs."""
-    return matmul_reduce.sum_of(problem, a, b, bias).chunk(problem.size)[rank]
+    return _matmul_reduce.sum_of(problem, a, b, bias).chunk(problem.size)[rank]
 
 
 def matmul_reduce_scatter(
@@ -79,7 +79,7 @@ def matmul_reduce_scatter(
     Any strides. The bias is added once, to the sum. Without `out` the result is an ordinary tensor.
     """
     options = Options(algo, config, False, explain)
-    return matmul_reduce.call_op(
+    return _matmul_reduce.call_op(
         world, OP, a, b, bias, activation, out_dtype, out, world.size, options
     )
 
@@ -93,13 +93,13 @@ class _Flags(NamedTuple):
 def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
-    point, here = 0, partials.half_of(inbox, epoch, F)
-    point = partials.push(point, a, b, here, out.rows * F.size, out.cols, K, ctx, F, S)
+    point, here = 0, _partials.half_of(inbox, epoch, F)
+    point = _partials.push(point, a, b, here, out.rows * F.size, out.cols, K, ctx, F, S)
     # The partials, stored by all warps, before the counts that their owners wait for.
-    point = partials.count_all(point, flags.sent, epoch, ctx, F)
+    point = _partials.count_all(point, flags.sent, epoch, ctx, F)
     # All ranks' partials before my loads of them.
     point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    point = partials.add_all(point, out, bias, here, ctx, F, S)
+    point = _partials.add_all(point, out, bias, here, ctx, F, S)
     trace.finish(point, ctx, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
 
@@ -112,14 +112,14 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(problem.size, f"{OP}.sent"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
-    rows = matmul_reduce.slice_rows(problem)
-    inbox, view = partials.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
+    rows = _matmul_reduce.slice_rows(problem)
+    inbox, view = _partials.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
-        x, y, shape = matmul_reduce.given(problem, config, a, b)
-        constants = partials.constants(world, problem, config, rows)
+        x, y, shape = _matmul_reduce.given(problem, config, a, b)
+        constants = _partials.constants(world, problem, config, rows)
         _reduce_scatter_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,

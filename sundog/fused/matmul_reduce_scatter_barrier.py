@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..op import Plan, agree
-from . import gemm, matmul_reduce, matmul_reduce_scatter
-from .matmul_reduce import Config, Problem, inputs, space, uneven
+from ..ops.op import Plan, agree
+from . import _gemm, _matmul_reduce, matmul_reduce_scatter
+from ._matmul_reduce import Config, Problem, inputs, space, uneven
 from .matmul_reduce_scatter import cost, reference
 
 if TYPE_CHECKING:
-    from ..world import World
+    from ..world.world import World
 
 __all__ = [
     "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
@@ -28,11 +28,11 @@ OP = "matmul_reduce_scatter.barrier"
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    return uneven(problem) or matmul_reduce.valid_unfused(problem, config)
+    return uneven(problem) or _matmul_reduce.valid_unfused(problem, config)
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return matmul_reduce.default_of(problem, num_sms)
+    return _matmul_reduce.default_of(problem, num_sms)
 
 
 def cases(size: int) -> list[Problem]:
@@ -45,11 +45,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     shape = problem.m, problem.n
     partial = world.empty(shape, problem.dtype, f"{OP}.partial")
     numel = problem.m // problem.size * problem.n
-    then = matmul_reduce.collective(world, "reduce_scatter", numel, problem.dtype)
+    then = _matmul_reduce.collective(world, "reduce_scatter", numel, problem.dtype)
     spare = torch.empty(numel, dtype=problem.dtype, device=world.device)
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        gemm.matmul(a, b, partial, None, None, config, config.programs)
+        _gemm.matmul(a, b, partial, None, None, config, config.programs)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), out.view(-1) if flat else spare)
         if not flat:

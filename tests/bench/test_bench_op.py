@@ -14,15 +14,15 @@ import torch
 from typer.testing import CliRunner
 
 from sundog import World
-from sundog.bench import timing
-from sundog.bench.axes import parse_axes
-from sundog.bench.limits import Rates, seconds
-from sundog.bench.timing import Times, Variant
 from sundog.cli import app
 from sundog.errors import PeerLost, SundogError, VariantFailed
 from sundog.launch import run
-from sundog.op import OPS, Cost, algorithms, find
+from sundog.ops.op import OPS, Cost, algorithms, find
 from sundog.target import has_gpu
+from sundog.tools import timing
+from sundog.tools.bench.axes import parse_axes
+from sundog.tools.bench.limits import Rates, seconds
+from sundog.tools.timing import Times, Variant
 
 RATES = Rates(copy=4e12, fill=2e12, read=5e12, gemm=8e14)
 

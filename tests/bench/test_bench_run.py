@@ -17,14 +17,15 @@ import triton
 
 import sundog
 from sundog.backends.sim import Sim
-from sundog.bench import commands, limits, plot, results, timing
-from sundog.bench import run as bench
-from sundog.bench.baselines import BASELINES, chosen
-from sundog.bench.limits import Rates
-from sundog.bench.timing import Times, Variant
-from sundog.choice import read_entries, user_file, write_entries
 from sundog.device import signal
-from sundog.op import Cost, find
+from sundog.ops.op import Cost, find
+from sundog.ops.select import read_entries, user_file, write_entries
+from sundog.tools import timing
+from sundog.tools.bench import bench_command, limits, plot, results
+from sundog.tools.bench import run as bench
+from sundog.tools.bench.baselines import BASELINES, chosen
+from sundog.tools.bench.limits import Rates
+from sundog.tools.timing import Times, Variant
 
 pytestmark = pytest.mark.sim_only
 
@@ -153,7 +154,7 @@ def test_a_variant_that_fails_costs_its_row(
     assert capsys.readouterr().err.count("not timed: ") == 2
     monkeypatch.setattr(bench, "measure", measure)
     given = ("virtual", [], 5, "", "", "")
-    assert commands.op("all_gather", ["algo=push", "numel=96"], 3, *given) == 1
+    assert bench_command.op("all_gather", ["algo=push", "numel=96"], 3, *given) == 1
 
 
 def _never(world: sundog.World) -> None:
@@ -242,7 +243,7 @@ def test_files(simulated: list[str], tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.csv", "a.json", "a.png")]
     kept = tmp_path / "gpu.json"
     given = (*names, "", str(kept))
-    assert commands.op("all_gather", AXES, 3, "virtual", ["torch.cat"], 5, *given) == 0
+    assert bench_command.op("all_gather", AXES, 3, "virtual", ["torch.cat"], 5, *given) == 0
     with open(names[0]) as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10

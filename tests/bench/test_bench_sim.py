@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import sundog
-from sundog.bench import kernels, sim
+from benchmarks import sim_kernels as kernels
+from benchmarks import simulator
 
 pytestmark = pytest.mark.sim_only
 
@@ -40,7 +41,7 @@ def test_nobody_leaves_the_barrier_before_everybody_came() -> None:
 
     with pytest.raises(sundog.errors.Deadlock):
         sundog.run(main, 4, backend="sim")
-    assert sim.time_barrier(ranks=3, programs=2) > 0
+    assert simulator.time_barrier(ranks=3, programs=2) > 0
 
 
 def test_the_two_take_turns_and_the_medians_are_compared(
@@ -51,14 +52,18 @@ def test_the_two_take_turns_and_the_medians_are_compared(
     def fake(who: str) -> dict[str, float]:
         order.append(who)
         factor = 1.0 if who == "ours" else 2.0
-        return dict.fromkeys(sim.CASES, factor * [0.3, 9.0, 0.2, 0.3, 0.1][(len(order) - 1) // 2])
+        return dict.fromkeys(
+            simulator.CASES, factor * [0.3, 9.0, 0.2, 0.3, 0.1][(len(order) - 1) // 2]
+        )
 
-    monkeypatch.setattr(sim, "_time_in_a_process", fake)
-    monkeypatch.setattr(sim, "time_barrier", lambda ranks, programs: ranks * programs / 1000)
-    sim.main(str(tmp_path / "sim.json"))
+    monkeypatch.setattr(simulator, "_time_in_a_process", fake)
+    monkeypatch.setattr(simulator, "time_barrier", lambda ranks, programs: ranks * programs / 1000)
+    simulator.main(str(tmp_path / "sim.json"))
     assert order == ["ours", "triton"] * 5
     *kernels, barrier = json.loads((tmp_path / "sim.json").read_text())["rows"]
-    assert [row[1:] for row in kernels] == [["0.30 s", "0.60 s", "0.50", "0.7"]] * len(sim.CASES)
+    assert [row[1:] for row in kernels] == [["0.30 s", "0.60 s", "0.50", "0.7"]] * len(
+        simulator.CASES
+    )
     assert barrier == ["barrier of 64 ranks x 8 programs", "0.51 s", "can't", "", "2.0 s"]
     text = capsys.readouterr().out
     assert "matmul" in text
@@ -75,9 +80,9 @@ def test_the_two_run_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     )
 
     def run_less(command: list[str], **options: Any) -> Any:
-        assert command[1:3] == ["-m", "sundog.bench.sim"]
+        assert command[1:3] == ["-m", "benchmarks.simulator"]
         return run([command[0], "-c", code, *command[3:]], **options)
 
     monkeypatch.setattr(subprocess, "run", run_less)
     for who in ("ours", "triton"):
-        assert sim._time_in_a_process(who) == {next(iter(sim.CASES)): 1.5}
+        assert simulator._time_in_a_process(who) == {next(iter(simulator.CASES)): 1.5}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import sundog
-from sundog.bench.baselines import BASELINES
-from sundog.exercise import expected
-from sundog.op import find
+from sundog.ops.op import find
+from sundog.tools._subject import expected
+from sundog.tools.bench.baselines import BASELINES
 
 CASES = [
     (op, name)

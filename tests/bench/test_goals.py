@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sundog.bench.baselines import BASELINES
-from sundog.bench.goals import goal_rows
+from benchmarks.goals import goal_rows
+from sundog.tools.bench.baselines import BASELINES
 
 
 def timed(problem: str, variant: str, micros: float, config: str = "Config()") -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 
-from sundog.bench import link_plot
-from sundog.bench.link_table import over_link
+from benchmarks.link_table import over_link
+from sundog.tools.bench import link_plot
 
 LINK = 50e9
 # Microseconds by M and N: cuBLAS, copies and cuBLAS, then two configs of ours.

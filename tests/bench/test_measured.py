@@ -7,14 +7,14 @@ import re
 import shutil
 from pathlib import Path
 
-from sundog.bench.measured import render
+from benchmarks.measured import render
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def test_the_page_is_made_from_the_files() -> None:
     made = render(DOCS / "measured")
-    assert (DOCS / "measured.md").read_text() == made, "run: python -m sundog.bench.measured"
+    assert (DOCS / "measured.md").read_text() == made, "run: python -m benchmarks.measured"
 
 
 def test_a_changed_sample_changes_the_page(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from sundog import op as ops
-from sundog.check import Report, check_once
 from sundog.cli import app
+from sundog.ops import op as ops
+from sundog.tools.check.schedules import Report, check_once
 
 RACY = "tests.check.kernels:racy"
 
@@ -85,7 +85,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path, monkeypatch):
             return run(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sundog.check_command.check_once", until_ctrl_c)
+    monkeypatch.setattr("sundog.tools.check.check_command.check_once", until_ctrl_c)
     path = tmp_path / "found.json"
     code, text = call(RACY, "--world", "2", "--schedules", "5", "--json", str(path))
     assert code == 130
@@ -118,7 +118,7 @@ def test_json_has_findings_and_mutants(tmp_path):
 
 def test_finding_is_written_although_printing_fails(tmp_path, monkeypatch):
     path = tmp_path / "found.json"
-    monkeypatch.setattr("sundog.check.Report.__str__", lambda self: 1 / 0)
+    monkeypatch.setattr("sundog.tools.check.schedules.Report.__str__", lambda self: 1 / 0)
     CliRunner().invoke(
         app, ["check", RACY, "--world", "2", "--schedules", "1", "--json", str(path)]
     )

@@ -8,11 +8,11 @@ import pytest
 import triton
 import triton.language as tl
 
+from sundog.checker.mutants import mutants
 from sundog.device import trace
-from sundog.exercise import function_of
-from sundog.mutation import find_mutants, mutate
-from sundog.sim.interpreter import twin
-from sundog.sim.mutate import mutants
+from sundog.interpreter.interpreter import twin
+from sundog.tools._subject import function_of
+from sundog.tools.check.mutation import find_mutants, mutate
 
 from . import kernels
 
@@ -64,7 +64,7 @@ def test_kernel_is_itself_again_after_its_mutants():
 
 def test_an_error_of_the_tool_is_no_kill(monkeypatch):
     found, _ = find_mutants(kernels.clean, 2)
-    monkeypatch.setattr("sundog.sim.races.Checker.cta_barrier", lambda *args: 1 / 0)
+    monkeypatch.setattr("sundog.checker.races.Checker.cta_barrier", lambda *args: 1 / 0)
     outcome = next(mutate(kernels.clean, 2, found[-1:], schedules=1))
     assert [f.kind for f in outcome.report.findings] == ["error"]
     assert outcome.killed_by == ""

@@ -11,10 +11,10 @@ import sys
 import pytest
 import torch
 
-from sundog.check import check, check_once, tokens
-from sundog.sim.findings import Finding
-from sundog.sim.schedule import from_token
+from sundog.checker.findings import Finding
+from sundog.machine.schedule import from_token
 from sundog.testing import check as must_be_clean
+from sundog.tools.check.schedules import check, check_once, tokens
 
 from . import kernels
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sundog import World
-from sundog.check import check
+from sundog.tools.check.schedules import check
 
 from .kernels import alone
 

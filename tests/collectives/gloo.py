@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from sundog.backends import processes
+from sundog.backends import _processes
 
 __all__ = ["gloo"]
 
@@ -28,4 +28,4 @@ def gloo(fn: Callable[[Any], Any], size: int) -> list[Any]:
     """`fn` on every rank of a gloo group; the results by rank."""
     if dist.is_initialized():
         pytest.skip("this process is a rank already, and gloo's answers come from forks of it")
-    return processes.run(fn, size, _Group)  # type: ignore[arg-type]
+    return _processes.run(fn, size, _Group)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sundog.collectives.words import Config
+from sundog.collectives._copy import Config
 
 __all__ = ["DTYPES", "SMALL", "joined", "part", "same"]
 

@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 import sundog
 from sundog import testing
-from sundog.check import check
-from sundog.collectives.words import Config
+from sundog.collectives._copy import Config
 from sundog.errors import RankMismatch
-from sundog.exercise import exercise
-from sundog.op import find
+from sundog.ops.op import find
+from sundog.tools._subject import exercise
+from sundog.tools.check.schedules import check
 
 from .gloo import gloo
 from .moving import DTYPES, SMALL, joined, part, same
@@ -189,7 +189,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"config": Config(num_warps=3)}, "num_warps 3"),
     ({"algo": "partitioned", "config": Config(programs=3)}, "3 do not divide among 2 peers"),
     ({"algo": "push", "config": {"block": 64}}, "is not a Config of one of its algorithms"),
-    ({"algo": "push", "config": 64}, "64 is not a sundog.collectives.words.Config, which"),
+    ({"algo": "push", "config": 64}, "64 is not a sundog.collectives._copy.Config, which"),
     ({"config": 64}, "no algorithm takes.* with 64: push: its config is a sundog.collectives"),
 ]
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 import sundog
 from sundog import Sim, testing
-from sundog.collectives import reduction
+from sundog.collectives import _reduce
 from sundog.collectives.all_reduce import Problem
 from sundog.errors import RankMismatch, WaitTimeout
-from sundog.op import algorithms, find
+from sundog.ops.op import algorithms, find
 
 from .gloo import gloo
 from .reducing import BOTH_KINDS, exact, oracle, random
@@ -69,7 +69,7 @@ def test_every_algorithm_gives_the_exact_answer(run: Run, size: int) -> None:
                 assert torch.equal(out, want), (algo, rank, numel, dtype, op)
 
 
-@pytest.mark.parametrize("dtype", reduction.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", _reduce.DTYPES, ids=str)
 def test_every_dtype_and_operator(run: Run, dtype: torch.dtype) -> None:
     """Random integers wrap as torch's do; floats are accumulated wide and rounded once."""
     ops = [op for op in BOTH_KINDS if (dtype, op) != (torch.bool, "avg")]
@@ -111,7 +111,7 @@ def test_the_same_bits_by_every_algorithm_grid_and_replay(run: Run, size: int) -
     half = len(results[0]) // 2
     for place, dtype in ((0, torch.bfloat16), (half, torch.float32)):
         parts = [random(rank, numel, dtype) for rank in range(size)]
-        want = reduction.reference("sum", parts)
+        want = _reduce.reference("sum", parts)
         near = oracle("sum", parts)
         torch.testing.assert_close(want, near)
         for result in results:
@@ -197,7 +197,7 @@ def test_in_place_is_clean(algo: str) -> None:
 @pytest.mark.sim_only
 @pytest.mark.parametrize("algo", ALGOS)
 def test_the_checker_finds_nothing(algo: str) -> None:
-    from sundog.exercise import exercise
+    from sundog.tools._subject import exercise
 
     testing.check(exercise(find(f"all_reduce.{algo}"), 2), 2, schedules=3)
 

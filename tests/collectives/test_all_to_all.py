@@ -13,10 +13,10 @@ import torch.distributed as dist
 import sundog
 from sundog import testing
 from sundog.backends.sim import Sim
-from sundog.collectives.words import Config
+from sundog.collectives._copy import Config
 from sundog.errors import RankMismatch, WaitTimeout
-from sundog.exercise import exercise
-from sundog.op import find
+from sundog.ops.op import find
+from sundog.tools._subject import exercise
 
 from .gloo import gloo
 from .moving import DTYPES, joined, part, same

@@ -11,9 +11,9 @@ import triton.language as tl
 
 import sundog
 from sundog import testing
-from sundog.check import check
 from sundog.device import memory
-from sundog.mutation import find_mutants, mutate
+from sundog.tools.check.mutation import find_mutants, mutate
+from sundog.tools.check.schedules import check
 
 Run = Callable[..., list]
 

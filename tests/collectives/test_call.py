@@ -12,7 +12,7 @@ import torch
 
 import sundog
 from sundog import testing
-from sundog.collectives.words import Config
+from sundog.collectives._copy import Config
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier
 

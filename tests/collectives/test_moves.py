@@ -16,11 +16,11 @@ from triton.compiler import ASTSource
 import sundog
 from sundog import testing
 from sundog.backends.sim import Sim
-from sundog.check import check
-from sundog.collectives import words
+from sundog.collectives import _copy
 from sundog.errors import RankMismatch, WaitTimeout
-from sundog.exercise import exercise
-from sundog.op import find
+from sundog.ops.op import find
+from sundog.tools._subject import exercise
+from sundog.tools.check.schedules import check
 
 from .gloo import gloo
 from .moving import DTYPES, joined, part, same
@@ -280,12 +280,12 @@ def test_a_heap_too_small_for_mailboxes_says_so(run: Run) -> None:
 
 @triton.jit(do_not_specialize=["n", "part"])
 def copy_part(dst, src, n, part, parts, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
-    words.copy((dst,), src, n, tl.program_id(0) + part, parts, 1, BLOCK, ALIGNED)
+    _copy.copy((dst,), src, n, tl.program_id(0) + part, parts, 1, BLOCK, ALIGNED)
 
 
 @triton.jit
 def measure_head(ptr, out):
-    tl.store(out, words.to_boundary(ptr))
+    tl.store(out, _copy.to_boundary(ptr))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])

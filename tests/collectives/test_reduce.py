@@ -13,8 +13,8 @@ import sundog
 from sundog import testing
 from sundog.collectives.reduce import Config
 from sundog.errors import RankMismatch
-from sundog.exercise import exercise
-from sundog.op import find
+from sundog.ops.op import find
+from sundog.tools._subject import exercise
 
 from .gloo import gloo
 from .reducing import exact, oracle, random

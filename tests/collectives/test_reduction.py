@@ -11,8 +11,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sundog.collectives import reduction
-from sundog.op import find
+from sundog.collectives import _reduce
+from sundog.ops.op import find
 
 pytestmark = pytest.mark.compat
 
@@ -41,13 +41,13 @@ def compiled(kernel: Any, target: str, dtype: str, odd: tuple[str, ...] = ()) ->
 
 @triton.jit
 def every_operator(x, out, ctx, BLOCK: tl.constexpr):
-    xs = reduction.everywhere(x, 0, ctx, 3)
+    xs = _reduce.everywhere(x, 0, ctx, 3)
     at = tl.arange(0, BLOCK)
-    tl.store(out + at, reduction.reduce_ranks(xs, at, None, "sum", 3))
-    tl.store(out + at, reduction.reduce_ranks(xs, at, None, "avg", 3))
-    tl.store(out + at, reduction.reduce_ranks(xs, at, None, "min", 3))
-    tl.store(out + at, reduction.reduce_ranks(xs, at, None, "max", 3))
-    tl.store(out + at, reduction.reduce_ranks(xs, at, None, "prod", 3))
+    tl.store(out + at, _reduce.reduce_ranks(xs, at, None, "sum", 3))
+    tl.store(out + at, _reduce.reduce_ranks(xs, at, None, "avg", 3))
+    tl.store(out + at, _reduce.reduce_ranks(xs, at, None, "min", 3))
+    tl.store(out + at, _reduce.reduce_ranks(xs, at, None, "max", 3))
+    tl.store(out + at, _reduce.reduce_ranks(xs, at, None, "prod", 3))
 
 
 @pytest.mark.parametrize("target", TARGETS)

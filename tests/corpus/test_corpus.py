@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from sundog.check import Report, check, check_once, tokens
+from sundog.tools.check.schedules import Report, check, check_once, tokens
 
 from . import PAIRS, Pair
 from .pair import PLAIN

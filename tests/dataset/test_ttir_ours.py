@@ -13,9 +13,9 @@ from triton_roundtrip import ARCHS, STAGES, prints, prints_of_text
 import sundog
 from sundog.dataset.triton.compile import lower
 from sundog.dataset.triton.ttir import extract_ttir_graph, rebuild_module_text
-from sundog.exercise import function_of, room
-from sundog.op import OPS, find
-from sundog.sim import launcher
+from sundog.machine import launcher
+from sundog.ops.op import OPS, find
+from sundog.tools._subject import function_of, room
 
 pytestmark = pytest.mark.compat
 

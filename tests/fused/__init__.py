@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import sundog
 from sundog.dataset.triton.compile import gpu_target
-from sundog.exercise import expected
+from sundog.tools._subject import expected
 
 ARCHS = ("sm_90", "gfx942", "gfx950")
 on_every_arch = pytest.mark.parametrize("arch", ARCHS)

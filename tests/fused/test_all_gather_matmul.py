@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import sundog
-from sundog import fields
-from sundog.choice import Entry, choose, entries, user_file, write_entries
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
+from sundog.fused._fetchers import Flags
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
-from sundog.fused.fetching import Flags
+from sundog.ops import load
+from sundog.ops.select import Entry, choose, entries, user_file, write_entries
 
 from . import A_FEW, Run, answers, assembly, compare, compiled, spills
 
@@ -317,7 +317,7 @@ def test_the_default_has_work_for_all(m: int, shard: str) -> None:
 def test_auto_goes_by_what_was_measured() -> None:
     """The call's problem names its output's type, an entry's does not; a bias changes nothing."""
     shape = (4096, 3584, 8192, BF16, 8, "k")
-    plain = fields.plain(Problem(*shape))
+    plain = load.plain(Problem(*shape))
     found = [e for e in entries("nvidia-h200") if e.problem == plain and e.num_sms == 16]
     seconds, algo = min((e.seconds, e.op.partition(".")[2]) for e in found)
     choice = choose("all_gather_matmul", Problem(*shape, True, None, BF16), "nvidia-h200", 16)
@@ -332,7 +332,7 @@ def test_auto_takes_direct_only_where_heaps_are_evenly_spaced(
     """Processes that share a GPU have as few SMs as the ranks of `virtual`, and their entries."""
     monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))
     problem = Problem(8, 8, 64, BF16, 8, "k")
-    given = fields.plain(problem), fields.plain(direct.default(problem, 16)), 1e-9, "", "", 16
+    given = load.plain(problem), load.plain(direct.default(problem, 16)), 1e-9, "", "", 16
     write_entries(user_file("nvidia-h200"), [Entry("all_gather_matmul.direct", *given)])
 
     def algo(backend: str, num_sms: int = 16, **options: Any) -> str:

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import sundog
-from sundog.check import check
-from sundog.exercise import expected
+from sundog.fused import _matmul_reduce, matmul_reduce_scatter
 from sundog.fused import all_gather_matmul_barrier as gather_barrier
 from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused import matmul_all_reduce_one_shot as one_shot
 from sundog.fused import matmul_all_reduce_two_shot as two_shot
-from sundog.fused import matmul_reduce, matmul_reduce_scatter
-from sundog.mutation import find_mutants, mutate
+from sundog.tools._subject import expected
+from sundog.tools.check.mutation import find_mutants, mutate
+from sundog.tools.check.schedules import check
 
 pytestmark = pytest.mark.sim_only
 
@@ -27,8 +27,8 @@ F16 = torch.float16
 SMALL = dict(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
 # Two rows of tiles for one fetcher. Aligned for descriptors, of B too.
 GATHERED = hbm_buffer.Problem(24, 16, 32, F16, 2, "k")
-REDUCED = matmul_reduce.Problem(32, 16, 16, F16, 2)
-PLAIN = matmul_reduce.Config(**SMALL, programs=2)
+REDUCED = _matmul_reduce.Problem(32, 16, 16, F16, 2)
+PLAIN = _matmul_reduce.Config(**SMALL, programs=2)
 CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     "all_gather_matmul.barrier": (
         gather_barrier, GATHERED, gather_barrier.Config(**SMALL, programs=2),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import sundog
-from sundog.fused import gemm
-from sundog.fused.call import fitting
+from sundog.fused import _gemm
+from sundog.fused._call import fitting
 
 from . import A_FEW, Run, assembly, compiled, on_every_arch, spills
 
@@ -28,7 +28,7 @@ def matrix(rows: int, cols: int, order: str, dtype: torch.dtype, seed: int) -> t
 
 @pytest.mark.parametrize("descriptors", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", gemm.DTYPES)
+@pytest.mark.parametrize("dtype", _gemm.DTYPES)
 def test_exact_in_every_layout(
     run: Run, layout: str, dtype: torch.dtype, descriptors: bool
 ) -> None:
@@ -38,12 +38,12 @@ def test_exact_in_every_layout(
     b = matrix(k, n, layout[1], dtype, 2)
 
     def main(world: sundog.World) -> torch.Tensor:
-        config = gemm.Tiles(**SMALL, descriptors=descriptors)
+        config = _gemm.Tiles(**SMALL, descriptors=descriptors)
         out = torch.empty(m, n, dtype=torch.float32, device=world.device)
         x, y = (t.to(world.device) for t in (a, b))
-        kinds = {gemm.operand(t, (16, 16), descriptors)[1] for t in (x, y)}
-        assert (gemm.VIEW in kinds) is not descriptors
-        return gemm.matmul(x, y, out, None, None, config, 3).cpu()
+        kinds = {_gemm.operand(t, (16, 16), descriptors)[1] for t in (x, y)}
+        assert (_gemm.VIEW in kinds) is not descriptors
+        return _gemm.matmul(x, y, out, None, None, config, 3).cpu()
 
     assert torch.equal(run(main, 1)[0], (a.double() @ b.double()).float())
 
@@ -55,13 +55,13 @@ def test_any_size(run: Run, m: int, n: int, k: int) -> None:
     def main(world: sundog.World) -> torch.Tensor:
         out = torch.empty(m, n, dtype=torch.float16, device=world.device)
         x, y = (t.to(world.device) for t in (a, b))
-        return gemm.matmul(x, y, out, None, None, gemm.Tiles(**SMALL), 2).cpu()
+        return _gemm.matmul(x, y, out, None, None, _gemm.Tiles(**SMALL), 2).cpu()
 
     assert torch.equal(run(main, 1)[0].double(), a.double() @ b.double())
 
 
-@pytest.mark.parametrize("dtype", gemm.DTYPES)
-@pytest.mark.parametrize("activation", gemm.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", _gemm.DTYPES)
+@pytest.mark.parametrize("activation", _gemm.ACTIVATIONS)
 def test_epilogue(run: Run, dtype: torch.dtype, activation: str | None) -> None:
     """Against float64, within what rounding the output once costs (float32: adding in float32)."""
     torch.manual_seed(5)
@@ -70,7 +70,7 @@ def test_epilogue(run: Run, dtype: torch.dtype, activation: str | None) -> None:
     def main(world: sundog.World) -> torch.Tensor:
         out = torch.empty(35, 41, dtype=dtype, device=world.device)
         x, y, z = (t.to(world.device) for t in (a, b, bias))
-        return gemm.matmul(x, y, out, z, activation, gemm.Tiles(**SMALL), 2).cpu()
+        return _gemm.matmul(x, y, out, z, activation, _gemm.Tiles(**SMALL), 2).cpu()
 
     exact = a.double() @ b.double() + bias.double()
     wanted = exact if activation is None else torch.nn.functional.silu(exact)
@@ -89,8 +89,8 @@ def test_offsets_have_64_bits(run: Run, descriptors: bool) -> None:
         far = torch.empty(17 * stride, dtype=torch.float16).as_strided((17, 24), (stride, 1))
         far.copy_(a)
         out = torch.empty(17, 40)
-        config = gemm.Tiles(**SMALL, descriptors=descriptors)
-        return gemm.matmul(far, b, out, None, None, config, 2)
+        config = _gemm.Tiles(**SMALL, descriptors=descriptors)
+        return _gemm.matmul(far, b, out, None, None, config, 2)
 
     assert torch.equal(run(main, 1)[0].double(), a.double() @ b.double())
 
@@ -99,7 +99,7 @@ def test_offsets_have_64_bits(run: Run, descriptors: bool) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tma_and_tensor_cores_on_sm_90(layout: str) -> None:
     """The default config: loads and stores by TMA, three stages of both operands, no spills."""
-    made = _compiled("sm_90", layout, gemm.Tiles())
+    made = _compiled("sm_90", layout, _gemm.Tiles())
     text = assembly(made)
     assert len(re.findall(r"wgmma\.mma_async", text)) == 4  # 64 of K by 16
     loads = re.findall(r"cp\.async\.bulk\.tensor\S*mbarrier", text)
@@ -113,9 +113,9 @@ def test_tma_and_tensor_cores_on_sm_90(layout: str) -> None:
 @pytest.mark.parametrize(("out", "num_stages"), [(torch.float32, 3), (torch.bfloat16, 4)])
 def test_an_output_that_does_not_fit_beside_the_inputs(out: torch.dtype, num_stages: int) -> None:
     """By pointers; of 32 bits when the loop over K has ended, in the memory that it had."""
-    made = _compiled("sm_90", "NT", gemm.Tiles(num_stages=num_stages), out)
+    made = _compiled("sm_90", "NT", _gemm.Tiles(num_stages=num_stages), out)
     assert re.search(r"st\.global\.v4\.b32", assembly(made))
-    assert made.metadata.shared <= gemm.SHARED
+    assert made.metadata.shared <= _gemm.SHARED
     assert spills(made) <= A_FEW
 
 
@@ -123,7 +123,7 @@ def test_an_output_that_does_not_fit_beside_the_inputs(out: torch.dtype, num_sta
 @on_every_arch
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_wide_accesses_and_tensor_cores_by_pointers(arch: str, layout: str) -> None:
-    config = gemm.Tiles(128, 128, 64, descriptors=False, num_stages=3 if arch == "sm_90" else 2)
+    config = _gemm.Tiles(128, 128, 64, descriptors=False, num_stages=3 if arch == "sm_90" else 2)
     made = _compiled(arch, layout, config)
     text = assembly(made)
     assert spills(made) <= A_FEW
@@ -139,10 +139,10 @@ def test_wide_accesses_and_tensor_cores_by_pointers(arch: str, layout: str) -> N
 @pytest.mark.compat
 def test_float32_is_not_rounded_to_tf32() -> None:
     a = torch.empty(512, 512)
-    config = gemm.Tiles(**fitting(512, 512, 512, 512, torch.float32, 64))
-    args = gemm.arguments(a, a, a, None, None, config)
+    config = _gemm.Tiles(**fitting(512, 512, 512, 512, torch.float32, 64))
+    args = _gemm.arguments(a, a, a, None, None, config)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
-    made = compiled(gemm._gemm_kernel, "sm_90", args, options)
+    made = compiled(_gemm._gemm_kernel, "sm_90", args, options)
     text = assembly(made)
     assert re.search(r"fma\.rn\.f32", text)
     assert not re.search(r"tf32|mma", text)
@@ -150,21 +150,21 @@ def test_float32_is_not_rounded_to_tf32() -> None:
 
 
 def _compiled(
-    arch: str, layout: str, config: gemm.Tiles, dtype: torch.dtype = torch.bfloat16
+    arch: str, layout: str, config: _gemm.Tiles, dtype: torch.dtype = torch.bfloat16
 ) -> Any:
     a, b = (matrix(512, 512, order, torch.bfloat16, 0) for order in layout)
     out = torch.empty(512, 512, dtype=dtype)
-    args = gemm.arguments(a, b, out, None, None, config)
+    args = _gemm.arguments(a, b, out, None, None, config)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
-    return compiled(gemm._gemm_kernel, arch, args, options)
+    return compiled(_gemm._gemm_kernel, arch, args, options)
 
 
 def test_bad_tiles() -> None:
-    reason = gemm.valid(gemm.Tiles(tile_m=100), torch.bfloat16)
+    reason = _gemm.valid(_gemm.Tiles(tile_m=100), torch.bfloat16)
     assert reason == "tile_m 100 is not a power of two of at least 16"
-    reason = gemm.valid(gemm.Tiles(num_stages=6), torch.bfloat16)
+    reason = _gemm.valid(_gemm.Tiles(num_stages=6), torch.bfloat16)
     assert reason is not None
     assert "take 294,912 bytes of shared memory, and a program has at most 232,448" in reason
-    assert "num_warps 3" in (gemm.valid(gemm.Tiles(num_warps=3), torch.bfloat16) or "")
-    assert "group_m 0" in (gemm.valid(gemm.Tiles(group_m=0), torch.bfloat16) or "")
-    assert gemm.valid(gemm.Tiles(), torch.bfloat16) is None
+    assert "num_warps 3" in (_gemm.valid(_gemm.Tiles(num_warps=3), torch.bfloat16) or "")
+    assert "group_m 0" in (_gemm.valid(_gemm.Tiles(group_m=0), torch.bfloat16) or "")
+    assert _gemm.valid(_gemm.Tiles(), torch.bfloat16) is None

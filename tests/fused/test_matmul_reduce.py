@@ -12,14 +12,14 @@ import torch
 import sundog
 from sundog.device import tiles
 from sundog.errors import RankMismatch
-from sundog.exercise import expected
-from sundog.fused import gemm, matmul_reduce, matmul_reduce_scatter, partials
+from sundog.fused import _gemm, _matmul_reduce, _partials, matmul_reduce_scatter
 from sundog.fused import matmul_all_reduce_barrier as reduce_barrier
 from sundog.fused import matmul_all_reduce_one_shot as one_shot
 from sundog.fused import matmul_all_reduce_two_shot as two_shot
 from sundog.fused import matmul_reduce_scatter_barrier as scatter_barrier
+from sundog.fused._matmul_reduce import Config, Problem
 from sundog.fused.matmul_all_reduce import matmul_all_reduce
-from sundog.fused.matmul_reduce import Config, Problem
+from sundog.tools._subject import expected
 
 from . import A_FEW, Run, answers, assembly, compare, compiled, spills
 
@@ -75,7 +75,7 @@ def test_all_give_the_same_bits(run: Run) -> None:
 
     def main(world: sundog.World) -> torch.Tensor:
         a, b = one_shot.inputs(world, problem, 1, exact=False)
-        partial = gemm.matmul(a, b, world.empty((40, 24), F16), None, None, SMALL, 2)
+        partial = _gemm.matmul(a, b, world.empty((40, 24), F16), None, None, SMALL, 2)
         unfused = world.all_reduce(partial)
         fused = [
             matmul_all_reduce(world, a, b, algo=each, config=SMALL)
@@ -173,7 +173,7 @@ def test_strips_that_shared_memory_has_no_room_for(
     """16 ranks' strips of 256 columns take 262,144 bytes, and an H200 has 232,448 of them."""
     problem, config = Problem(8192, 4096, 1024, dtype, size), Config(64, tile_n, 16, programs=16)
     world = SimpleNamespace(size=size, trace=0)
-    assert partials.constants(world, problem, config, 8192 // size).ahead == ahead
+    assert _partials.constants(world, problem, config, 8192 // size).ahead == ahead
 
 
 @pytest.mark.compat
@@ -188,14 +188,14 @@ def test_what_the_compilers_make_of_the_default(
         monkeypatch.setattr(torch.version, "hip", "6.4")
     config = op.default(problem, 132)
     a, b = torch.empty(8192, 1024, dtype=BF16), torch.empty(1024, 4096, dtype=BF16)
-    x, y, shape = matmul_reduce.given(problem, config, a, b)
+    x, y, shape = _matmul_reduce.given(problem, config, a, b)
     words = torch.empty(64, dtype=torch.int64)
     inbox = tiles.View(torch.empty(8192, 4096, dtype=BF16), 1024, 4096, 4096, 1)
     out = tiles.view(torch.empty(8192, 4096, dtype=BF16))
     flags = op._Flags(*[words] * len(op._Flags._fields))
     rows = 8192 if op is one_shot else 1024
     world = SimpleNamespace(size=problem.size, trace=0)
-    constants = partials.constants(world, problem, config, rows)
+    constants = _partials.constants(world, problem, config, rows)
     args = (x, y, out, None, inbox, flags, words, 1024, constants, shape)
     name = {one_shot: "one_shot", two_shot: "two_shot"}.get(op, "reduce_scatter")
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
@@ -203,8 +203,8 @@ def test_what_the_compilers_make_of_the_default(
     text = assembly(made)
     assert spills(made) <= A_FEW
     if arch == "sm_90":
-        strips = 2 * problem.size * partials.STRIP.value * config.tile_n * BF16.itemsize
-        assert strips <= made.metadata.shared <= gemm.SHARED
+        strips = 2 * problem.size * _partials.STRIP.value * config.tile_n * BF16.itemsize
+        assert strips <= made.metadata.shared <= _gemm.SHARED
         assert len(re.findall(r"wgmma\.mma_async", text)) == 4
         assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) == 6
         assert re.search(r"\bst\.global\.v4\.b32", text)

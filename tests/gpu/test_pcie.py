@@ -15,8 +15,8 @@ import torch
 import sundog
 from sundog import World, target
 from sundog.errors import WaitTimeout
-from sundog.exercise import _exercise
-from sundog.op import find
+from sundog.ops.op import find
+from sundog.tools._subject import _exercise
 
 pytestmark = pytest.mark.gpu("virtual")
 

@@ -25,7 +25,10 @@ def load(path: Path) -> ModuleType:
 
 
 def drawn_on_the_cpu(
-    world: sundog.World, shape: sundog.world.Shape, dtype: torch.dtype = torch.float32, name=""
+    world: sundog.World,
+    shape: sundog.world.world.Shape,
+    dtype: torch.dtype = torch.float32,
+    name="",
 ) -> torch.Tensor:
     """As World.randn, but the same numbers on every backend."""
     made = world.empty(shape, dtype, name)

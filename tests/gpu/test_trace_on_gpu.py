@@ -7,8 +7,9 @@ import pytest
 from traces import late_op
 
 from sundog.device import trace as points
-from sundog.trace import Subject, Timeline, summarise
-from sundog.trace.command import Place, trace_op
+from sundog.tools.trace.timeline import Timeline, summarise
+from sundog.tools.trace.trace_command import Place, trace_op
+from sundog.tools.trace.trace_subject import Subject
 
 pytestmark = pytest.mark.gpu("virtual")
 

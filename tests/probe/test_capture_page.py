@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sundog
-from sundog.probing import Subject, probe_subject
+from sundog.tools.probe.probe import Subject, probe_subject
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "capture.md"
 HEAD = """import torch

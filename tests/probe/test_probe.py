@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 import sundog
 from sundog.cli import app
-from sundog.op import OPS
-from sundog.probing import Cell, Row, command, probe_subject
-from sundog.probing.subjects import all_names, rows, subjects
+from sundog.ops.op import OPS
 from sundog.target import has_gpu
+from sundog.tools.probe import probe_command
+from sundog.tools.probe.probe import Cell, Row, probe_subject
+from sundog.tools.probe.probe_subjects import all_names, rows, subjects
 
 from . import wrong_ops
 from .wrong_ops import LABELS, SUBJECTS
@@ -236,14 +237,14 @@ def test_what_cannot_be_probed(arguments, text):
 
 @pytest.mark.sim_only
 def test_what_was_probed_before_ctrl_c_is_kept(tmp_path, monkeypatch):
-    answered = command._answered
+    answered = probe_command._answered
 
     def until_one(running):
         if len(running) == 1:  # two rows at once: the other one has answered
             raise KeyboardInterrupt
         return answered(running)[:1]
 
-    monkeypatch.setattr(command, "_answered", until_one)
+    monkeypatch.setattr(probe_command, "_answered", until_one)
     words = ["probe", "barrier", "host barrier", "--backend", "sim", "--replays", "2"]
     done = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "rows.json")])
     assert done.exit_code == 130

@@ -13,7 +13,7 @@ import torch
 
 import sundog
 from sundog.collectives import all_gather_push
-from sundog.probing import Subject
+from sundog.tools.probe.probe import Subject
 
 from .kernels import (
     N,

@@ -17,7 +17,7 @@ import sundog
 from sundog import Sim
 from sundog.device import signal
 from sundog.errors import Deadlock, WaitTimeout
-from sundog.sim.report import Wait
+from sundog.machine.deadlock import Wait
 
 from . import machine_kernels
 from .machine_kernels import circle, gather, meet, slow_then_signal, slow_then_store

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sundog.check import check
-from sundog.mutation import find_mutants, mutate
+from sundog.tools.check.mutation import find_mutants, mutate
+from sundog.tools.check.schedules import check
 
 from . import gluon_kernels as kernels
 

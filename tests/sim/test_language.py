@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.sim.interpreter import language
+from sundog.interpreter.interpreter import language
 
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 

@@ -17,7 +17,7 @@ import sundog
 from sundog import Sim
 from sundog.device import memory, signal
 from sundog.errors import KernelError
-from sundog.sim.accesses import Accesses
+from sundog.machine.accesses import Accesses
 
 from .machine_kernels import meet, slow_then_signal, slow_then_store
 

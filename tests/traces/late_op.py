@@ -13,7 +13,7 @@ import triton.language as tl
 
 from sundog import World
 from sundog.device import context, signal, trace
-from sundog.op import Cost, Plan
+from sundog.ops.op import Cost, Plan
 
 LATE_RANK = 1
 DELAY = 1000  # accesses

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from sundog.isa import NUM_SMS, compile_launch
-from sundog.isa.launches import record
-from sundog.isa.problems import Case, functions
 from sundog.launch import GPU_HEAP
+from sundog.tools._launches import record
+from sundog.tools.isa.inspect import NUM_SMS, compile_launch
+from sundog.tools.isa.problems import Case, functions
 
 pytestmark = pytest.mark.sim_only
 
 SUBJECTS = {  # an op, and the modules that its kernel's trace points are in
     "all_gather.push": ["sundog.collectives.all_gather_push"],
     "all_gather_matmul.hbm_buffer": [
-        "sundog.fused.fetching", "sundog.fused.working",
+        "sundog.fused._fetchers", "sundog.fused._workers",
         "sundog.fused.all_gather_matmul_hbm_buffer",
     ],
 }  # fmt: skip

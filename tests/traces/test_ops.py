@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sundog.device import trace as points
-from sundog.op import OPS
-from sundog.trace import Subject
-from sundog.trace.command import Place, trace_op
+from sundog.ops.op import OPS
+from sundog.tools.trace.trace_command import Place, trace_op
+from sundog.tools.trace.trace_subject import Subject
 
 pytestmark = pytest.mark.sim_only
 

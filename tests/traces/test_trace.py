@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.device import trace as points
-from sundog.trace import Raw, Subject, Timeline, summarise
-from sundog.trace.command import Place, trace_op
-from sundog.trace.perfetto import write
+from sundog.tools.trace.draw import write
+from sundog.tools.trace.record import Raw
+from sundog.tools.trace.timeline import Timeline, summarise
+from sundog.tools.trace.trace_command import Place, trace_op
+from sundog.tools.trace.trace_subject import Subject
 
 from . import late_op
 

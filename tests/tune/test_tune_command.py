@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.target import has_gpu
-from sundog.tuning.command import _bar
+from sundog.tools.tune.tune_command import _bar
 
 pytestmark = pytest.mark.sim_only
 OP = "tune.toy_op"

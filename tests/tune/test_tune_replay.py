@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import sundog
-from sundog.bench.sessions import Session, replay
-from sundog.bench.tuning import apart, cost_cells, medians, op_rows, rows_of
-from sundog.choice import package_file, read_entries
-from sundog.tuning.search import SEARCHES, first_asked
-from sundog.tuning.space import Space
+from benchmarks.sessions import Session, replay
+from benchmarks.tuning_runs import apart, cost_cells, medians, op_rows, rows_of
+from sundog.ops.select import package_file, read_entries
+from sundog.tools.tune.search import SEARCHES, first_asked
+from sundog.tools.tune.space import Space
 
 from .test_tune_search import CONFIGS, Config, seconds
 

@@ -12,28 +12,29 @@ from typing import Any
 
 import pytest
 
-import sundog.tuning
-from sundog import World, choice, knobs
-from sundog.bench.sessions import sessions
-from sundog.bench.timing import Times, Variant
+import sundog.tools.tune.tune
+from benchmarks.sessions import sessions
+from sundog import World, knobs
 from sundog.collectives import all_gather_push
 from sundog.dataset.reader import read
 from sundog.dataset.recorder import Recorder
 from sundog.dataset.triton.compile import source_of
 from sundog.dataset.validate import validate
 from sundog.errors import SundogError
-from sundog.fields import parse
-from sundog.isa.launches import Launch, record
 from sundog.launch import GPU_HEAP
 from sundog.launch import run as launch
-from sundog.tuning import Place, tune
-from sundog.tuning.cache import known_results
-from sundog.tuning.compile import Compiled, Compilers, launches_of
-from sundog.tuning.describe import describe_all, fix_keys
-from sundog.tuning.evaluate import Evaluator
-from sundog.tuning.measure import Measured, _calls, _measure, _sets
-from sundog.tuning.space import fields_text, jobs
-from sundog.tuning.workers import Failure, Worker, serve
+from sundog.ops import select
+from sundog.ops.load import parse
+from sundog.tools._launches import Launch, record
+from sundog.tools._workers import Failure, Worker, serve
+from sundog.tools.timing import Times, Variant
+from sundog.tools.tune.cache import known_results
+from sundog.tools.tune.compile import Compiled, Compilers, launches_of
+from sundog.tools.tune.describe import describe_all, fix_keys
+from sundog.tools.tune.evaluate import Evaluator
+from sundog.tools.tune.measure import Measured, _calls, _measure, _sets
+from sundog.tools.tune.space import fields_text, jobs
+from sundog.tools.tune.tune import Place, tune
 
 from . import toy_op
 
@@ -94,7 +95,7 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
     assert (session.chosen, session.problem) == (tuned.config, "numel=1000")
     assert session.times[tuned.config] == session.best == pytest.approx(2.004)
     assert session.final[tuned.config] == pytest.approx(tuned.milliseconds)
-    (entry,) = choice.entries("simulator")
+    (entry,) = select.entries("simulator")
     assert entry.op == OP
     assert entry.problem == {"numel": 1000, "dtype": "float32", "size": 2, "bad": False}
     assert entry.config == {"block": 256, "num_warps": 2, "mode": "fine"}
@@ -102,7 +103,7 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
     assert entry.run == f"log {tuned.run_id[:16]}"
     assert entry.num_sms == knobs.num_sms.get()
     problem = toy_op.Problem(1000, toy_op.torch.float32, 2)
-    assert choice.config_for(OP, toy_op, problem, "simulator", entry.num_sms) == toy_op.Config(
+    assert select.config_for(OP, toy_op, problem, "simulator", entry.num_sms) == toy_op.Config(
         256, 2
     )
 
@@ -110,7 +111,7 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
 def test_what_misbehaves_costs_its_row_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sundog.tuning, "_MEASURE_S", 6.0)
+    monkeypatch.setattr(sundog.tools.tune.tune, "_MEASURE_S", 6.0)
     base = str(tmp_path / "log")
     (tuned,) = tune(
         OP, "bad=true", world=2, budget=50, search="exhaustive", log=base, place=ON_SIM,
@@ -191,7 +192,7 @@ def test_a_measurement_without_a_world_ends_the_run(tmp_path: Path) -> None:
         tune(OP, budget=20, log=base, world=2, place=ON_SIM, timer=gone)
     assert sum(row["status"] == "error" for row in rows(base)) == 5
     check_base(base)
-    assert choice.entries("simulator") == ()
+    assert select.entries("simulator") == ()
     (tuned,) = tune(OP, budget=20, log=base, world=2, place=ON_SIM, timer=fake_clock, resume=True)
     assert (tuned.tried, tuned.failed) == (20, 0), "those five are tried again"
     assert all(known_results(base, tuned.run_id).values())

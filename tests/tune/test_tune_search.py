@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sundog.op import OPS
-from sundog.tuning.search import SEARCHES, exhaustive, pattern, random_search
-from sundog.tuning.space import Job, Space, fields_text, jobs, problem_of, spaces
+from sundog.ops.op import OPS
+from sundog.tools.tune.search import SEARCHES, exhaustive, pattern, random_search
+from sundog.tools.tune.space import Job, Space, fields_text, jobs, problem_of, spaces
 
 from . import toy_op
 

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from sundog import World
 from sundog.errors import WaitRecord, WaitTimeout
-from sundog.op import Cost, Plan, agree
-from sundog.sim.launcher import Installed
+from sundog.machine.launcher import Installed
+from sundog.ops.op import Cost, Plan, agree
 
 BAD = ("crash", "hang", "wrong", "refused", "raises", "fails", "large")
 

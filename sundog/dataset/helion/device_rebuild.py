@@ -18,14 +18,7 @@ from torch.fx import Graph, Node
 
 from ..ir_graph import IrGraphRecord, canonical_json
 from .device_ir import extract_ir_graph
-from .node_values import (
-    Path,
-    SymValue,
-    decode,
-    expr_tree,
-    resolve_target,
-    sym_expr,
-)
+from .node_values import Path, SymValue, decode, expr_tree, resolve_target, sym_expr
 
 __all__ = ["differences", "graph_differences", "rebuild"]
 

@@ -1,0 +1,124 @@
+"""`sundog bench gemm`: the matrix product that the fused kernels share, beside torch.mm (cuBLAS).
+
+On all SMs of one GPU, with normally distributed bfloat16: the power that a product takes, and so
+its clock, depends on the data. Outputs are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sundog import target
+from sundog.errors import SundogError
+from sundog.fused import _gemm
+from sundog.fused._call import fitting
+from sundog.launch import run as run_ranks
+from sundog.ops.op import Cost
+from sundog.tools.bench import limits, results
+from sundog.tools.bench.run import Row
+from sundog.tools.timing import Variant, measure
+from sundog.world.world import World
+
+__all__ = ["SHAPES", "bench_gemm", "main"]
+
+Shape = tuple[int, int, int]
+# M, N, K: what issue trackers and papers use for linear layers; the last three are the small end.
+SHAPES: tuple[Shape, ...] = (
+    (1024, 3584, 8192), (4096, 3584, 8192), (16384, 3584, 8192), (4096, 4096, 4096),
+    (4096, 11008, 4096), (4096, 14336, 4096), (16, 3584, 8192), (64, 3584, 8192),
+    (256, 3584, 8192),
+)  # fmt: skip
+_TOLERANCE = 0.02  # of the largest element, in bfloat16
+_ITEM = 2  # bytes
+
+
+def main(samples: int, json_file: str) -> int:
+    """Exit status: 1 if a result was wrong, 2 if there is no GPU."""
+    try:
+        rows, rates = bench_gemm(SHAPES, samples)
+    except SundogError as error:
+        print(f"sundog bench gemm: {error}", file=sys.stderr)
+        return 2
+    results.print_rows(rows, 1)
+    if json_file:
+        content = {"kind": "op", "op": "gemm", "world": 1, "backend": "virtual"}
+        content |= {"machine": results.machine(), "rates": rates.as_json()}
+        results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def bench_gemm(shapes: tuple[Shape, ...], samples: int) -> tuple[list[Row], limits.Rates]:
+    """Two rows a shape: ours with the config of its rule, and torch.mm."""
+    if not target.has_gpu():
+        raise SundogError("torch finds no GPU here")
+
+    def on_rank(world: World) -> tuple[list[Row], limits.Rates]:
+        rates = limits.measure_rates(world.device)
+        return [row for each in shapes for row in _rows(world, each, samples, rates)], rates
+
+    found: tuple[list[Row], limits.Rates] = run_ranks(on_rank, 1, "virtual", heap_size=1 << 28)[0]
+    return found
+
+
+def _rows(world: World, shape: Shape, samples: int, rates: limits.Rates) -> list[Row]:
+    m, n, k = shape
+    cost = Cost(2 * m * n * k, (m * k + k * n) * _ITEM, m * n * _ITEM, 0)
+    config = _gemm.Tiles(**fitting(m, m, n, k, torch.bfloat16, world.num_sms))
+    name = f"Problem(m={m}, n={n}, k={k}, dtype=torch.bfloat16)"
+    blank = Row("", name, "", cost, limits.seconds(cost, 1, rates))
+    rows = [
+        dataclasses.replace(blank, variant="gemm", config=str(config), programs=world.num_sms),
+        dataclasses.replace(blank, variant="torch.mm"),
+    ]
+    sets = _sets(world, shape, cost)
+    ours = [_ours(each, config, world.num_sms) for each in sets]
+    theirs = [_theirs(each) for each in sets]
+    if (wrong := _wrong(sets, ours, theirs)) > _TOLERANCE:
+        return [dataclasses.replace(rows[0], wrong=f"off by {wrong:.3f} of the largest"), rows[1]]
+    times = measure(world, [Variant("gemm", ours), Variant("torch.mm", theirs)], samples)
+    return [dataclasses.replace(row, times=t) for row, t in zip(rows, times, strict=True)]
+
+
+def _sets(world: World, shape: Shape, cost: Cost) -> list[tuple[torch.Tensor, ...]]:
+    """A, B and an output, as often as it takes for one set to leave the L2 cache."""
+    m, n, k = shape
+    l2 = target.of(world.device).l2_bytes
+    count = min(max(-(-3 * l2 // cost.hbm_bytes), 2), 8)
+    options: Any = dict(dtype=torch.bfloat16, device=world.device)
+    return [
+        (torch.randn(m, k, **options), torch.randn(k, n, **options), torch.empty(m, n, **options))
+        for _ in range(count)
+    ]
+
+
+def _ours(
+    tensors: tuple[torch.Tensor, ...], config: _gemm.Tiles, programs: int
+) -> Callable[[], Any]:
+    a, b, out = tensors
+    return lambda: _gemm.matmul(a, b, out, None, None, config, programs)
+
+
+def _theirs(tensors: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    a, b, out = tensors
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _wrong(
+    sets: list[tuple[torch.Tensor, ...]], ours: list[Callable[[], Any]],
+    theirs: list[Callable[[], Any]],
+) -> float:  # fmt: skip
+    """The largest difference of the two, over the largest element."""
+    worst = 0.0
+    for (_, _, out), one, other in zip(sets, ours, theirs, strict=True):
+        other()
+        want = out.clone()
+        out.fill_(float("nan"))
+        one()
+        difference = ((out - want).abs().max() / want.abs().max()).item()
+        worst = max(worst, difference if difference == difference else float("inf"))
+    return worst

@@ -1,0 +1,146 @@
+"""`sundog bench sim`: what a simulation costs.
+
+Two kernels that do not communicate, against Triton's own interpreter: each timed in a process of
+its own, since the interpreter is chosen when a kernel is defined, and the two take turns, so that
+both meet the same machine. The figure is the ratio of the medians. Then a barrier of many ranks,
+which Triton's interpreter can't run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+__all__ = ["main", "run"]
+
+RATIO_GOAL = 0.7
+BARRIER_GOAL = 2.0  # seconds
+RANKS, PROGRAMS = 64, 8
+REPEATS = 5
+
+
+def run(repeats: int = REPEATS, ranks: int = RANKS, programs: int = PROGRAMS) -> dict[str, Any]:
+    """All figures, in seconds: the medians of `repeats` runs."""
+    seconds: dict[str, dict[str, list[float]]] = {
+        name: {"ours": [], "triton": []} for name in CASES
+    }
+    for _ in range(repeats):
+        for who in ("ours", "triton"):
+            for name, value in _time_in_a_process(who).items():
+                seconds[name][who].append(value)
+    kernels = {name: _compared(times) for name, times in seconds.items()}
+    barriers = [time_barrier(ranks, programs) for _ in range(repeats)]
+    barrier = {"ranks": ranks, "programs": programs, "seconds": statistics.median(barriers)}
+    return {"repeats": repeats, "kernels": kernels, "barrier": barrier}
+
+
+def main(json_path: str = "") -> None:
+    """Measure and print a table; with `json_path`, write it for docs/measured.md too."""
+    from .figures import Figures
+
+    text = f"Medians of {REPEATS} runs that took turns; the ratio is what counts."
+    head = ["what", "sundog", "Triton's interpreter", "ratio", "goal"]
+    Figures("The simulator", text, head, _rows(run())).show("sundog bench sim", json_path)
+
+
+def _compared(times: dict[str, list[float]]) -> dict[str, float]:
+    ours, theirs = statistics.median(times["ours"]), statistics.median(times["triton"])
+    return {"ours": ours, "triton": theirs, "ratio": ours / theirs}
+
+
+def _rows(figures: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for name, figure in figures["kernels"].items():
+        times = (f"{figure['ours']:.2f} s", f"{figure['triton']:.2f} s", f"{figure['ratio']:.2f}")
+        rows.append([name, *times, f"{RATIO_GOAL}"])
+    barrier = figures["barrier"]
+    name = f"barrier of {barrier['ranks']} ranks x {barrier['programs']} programs"
+    return [*rows, [name, f"{barrier['seconds']:.2f} s", "can't", "", f"{BARRIER_GOAL} s"]]
+
+
+def _time_in_a_process(who: str) -> dict[str, float]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    if who == "triton":
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, "-m", __spec__.name, who]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+# in the process of one of the two
+
+
+def _time_kernels(who: str) -> dict[str, float]:
+    if who == "triton":
+        return {name: _best_of_two(case()) for name, case in CASES.items()}
+    import sundog
+
+    def host(world: sundog.World) -> dict[str, float]:
+        return {name: _best_of_two(case(), world.synchronize) for name, case in CASES.items()}
+
+    return sundog.run(host, 1, backend="sim")[0]
+
+
+def _best_of_two(case: Callable[[], None], finish: Callable[[], None] = lambda: None) -> float:
+    """The first run of a kernel also rewrites it."""
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        case()
+        finish()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _matmul() -> Callable[[], None]:
+    from .sim_kernels import matmul_kernel
+
+    a, b, c = torch.randn(256, 256), torch.randn(256, 256), torch.empty(256, 256)
+    strides = (256, 1)
+    return lambda: matmul_kernel[(8, 8)](
+        a, *strides, b, *strides, c, *strides, 256, 256, 256, BLOCK_M=32, BLOCK_N=32, BLOCK_K=32
+    )
+
+
+def _softmax() -> Callable[[], None]:
+    from .sim_kernels import softmax_kernel
+
+    x, out = torch.randn(1024, 1024), torch.empty(1024, 1024)
+    return lambda: softmax_kernel[(1024,)](x, 1024, out, 1024, 1024, BLOCK=1024)
+
+
+CASES = {
+    "matmul 256 x 256 x 256 in tiles of 32 x 32 x 32": _matmul,
+    "softmax 1024 x 1024": _softmax,
+}
+
+
+def time_barrier(ranks: int, programs: int) -> float:
+    """Seconds to open a world, meet once inside a kernel, and close it."""
+    import sundog
+
+    from .sim_kernels import barrier_kernel
+
+    def host(world: sundog.World) -> None:
+        flags, counter = world.signals((world.size,), "flags"), world.signals((1,), "counter")
+        world.barrier()
+        lanes = triton.next_power_of_2(world.size)
+        barrier_kernel[(programs,)](flags, counter, 1, world.ctx, LANES=lanes)
+        world.barrier()
+
+    start = time.perf_counter()
+    sundog.run(host, ranks, backend="sim", heap_size=1 << 20)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    print(json.dumps(_time_kernels(sys.argv[1])))

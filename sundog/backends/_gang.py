@@ -1,0 +1,332 @@
+"""Do the programs of many ranks that wait for each other all find a place on one GPU?
+
+Launches of many ranks on one GPU: held until all that may wait for each other can start.
+
+A kernel that is loaded while another one spins waits for that one, which may be waiting for it. So
+a launch is compiled and loaded first, then held until every other rank's host has come to a launch
+too, or waits, or has ended; then all of them start, each on its own stream. For the same reason no
+host ever blocks the process: it waits for an event, and the other hosts run on.
+
+If the programs that wait for each other don't fit on the GPU together, none of them starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import Deadlock, NotResident
+from ..machine import deadlock
+from ..machine.machine import Machine
+from ..machine.tasks import Host
+from ..target import Footprint, Target
+
+__all__ = ["Device", "Event", "Flight", "Gang", "Kind", "Prepared", "check_resident"]
+
+
+class Kind(NamedTuple):
+    """What counts of a launch."""
+
+    name: str
+    programs: int
+    footprint: Footprint | None  # None: it waits for nobody, and always ends
+
+
+def check_resident(
+    target: Target, kinds: Mapping[tuple[int, Any], Iterable[Kind]]
+) -> NotResident | None:
+    """`kinds`: what is on each rank's streams. Those on one run one after the other, so that the
+    largest counts.
+
+    A program finds no place only if every SM is full for it. An SM that is full holds at least as
+    many programs as fit of one that takes the most of everything, so no more than that many per SM
+    always find one.
+    """
+    most = Footprint(0, 0, 1)
+    largest: list[tuple[int, Kind]] = []
+    for (rank, _), every in kinds.items():
+        waiting = [kind for kind in every if kind.footprint is not None]
+        for kind in waiting:
+            assert kind.footprint is not None
+            most |= kind.footprint
+        if waiting:
+            largest.append((rank, max(waiting, key=lambda kind: kind.programs)))
+    total = sum(kind.programs for _, kind in largest)
+    fit = target.programs_per_sm(most)
+    if total <= fit * target.num_sms:
+        return None
+    return NotResident(_refusal(target, largest, most, total, fit))
+
+
+def _refusal(
+    target: Target, largest: list[tuple[int, Kind]], most: Footprint, total: int, per_sm: int
+) -> str:
+    ranks = len({rank for rank, _ in largest})
+    lines = [
+        f"  rank {rank}: {kind.name}, {kind.programs} programs of {kind.footprint}"
+        for rank, kind in sorted(largest, key=lambda each: each[0])
+    ]
+    return (
+        f"{total} programs of {ranks} ranks wait for each other, and {target.name} holds "
+        f"{per_sm * target.num_sms} of {most} at once ({per_sm} on each of {target.num_sms} SMs). "
+        "They would hang, so none was started:\n"
+        + "\n".join(lines)
+        + f"\nLaunch at most {per_sm * target.num_sms // ranks} programs per rank "
+        "(world.num_sms always fit), or use smaller tiles."
+    )
+
+
+# A rank that waits for its own kernels usually launches next: for so long its peers' launches wait
+# for it, in seconds. Longer than most kernels run, far shorter than a timeout.
+_GRACE = 0.02
+_BUSY_LOOKS = 100  # before the first nap
+_MANY = 64  # launches on a stream, before we look which have ended
+_LONGEST_NAP = 2e-4
+
+
+class Event(Protocol):
+    def query(self) -> bool:
+        """Has all that was on the stream when it was recorded ended?"""
+
+    def record(self, stream: Any) -> None:
+        """Once more, behind what is on the stream now."""
+
+
+class Prepared(Protocol):
+    """A launch that is compiled."""
+
+    name: str
+    programs: int
+
+    @property
+    def loaded(self) -> bool: ...
+
+    def load(self) -> None: ...
+
+    def footprint(self) -> Footprint | None:
+        """What a program takes, once it is loaded; None if the kernel waits for nobody."""
+
+    def start(self, stream: Any) -> Any: ...
+
+
+class Device(Protocol):
+    """The GPU, as far as launching goes."""
+
+    target: Target
+
+    def is_capturing(self) -> bool: ...
+
+    def current_stream(self) -> Any: ...
+
+    def event(self, stream: Any) -> Event: ...
+
+    def prepare(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Prepared: ...
+
+
+@dataclass(eq=False)
+class Flight:
+    """A launch, held back or on its way."""
+
+    host: Host
+    prepared: Prepared
+    stream: Any
+    kind: Kind
+    queue: Queue | None = None  # of its stream, once it has started
+    fits: object = None  # the `Gang._fit` that it is in
+
+    def __post_init__(self) -> None:
+        self.place = (self.host.rank, self.stream)
+
+
+@dataclass(eq=False)
+class Queue:
+    """What a rank has on one stream and has not ended, as far as we know."""
+
+    rank: int
+    flights: deque[tuple[Event, Kind]] = field(default_factory=deque)
+    kinds: Counter[Kind] = field(default_factory=Counter)  # hundreds of launches may wait: a few
+
+    def add(self, kind: Kind, stream: Any, device: Device) -> None:
+        """A launch has started. The event of one that is repeated in a row stands for all."""
+        if self.flights and self.flights[-1][1] is kind:
+            self.flights[-1][0].record(stream)
+            return
+        if len(self.flights) > _MANY:
+            self.look()
+        self.flights.append((device.event(stream), kind))
+        self.kinds[kind] += 1
+
+    def look(self) -> None:
+        """Forget what has ended. They end in turn, so the first one that has not is the last look;
+        and if the last one has, all have."""
+        if self.flights and self.flights[-1][0].query():
+            self.flights.clear()
+            self.kinds.clear()
+        while self.flights and self.flights[0][0].query():
+            _, kind = self.flights.popleft()
+            self.kinds[kind] -= 1
+            if not self.kinds[kind]:
+                del self.kinds[kind]
+
+
+@dataclass(eq=False)
+class Waiter:
+    host: Host
+    events: list[Event]
+    to_load: bool
+
+
+class Gang:
+    """The launches of one world's ranks."""
+
+    def __init__(self, machine: Machine, device: Device) -> None:
+        self._machine = machine
+        self._device = device
+        self._held: list[Flight] = []
+        self._queues: dict[tuple[int, Any], Queue] = {}  # by rank and stream
+        self._fit: set[tuple[tuple[int, Any], Kind]] = set()  # all of these together, and no others
+        self._waiters: list[Waiter] = []
+        self._idle_since = 0.0
+        self._looks = 0
+        machine.on_idle = self._idle
+
+    def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """In a host: returns when the kernel has been started, not when it has ended."""
+        prepared = self._device.prepare(kernel, grid, args, kwargs)
+        stream = self._device.current_stream()
+        capturing = self._device.is_capturing()
+        if self._machine.host.recording is not None:
+            self._machine.host.recording.launched(prepared, stream, capturing)
+        if capturing:  # nothing starts now
+            return prepared.start(stream)
+        if not prepared.loaded:
+            self.wait_for_all(f"to load {prepared.name}")
+            prepared.load()
+        return self.put(prepared, stream)
+
+    def wait_for_all(self, what: str) -> None:
+        """In a host: until nothing runs on the GPU, and nothing starts before this host goes on."""
+        self._wait([q.flights[-1][0] for q in self._queues.values() if q.flights], what, True)
+
+    def put(self, prepared: Prepared, stream: Any = None) -> Any:
+        """In a host: returns when what is loaded has been started, together with the others'.
+
+        `stream`: default: the current one."""
+        stream = self._device.current_stream() if stream is None else stream
+        return self.go(self.flight(prepared, stream))
+
+    def flight(self, prepared: Prepared, stream: Any) -> Flight:
+        """A launch of this host's, which may `go` more than once."""
+        kind = Kind(prepared.name, prepared.programs, prepared.footprint())
+        return Flight(self._machine.host, prepared, stream, kind)
+
+    def go(self, flight: Flight) -> Any:
+        """As `put`."""
+        if len(self._machine.hosts) == 1 and self._fits(flight):
+            return self._begin(flight)  # there is nobody to wait for
+        self._held.append(flight)
+        answer = self._machine.block(f"the other ranks, to launch {flight.prepared.name} together")
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def synchronize(self, streams: list[Any]) -> None:
+        """In a host: until all that its rank launched, and what is on these streams, has ended."""
+        if self._device.is_capturing():
+            return
+        rank = self._machine.host.rank
+        events = [q.flights[-1][0] for q in self._queues.values() if q.rank == rank and q.flights]
+        every = dict.fromkeys([self._device.current_stream(), *streams])
+        events += [self._device.event(stream) for stream in every]
+        self._wait(events, "its kernels to end", False)
+
+    def read_back(self) -> None:
+        """In a host: until the current stream has ended, as torch will wait for it."""
+        if not self._device.is_capturing():
+            self._wait([self._device.event(self._device.current_stream())], "its stream", False)
+
+    def _wait(self, events: list[Event], what: str, to_load: bool) -> None:
+        if all(event.query() for event in events):
+            return
+        self._waiters.append(Waiter(self._machine.host, events, to_load))
+        answer = self._machine.block(what)
+        if isinstance(answer, BaseException):
+            raise answer
+
+    # in the hub, when no host can run
+
+    def _idle(self) -> bool:
+        """True if a host can go on now."""
+        try:
+            self._wake()
+        except RuntimeError as error:  # the GPU reports what a kernel did
+            self._machine.failure = error
+            return True
+        if self._may_start():
+            self._start()
+        if self._machine.ready:
+            self._idle_since = 0.0
+            return True
+        if self._waiters:
+            self._nap()
+        elif not all(host.done for host in self._machine.hosts):
+            self._machine.failure = Deadlock(*deadlock.deadlock(self._machine))
+        return False
+
+    def _wake(self) -> None:
+        for waiter in list(self._waiters):
+            if all(event.query() for event in waiter.events):
+                self._waiters.remove(waiter)
+                self._machine.wake(waiter.host)
+
+    def _may_start(self) -> bool:
+        if not self._held or self._machine.ready or any(w.to_load for w in self._waiters):
+            return False
+        waited = time.monotonic() - self._idle_since if self._idle_since else 0.0
+        return not self._waiters or waited > _GRACE
+
+    def _start(self) -> None:
+        held, self._held = self._held, []
+        refusal = None
+        if not all(self._fits(flight) for flight in held):
+            refusal = self._check_resident(held)
+        for flight in held:
+            answer: Any = refusal
+            if refusal is None:
+                try:
+                    answer = self._begin(flight)
+                except Exception as error:  # its own host raises it
+                    answer = error
+            self._machine.wake(flight.host, answer)
+
+    def _fits(self, flight: Flight) -> bool:
+        if flight.fits is not self._fit and (flight.place, flight.kind) in self._fit:
+            flight.fits = self._fit
+        return flight.fits is self._fit
+
+    def _begin(self, flight: Flight) -> Any:
+        answer = flight.prepared.start(flight.stream)
+        if flight.queue is None:
+            flight.queue = self._queues.setdefault(flight.place, Queue(flight.host.rank))
+        flight.queue.add(flight.kind, flight.stream, self._device)
+        return answer
+
+    def _check_resident(self, held: list[Flight]) -> NotResident | None:
+        for queue in self._queues.values():
+            queue.look()
+        kinds = {place: set(queue.kinds) for place, queue in self._queues.items()}
+        for flight in held:
+            kinds.setdefault(flight.place, set()).add(flight.kind)
+        refusal = check_resident(self._device.target, kinds)
+        self._fit = {(p, k) for p, those in kinds.items() for k in those} if not refusal else set()
+        return refusal
+
+    def _nap(self) -> None:
+        if not self._idle_since:
+            self._idle_since, self._looks = time.monotonic(), 0
+        self._looks += 1
+        if self._looks > _BUSY_LOOKS:
+            time.sleep(min(1e-6 * self._looks, _LONGEST_NAP))

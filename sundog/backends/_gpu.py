@@ -1,0 +1,331 @@
+"""Launching a kernel again with arguments of the same kinds, without Triton's look at all of them.
+
+Triton binds and specialises all arguments and compares all globals at every launch: most of the
+time of a small collective's call on the host. A launch depends on no more than what is in the key
+here, so its second time goes straight to the compiled kernel.
+
+What `virtual` and `symm` share: a real launch in two steps, the wait record, the poll rate.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+from triton.runtime.jit import JITFunction
+
+from .. import target
+from ..device import context, signal
+from ..machine.host_waits import waits
+from ..machine.launcher import Installed
+from ..target import Footprint
+from ..world.heap import Allocation
+
+__all__ = [
+    "Contexts",
+    "Direct",
+    "Gpu",
+    "Known",
+    "Launch",
+    "SynchronizeFirst",
+    "footprint_of",
+    "grid_of",
+    "in_order",
+    "launched",
+    "needs_scratch",
+    "on",
+    "pinned_words",
+    "polls_per_second",
+]
+
+Known = tuple[JITFunction, tuple[int, ...], tuple, dict, Any]  # the last: the compiled kernel
+# Where the running rank's launches are noted, if anybody asked; None in the list: not known here.
+launched: ContextVar[list[Known | None] | None] = ContextVar("launched", default=None)
+
+_PLAIN = frozenset((int, str, bool, float, type(None), torch.dtype))
+_MOST = 1024  # a program that makes ever new kinds of launches is not kept forever
+
+
+class Direct:
+    """Compiled kernels by all that they were compiled for."""
+
+    def __init__(self) -> None:
+        # The kernel is kept, so that no other one gets its id.
+        self._known: dict[tuple, tuple[JITFunction, Any]] = {}
+
+    def again(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, stream: int) -> Any:
+        """Start it, if such a launch was noted before: the compiled kernel, or None."""
+        found = self._look(kernel, grid, args, kwargs)
+        if found is None:
+            return None
+        _, compiled = found
+        compiled[(*grid, 1, 1)[:3]](*in_order(kernel, args, kwargs), stream=stream)
+        return compiled
+
+    def find(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """The compiled kernel of such a launch, or None; nothing starts."""
+        found = self._look(kernel, grid, args, kwargs)
+        return None if found is None else found[1]
+
+    def _look(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
+        found = self._known.get(_key(kernel, grid, args, kwargs))
+        notes = launched.get()
+        if notes is not None:
+            notes.append(None if found is None else (kernel, grid, args, kwargs, found[1]))
+        return found
+
+    def note(
+        self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any
+    ) -> None:
+        """Triton gave this compiled kernel, which may not be loaded yet, for such a launch."""
+        key = _key(kernel, grid, args, kwargs)
+        if key and hasattr(compiled, "packed_metadata"):
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[key] = kernel, compiled
+
+
+def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:
+    """Empty where there is more to look at. Alive kernels differ by their id."""
+    if type(grid) is not tuple or kernel.pre_run_hooks or torch.version.hip:
+        return ()  # AMD's code depends on the size of a tensor's storage too
+    words: list[Any] = [id(kernel), grid, *kwargs]
+    for value in (*args, *kwargs.values()):
+        kind = type(value)
+        if kind is torch.Tensor:
+            words += value.dtype, value.data_ptr() % 16
+        elif kind in _PLAIN:
+            words += kind, value
+        else:
+            return ()
+    return tuple(words)
+
+
+def in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
+    """All arguments in their places, as a compiled kernel takes them."""
+    return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])
+
+
+_POLLS_TO_TIME = 20_000
+_BY_HOST = ("copy_", "zero_")
+
+
+class SynchronizeFirst(TorchFunctionMode):
+    """Before torch makes the host wait for the GPU, let the other ranks' hosts do their part.
+
+    `in_host_memory`: so do a copy and a memset there, which CUDA lets the host wait for.
+    """
+
+    def __init__(self, synchronize: Callable[[], None], in_host_memory: bool = False) -> None:
+        super().__init__()
+        self._synchronize = synchronize
+        self._in_host_memory = in_host_memory
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if waits(name, args, kwargs or {}) or (self._in_host_memory and name in _BY_HOST):
+            self._synchronize()
+        return func(*args, **(kwargs or {}))
+
+
+class on:
+    """As torch.cuda.stream, which takes 16 us."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream.stream_id, stream.device_index, stream.device_type
+
+    def __enter__(self) -> None:
+        self._before = torch._C._cuda_getCurrentStream(self._stream[1])
+        torch._C._cuda_setStream(*self._stream)
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._cuda_setStream(*self._before)
+
+
+class Gpu:
+    """One GPU, as `Gang` sees it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.target = target.of(device)
+        self._index = device.index
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._direct = Direct()
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """As torch's, which takes 10 us to make a new object of it."""
+        handle = self.current_handle()
+        if handle not in self._streams:
+            self._streams[handle] = torch.cuda.current_stream()
+        return self._streams[handle]
+
+    def current_handle(self) -> int:
+        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
+        return handle
+
+    def event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Launch:
+        with torch._C.DisableTorchFunction():  # who looks at tensors here waits for nothing
+            known = self._direct.find(kernel, grid, args, kwargs)
+            launch = Launch(kernel, grid, args, kwargs, known)
+            if known is None:
+                self._direct.note(kernel, grid, args, kwargs, launch.compiled)
+        return launch
+
+
+class Launch:
+    """A call of a kernel, compiled at once, if need be; loaded and started when told to."""
+
+    def __init__(
+        self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any = None
+    ) -> None:
+        if compiled is None:
+            compiled = Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
+        self.compiled = compiled
+        self._grid = grid_of(kernel, grid, args, kwargs)
+        self._arguments: tuple | None = in_order(kernel, args, kwargs)
+        self.name = kernel.__name__
+        self.programs = math.prod(self._grid) * getattr(self.compiled.metadata, "num_ctas", 1)
+
+    @property
+    def loaded(self) -> bool:
+        return self.compiled.module is not None
+
+    def load(self) -> None:
+        self.compiled._init_handles()
+
+    def footprint(self) -> Footprint | None:
+        return footprint_of(self.compiled)
+
+    def start(self, stream: torch.cuda.Stream) -> Any:
+        """Not through the kernel, which would look at all arguments a second time."""
+        arguments, self._arguments = self._arguments, None  # not kept alive any longer
+        assert arguments is not None
+        if self.programs > 0:
+            run = self.compiled[(*self._grid, 1, 1)[:3]]
+            scratch = needs_scratch(self.compiled)
+            with (
+                torch._C.DisableTorchFunction(),
+                on(stream) if scratch else nullcontext(),
+            ):
+                run(*arguments, stream=stream.cuda_stream)
+        return self.compiled
+
+
+# By compiled kernel: to look for waits in its IR takes longer than a launch.
+_footprints: WeakKeyDictionary[Any, Footprint | None] = WeakKeyDictionary()
+
+
+def footprint_of(compiled: Any) -> Footprint | None:
+    """What a program takes, once it is loaded; None if the kernel waits for nobody."""
+    try:
+        return _footprints[compiled]
+    except KeyError:
+        return _footprints.setdefault(compiled, _footprint(compiled))
+
+
+def _footprint(compiled: Any) -> Footprint | None:
+    if not may_wait(first_ir(compiled.asm)):
+        return None
+    return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
+
+
+def needs_scratch(compiled: Any) -> bool:
+    """Does Triton allocate memory for every launch? It does so on the current stream."""
+    known = compiled.metadata  # AMD's has not all of it
+    return bool(
+        getattr(known, "global_scratch_size", 0) or getattr(known, "profile_scratch_size", 0)
+    )
+
+
+def first_ir(asm: Mapping[str, str]) -> str:
+    """What the front end made: a Gluon kernel has its layouts, so its IR begins as TTGIR."""
+    return asm["ttir"] if "ttir" in asm else asm["ttgir"]
+
+
+def may_wait(ir: str) -> bool:
+    """Could a program of this kernel wait for another one? Not without a loop around an atomic."""
+    return "tt.atomic_poll" in ir or ("scf.while" in ir and "tt.atomic" in ir)
+
+
+def grid_of(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    """The grid of a launch, which may be a function of its arguments."""
+    if not callable(grid):
+        return tuple(grid)
+    own = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+    bound = inspect.getcallargs(kernel.fn, *args, **own)
+    return tuple(grid({**kwargs, **bound}))
+
+
+def pinned_words(count: int) -> torch.Tensor:
+    """Zeroed int64 words in host memory, at an address that kernels can use too."""
+    return torch.zeros(count, dtype=torch.int64).pin_memory()
+
+
+class Contexts:
+    """Where the contexts of a heap lie, so that the host can end the waits of a running kernel."""
+
+    def __init__(self, segment: torch.Tensor) -> None:
+        self._segment = segment
+        self._starts: dict[int, None] = {}
+        self._zero = pinned_words(1)
+
+    def allocated(self, base: int, allocation: Allocation) -> None:
+        if allocation.name == "ctx":
+            self._starts[base + allocation.offset - self._segment.data_ptr()] = None
+
+    def freed(self, base: int, allocation: Allocation) -> None:
+        self._starts.pop(base + allocation.offset - self._segment.data_ptr(), None)
+
+    def end_waits(self, stream: torch.cuda.Stream) -> None:
+        """By the copy engine, which needs no SM: the kernels may hold them all."""
+        with torch._C.DisableTorchFunction(), torch.cuda.stream(stream):
+            for start in self._starts:
+                at = start + 8 * context.POLLS.value
+                word = self._segment[at : at + 8].view(torch.int64)
+                word.copy_(self._zero, non_blocking=True)
+
+
+@functools.cache
+def polls_per_second(index: int) -> float:
+    """How often one program that is alone polls a flag: what turns a timeout into a bound.
+
+    With others polling too it is slower, so a wait lasts at least as long as was asked for. The
+    fastest of a few counts: another process may have had the GPU during one of them.
+    """
+    device = torch.device("cuda", index)
+    ctx = torch.zeros(context.DELTAS.value, dtype=torch.int64, device=device)
+    ctx[context.RECORD.value] = context.RECORD_HERE.value
+    flag = torch.zeros(1, dtype=torch.int64, device=device)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    taken = []
+    for polls in (1, *[_POLLS_TO_TIME] * 3):  # the first one compiles and loads
+        ctx[context.POLLS.value] = polls
+        begin.record()
+        Installed.original(_poll, flag, ctx, grid=(1,), warmup=False)
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) * 1e-3)
+    return _POLLS_TO_TIME / min(taken[1:])
+
+
+@triton.jit
+def _poll(flag, ctx):  # type: ignore[no-untyped-def]
+    signal.wait(flag, 0, 1, ctx)

@@ -1,0 +1,282 @@
+"""Python objects between ranks: bytes, with tensors cut loose from the heap that they may view.
+
+Values between ranks that are processes: through torch's key-value store, with a timeout.
+
+`shm` and `symm` share it. What a backend does while it waits is its own; here is what it waits for,
+who is late, and who has died (noticed by a pidfd, so ranks are processes of one machine).
+
+Before ranks map each other's memory: everything that would not work, all of it at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import platform
+import select
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+from torch.utils._pytree import tree_map_only
+
+from ..errors import PeerLost, RankMismatch
+
+__all__ = [
+    "Exchange",
+    "Facts",
+    "Peers",
+    "Pending",
+    "check",
+    "died",
+    "facts",
+    "join",
+    "open_store",
+    "pack",
+    "unpack",
+]
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+class _Raw:
+    """A tensor of a dtype that torch pickles but does not read back: its bytes do."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._parts = tensor.reshape(-1).view(torch.uint8), tensor.dtype, tensor.shape
+
+    def __reduce__(self) -> tuple:
+        return _restore, self._parts
+
+
+def _restore(data: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return data.view(dtype).view(shape)
+
+
+def pack(value: Any) -> bytes:
+    """A view is pickled with all of the storage behind it, so tensors are copied first."""
+    return pickle.dumps(tree_map_only(torch.Tensor, _loose, value))
+
+
+def _loose(tensor: torch.Tensor) -> Any:
+    own, dtype = tensor.clone(), tensor.dtype
+    is_float8 = dtype.itemsize == 1 and dtype.is_floating_point
+    return _Raw(own) if is_float8 or dtype in _UNSIGNED else own
+
+
+def unpack(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+_opened = itertools.count()  # worlds of this process: equal on all ranks, so it names their keys
+_LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
+
+
+def join(timeout: float) -> tuple[int, int, Any]:
+    """This process's rank, the number of ranks, and their store: of the default group, which is
+    made with gloo if there is none."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if missing and not dist.is_initialized():
+        raise ValueError(
+            f"sundog.init: {', '.join(missing)} not set. Start the script with torchrun "
+            "(torchrun --nproc-per-node 4 script.py), or call sundog.run(fn, world_size)."
+        )
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    store = dist.distributed_c10d._get_default_store()
+    return dist.get_rank(), dist.get_world_size(), store
+
+
+def open_store(store: Any) -> Any:
+    """The part of the store that belongs to the next world. All ranks open worlds in one order."""
+    return dist.PrefixStore(f"sundog/{next(_opened)}", store)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """One exchange that this rank has come to."""
+
+    store: Any
+    what: str
+    ranks: tuple[int, ...]
+    prefix: str
+
+    def arrived(self) -> bool:
+        return bool(self.store.check([f"{self.prefix}/{rank}" for rank in self.ranks]))
+
+    def late(self) -> list[int]:
+        return [r for r in self.ranks if not self.store.check([f"{self.prefix}/{r}"])]
+
+    def values(self) -> list[Any]:
+        return [unpack(self.store.get(f"{self.prefix}/{rank}")) for rank in self.ranks]
+
+    def timed_out(self, rank: int, seconds: float) -> PeerLost:
+        return PeerLost(
+            f"rank {_names(self.late())} did not come within {seconds:g} s; rank {rank} waits for "
+            f"the other ranks at a {self.what}. Do all ranks make the same calls? A longer timeout "
+            "is SUNDOG_TIMEOUT or timeout=."
+        )
+
+
+class Exchange:
+    """One rank's end of all exchanges of a world."""
+
+    def __init__(self, rank: int, store: Any) -> None:
+        self._rank = rank
+        self._store = store
+        self._count: dict[str, int] = {}
+
+    def come(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> Pending:
+        """Bring this rank's value; the others' are there when `arrived` says so."""
+        count = self._count[channel] = self._count.get(channel, -1) + 1
+        self._store.set(f"{channel}/{count}/{self._rank}", _packed(value, what))
+        if count > 1:
+            # Whoever came to the previous exchange had read the values of the one before it.
+            self._store.delete_key(f"{channel}/{count - 2}/{self._rank}")
+        return Pending(self._store, what, ranks, f"{channel}/{count}")
+
+    def fail(self, why: str) -> None:
+        """Tell the others that this rank won't come any more, though its process may live on."""
+        self._store.set("failed", f"rank {self._rank} failed: {why}".encode())
+
+    def failure(self) -> str:
+        """What a rank told by `fail`, if one did."""
+        if not self._store.check(["failed"]):
+            return ""
+        return str(self._store.get("failed").decode())
+
+
+def _packed(value: Any, what: str) -> bytes:
+    data = pack(value)
+    if len(data) > _LARGEST:
+        raise ValueError(
+            f"{what}: {len(data):,} bytes to exchange, and the store takes {_LARGEST:,}. Exchange "
+            "small objects; put data on the heap and use world.peer or a kernel."
+        )
+    return data
+
+
+class Peers:
+    """The processes of the other ranks."""
+
+    def __init__(self) -> None:
+        self._pidfds: dict[int, int] = {}
+
+    def watch(self, rank: int, pid: int) -> None:
+        self._pidfds[rank] = os.pidfd_open(pid)
+
+    def dead(self) -> list[int]:
+        poll = select.poll()
+        ranks = {fd: rank for rank, fd in self._pidfds.items()}
+        for fd in ranks:
+            poll.register(fd, select.POLLIN)
+        return sorted(ranks[fd] for fd, _ in poll.poll(0))
+
+    def close(self) -> None:
+        for fd in self._pidfds.values():
+            os.close(fd)
+        self._pidfds.clear()
+
+
+def died(ranks: Iterable[int], rank: int, size: int) -> PeerLost:
+    return PeerLost(
+        f"rank {_names(ranks)} of {size} died while rank {rank} waited for it. This world is over: "
+        "close it, and start all ranks again."
+    )
+
+
+def _names(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+_OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank tells the others about itself."""
+
+    host: str
+    pid: int
+    gpu: str  # a name that is the same in every process
+    reaches: tuple[str, ...]  # GPUs that this one can access directly
+    versions: tuple[tuple[str, str], ...]
+    heap_size: int
+    free: int  # bytes
+    overlap: bool  # may ranks share a GPU?
+
+
+def facts(device: torch.device, heap_size: int) -> Facts:
+    from .. import __version__
+
+    own = device.index
+    others = [i for i in range(torch.cuda.device_count()) if i != own]
+    reached = [i for i in others if torch.cuda.can_device_access_peer(own, i)]
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "sundog": __version__}
+    return Facts(
+        platform.node(),
+        os.getpid(),
+        _name(own),
+        tuple(_name(i) for i in reached),
+        tuple(versions.items()),
+        heap_size,
+        torch.cuda.mem_get_info(own)[0],
+        os.environ.get(_OVERLAP) == "1",
+    )
+
+
+def _name(index: int) -> str:
+    known = torch.cuda.get_device_properties(index)
+    return f"{known.name} {getattr(known, 'uuid', index)}"
+
+
+def check(everyone: Sequence[Facts]) -> None:
+    """Raise RankMismatch with a line for every bad pair, and for every GPU without the memory."""
+    bad = [
+        line for pair in combinations(range(len(everyone)), 2) for line in _pair(*pair, everyone)
+    ]
+    bad += _memory(everyone)
+    if bad:
+        raise RankMismatch(
+            f"these {len(everyone)} ranks can't share memory:\n" + "\n".join(f"  {b}" for b in bad)
+        )
+
+
+def _pair(a: int, b: int, everyone: Sequence[Facts]) -> list[str]:
+    mine, theirs = everyone[a], everyone[b]
+    pair = f"ranks {a} and {b}"
+    bad = []
+    if mine.host != theirs.host:
+        return [f"{pair}: on different machines, {mine.host} and {theirs.host}"]
+    for (name, version), (_, other) in zip(mine.versions, theirs.versions, strict=True):
+        if version != other:
+            bad.append(f"{pair}: {name} {version} and {other}")
+    if mine.heap_size != theirs.heap_size:
+        bad.append(f"{pair}: heap_size {mine.heap_size:,} and {theirs.heap_size:,}")
+    if mine.gpu == theirs.gpu:
+        if not (mine.overlap and theirs.overlap):
+            bad.append(f"{pair}: both on {mine.gpu}; to allow it set {_OVERLAP}=1 (docs/gpu.md)")
+    elif theirs.gpu not in mine.reaches or mine.gpu not in theirs.reaches:
+        bad.append(f"{pair}: no peer access between {mine.gpu} and {theirs.gpu}")
+    return bad
+
+
+def _memory(everyone: Sequence[Facts]) -> list[str]:
+    bad = []
+    for gpu in dict.fromkeys(each.gpu for each in everyone):
+        ranks = [rank for rank, each in enumerate(everyone) if each.gpu == gpu]
+        needed = sum(everyone[rank].heap_size for rank in ranks)
+        free = min(everyone[rank].free for rank in ranks)
+        if needed > free:
+            names = ", ".join(map(str, ranks))
+            bad.append(
+                f"{gpu}: the heaps of rank {names} take {needed:,} bytes, and {free:,} are free"
+            )
+    return bad

@@ -1,1 +1,0 @@
-"""Timing: `sundog bench`."""

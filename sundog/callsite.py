@@ -1,0 +1,78 @@
+"""Where in the user's source something happened."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+import triton
+
+__all__ = ["caller", "caller_frame", "raised_at", "relative"]
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_INNER = (_HERE, os.path.join(_HERE, "world"), os.path.join(_HERE, "ops"))
+_OURS = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (__file__, torch.__file__, triton.__file__)
+)
+_EXAMPLES = tuple(
+    os.path.join(_HERE, name)
+    for name in ("demo.py", os.path.join("tools", "probe", "probe_subjects.py"))
+)
+
+
+def caller_frame() -> tuple[str, int, str]:
+    """File, line and function of the nearest frame outside sundog, torch and triton.
+
+    If there is none, as in `sundog bench`, of the nearest that is not the world itself.
+    """
+    frame = sys._getframe(1)
+    found = _nearest(frame, _is_theirs) or _nearest(frame, _is_ops) or frame
+    return found.f_code.co_filename, found.f_lineno, found.f_code.co_name
+
+
+def _nearest(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> FrameType | None:
+    while frame is not None and not is_wanted(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_theirs(path: str) -> bool:
+    return not path.startswith(_OURS) or path in _EXAMPLES
+
+
+def _is_ops(path: str) -> bool:
+    """Tell an op or a tool from the world, and from the call path of ops, by its folder."""
+    return os.path.dirname(path) not in _INNER
+
+
+def caller() -> str:
+    """The same as file:line."""
+    path, line, _ = caller_frame()
+    return f"{relative(path)}:{line}"
+
+
+def raised_at(error: BaseException) -> tuple[str, int, str]:
+    """The same for the line that an error came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if _is_theirs(f.filename)]
+    ours = [f for f in frames if f.filename.startswith(_HERE)]  # rather than torch's
+    for frame in (theirs or ours or frames)[-1:]:
+        return frame.filename, frame.lineno or 0, frame.name
+    return "?", 0, ""
+
+
+def relative(path: str) -> str:
+    """A path as a person in the working directory would write it; only a name if it is far away."""
+    return _relative(path, os.getcwd())
+
+
+@functools.lru_cache(maxsize=1024)  # every allocation asks
+def _relative(path: str, folder: str) -> str:
+    near = os.path.relpath(path, folder)
+    return os.path.basename(path) if near.startswith("..") else near

@@ -1,0 +1,1 @@
+"""docs/memory_model.md as code."""

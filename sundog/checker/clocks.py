@@ -1,0 +1,219 @@
+"""Vector clocks: what an actor knows to have happened, and what a release hands on.
+
+A program has three components, since they differ in when they are published: `warps` counts its CTA
+barriers, and stamps what many threads do; `zero` counts the steps of thread 0, which makes scalar
+atomics and stores; `bulk` stamps what descriptors write, which no release publishes, only the end
+of the kernel. A stream (its host's work) has one. When a kernel ends, its programs' components
+are replaced by the stream's: whoever knows that point of the stream knows all of the kernel.
+
+What the streams and the hosts know to have happened, for the checker.
+
+A host knows what it waited for: it hands that on to whatever it then puts on any stream. An event
+carries what its stream knew, to the streams that wait for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from ..machine.tasks import Stream
+
+__all__ = ["Actor", "Clock", "Clocks", "Stamp", "StreamActor", "StreamClocks", "join"]
+
+Clock = dict[int, int]  # component -> time
+Stamp = tuple[int, int]  # component, time
+
+_NOBODY: Stamp = (-1, 0)
+
+
+def join(into: Clock, other: Clock) -> None:
+    """Learn what the other knows."""
+    for component, time in other.items():
+        if into.get(component, 0) < time:
+            into[component] = time
+
+
+@dataclass(eq=False)
+class Actor:
+    """A program."""
+
+    rank: int
+    index: tuple[int, int, int]
+    kernel: str
+    launch: int
+    number: int
+    warps: int
+    zero: int
+    bulk: int
+    clock: Clock  # learnt from others
+    proxy: Clock  # what a descriptor may read
+    fenced: Clock | None = None  # and after the next CTA barrier: a fence is each thread's own
+    barriers: int = 1
+    steps: int = 1
+    steps_at_barrier: int = 0
+    pending: dict[int, Clock] = field(default_factory=dict)  # learnt by single threads, by identity
+    pending_from: dict[Actor, None] = field(default_factory=dict)
+    heard: dict[object, object] = field(default_factory=dict)  # signals seen: races.Heard
+    joined: dict[int, Clock] = field(default_factory=dict)  # clocks already learnt, by identity
+    lane: list[Clock] = field(default_factory=list)  # what the lane that acts now has learnt
+
+    def stamp(self, tensor: bool, bulk: bool) -> Stamp:
+        if bulk:
+            return (self.bulk, 1)
+        return (self.warps, self.barriers) if tensor else (self.zero, self.steps)
+
+    def barrier(self) -> None:
+        for clock in self.pending.values():
+            self.learn(clock)
+        self.pending, self.pending_from = {}, {}
+        if self.fenced is not None:
+            self.proxy, self.fenced = self.fenced, None
+        self.barriers += 1
+        self.steps_at_barrier = self.steps
+        self.steps += 1
+
+    def learn(self, clock: Clock) -> None:
+        """Published clocks never change, so one that was learnt is not looked at again."""
+        if self.joined.get(id(clock)) is not clock:
+            join(self.clock, clock)
+            self.joined[id(clock)] = clock
+
+    def published(self, tensor: bool) -> Clock:
+        """What a release hands on: all from before the last CTA barrier, and thread 0's own."""
+        clock = dict(self.clock)  # which may hold own parts: what a program signals to itself
+        clock[self.warps] = max(self.barriers - 1, clock.get(self.warps, 0))
+        own = self.steps_at_barrier if tensor else self.steps
+        clock[self.zero] = max(own, clock.get(self.zero, 0))
+        return clock
+
+    def owns(self, component: int) -> bool:
+        return component in (self.warps, self.zero, self.bulk)
+
+
+@dataclass(eq=False)
+class StreamActor:
+    """A stream of a rank: its host's torch operations, and the order of its kernels."""
+
+    rank: int
+    component: int
+    index: None = None
+    kernel: str = "host"
+    steps: int = 0
+    launch: int = -1
+    number: int = -1
+    time: int = 1
+    clock: Clock = field(default_factory=dict)
+    heard: dict[object, object] = field(default_factory=dict)
+    lane: tuple[Clock, ...] = ()
+
+    def stamp(self, tensor: bool, bulk: bool) -> Stamp:
+        return (self.component, self.time)
+
+    def owns(self, component: int) -> bool:
+        return component == self.component
+
+    def advance(self) -> None:
+        """What follows is not known to those who learnt of the stream before."""
+        self.clock[self.component] = self.time
+        self.time += 1
+
+
+class Clocks:
+    """Components, and which of them a finished kernel has folded into its stream."""
+
+    def __init__(self) -> None:
+        self._components = itertools.count()
+        self._ended: dict[int, Stamp] = {}
+
+    def component(self) -> int:
+        return next(self._components)
+
+    def knows(self, actor: Actor | StreamActor, stamp: Stamp) -> bool:
+        """Whether the stamped access happened before what the actor does now."""
+        if actor.owns(stamp[0]) or self.covers(actor.clock, stamp):
+            return True
+        return any(self.covers(clock, stamp) for clock in actor.lane)
+
+    def implies(self, actor: Actor | StreamActor, stamp: Stamp, old: Stamp) -> bool:
+        """Whether all who will know this stamp of the actor know the old one too.
+
+        Not if the old one is a tile of the actor since its last CTA barrier and the new one is
+        thread 0's: that is published before the tile is. Nor if a descriptor wrote the old one.
+        """
+        if isinstance(actor, Actor) and old[0] == actor.bulk:
+            return stamp[0] == actor.bulk
+        if isinstance(actor, Actor) and old[0] == actor.warps and stamp[0] == actor.zero:
+            return old[1] < actor.barriers
+        return actor.owns(old[0]) or self.covers(actor.clock, old)
+
+    def covers(self, clock: Clock, stamp: Stamp) -> bool:
+        component, time = stamp
+        if clock.get(component, 0) >= time:
+            return True
+        stream, end = self._ended.get(component, _NOBODY)
+        return stream >= 0 and clock.get(stream, 0) >= end
+
+    def end(self, actors: list[Actor], stream: StreamActor) -> None:
+        """A kernel ended: the stream knows all that its programs knew and did."""
+        for actor in actors:
+            join(stream.clock, actor.clock)
+            for clock in actor.pending.values():
+                join(stream.clock, clock)
+        stream.advance()
+        end = (stream.component, stream.clock[stream.component])
+        for actor in actors:
+            self._ended[actor.warps] = self._ended[actor.zero] = self._ended[actor.bulk] = end
+        for component in [c for c in stream.clock if self.covers_ended(c, stream)]:
+            del stream.clock[component]
+
+    def covers_ended(self, component: int, stream: StreamActor) -> bool:
+        """Whether knowing the stream's clock implies this component, so that it can be dropped."""
+        other, end = self._ended.get(component, _NOBODY)
+        return other >= 0 and stream.clock.get(other, 0) >= end
+
+
+class StreamClocks:
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._streams: dict[Stream, StreamActor] = {}
+        self._hosts: dict[int, Clock] = {}  # by rank; replaced, never changed
+
+    def of(self, stream: Stream) -> StreamActor:
+        if stream not in self._streams:
+            self._streams[stream] = StreamActor(stream.rank, self._clocks.component())
+        return self._streams[stream]
+
+    def host(self, rank: int) -> Clock:
+        """What the host of a rank knows now."""
+        return self._hosts.get(rank, {})
+
+    def synchronize(self, rank: int, streams: list[Stream]) -> None:
+        """The host has waited for the end of all that is on these streams."""
+        known = dict(self.host(rank))
+        for stream in streams:
+            self.of(stream).advance()
+            join(known, self.of(stream).clock)
+        self._hosts[rank] = known
+
+    def barrier(self, streams: list[Stream]) -> None:
+        """All ranks of these streams have waited for them, and then for each other."""
+        everything: Clock = {}
+        for stream in streams:
+            self.of(stream).advance()
+            join(everything, self.of(stream).clock)
+        for stream in streams:
+            join(self.of(stream).clock, everything)
+            known = dict(self.host(stream.rank))
+            join(known, everything)
+            self._hosts[stream.rank] = known
+
+    def record(self, stream: Stream, known: Clock) -> Clock:
+        """What an event carries that is reached now, and that a host put there who knew this."""
+        actor = self.of(stream)
+        self.learn(stream, known)
+        actor.advance()
+        return dict(actor.clock)
+
+    def learn(self, stream: Stream, known: Clock) -> None:
+        join(self.of(stream).clock, known)

@@ -1,0 +1,142 @@
+"""A finding: two accesses, why no order holds between them, and what to do about it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..callsite import relative
+
+__all__ = ["SUGGESTIONS", "Access", "Event", "Finding"]
+
+_DEVICE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "device")
+
+SUGGESTIONS = {
+    "no CTA barrier before the release": (
+        "Put tl.debug_barrier() between the tile and the release, or use sundog.device.signal."
+    ),
+    "no CTA barrier after the acquire": (
+        "Put tl.debug_barrier() behind the tensor atomic, or use sundog.device.signal.wait_all."
+    ),
+    "scope does not reach": 'Use scope="sys" between ranks and scope="gpu" between programs.',
+    "relaxed acquire": 'Poll with sem="acquire", or use sundog.device.signal.wait.',
+    "relaxed release": 'Signal with sem="release" behind tl.debug_barrier(), or use signal.signal.',
+    "plain access to a flag": "Touch flags with atomics only, or use sundog.device.signal.",
+    "descriptor store before the release": (
+        "Store by pointers what is signalled, or read it behind the end of this kernel."
+    ),
+    "no proxy fence": "Call sundog.device.proxy.fence() behind the wait, or load by pointers.",
+    "no order": (
+        "Order them: signal and wait between programs, a done flag before a buffer is used again, "
+        "world.barrier() between hosts."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a finding."""
+
+    rank: int
+    program: tuple[int, ...] | None  # None: the rank's host
+    kernel: str
+    file: str
+    line: int
+    text: str  # the source line
+    stack: tuple[str, ...]  # file:line function, innermost first
+    verb: str  # load, store, atomic ADD, descriptor load, host read, ...
+    sem: str
+    scope: str
+    allocation: str = ""
+    indices: str = ""
+
+    @property
+    def atomic(self) -> bool:
+        return self.verb.startswith("atomic")
+
+    def __str__(self) -> str:
+        who = "its host" if self.program is None else f"program {self.program} of {self.kernel}"
+        order = f" ({self.sem}, {self.scope})" if self.sem else ""
+        where = f" {self.allocation}{self.indices}" if self.allocation else ""
+        lines = [f"rank {self.rank}, {who}: {self.verb}{order}{where}"]
+        lines += [f"    {self.file}:{self.line}: {self.text}"]
+        here = f"{self.file}:{self.line} "
+        lines += [f"    in the call chain: {at}" for at in self.stack if not at.startswith(here)]
+        return "\n".join(lines)
+
+
+@dataclass
+class Finding:
+    """What `sundog check` reports. At most one per kind and pair of source lines."""
+
+    kind: str  # race, unwritten, proxy, bad access, deadlock, wrong result, error
+    rule: str  # the missing edge, a key of SUGGESTIONS
+    why: str
+    first: Access | None = None
+    second: Access | None = None
+    suggestion: str = ""
+    token: str = ""  # replays the interleaving
+    count: int = 1
+
+    def key(self) -> tuple:
+        sides = sorted((a.file, a.line) for a in (self.first, self.second) if a is not None)
+        return (self.kind, *sides) if sides else (self.kind, self.why.split("\n")[0])
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        times = f", {self.count} times" if self.count > 1 else ""
+        lines = [f"{self.kind}{times}: {self.rule}" if self.rule else f"{self.kind}{times}"]
+        lines += [f"  {_indent(str(a))}" for a in (self.first, self.second) if a is not None]
+        lines.append(f"  why: {_indent(self.why)}")
+        if self.suggestion:
+            lines.append(f"  do:  {self.suggestion}")
+        if self.token:
+            lines.append(f"  replay: --schedule {self.token}")
+        return "\n".join(lines)
+
+
+def _indent(text: str) -> str:
+    return text.replace("\n", "\n  ")
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: there is one for each place
+class Event:
+    """Where and how an actor makes an access; all its accesses there share one."""
+
+    actor: Any  # races.Actor, or races.StreamActor for a host
+    verb: str
+    writes: bool
+    atomic: bool
+    tensor: bool
+    sem: str = ""
+    scope: str = ""
+    proxy: bool = False
+    stack: tuple[tuple[str, int, str], ...] = ()
+
+    @property
+    def where(self) -> tuple[str, int, str]:
+        """The line to show: in the user's code, also if a primitive of sundog makes the access."""
+        user = (at for at in self.stack if not at[0].startswith(_DEVICE))
+        return next(user, self.stack[0] if self.stack else ("?", 0, ""))
+
+    def access(self, allocation: str, indices: str) -> Access:
+        path, line, _ = self.where
+        stack = tuple(f"{relative(p)}:{n} {name}" for p, n, name in self.stack)
+        return Access(
+            self.actor.rank,
+            self.actor.index,
+            self.actor.kernel,
+            relative(path),
+            line,
+            linecache.getline(path, line).strip(),
+            stack,
+            self.verb,
+            self.sem,
+            self.scope,
+            allocation,
+            indices,
+        )

@@ -1,0 +1,139 @@
+"""Moving bytes: every dtype as integers, 16 bytes at a time wherever the destination allows it.
+
+Ops that only move data look at it as words: the widest integers, of at most 32 bits, that divide
+all sizes and addresses. So one kernel serves float8, bool and float64 alike. A span of words is
+
+    head      up to the first 16-byte boundary of its destination
+    body      whole 16 bytes: wide stores, and wide loads too where everything is a multiple of 16
+    tail      the rest
+
+Offsets are 64-bit: a tensor may have more than 2^31 elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "WIDE", "Config", "as_words", "config_for", "configs", "copy", "random_tensor", "to_boundary",
+    "wrong_config",
+]  # fmt: skip
+
+WIDE = tl.constexpr(16)  # bytes of the widest access
+_KINDS = (torch.int32, torch.uint8, torch.int16, torch.uint8)  # by the last two bits of an address
+_LEAST_TILE, _LARGEST_TILE, _PER_THREAD = 4096, 32768, 64  # bytes
+_LONGEST_TILE = 1 << 19
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a moving op goes over its data."""
+
+    block: int = 16384  # bytes of a tile
+    programs: int = 16
+    num_warps: int = 8
+
+
+def wrong_config(config: Config) -> str | None:
+    if config.block & (config.block - 1) or not WIDE.value <= config.block <= _LONGEST_TILE:
+        return f"block {config.block} is not a power of two from {WIDE.value} to {_LONGEST_TILE}"
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    if config.num_warps not in (1, 2, 4, 8, 16, 32):
+        return f"num_warps {config.num_warps} is not a power of two from 1 to 32"
+    return None
+
+
+def configs() -> list[Config]:
+    """What a tuner may try: 32 to 256 bytes of every thread in flight."""
+    return [
+        Config(block, programs, num_warps)
+        for block in (4096, 8192, 16384, 32768, 65536)
+        for programs in (4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
+        for num_warps in (4, 8, 16)
+        if 32 <= block // (32 * num_warps) <= 256
+    ]
+
+
+def config_for(nbytes: int, num_sms: int) -> Config:
+    """Without measurements: no more programs than tiles, or than SMs, as all wait at once."""
+    share = triton.next_power_of_2(triton.cdiv(max(nbytes, 1), num_sms))
+    block = min(max(share, _LEAST_TILE), _LARGEST_TILE)
+    tiles = triton.cdiv(max(nbytes, 1), block)
+    return Config(block, min(tiles, num_sms), block // (32 * _PER_THREAD))
+
+
+def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], bool]:
+    """Flat tensors as words, and whether everything is a multiple of 16 bytes.
+
+    `nbytes`: every size and offset that the kernel will have, combined by bitwise or.
+    """
+    for tensor in tensors:
+        nbytes |= tensor.data_ptr()
+    kind = _KINDS[nbytes & 3]
+    return [tensor.view(kind) for tensor in tensors], nbytes % WIDE.value == 0
+
+
+def random_tensor(world: World, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A symmetric input, other values on every rank; no NaN, which differs from itself."""
+    generator = torch.Generator(world.device).manual_seed(seed * 1000 + world.rank)
+    values = torch.randint(-99, 99, (numel,), generator=generator, device=world.device)
+    return world.empty((numel,), dtype, "x").copy_(values.to(dtype))
+
+
+@triton.jit
+def copy(
+    dsts, src, n, part, parts,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Store n words from `src` to each of COUNT `dsts`; this program does its part of them.
+
+    `dsts`: a tuple of pointers that are equal modulo 16. BLOCK: bytes of a tile. ALIGNED: all
+    pointers, and n words, are multiples of 16 bytes. Orders nothing.
+    """
+    nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
+    PER: tl.constexpr = WIDE // nbytes
+    TILE: tl.constexpr = BLOCK // nbytes
+    if ALIGNED:
+        head = 0
+        body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
+    else:
+        head = tl.minimum(to_boundary(dsts[0]), n)
+        body = (n - head) // PER * PER
+        if part == parts - 1:
+            _copy_ends(dsts, src, n, head, body, COUNT, PER)
+    for start in range(part.to(tl.int64) * TILE, body, parts * TILE):
+        at = start + tl.arange(0, TILE)
+        source = src + head + at
+        if ALIGNED:
+            source = tl.multiple_of(source, WIDE)
+        tile = tl.load(source, mask=at < body)
+        for i in tl.static_range(COUNT):
+            # On the tile, not on its base: a hint on what a function was given is lost.
+            tl.store(tl.multiple_of(dsts[i] + head + at, WIDE), tile, mask=at < body)
+
+
+@triton.jit
+def to_boundary(ptr):
+    """How many words lie before the next 16-byte boundary."""
+    nbytes: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
+    return (-ptr.to(tl.int64) & (WIDE - 1)) // nbytes
+
+
+@triton.jit
+def _copy_ends(dsts, src, n, head, body, COUNT: tl.constexpr, PER: tl.constexpr):
+    """The words before and behind the body, each fewer than PER."""
+    lane = tl.arange(0, 2 * PER)
+    at = tl.where(lane < PER, lane, head + body + lane - PER)
+    mask = tl.where(lane < PER, lane < head, at < n)
+    tile = tl.load(src + at, mask=mask)
+    for i in tl.static_range(COUNT):
+        tl.store(dsts[i] + at, tile, mask=mask)

@@ -1,0 +1,192 @@
+"""Mailboxes: messages of any size between ranks that know only their own side.
+
+A rank has SLOTS slots for every peer, on the heap. The sender fills a slot and says so, the
+receiver empties it and says so, chunk by chunk; a slot is filled again only when it is empty. So
+neither tensor need be symmetric, and a rank need not know what others send to each other: where
+that is known, writing straight to the place (spans.py) moves less.
+
+The first word of a message is its length. A receiver that expected another one leaves the record of
+a wait that ran out, with both numbers, and the host raises it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, memory, signal, trace
+from . import _copy
+from ._copy import Config
+from ._push_spans import default_config
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = ["NOTHING", "SLOTS", "Mail", "Message", "default_mail"]
+
+SLOTS = tl.constexpr(4)
+NOTHING = -1  # in place of a length: no message, not even an empty one
+_ROW = tl.constexpr(4)
+_MOST_TABLES = 256
+Message = tuple[int, int, int, int]  # start in x, bytes to the peer; start in out, bytes from it
+
+
+@triton.jit
+def _mail_kernel(
+    x, out, table, boxes, sizes, full, emptied, counts, ctx,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    TRACE: tl.constexpr,
+):  # fmt: skip
+    """A program sends to one peer and receives from another in turn, so nobody waits in a circle.
+
+    `table`: a Message per peer. `counts`: chunks sent to a peer so far, then chunks received.
+    """
+    rank = tl.load(ctx + context.RANK)
+    part = tl.program_id(0) % PARTS
+    point = 0
+    for step in range(tl.program_id(0) // PARTS, SIZE, tl.num_programs(0) // PARTS):
+        peer = (rank + step) % SIZE
+        writer = (rank + SIZE - step) % SIZE
+        num_sent = tl.load(table + peer * _ROW + 1)
+        num_received = tl.load(table + writer * _ROW + 3)
+        sent = counts + peer * PARTS + part
+        received = counts + (SIZE + writer) * PARTS + part
+        # Only what this call has part in: a send and a receive may run at the same time.
+        before_sent = tl.load(sent, mask=num_sent >= 0, other=0)
+        before_received = tl.load(received, mask=num_received >= 0, other=0)
+        out_chunks = _chunks(num_sent, PARTS, BLOCK)
+        in_chunks = _chunks(num_received, PARTS, BLOCK)
+        for chunk in range(0, tl.maximum(out_chunks, in_chunks)):
+            if chunk < out_chunks:
+                src = x + _offset(tl.load(table + peer * _ROW), x)
+                point = _send(
+                    point, src, num_sent, boxes, sizes, full, emptied, ctx, rank, peer, part,
+                    chunk, before_sent + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
+                )  # fmt: skip
+            if chunk < in_chunks:
+                dst = out + _offset(tl.load(table + writer * _ROW + 2), out)
+                point = _receive(
+                    point, dst, num_received, boxes, sizes, full, emptied, ctx, rank, writer, part,
+                    chunk, before_received + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
+                )  # fmt: skip
+        # Read by the next call, behind this one on the stream.
+        tl.store(sent, before_sent + out_chunks, mask=num_sent >= 0)
+        tl.store(received, before_received + in_chunks, mask=num_received >= 0)
+    trace.finish(point, ctx, TRACE)
+
+
+@triton.jit
+def _offset(nbytes, ptr):
+    return nbytes // (ptr.dtype.element_ty.primitive_bitwidth // 8)
+
+
+@triton.jit
+def _chunks(nbytes, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many each part has: at least one, as an empty message has a length too."""
+    chunks = tl.maximum((nbytes + PARTS * BLOCK - 1) // (PARTS * BLOCK), 1)
+    return tl.where(nbytes < 0, 0, chunks)
+
+
+@triton.jit
+def _send(
+    point, src, nbytes, boxes, sizes, full, emptied, ctx, rank, peer, part, chunk, number,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    """Chunk `number` to the peer's slot for me."""
+    place = (rank * PARTS + part) * SLOTS + number % SLOTS
+    start = (chunk * PARTS + part).to(tl.int64) * BLOCK
+    count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
+    # The peer has emptied this slot: its loads of SLOTS chunks ago come before my stores.
+    slot = (peer * PARTS + part) * SLOTS + number % SLOTS
+    point = trace.wait(point, emptied + slot, peer, number - SLOTS, ctx, TRACE)
+    box = memory.translate(boxes + _offset(place * BLOCK, boxes), peer, ctx)
+    _copy.copy(
+        (box,), src + _offset(start, src), _offset(count, src), part * 0, 1, 1, BLOCK, ALIGNED
+    )
+    memory.store(sizes + place, nbytes, peer, ctx)
+    # The chunk and the length before the flag: the peer reads both behind it.
+    return trace.signal(point, full + rank * PARTS + part, peer, number, ctx, TRACE)
+
+
+@triton.jit
+def _receive(
+    point, dst, nbytes, boxes, sizes, full, emptied, ctx, rank, writer, part, chunk, number,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    """Chunk `number` from my slot for the writer."""
+    place = (writer * PARTS + part) * SLOTS + number % SLOTS
+    start = (chunk * PARTS + part).to(tl.int64) * BLOCK
+    count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
+    # The writer's chunk is here.
+    point = trace.wait(point, full + writer * PARTS + part, writer, number, ctx, TRACE)
+    length = tl.load(sizes + place)
+    if length != nbytes:
+        signal._run_out(sizes + place, writer, nbytes, length, ctx)
+    src = boxes + _offset(place * BLOCK, boxes)
+    _copy.copy(
+        (dst + _offset(start, dst),), src, _offset(count, dst), part * 0, 1, 1, BLOCK, ALIGNED
+    )
+    # My loads before the flag: the writer fills the slot again behind it.
+    slot = (rank * PARTS + part) * SLOTS + number % SLOTS
+    return trace.signal(point, emptied + slot, writer, number, ctx, TRACE)
+
+
+def default_mail(nbytes: int, size: int, num_sms: int) -> Config:
+    """For messages of `nbytes`: programs enough that each has more chunks than slots."""
+    return default_config(nbytes // SLOTS.value, size, num_sms)
+
+
+class Mail:
+    """A rank's boxes and flags. Serves one stream at a time; made by all ranks together."""
+
+    def __init__(self, world: World, name: str, config: Config) -> None:
+        self.config = config
+        self._world = world
+        self._parts = max(config.programs // world.size, 1)
+        channels = world.size * self._parts
+        slots = channels * SLOTS.value
+        self._boxes = world.empty((slots * config.block,), torch.uint8, f"{name}.boxes")
+        self._sizes = world.empty((slots,), torch.int64, f"{name}.bytes")
+        self._full = world.signals(channels, f"{name}.full")
+        self._emptied = world.signals(slots, f"{name}.emptied")
+        self._counts = world.signals(2 * channels, f"{name}.counts")
+        self._tables: dict[tuple[Message, ...], tuple[torch.Tensor, int]] = {}
+        self._captured: dict[tuple[Message, ...], tuple[torch.Tensor, int]] = {}
+
+    @property
+    def workspaces(self) -> tuple[torch.Tensor, ...]:
+        return self._boxes, self._sizes, self._full, self._emptied, self._counts
+
+    def launch(self, x: torch.Tensor, out: torch.Tensor, messages: tuple[Message, ...]) -> None:
+        """Send and receive one message per peer, from flat `x` and into flat `out`."""
+        table, unit = self._table(messages)
+        (boxes, source, result), aligned = _copy.as_words(unit, self._boxes, x, out)
+        _mail_kernel[(self.config.programs,)](
+            source, result, table, boxes, self._sizes, self._full, self._emptied, self._counts,
+            self._world.ctx, SIZE=self._world.size, PARTS=self._parts, BLOCK=self.config.block,
+            ALIGNED=aligned, TRACE=self._world.trace, num_warps=self.config.num_warps,
+        )  # fmt: skip
+
+    def _table(self, messages: tuple[Message, ...]) -> tuple[torch.Tensor, int]:
+        """The messages in device memory, made once; a captured one stays as long as the boxes."""
+        capturing = self._boxes.is_cuda and torch.cuda.is_current_stream_capturing()
+        found = self._tables.get(messages)
+        if found is None:
+            if capturing:
+                raise ValueError(
+                    "a message of these sizes is new: send it once before the capture, which can't "
+                    "copy its sizes to the device"
+                )
+            if len(self._tables) >= _MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
+            unit = functools.reduce(operator.or_, (max(n, 0) for m in messages for n in m))
+            table = torch.tensor(messages, dtype=torch.int64, device=self._world.device)
+            found = self._tables[messages] = table, unit
+        if capturing:
+            self._captured[messages] = found
+        return found

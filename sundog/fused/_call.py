@@ -1,0 +1,250 @@
+"""What the fused ops share on the host: checks, the choice of tiles, the call itself.
+
+An algorithm's file says which tensors peers touch: SYMMETRIC = ("a",), ("out",) or (). A tensor of
+the user's that is not on the heap is copied through one that is, which belongs to the cached call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+
+from ..ops.dispatch import Options, agreed, reached
+from ..ops.op import Plan, agree_place
+from . import _gemm
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "FEW_SMS", "Options", "call", "check_matrices", "check_tensors", "fitting", "hint_of",
+    "resident",
+]  # fmt: skip
+
+_WIDEST = 16  # bytes of an access
+
+
+class _Staged(NamedTuple):
+    """Which tensors are not on the heap; None: no peer reaches it, so it may lie anywhere."""
+
+    a: bool | None
+    out: bool | None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A plan, and where the tensors go that peers must reach."""
+
+    plan: Plan
+    on_heap: tuple[str, ...]  # which of the user's tensors peers reach
+    a: torch.Tensor | None
+    out: torch.Tensor | None
+    why: str
+
+    def run(self, tensors: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        a, *others = tensors
+        if self.a is not None:
+            a = self.a.copy_(a.detach())  # else it keeps all calls' autograd graphs
+        self.plan.launch(a, *others, out if self.out is None else self.out)
+        if self.out is not None:
+            out.detach().copy_(self.out)  # also if it is a parameter
+
+
+def call(
+    world: World, op: str, problem: Any, tensors: tuple[torch.Tensor, ...], out: torch.Tensor,
+    options: Options,
+) -> torch.Tensor:  # fmt: skip
+    """Run an op of `a`, ... into `out`, which have the problem's sizes; with a plan made before."""
+    if out.numel() == 0:
+        return out
+    if not isinstance(options.config, Hashable):
+        raise ValueError(f"{op}: config {options.config!r} is no Config of any of its algorithms")
+    touched = reached(op, options.algo)
+    staged = _Staged(
+        not world.is_symmetric(tensors[0]) if "a" in touched else None,
+        not world.is_symmetric(out) if "out" in touched else None,
+    )
+    key = (op, problem, options.algo, options.config, staged, world.stream_number)
+    made = world.cached_plan(key, lambda: _plan(world, op, problem, tensors, out, options, staged))
+    if options.explain and world.rank == 0:
+        print(made.why)
+    for name in made.on_heap:
+        tensor = tensors[0] if name == "a" else out
+        agree_place(world, op, name, tensor, tensor.stride())
+    made.run(tensors, out)
+    return out
+
+
+def _plan(
+    world: World, op: str, problem: Any, tensors: tuple[torch.Tensor, ...], out: torch.Tensor,
+    options: Options, staged: _Staged,
+) -> _Call:  # fmt: skip
+    module, config, why = agreed(world, op, problem, options, staged)
+    copies: dict[str, torch.Tensor] = {}
+    on_heap = []
+    for name, tensor, is_staged in (("a", tensors[0], staged.a), ("out", out, staged.out)):
+        if name in module.SYMMETRIC and not is_staged:
+            on_heap.append(name)
+        elif name in module.SYMMETRIC:
+            copies[name] = world.empty(tensor.shape, tensor.dtype, f"{op}.{name}")
+            why += f"; {name} is not on the heap and goes through a copy that is"
+    plan = module.plan(world, problem, config)
+    return _Call(plan, tuple(on_heap), copies.get("a"), copies.get("out"), why)
+
+
+def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None:
+    """ValueError unless all are tensors on this rank's device; None is one that was not given."""
+    for name, tensor in tensors.items():
+        if tensor is None and name in ("bias", "out"):
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{op}: {name} is a {type(tensor).__name__}, expected a tensor")
+        if tensor.device != world.device:
+            raise ValueError(
+                f"{op}: {name} is on {tensor.device}, but this rank is on {world.device}; move it"
+            )
+
+
+def check_matrices(
+    op: str, a: torch.Tensor, b: torch.Tensor, k: int, bias: torch.Tensor | None,
+    activation: str | None, out: torch.Tensor | None, rows: int, dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """ValueError if these can't be multiplied; else the output, of `rows` rows."""
+    if b.dim() != 2 or b.shape[0] != k:
+        raise ValueError(
+            f"{op}: b has shape {tuple(b.shape)}, expected {k} rows and two dimensions"
+        )
+    shape = rows, b.shape[1]
+    if bias is not None and (tuple(bias.shape) != (b.shape[1],) or not bias.is_contiguous()):
+        raise ValueError(
+            f"{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}, expected "
+            f"({b.shape[1]},), an element per column of b, contiguous"
+        )
+    if activation not in _gemm.ACTIVATIONS:
+        raise ValueError(f"{op}: activation {activation!r}: expected None or 'silu'")
+    named = {"a": a, "b": b, "bias": bias}
+    kinds = {name: t.dtype for name, t in named.items() if t is not None}
+    if len(set(kinds.values())) > 1 or a.dtype not in _gemm.DTYPES or dtype not in _gemm.DTYPES:
+        text = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+        raise ValueError(
+            f"{op}: {text}, output {dtype}: expected one of float16, bfloat16 and float32, the "
+            "same for all inputs"
+        )
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=a.device)
+    named["out"] = out
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(
+            f"{op}: out is {tuple(out.shape)} of {out.dtype}, expected {shape} of {dtype}"
+        )
+    _check_memory(op, named)
+    return out
+
+
+def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:
+    """The output shares no memory with an input."""
+    out = named["out"]
+    assert out is not None
+    for name, tensor in named.items():
+        if tensor is None or name == "out":
+            continue
+        (a, end_a), (b, end_b) = _extent(tensor), _extent(out)
+        if a < end_b and b < end_a:
+            raise ValueError(f"{op}: out shares memory with {name}; give it memory of its own")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.itemsize if tensor.numel() else begin
+
+
+def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
+    """What `valid` says; else whether all programs can run at once, which their waits ask for."""
+    if refused is not None or programs <= num_sms:
+        return refused
+    return (
+        f"{programs} programs wait for each other and {num_sms} SMs hold one each: ask for at most "
+        f"{num_sms}"
+    )
+
+
+def hint_of(matrix: torch.Tensor) -> tuple[int, int]:
+    """What may be promised of a matrix: see `tiles.hinted`."""
+    many = _WIDEST // matrix.itemsize
+    if matrix.data_ptr() % _WIDEST == 0:
+        if matrix.stride(1) == 1 and matrix.stride(0) % many == matrix.shape[1] % many == 0:
+            return 1, many
+        if matrix.stride(0) == 1 and matrix.stride(1) % many == matrix.shape[0] % many == 0:
+            return many, 1
+    return 1, 1
+
+
+class _Tile(NamedTuple):
+    m: int
+    n: int
+    k: int
+    num_warps: int
+    num_stages: int
+    speed: float  # of an SM, over that with the largest tile, on a GPU of its own
+    shared_speed: float  # the same where ranks share a GPU, and its L2 cache
+
+
+# Of 16-bit types on sm_90. The two largest as measured; the others rough, so that those come out
+# that were fastest with 16, 64 and 256 rows (docs/measured.md).
+_TILES = (
+    _Tile(128, 256, 64, 8, 3, 1.0, 1.0),
+    _Tile(128, 128, 64, 4, 4, 0.98, 0.70),
+    _Tile(64, 256, 64, 4, 4, 0.85, 0.90),
+    _Tile(64, 128, 64, 4, 5, 0.70, 0.60),
+    _Tile(64, 64, 128, 4, 4, 0.45, 0.40),
+    _Tile(64, 32, 128, 4, 4, 0.25, 0.22),
+    _Tile(16, 32, 128, 2, 5, 0.10, 0.03),  # of 16 rows: 21 us where a box of 64 took 41
+)
+FEW_SMS = 64  # of a rank: it has a part of a GPU
+
+
+def fitting(
+    rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
+) -> dict[str, Any]:
+    """Tiles that should be done first: the last wave of them may leave most SMs without work."""
+    if torch.version.hip is not None or dtype.itemsize > 2:
+        return _halved(rows, shard_rows, cols, k, dtype, num_sms)
+    shards = rows // max(shard_rows, 1)
+
+    def seconds(tile: _Tile) -> float:
+        count = shards * triton.cdiv(shard_rows, tile.m) * triton.cdiv(cols, tile.n)
+        speed = tile.speed if num_sms > FEW_SMS else tile.shared_speed
+        return triton.cdiv(count, num_sms) * tile.m * tile.n / speed
+
+    best = min(_TILES, key=seconds)
+    return dict(
+        tile_m=best.m, tile_n=best.n, tile_k=min(best.k, max(16, triton.next_power_of_2(k))),
+        num_warps=best.num_warps, num_stages=best.num_stages,
+    )  # fmt: skip
+
+
+def _halved(
+    rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
+) -> dict[str, Any]:
+    """Tiles without spills, halved until every SM has one. Not measured: AMD, and float32."""
+    is_amd, wide = torch.version.hip is not None, dtype.itemsize > 2
+    tile_m, tile_n = (64, 64) if wide else (128, 128 if is_amd else 256)  # wide: no tensor cores
+    tile_m = min(tile_m, max(16, triton.next_power_of_2(shard_rows)))
+    while triton.cdiv(rows, tile_m) * triton.cdiv(cols, tile_n) < num_sms and tile_n > 16:
+        if tile_n > tile_m or tile_m == 16:
+            tile_n //= 2
+        else:
+            tile_m //= 2
+    return dict(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=min(16 if wide else 64, max(16, triton.next_power_of_2(k))),
+        descriptors=not is_amd,
+        num_warps=8 if tile_m * tile_n >= 128 * 128 else 4,
+        num_stages=2 if is_amd else 3,
+    )

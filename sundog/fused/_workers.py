@@ -1,0 +1,198 @@
+"""Workers: programs that multiply a sharded matrix as its shards arrive in a staging buffer.
+
+A worker takes output tiles from a queue. Of a tile it multiplies at once what is there: its own
+part of A, in place, and whatever flags say has been staged; then it waits for the next flag. Once a
+row is staged, that is one plain loop over K, which the compiler pipelines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from ..device import context, local, proxy, tiles, trace
+from . import _fetchers, _gemm
+
+if TYPE_CHECKING:
+    import torch
+
+    from .all_gather_matmul import Problem
+
+__all__ = ["block_of_b", "emit", "grid", "others", "outputs", "work"]
+
+_LANES = tl.constexpr(32)  # flags that are looked at together
+
+
+def outputs(problem: Problem, tile_m: int, tile_n: int) -> int:
+    """On the host: output tiles. Along M a tile is of one rank."""
+    rows = triton.cdiv(problem.shard_shape[0], tile_m)
+    return (rows if problem.shard == "k" else problem.size * rows) * triton.cdiv(problem.n, tile_n)
+
+
+def others(
+    problem: Problem, config: _gemm.Tiles, b: torch.Tensor, out: torch.Tensor, beside: bool
+) -> tuple[Any, str, Any]:
+    """On the host, what a sharded A does not change: B and its kind, the output's descriptor.
+
+    A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
+    the next shard: 0 times infinity is not 0. So would one of the output, along M. `beside`: in a
+    `for` loop over tiles Triton writes one while the next is loaded.
+    """
+    rows, cols = problem.shard_shape
+    is_k, alone = problem.shard == "k", problem.size == 1
+    whole = alone or not is_k or cols % config.tile_k == 0
+    y, kind = _gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors and whole)
+    whole = alone or is_k or rows % config.tile_m == 0
+    to = _gemm.target(out, config, b.itemsize, beside) if whole else None
+    return y, kind, to
+
+
+@triton.jit
+def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
+    """Compute output tiles from the queue until it is empty. The next trace point."""
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    rows, cols = grid(a, out, F, S)
+    # Every program asks once too often, so this is what former calls have asked.
+    before = (epoch - 1) * (rows * cols + tl.num_programs(0))
+    tile = _gemm.ticket(flags.tickets) - before
+    while tile < rows * cols:
+        i, j = _gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
+        point, acc = _product(point, a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
+        tile = _gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
+        emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
+    return point
+
+
+@triton.jit
+def grid(a, out, F, S):
+    """Rows and columns of output tiles. Along M a tile is of one rank."""
+    rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
+    if not F.by_k:
+        rows *= F.size
+    return rows, cols
+
+
+@triton.jit
+def emit(a, out, to, bias, acc, i, col, rank, F, S):
+    """Write an output tile, of row of tiles `i`. Along M rows of `rank` come first."""
+    own_rows = tl.cdiv(a.rows, S.tile_m)
+    first = 0
+    if not F.by_k:
+        first = (rank + i // own_rows) % F.size * a.rows
+    if to is None:
+        part = tiles.part(out, first, a.rows)
+        _gemm.emit(part, None, bias, acc, i % own_rows * S.tile_m, col, S)
+    else:
+        _gemm.emit(out, to, bias, acc, first + i % own_rows * S.tile_m, col, S)
+
+
+@triton.jit
+def _needs(a, i, F, S):
+    """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
+    own_rows = tl.cdiv(a.rows, S.tile_m)
+    _, blocks, groups = _fetchers.remote(a, F, S)
+    if F.by_k:
+        return i, F.per_shard, F.per_shard + blocks, groups
+    else:
+        is_own = i < own_rows
+        return (
+            i - own_rows, tl.where(is_own, F.per_shard, 0), F.per_shard, tl.where(is_own, 0, groups)
+        )  # fmt: skip
+
+
+@triton.jit
+def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
+    """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    _, _, total, _ = _needs(a, i, F, S)
+    acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+    end = 0
+    while end < total:
+        begin = end
+        point, end = _available(point, a, i, begin, flags, epoch, ctx, F, S)
+        point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
+        acc = _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
+        point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
+    return point, acc
+
+
+@triton.jit
+def _available(point, a, i, begin, flags, epoch, ctx, F, S):
+    """Up to which block an output tile can be multiplied from `begin` on; waits for the next."""
+    groups = _fetchers.remote(a, F, S)[2]
+    row, here, total, wanted = _needs(a, i, F, S)
+    group = tl.maximum(begin - here, 0) // F.per_flag
+    first = flags.staged + row * groups + group
+    if F.size > 1:
+        group += _fetchers.arrived(first, wanted - group, epoch, _LANES)
+    end = tl.minimum(here + group * F.per_flag, total)
+    if end == begin:
+        rank = tl.load(ctx + context.RANK).to(tl.int32)
+        point = trace.begin(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
+        # The fetcher's stores before my loads of what this flag stands for.
+        local.wait(first, epoch, ctx)
+        point = trace.end(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
+        end = tl.minimum(begin + F.per_flag, total)
+    if S.a_kind != "view":
+        proxy.fence()  # and before those by descriptor
+    return point, end
+
+
+@triton.jit
+def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
+    """acc + A @ B, blocks `begin` to `end`."""
+    if S.a_kind == "view":
+        own_rows = tl.cdiv(a.rows, S.tile_m)
+        here = tl.minimum(end, F.per_shard) if F.by_k else tl.where(i < own_rows, end, 0)
+        row = i % own_rows * S.tile_m
+        for block in tl.range(begin, here):
+            x = tiles.load(a, row, block * S.tile_k, S.tile_m, S.tile_k)
+            y = block_of_b(b, a, 0, block, col, rank, F, S)
+            acc = tl.dot(x, y, acc, input_precision="ieee")
+        begin = tl.maximum(begin, here)
+    for block in tl.range(begin, end):
+        x, y = _blocks(a, parts, b, i, block, col, rank, F, S)
+        acc = tl.dot(x, y, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _blocks(a, parts, b, i, block, col, rank, F, S):
+    """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
+    shard has its own blocks."""
+    own_rows = tl.cdiv(a.rows, S.tile_m)
+    row, step, k = i % own_rows * S.tile_m, i // own_rows, block
+    if F.by_k:
+        step, k = block // F.per_shard, block % F.per_shard
+    if S.a_kind == "view":
+        staged = _fetchers.staged_part(a, step - 1)
+        x = tiles.load(staged, row, k * S.tile_k, S.tile_m, S.tile_k)
+    else:
+        x = _described(a, parts, step, row, k * S.tile_k, S)
+    return x, block_of_b(b, a, step, k, col, rank, F, S)
+
+
+@triton.jit
+def _described(a, parts, step, row, k, S):
+    """A block of the rank that is `step` after this one, by the descriptor of all."""
+    which = tl.where(step == 0, a.own_at, 1 - a.own_at)
+    other = tl.maximum(step - 1, 0)
+    if S.a_kind == "rows":
+        return parts.load([which, other, row, k]).reshape(S.tile_m, S.tile_k)
+    else:
+        return parts.load([which, other, k, row]).reshape(S.tile_k, S.tile_m).T
+
+
+@triton.jit
+def block_of_b(b, a, step, block, col, rank, F, S):
+    """What meets a block of the rank that is `step` after `rank`; along K, B has rows for each."""
+    k = block * S.tile_k
+    if not F.by_k or F.size == 1:
+        return _gemm.block_of(b, k, col, S.b_kind, S.tile_k, S.tile_n)
+    first = (rank + step) % F.size * a.cols
+    if S.b_kind == "view":  # a part: what belongs to the next shard reads as zero
+        return tiles.load(tiles.part(b, first, a.cols), k, col, S.tile_k, S.tile_n)
+    else:
+        return _gemm.block_of(b, first + k, col, S.b_kind, S.tile_k, S.tile_n)

@@ -1,0 +1,362 @@
+"""Atomics of the interpreter's instruction set, Triton 3.9's own entry points among them.
+
+The interpreter's instruction set: every load, store and atomic of a kernel comes through here.
+
+The builder computes; the machine (`builder.machine`, set while programs run) decides when the
+program goes on and what it may touch. Arithmetic is in the base class.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton._C.libtriton import interpreter as native
+from triton._C.libtriton import ir
+from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
+
+from ..device import proxy, trace
+from ..errors import CannotInterpret
+from ..machine.regions import poison_like
+from .arithmetic import Arithmetic
+from .numerics import Handle, is_raw, narrow, np_dtype, round_to_tf32, widen
+
+__all__ = ["Atomics", "Builder", "array_of", "full_mask", "is_tile"]
+
+_SEM = {
+    ir.MEM_SEMANTIC.RELAXED: "relaxed",
+    ir.MEM_SEMANTIC.ACQUIRE: "acquire",
+    ir.MEM_SEMANTIC.RELEASE: "release",
+    ir.MEM_SEMANTIC.ACQUIRE_RELEASE: "acq_rel",
+}
+_SCOPE = {
+    ir.MEM_SYNC_SCOPE.CTA: "cta",
+    ir.MEM_SYNC_SCOPE.GPU: "gpu",
+    ir.MEM_SYNC_SCOPE.SYSTEM: "sys",
+}
+
+
+class Atomics(Arithmetic):
+    def create_atomic_rmw(
+        self,
+        op: Any,
+        ptr: Handle,
+        value: Handle,
+        mask: Handle,
+        sem: Any,
+        scope: Any,
+        proxy: bool = False,
+    ) -> Handle:
+        # The native atomics, unlike its loads and stores, take every array to be contiguous.
+        chosen = np.ascontiguousarray(full_mask(array_of(mask), ptr.data))
+        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
+        dtype = value.dtype.scalar
+        data = _spread(value, ptr)
+        if dtype.is_floating() and dtype.primitive_bitwidth == 16 and op == ir.ATOMIC_OP.FADD:
+            execute = _add_16_bits(ptr, data, dtype, chosen)
+        else:
+            rmw = self.ir_rmw_op_to_interpreter_rmw_op[op]
+            native_sem = self.ir_sem_to_interpreter_sem[sem]
+            # The native exchange knows only integers, and only bits matter to it.
+            bits = data.view(f"i{data.itemsize}") if op == ir.ATOMIC_OP.XCHG else data
+
+            def execute() -> np.ndarray:
+                old = native.atomic_rmw(rmw, ptr.data, bits, chosen, native_sem)
+                return old.view(data.dtype)
+
+        operands = (op.name, data.tobytes())
+        return self._atomic(execute, ptr, dtype, chosen, operands, sem, scope, proxy)
+
+    def create_atomic_cas(
+        self, ptr: Handle, expected: Handle, value: Handle, sem: Any, scope: Any
+    ) -> Handle:
+        element = ptr.get_element_ty()
+        if not expected.dtype.scalar == value.dtype.scalar == element:
+            kinds = f"{expected.dtype.scalar} and {value.dtype.scalar}"
+            raise ValueError(f"atomic_cas of {element} with {kinds}; cast them")
+        native_sem = self.ir_sem_to_interpreter_sem[sem]
+        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
+        compare, new = _spread(expected, ptr), _spread(value, ptr)
+
+        def execute() -> np.ndarray:
+            return native.atomic_cas(ptr.data, compare, new, native_sem)
+
+        operands = ("CAS", compare.tobytes() + new.tobytes())
+        everywhere = np.ones(ptr.data.shape, bool)
+        return self._atomic(execute, ptr, value.dtype.scalar, everywhere, operands, sem, scope)
+
+    def _atomic(
+        self,
+        execute: Callable[[], np.ndarray],
+        ptr: Handle,
+        dtype: tl.dtype,
+        chosen: np.ndarray,
+        operands: tuple[str, bytes],
+        sem: Any,
+        scope: Any,
+        proxy: bool = False,
+    ) -> Handle:
+        kind = np_dtype(dtype)
+        addresses = ptr.data[chosen]
+        tile = is_tile(ptr.data)
+        old = self.machine.accesses.atomic(
+            execute, addresses, kind.itemsize, operands, _SEM[sem], _SCOPE[scope], tile, proxy
+        )
+        if addresses.size < chosen.size:  # the other lanes have no old value
+            old = np.where(chosen, old, poison_like(chosen.shape, kind, dtype))
+        return Handle(old, dtype)
+
+    # Triton 3.9's own entry points
+
+    def create_atomic_load(self, ptr: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
+        element = ptr.get_element_ty()
+        dtype = np_dtype(element)
+        chosen = full_mask(array_of(mask), ptr.data)
+
+        def execute() -> np.ndarray:
+            return native.load(ptr.data, chosen, np.zeros(ptr.data.shape, dtype), dtype)
+
+        return self._atomic(execute, ptr, element, chosen, ("LOAD", b""), sem, scope)
+
+    def create_atomic_store(
+        self, ptr: Handle, value: Handle, mask: Handle, sem: Any, scope: Any
+    ) -> None:
+        chosen = full_mask(array_of(mask), ptr.data)
+
+        def execute() -> np.ndarray:
+            native.store(ptr.data, np.broadcast_to(value.data, ptr.data.shape), chosen)
+            return value.data
+
+        operands = ("STORE", value.data.tobytes())
+        self._atomic(execute, ptr, value.dtype.scalar, chosen, operands, sem, scope)
+
+    def create_atomic_poll(
+        self, ptr: Handle, expected: Handle, timeout_ns: Any, sem: Any, scope: Any
+    ) -> Handle:
+        everywhere = Handle(np.ones(ptr.data.shape, bool), tl.int1)
+        while True:
+            seen = self.create_atomic_load(ptr, everywhere, sem, scope)
+            self.machine.program.compared_with("==", expected.data)
+            matched = seen.data == expected.data
+            if matched.all() or (timeout_ns is not None and self.machine.program.expired):
+                return Handle(matched, tl.int1)
+
+
+def is_tile(addresses: np.ndarray) -> bool:
+    """Made by many threads, where a scalar access is made by one."""
+    return addresses.shape != (1,)
+
+
+def array_of(mask: Any) -> np.ndarray:
+    # Triton 3.6 and 3.7 pass bare arrays for descriptors
+    return mask if isinstance(mask, np.ndarray) else mask.data
+
+
+def full_mask(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
+    if mask is None:
+        return np.ones(addresses.shape, bool)
+    return mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
+
+
+def _spread(value: Handle, ptr: Handle) -> np.ndarray:
+    """The value for every address, side by side in memory, as the native atomics want it."""
+    data = value.data
+    same = data.shape == ptr.data.shape
+    return np.ascontiguousarray(data if same else np.broadcast_to(data, ptr.data.shape))
+
+
+def _add_16_bits(
+    ptr: Handle, data: np.ndarray, dtype: tl.dtype, chosen: np.ndarray
+) -> Callable[[], np.ndarray]:
+    """By compare and swap, as the interpreter has no 16-bit add; atomic between processes."""
+
+    def execute() -> np.ndarray:
+        old = np.zeros(ptr.data.shape, np.uint16)
+        for at in zip(*np.nonzero(chosen), strict=True):
+            address = ptr.data[at].reshape(1)
+            seen = np.frombuffer(ctypes.string_at(address.item(), 2), np.uint16)
+            while True:
+                new = _sum_bits(seen, data[at].reshape(1), dtype)
+                found = native.atomic_cas(address, seen, new, native.MEM_SEMANTIC.ACQUIRE_RELEASE)
+                if found == seen:
+                    break
+                seen = found
+            old[at] = seen[0]
+        return old.view(data.dtype)
+
+    return execute
+
+
+def _sum_bits(bits: np.ndarray, value: np.ndarray, dtype: tl.dtype) -> np.ndarray:
+    if is_raw(dtype):
+        return narrow(widen(bits, dtype) + widen(value, dtype), dtype)
+    return (bits.view(value.dtype) + value).view(np.uint16)
+
+
+_NAN = (ir.PADDING_OPTION.PAD_NAN,)
+
+
+class Builder(Atomics):
+    """What `triton.language` calls for every operation while a program runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The overflow checks double the time of integer arithmetic (a matmul: 1.1 s to 0.5 s).
+        # `debug` turns on tl.device_assert.
+        self.options = InterpreterOptions(sanitize_overflow=False, debug=True)
+
+    @property
+    def grid_idx(self) -> tuple[int, int, int]:
+        return self.machine.program.index
+
+    @property
+    def grid_dim(self) -> tuple[int, int, int]:
+        return self.machine.program.launch.grid
+
+    # memory: the trailing arguments are cache hints, which differ between Triton's versions
+
+    def create_load(self, ptr: Handle, *hints: Any) -> Handle:
+        return self._load(ptr, None, None, volatile=hints[-1])
+
+    def create_masked_load(
+        self, ptrs: Handle, mask: Handle, other: Handle | None, *hints: Any
+    ) -> Handle:
+        return self._load(ptrs, array_of(mask), other, volatile=hints[-1])
+
+    def create_store(self, ptr: Handle, value: Handle, *hints: Any) -> None:
+        self._store(ptr, value, None)
+
+    def create_masked_store(self, ptrs: Handle, value: Handle, mask: Handle, *hints: Any) -> None:
+        self._store(ptrs, value, array_of(mask))
+
+    def _load(
+        self,
+        ptrs: Handle,
+        mask: np.ndarray | None,
+        other: Handle | None,
+        *,
+        volatile: bool = False,
+        proxy: bool = False,
+    ) -> Handle:
+        element = ptrs.get_element_ty()
+        dtype = np_dtype(element)
+        addresses = ptrs.data
+        chosen = full_mask(mask, addresses)
+        self.machine.accesses.before_load(
+            _chosen(addresses, mask), dtype.itemsize, volatile, proxy, is_tile(addresses)
+        )
+        if mask is None:
+            fill = np.empty(addresses.shape, dtype)
+        elif other is None:
+            fill = poison_like(addresses.shape, dtype, element)
+        else:
+            fill = np.ascontiguousarray(np.broadcast_to(other.data, addresses.shape), dtype)
+        return Handle(native.load(addresses, chosen, fill, dtype), element)
+
+    def _store(
+        self, ptrs: Handle, value: Handle, mask: np.ndarray | None, *, proxy: bool = False
+    ) -> None:
+        addresses = ptrs.data
+        chosen = _chosen(addresses, mask)
+        data = value.data
+        self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, is_tile(addresses))
+        if data.shape != addresses.shape:
+            data = np.broadcast_to(data, addresses.shape)
+        native.store(addresses, data, full_mask(mask, addresses))
+        self.machine.accesses.after_store(chosen, data.dtype.itemsize)
+
+    # descriptors: the same memory through the other proxy
+
+    def create_descriptor_load(
+        self, desc: TensorDescHandle, indices: list[Handle], *hints: Any
+    ) -> Handle:
+        ptrs, mask = desc.materialize_pointers(indices)
+        loaded = self._load(ptrs, array_of(mask), _padding(ptrs, desc.padding), proxy=True)
+        if getattr(desc, "round_f32_to_tf32", False) and loaded.dtype == tl.float32:
+            return Handle(round_to_tf32(loaded.data), tl.float32)
+        return loaded
+
+    def create_descriptor_store(
+        self, desc: TensorDescHandle, value: Handle, indices: list[Handle]
+    ) -> None:
+        ptrs, mask = desc.materialize_pointers(indices)
+        self._store(ptrs, value, array_of(mask), proxy=True)
+
+    def create_descriptor_reduce(
+        self, kind: Any, desc: TensorDescHandle, value: Handle, indices: list[Handle]
+    ) -> None:
+        ptrs, mask = desc.materialize_pointers(indices)
+        everyone = Handle(array_of(mask), tl.int1)
+        name = _unsigned_name(kind.name, value.dtype.scalar)
+        sem, scope = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
+        op = getattr(ir.ATOMIC_OP, name)
+        self.create_atomic_rmw(op, ptrs, value, everyone, sem, scope, proxy=True)
+
+    def create_tensor_pointer_load(
+        self, ptr: Any, boundary_check: Any, padding_option: Any, *hints: Any
+    ) -> Handle:
+        """Block pointers, which Triton 3.9 no longer has."""
+        ptrs, mask = ptr.materialize_pointers(boundary_check)
+        other = None if padding_option is None else _padding(ptrs, padding_option)
+        return self._load(ptrs, mask, other, volatile=hints[-1])
+
+    def create_barrier(self) -> None:
+        self.machine.accesses.cta_barrier()
+
+    # for people
+
+    def create_print(self, prefix: str, hex: bool, values: list[Handle], *signed: Any) -> None:
+        for value in values:
+            numbers = widen(value.data, value.dtype.scalar)
+            numbers = numbers[0] if value.data.shape == (1,) else numbers
+            text = _hexadecimal(value.data) if hex else str(numbers)
+            print(f"{self.machine.program}:{prefix}{text}")
+
+    def create_assert(self, condition: Handle, message: str) -> None:
+        if not condition.data.all():
+            raise AssertionError(f"tl.device_assert: {message}")
+
+    # what only a GPU can do
+
+    def create_inline_asm(self, assembly: str, *args: Any) -> Any:
+        if assembly == proxy.FENCE.value:
+            self.machine.accesses.proxy_fence()
+            nothing = Handle(np.zeros(1, np.int32), tl.int32)
+            return SimpleNamespace(get_result=lambda place: nothing)
+        if assembly == trace.READ_GLOBALTIMER.value:
+            now = Handle(np.array([self.machine.accesses.count], np.int64), tl.int64)
+            return SimpleNamespace(get_result=lambda place: now)
+        raise CannotInterpret("inline assembly runs only on a GPU; use tl operations")
+
+    def create_extern_elementwise(self, lib: str, path: str, symbol: str, *args: Any) -> Any:
+        raise CannotInterpret(f"extern function {symbol} runs only on a GPU; use tl operations")
+
+
+def _chosen(addresses: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    return addresses if mask is None else addresses[full_mask(mask, addresses)]
+
+
+def _padding(ptrs: Handle, option: Any) -> Handle:
+    """What a descriptor, or a block pointer, reads outside of its tensor."""
+    element = ptrs.get_element_ty()
+    dtype = np_dtype(element)
+    if option in _NAN:
+        return Handle(poison_like(ptrs.data.shape, dtype, element), element)
+    return Handle(np.zeros(ptrs.data.shape, dtype), element)
+
+
+def _unsigned_name(kind: str, dtype: tl.dtype) -> str:
+    """The atomic of a descriptor's reduction: floats and unsigned integers have their own."""
+    if kind == "ADD" and dtype.is_floating():
+        return "FADD"
+    return f"U{kind}" if kind in ("MIN", "MAX") and dtype.is_int_unsigned() else kind
+
+
+def _hexadecimal(data: np.ndarray) -> str:
+    bits = data.view(np.dtype(f"u{data.itemsize}"))
+    width = 2 * data.itemsize
+    return np.array2string(bits, formatter={"int": lambda n: f"0x{int(n):0{width}x}"})

@@ -1,0 +1,287 @@
+"""A kernel's source as the interpreter runs it: Python's syntax with Triton's meaning.
+
+Some of Python's syntax can't be overloaded, so it is rewritten: assigned numbers become tensors, a
+`range` yields tensors, `and`, `or` and `not` work on tiles, a call of a GPU's math library says
+that it can't be simulated, and what is Gluon's becomes its twin. The result runs in the kernel's
+own globals, which stay as they are: what the new code needs is one free variable.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import triton.language as tl
+import triton.runtime.interpreter as stock
+from triton.language.semantic import TritonSemantic
+from triton.runtime.jit import JITFunction
+
+from ..callsite import relative
+from ..errors import CannotInterpret
+from .gluon_twins import Gluon, not_for_gluon, twin_name
+from .numerics import scalar
+
+__all__ = ["Helpers", "called_by_gluon", "function_tree", "rewrite"]
+
+_HELPERS = "_sundog"
+_CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparisons
+
+
+class Helpers:
+    """What rewritten kernels call."""
+
+    tl = tl
+
+    def __init__(self, semantic: TritonSemantic) -> None:
+        self.semantic = semantic
+        self.gluon = Gluon(semantic.builder)
+
+    def assigned(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            items = map(self.assigned, value)
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, tl.core.tuple):  # a shape
+            return tuple(map(self.assigned, value))
+        return self.semantic.to_tensor(value, False)
+
+    def range(
+        self, first: Any, last: Any = None, step: Any = 1, *hints: Any, **more: Any
+    ) -> Iterator[Any]:
+        """Also `tl.range`, whose hints are for compilers."""
+        bounds = (0, first, step) if last is None else (first, last, step)
+        dtype = tl.int32
+        for bound in bounds:
+            dtype = self.semantic.integer_promote_impl(dtype, self.semantic.to_tensor(bound).dtype)
+        for number in range(*(int(tl.core._unwrap_if_constexpr(bound)) for bound in bounds)):
+            yield scalar(number, dtype)
+
+    def both(self, first: Any, *rest: Callable[[], Any]) -> Any:
+        return self._logical(first, rest, "logical_and", False)
+
+    def either(self, first: Any, *rest: Callable[[], Any]) -> Any:
+        return self._logical(first, rest, "logical_or", True)
+
+    def _logical(self, value: Any, rest: Any, method: str, decides: bool) -> Any:
+        """As the compiler: what is known at compile time short-circuits, tensors do not."""
+        result = None
+        for place in range(1 + len(rest)):
+            value = tl.core._unwrap_if_constexpr(rest[place - 1]() if place else value)
+            if isinstance(value, tl.tensor):
+                result = value if result is None else getattr(result, method)(value)
+            elif bool(value) is decides:
+                return value
+        return value if result is None else result
+
+    def inverted(self, value: Any) -> Any:
+        return self.semantic.not_(value) if isinstance(value, tl.tensor) else not value
+
+    def truth(self, value: Any) -> bool:
+        """Of a condition. Elsewhere, as in Triton's own code, a tensor is an object, so true."""
+        value = tl.core._unwrap_if_constexpr(value)
+        if not isinstance(value, tl.tensor):
+            return bool(value)
+        data = value.handle.data
+        if data.size != 1:
+            raise ValueError(f"a condition of {data.size} elements; reduce it, or use tl.where")
+        return bool(data.item())
+
+    def only_on_gpu(self, name: str) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            raise CannotInterpret(f"library function {name} runs only on a GPU; use tl operations")
+
+        return call
+
+
+def function_tree(kernel: JITFunction) -> ast.FunctionDef:
+    """The kernel's syntax tree, with the line numbers that it has in its file."""
+    tree = ast.parse(textwrap.dedent("".join(kernel.raw_src))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    ast.increment_lineno(tree, kernel.starting_line_number - 1)
+    return tree
+
+
+def called_by_gluon(kernel: JITFunction) -> list[JITFunction]:
+    """A Gluon kernel and all functions, ours and the user's, that it may call."""
+    found = {kernel.fn: kernel}
+    todo = [kernel]
+    while todo:
+        function = todo.pop()
+        names = _Names(function.fn)
+        for node in ast.walk(function_tree(function)):
+            thing = names.find(node)
+            reason = not_for_gluon(thing, ast.unparse(node)) if thing is not None else None
+            if reason is not None:
+                raise _refused(function.fn, node, reason)
+            if not isinstance(thing, JITFunction) or thing.fn in found:
+                continue
+            if not str(thing.fn.__module__).startswith("triton."):
+                found[thing.fn] = thing
+                todo.append(thing)
+    return list(found.values())
+
+
+def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
+    """A function like `fn` with the body of `tree`, rewritten."""
+    given = {_HELPERS: helpers, _CHAIN: getattr(stock, _CHAIN, None)}
+    names = [*given, *fn.__code__.co_freevars]
+    outer = ast.parse(f"def outer({', '.join(names)}):\n    return None").body[0]
+    assert isinstance(outer, ast.FunctionDef)
+    ast.increment_lineno(outer, tree.lineno - 1)
+    outer.body.insert(0, _Rewriter(fn).visit(_without_signature(tree)))
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    code = compile(module, fn.__code__.co_filename, "exec")
+    body = _code_named(_code_named(code, "outer"), fn.__name__)
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    cells.update({name: types.CellType(value) for name, value in given.items()})
+    closure = tuple(cells[name] for name in body.co_freevars)
+    twin = types.FunctionType(body, fn.__globals__, fn.__name__, fn.__defaults__, closure)
+    twin.__kwdefaults__ = fn.__kwdefaults__
+    return twin
+
+
+class _Names:
+    """What names, and names in modules, stand for outside of a function."""
+
+    def __init__(self, fn: Callable) -> None:
+        known = inspect.getclosurevars(fn)
+        # all globals: the names in annotations are not among those that the code uses
+        self.known = {**known.builtins, **fn.__globals__, **known.nonlocals}
+        self.local = fn.__code__.co_varnames
+
+    def find(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Attribute):
+            owner = self.find(node.value)
+            return getattr(owner, node.attr, None) if inspect.ismodule(owner) else None
+        if not isinstance(node, ast.Name) or node.id in self.local:
+            return None
+        return self.known.get(node.id)
+
+
+class _Rewriter(stock.ASTTransformer):
+    """Triton's own rewriter handles chains of comparisons, from 3.9 on; before, nobody does."""
+
+    def __init__(self, fn: Callable) -> None:
+        self.fn = fn
+        self.names = _Names(fn)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if len(node.targets) > 1:
+            raise self._refused(node, "a = b = c is not in Triton's language")
+        return ast.copy_location(
+            ast.Assign(node.targets, _call("assigned", self.visit(node.value))), node
+        )
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        value = self.visit(node.value) if node.value is not None else None
+        if value is not None and self.names.find(node.annotation) is not tl.constexpr:
+            value = _call("assigned", value)
+        return ast.copy_location(
+            ast.AnnAssign(node.target, node.annotation, value, node.simple), node
+        )
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """x += y is x = x + y, as the compiler has it."""
+        old = ast.copy_location(_loaded(node.target), node.target)
+        changed = ast.copy_location(ast.BinOp(old, node.op, node.value), node)
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], changed), node))
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if len(node.ops) == 1:
+            return self.generic_visit(node)
+        if not hasattr(stock, _CHAIN):
+            raise self._refused(node, "a < b < c is not in the language of this Triton; use &")
+        return super().visit_Compare(node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        call = node.iter
+        if isinstance(call, ast.Call) and self.names.find(call.func) is builtins.range:
+            node.iter = _call("range", *call.args)
+        return self.generic_visit(node)
+
+    def _condition(self, node: Any) -> ast.AST:
+        self.generic_visit(node)
+        node.test = ast.copy_location(_call("truth", node.test), node.test)
+        return node
+
+    visit_If = visit_IfExp = visit_While = visit_Assert = _condition
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        first, *rest = (self.visit(value) for value in node.values)
+        nothing = ast.arguments([], [], None, [], [], None, [])
+        name = "both" if isinstance(node.op, ast.And) else "either"
+        later = (ast.Lambda(nothing, value) for value in rest)
+        return ast.copy_location(_call(name, first, *later), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        return ast.copy_location(_call("inverted", node.operand), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        module = getattr(self.names.find(node.func), "__module__", None) or ""
+        if module.startswith("triton.language.extra.") and module.endswith(".libdevice"):
+            name = ast.copy_location(ast.Constant(ast.unparse(node.func)), node)
+            node.func = ast.copy_location(_call("only_on_gpu", name), node.func)
+        return self.generic_visit(node)
+
+    def visit_Attribute(self, node: Any) -> ast.AST:
+        """Also a bare name."""
+        thing = self.names.find(node)
+        try:
+            twin = twin_name(thing, ast.unparse(node)) if thing is not None else None
+        except LookupError as error:
+            raise self._refused(node, str(error)) from None
+        if twin is None:
+            return self.generic_visit(node)
+        return ast.copy_location(_helper(*twin.split(".")), node)
+
+    visit_Name = visit_Attribute
+
+    def _refused(self, node: ast.AST, reason: str) -> CannotInterpret:
+        return _refused(self.fn, node, reason)
+
+
+def _refused(fn: Callable, node: ast.AST, reason: str) -> CannotInterpret:
+    at = f"{relative(fn.__code__.co_filename)}:{getattr(node, 'lineno', 0)}"
+    return CannotInterpret(f"kernel {fn.__name__} at {at}: {reason}")
+
+
+def _loaded(target: ast.AST) -> ast.expr:
+    """What is assigned to, as an expression."""
+    return ast.parse(ast.unparse(target), mode="eval").body
+
+
+def _call(name: str, *args: ast.AST) -> ast.Call:
+    return ast.Call(_helper(name), list(args), [])  # type: ignore[arg-type]
+
+
+def _helper(*names: str) -> ast.expr:
+    found: ast.expr = ast.Name(_HELPERS, ast.Load())
+    for name in names:
+        found = ast.Attribute(found, name, ast.Load())
+    return found
+
+
+def _without_signature(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """Decorators, annotations and defaults belong to the original; only the body is rewritten."""
+    tree.decorator_list = []
+    tree.returns = None
+    arguments = tree.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        argument.annotation = None
+    arguments.defaults = []
+    arguments.kw_defaults = [None for _ in arguments.kwonlyargs]
+    return tree
+
+
+def _code_named(code: types.CodeType, name: str) -> types.CodeType:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and constant.co_name == name:
+            return constant
+    raise AssertionError(f"no code object named {name}")

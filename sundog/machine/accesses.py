@@ -1,0 +1,173 @@
+"""What the builder calls for every memory access of the running program.
+
+Checks bounds, gives way to other programs, tells the checker, and notices polling: a program that
+makes the same access in a `while` loop, and finds the same thing, is parked until that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..checker.shadow import Touch
+from .polling import (
+    differs,
+    forget_changed,
+    kernel_frames,
+    may_poll,
+    owed_by,
+    read,
+    site_of,
+    stack_of,
+    state_of,
+)
+from .tasks import Poll
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+__all__ = ["POLLS_BEFORE_PARKING", "Accesses"]
+
+POLLS_BEFORE_PARKING = 2
+_LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
+_MOST_MOVES = 1 << 14  # of a loop that computes, but reads only what it has read before
+_MET_KEPT = 4096
+
+
+class Accesses:
+    """The memory side of a machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.count = 0  # of all programs so far: the simulator's clock
+
+    def before_load(
+        self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool
+    ) -> None:
+        self.count += 1
+        if volatile:
+            self._machine.give_way()
+        region = self._machine.memory.check(addresses, size, "load")
+        if volatile or addresses.size == 1:
+            limit = POLLS_BEFORE_PARKING if volatile else _LOADS_BEFORE_PARKING
+            key = self._park_if_stuck(addresses, ("LOAD", b""), limit)
+            if key is not None:
+                self._found(key, addresses, size, read(addresses, size))
+        elif self._machine.program.polls and addresses.size:
+            self._met((addresses.size, addresses.flat[0], addresses.flat[-1]))
+        if self._machine.checker is not None:
+            self._machine.checker.load(
+                self._machine.program, Touch(addresses, size, region), tensor, proxy
+            )
+
+    def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
+        self.count += 1
+        region = self._machine.memory.check(addresses, size, "store")
+        if self._machine.checker is not None:
+            self._machine.checker.store(
+                self._machine.program, Touch(addresses, size, region), tensor, proxy
+            )
+
+    def after_store(self, addresses: np.ndarray, size: int) -> None:
+        self._wrote(addresses, size)
+
+    def atomic(
+        self,
+        execute: Callable[[], np.ndarray],
+        addresses: np.ndarray,
+        size: int,
+        operands: tuple[str, bytes],
+        sem: str,
+        scope: str,
+        tensor: bool,
+        proxy: bool,
+    ) -> np.ndarray:
+        self.count += 1
+        self._machine.give_way()
+        region = self._machine.memory.check(addresses, size, "atomic")
+        key = self._park_if_stuck(addresses, operands, POLLS_BEFORE_PARKING)
+        before = read(addresses, size)
+        old = execute()
+        changed = read(addresses, size) != before
+        if self._machine.checker is not None:
+            touch = Touch(addresses, size, region)
+            self._machine.checker.atomic(
+                self._machine.program, touch, operands[0], sem, scope, tensor, proxy, changed
+            )
+        if changed:
+            self._wrote(addresses, size)
+        elif key is not None:
+            self._found(key, addresses, size, before)
+        return old
+
+    def cta_barrier(self) -> None:
+        """A program runs as one here: only a checker has something to learn from its barriers."""
+        if self._machine.checker is not None:
+            self._machine.checker.cta_barrier(self._machine.program)
+
+    def proxy_fence(self) -> None:
+        if self._machine.checker is not None:
+            self._machine.checker.proxy_fence(self._machine.program)
+
+    def _park_if_stuck(
+        self, addresses: np.ndarray, operands: tuple[str, bytes], limit: int
+    ) -> tuple | None:
+        """Sleep if the running program made this access often enough and nothing has changed.
+
+        Returns what tells the access from others; None if it can't be a poll.
+        """
+        program = self._machine.program
+        frames = kernel_frames()
+        if not may_poll(frames):
+            program.polls.clear()
+            return None
+        key = (site_of(frames), addresses.tobytes(), operands)
+        poll = program.polls.get(key)
+        if poll is not None and poll.count >= limit:
+            if program.patience > 0:
+                program.patience -= 1
+            elif any(differs(each) for each in program.polls.values()):
+                forget_changed(program)
+            elif limit == _LOADS_BEFORE_PARKING and _moves(poll, frames):
+                self._machine.give_way()
+            else:
+                program.stuck = poll
+                self._machine.park(program)
+        return key
+
+    def _found(self, key: tuple, addresses: np.ndarray, size: int, seen: bytes) -> None:
+        program = self._machine.program
+        program.awaits_comparison = True
+        poll = program.polls.get(key)
+        if poll is not None and poll.seen == seen:
+            poll.count += 1
+            return
+        self._met(key)
+        frames = kernel_frames()
+        program.polls[key] = Poll(addresses, size, seen, stack_of(frames), owed_by(frames))
+
+    def _met(self, access: tuple) -> None:
+        """A program that reads what it has not read since it last wrote is not stuck."""
+        program = self._machine.program
+        if access in program.met:
+            return
+        if len(program.met) == _MET_KEPT:
+            program.met.clear()
+        program.met.add(access)
+        program.polls.clear()
+
+    def _wrote(self, addresses: np.ndarray, size: int) -> None:
+        program = self._machine.program
+        program.polls.clear()
+        program.met.clear()
+        self._machine.wrote(addresses, size)
+
+
+def _moves(poll: Poll, frames: list[FrameType]) -> bool:
+    """Whether the program has computed something since it last made this access."""
+    before, poll.state = poll.state, state_of(frames)
+    poll.moves += 1
+    return poll.state != before and poll.moves <= _MOST_MOVES

@@ -1,0 +1,220 @@
+"""`kernel[grid](...)` on the simulator: the launch path."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.backends.amd.compiler import HIPOptions
+from triton.backends.nvidia.compiler import CUDAOptions
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..callsite import caller
+from ..interpreter.gluon_twins import check_launch
+from ..interpreter.interpreter import convert_argument, twin
+from ..target import has_gpu
+from .machine import Machine
+from .regions import heaps
+from .tasks import Launch
+
+__all__ = ["Installed", "current_machine", "repeat"]
+
+_OPTIONS = {field.name for kind in (CUDAOptions, HIPOptions) for field in dataclasses.fields(kind)}
+
+Launcher = Callable[[JITFunction, Any, tuple, dict], Any]  # kernel, grid, args, kwargs
+
+
+class Installed:
+    """While it is entered, `kernel[grid](...)` from the machine's hosts goes to `launcher`.
+
+    Default: the simulator. Worlds may be nested as a stack; the innermost has the launches.
+    """
+
+    _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
+    original: Callable = JITFunction.run
+    tune: Callable = Autotuner.run
+
+    def __init__(self, machine: Machine | None, launcher: Launcher | None = None) -> None:
+        self.machine = machine  # None where ranks are processes and run on a GPU
+        self.launcher = launcher
+
+    def __enter__(self) -> None:
+        if not Installed._stack:
+            Installed.original, Installed.tune = JITFunction.run, Autotuner.run
+            JITFunction.run, Autotuner.run = _run, _run_tuned
+        Installed._stack.append(self)
+
+    def __exit__(self, *exc: object) -> None:
+        Installed._stack.remove(self)
+        if not Installed._stack:
+            JITFunction.run, Autotuner.run = Installed.original, Installed.tune
+
+    def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
+        assert self.machine is not None
+        launch = _prepare(self.machine, kernel, args, kwargs, grid)
+        version = _version(kernel, launch.arguments)
+        recording = self.machine.host.recording
+        if recording is not None:
+            recording.launch(launch, loaded=version in self.machine.loaded)
+            return
+        self.machine.loaded.add(version)
+        self.machine.streams.launch(launch, self.machine.host.stream)
+
+
+def current_machine() -> Machine | None:
+    """The machine whose hosts are running, if any."""
+    return Installed._stack[-1].machine if Installed._stack else None
+
+
+def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    if warmup:
+        return Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
+    innermost = Installed._stack[-1]
+    return (innermost.launcher or innermost._simulate)(kernel, grid, args, kwargs)
+
+
+_can_time = functools.cache(has_gpu)  # asked at every launch
+
+
+def _run_tuned(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
+    """A kernel with @triton.autotune. Where nothing can be timed its first config is as good."""
+    if Installed._stack[-1].launcher is not None and _can_time():
+        return Installed.tune(tuner, *args, **kwargs)
+    one = copy.copy(tuner)  # other ranks launch it meanwhile, and its own cache is a GPU's
+    one.nargs = dict(zip(one.arg_names, args, strict=False))
+    one.configs = one.prune_configs(kwargs)[:1]
+    return Installed.tune(one, *args, **kwargs)
+
+
+def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid: Any) -> Launch:
+    bound = _bind(kernel, args, kwargs)
+    if kernel.is_gluon():
+        check_launch(kernel, bound, kwargs)
+    for hook in kernel.pre_run_hooks:
+        hook(*args, **kwargs)
+    shape = grid({**kwargs, **bound}) if callable(grid) else grid
+    shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    if not 1 <= len(shape) <= 3 or min(shape) < 0:
+        raise ValueError(f"grid {shape} of {kernel.__name__}: expected one to three sizes, >= 0")
+    constants = {p.name for p in kernel.params if p.is_constexpr}
+    rank = machine.host.rank
+    tensors = _tensors(kernel.__name__, bound)
+    for name, tensor in tensors:
+        _check_world(machine, kernel.__name__, name, tensor)
+        if machine.checker is not None:
+            with torch._C.DisableTorchFunction():
+                machine.checker.meet(tensor.untyped_storage())
+    held = [machine.memory.hold(t, name, rank) for name, t in tensors]
+
+    def convert(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: _plain(v) if name in constants else convert_argument(v)
+            for name, v in arguments.items()
+        }
+
+    return Launch(
+        kernel.__name__,
+        twin(kernel),
+        bound,
+        convert,
+        (shape + (1, 1))[:3],
+        rank,
+        [start for start in held if start is not None],
+        caller(),
+        _warps(kernel, kwargs),
+    )
+
+
+def repeat(machine: Machine, launch: Launch) -> Launch:
+    """The same launch once more, of the same tensors."""
+    tensors = _tensors(launch.name, launch.arguments)
+    if machine.checker is not None:
+        with torch._C.DisableTorchFunction():
+            for _, tensor in tensors:
+                machine.checker.meet(tensor.untyped_storage())
+    held = [machine.memory.hold(tensor, name, launch.rank) for name, tensor in tensors]
+    return dataclasses.replace(
+        launch,
+        arguments=dict(launch.arguments),
+        held=[start for start in held if start is not None],
+    )
+
+
+def _version(kernel: JITFunction, arguments: dict[str, Any]) -> tuple:
+    """What of a launch decides which binary it needs, as far as a simulator can tell."""
+    constants = {p.name for p in kernel.params if p.is_constexpr}
+    kinds = [
+        str(value) if name in constants else str(getattr(value, "dtype", type(value)))
+        for name, value in arguments.items()
+    ]
+    return kernel, *kinds
+
+
+def _bind(kernel: JITFunction, args: Any, kwargs: Any) -> dict[str, Any]:
+    names = kernel.arg_names
+    unknown = [k for k in kwargs if k not in names and k not in _OPTIONS]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], [*names, *_OPTIONS], n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"kernel {kernel.__name__} has no argument {unknown[0]!r}.{hint}")
+    own = {k: v for k, v in kwargs.items() if k in names}
+    try:
+        return inspect.getcallargs(kernel.fn, *args, **own)
+    except TypeError as error:
+        raise ValueError(f"launch of {kernel.__name__}: {error}") from None
+
+
+def _warps(kernel: JITFunction, kwargs: Any) -> int:
+    warps: int = kwargs.get("num_warps", CUDAOptions.num_warps)
+    if warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(
+            f"launch of {kernel.__name__}: num_warps={warps}, and Triton compiles for 1, 2, 4, 8, "
+            "16 or 32"
+        )
+    return warps
+
+
+def _tensors(kernel: str, bound: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    found = []
+    for name, value in bound.items():
+        values = value if isinstance(value, tuple) else (value,)
+        for each in values:
+            each = each.base if isinstance(each, TensorDescriptor) else each
+            each = getattr(each, "base", each)  # triton's TensorWrapper
+            if isinstance(each, torch.Tensor):
+                _check_device(kernel, name, each)
+                found.append((name, each))
+    return found
+
+
+def _check_device(kernel: str, name: str, tensor: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"argument {name} of {kernel} is on {tensor.device}, but the simulator runs on "
+                "the CPU: launch it on a world of a GPU backend, or make the tensor on the CPU"
+            )
+
+
+def _check_world(machine: Machine, kernel: str, name: str, tensor: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunction():
+        storage = tensor.untyped_storage()
+        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if start in heaps and not machine.memory.is_heap(start, end):
+        raise ValueError(
+            f"argument {name} of {kernel} (shape {tuple(tensor.shape)}) is on the heap of another "
+            f"world than the one of rank {machine.host.rank} that launches it. Launch on the world "
+            "that made the tensor, or copy it: world.as_symmetric(tensor)."
+        )
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value) if type(value).__name__ == "constexpr" else value

@@ -1,0 +1,198 @@
+"""Parked programs, by the memory that they wait for: no busy waiting."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import ctypes
+import functools
+import inspect
+import itertools
+import os
+import sys
+import textwrap
+from types import CodeType, FrameType
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton._C.libtriton import interpreter as native
+
+from .tasks import Poll, Program
+
+__all__ = [
+    "Watch",
+    "differs",
+    "forget_changed",
+    "kernel_frames",
+    "may_poll",
+    "owed_by",
+    "read",
+    "site_of",
+    "stack_of",
+    "state_of",
+]  # fmt: skip
+
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+_FEW = 8  # up to so many addresses, reading one by one is faster
+_LOOKS_IN_BETWEEN = 128  # polls until a program has looked at everything that it watches
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_SKIP = (
+    os.path.dirname(os.path.abspath(triton.__file__)) + os.sep,
+    *(os.path.join(_PACKAGE, name) + os.sep for name in ("machine", "interpreter", "checker")),
+)
+
+
+def read(addresses: np.ndarray, size: int) -> bytes:
+    """What memory holds at these (checked) addresses."""
+    if addresses.size == 1:
+        return ctypes.string_at(addresses.item(), size)
+    if addresses.size <= _FEW:
+        return b"".join([ctypes.string_at(a, size) for a in addresses.ravel().tolist()])
+    dtype = _UNSIGNED[size]
+    everywhere = np.ones(addresses.shape, bool)
+    return native.load(addresses, everywhere, np.empty(addresses.shape, dtype), dtype).tobytes()
+
+
+def kernel_frames() -> list[FrameType]:
+    """The frames of the running kernel and the device functions it is in, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    frames = []
+    while frame is not None and frame.f_code.co_name != "_run_program":
+        if _is_kernel(frame.f_code):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+@functools.cache
+def _is_kernel(code: CodeType) -> bool:
+    return not code.co_filename.startswith(_SKIP)
+
+
+def may_poll(frames: list[FrameType]) -> bool:
+    """Whether the access may be repeated without end: only inside a `while`."""
+    for frame in frames:
+        line = frame.f_lineno  # None where the rewriter put in code of its own
+        for first, last in _while_lines(frame.f_code):
+            if line is None or first <= line <= last:
+                return True
+    return False
+
+
+@functools.cache
+def _while_lines(code: CodeType) -> list[tuple[int, int]]:
+    """First and last line of every `while` in a function. (Triton's `for` always ends.)"""
+    if code.co_name == "<lambda>":  # the rewriter's, of `and` and `or`: its caller is in the loop
+        return []
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except OSError:  # no source: anything may be in a loop
+        return [(0, sys.maxsize)]
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
+    return [(n.lineno + first - 1, (n.end_lineno or n.lineno) + first - 1) for n in loops]
+
+
+def site_of(frames: list[FrameType]) -> tuple[tuple[CodeType, int], ...]:
+    """Tells two accesses apart, also on one line, and the same line reached in two ways."""
+    return tuple([(frame.f_code, frame.f_lasti) for frame in frames])
+
+
+def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:
+    return [(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
+
+
+def state_of(frames: list[FrameType]) -> int:
+    """Tells whether the running kernel has computed anything new since the last time."""
+    values = [value for frame in frames for value in frame.f_locals.values()]
+    tensors = [value.handle.data for value in values if isinstance(value, tl.tensor)]
+    return hash(tuple([data.tobytes() for data in tensors]))
+
+
+def owed_by(frames: list[FrameType]) -> int | None:
+    """Who owes the signal, where one of sundog's own waits is polling for one rank."""
+    peer = frames[0].f_locals.get("peer") if frames[0].f_code.co_name == "_wait_word" else None
+    if peer is None:
+        return None
+    return int(peer.handle.data.item() if hasattr(peer, "handle") else peer)
+
+
+class Watch:
+    def __init__(self) -> None:
+        self._programs: dict[Program, list[Poll]] = {}
+        self._addresses: list[int] = []  # sorted, one per watched address
+        self._watchers: dict[int, dict[Program, None]] = {}
+        self._tickets = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def parked(self) -> list[Program]:
+        return list(self._programs)
+
+    def park(self, program: Program) -> None:
+        polls = list(program.polls.values())
+        program.ticket = next(self._tickets)
+        self._programs[program] = polls
+        for address in _addresses(polls):
+            if address not in self._watchers:
+                bisect.insort(self._addresses, address)
+                self._watchers[address] = {}
+            self._watchers[address][program] = None
+
+    def remove(self, program: Program) -> None:
+        for address in _addresses(self._programs.pop(program)):
+            watchers = self._watchers[address]
+            del watchers[program]
+            if not watchers:
+                del self._watchers[address]
+                del self._addresses[bisect.bisect_left(self._addresses, address)]
+
+    def changed(self, addresses: np.ndarray, size: int) -> list[Program]:
+        """Programs to wake after a write: what they wait for now holds something else."""
+        if not self._programs or not addresses.size:
+            return []
+        near: dict[Program, None] = {}
+        if addresses.size <= len(self._addresses):
+            for address in addresses.ravel().tolist():
+                self._overlapping(address, address + size, near)
+        else:
+            self._overlapping(int(addresses.min()), int(addresses.max()) + size, near)
+        return self._wake(near)
+
+    def _overlapping(self, start: int, end: int, found: dict[Program, None]) -> None:
+        first = bisect.bisect_left(self._addresses, start - 7)  # what is watched has up to 8 bytes
+        for place in range(first, len(self._addresses)):
+            address = self._addresses[place]
+            if address >= end:
+                return
+            found.update(self._watchers[address])
+
+    def changed_anywhere(self) -> list[Program]:
+        return self._wake(self._programs)
+
+    def _wake(self, programs: dict[Program, None] | dict[Program, list[Poll]]) -> list[Program]:
+        woken = [p for p in programs if any(differs(poll) for poll in self._programs[p])]
+        # By ticket: addresses, and so the order in which programs were found, differ between runs.
+        woken.sort(key=lambda program: program.ticket)
+        for program in woken:
+            self.remove(program)
+            stuck = program.stuck is not None and not differs(program.stuck)
+            # Something changed that it looks at only now and then, such as the bound of its wait.
+            program.patience = _LOOKS_IN_BETWEEN if stuck else 0
+            forget_changed(program)
+        return woken
+
+
+def forget_changed(program: Program) -> None:
+    """What it saw is no longer so: it may look again."""
+    program.polls = {key: poll for key, poll in program.polls.items() if not differs(poll)}
+
+
+def differs(poll: Poll) -> bool:
+    return read(poll.addresses, poll.size) != poll.seen
+
+
+def _addresses(polls: list[Poll]) -> dict[int, None]:
+    return {address: None for poll in polls for address in poll.addresses.ravel().tolist()}

@@ -1,0 +1,276 @@
+"""What a kernel may touch: the live allocations, by address. Outside of them is an error.
+
+Heap allocations come and go with the allocator; an ordinary tensor is known from the first launch
+that is given it until the last such launch ends.
+
+Heaps whose data and flags lie apart, so that a kernel that takes one for the other is told so.
+
+On a GPU the two may lie in different memories (backends/_link.py). Here they are places in one
+range of addresses, chosen such that a distance between two ranks' data never leads from flags to
+flags, nor one between flags from data to data: using the wrong one lands in unmapped memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton.language as tl
+
+from ..errors import BadAccess
+from ..interpreter.numerics import is_raw
+from ..world.heap import ALIGNMENT
+
+__all__ = ["Memory", "Region", "SplitHeaps", "heaps", "poison_like", "poison_tensor"]
+
+# The heaps of all worlds of this process that are in use, by address: to tell them apart.
+heaps: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+
+POISON_BYTE = 0xA5
+_NAN_BYTE = 0xFF  # all ones is a NaN in every float format
+_FNUZ_NAN_BYTE = 0x80  # but in those without negative zero
+_FREED_KEPT = 1024
+_FAR = 1 << 16  # bytes from any tensor: hardly a wrong mask
+
+
+@dataclass(eq=False)
+class Region:
+    """Addresses [start, end) of one allocation."""
+
+    start: int
+    end: int
+    name: str
+    rank: int
+    itemsize: int
+    is_heap: bool
+    users: int = 1
+
+    def index(self, address: int) -> str:
+        """name[index] of an address, as a person would write it."""
+        element, rest = divmod(address - self.start, self.itemsize)
+        return f"{self.name}[{element}]" + (f"+{rest} bytes" if rest else "")
+
+
+class Memory:
+    """All regions of one machine, sorted by address. Regions never overlap."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._regions: list[Region] = []
+        self._freed: dict[int, Region] = {}  # the latest last: to name a use after free
+        self._recent: Region | None = None
+        self._table: tuple[np.ndarray, np.ndarray] | None = None  # starts, sizes
+        self.split: SplitHeaps | None = None  # where data and flags lie apart
+
+    def add(self, region: Region) -> None:
+        at = bisect.bisect_left(self._starts, region.start)
+        self._starts.insert(at, region.start)
+        self._regions.insert(at, region)
+        self._freed.pop(region.start, None)
+        self._table = None
+
+    def remove(self, start: int) -> None:
+        at = bisect.bisect_left(self._starts, start)
+        region = self._regions.pop(at)
+        assert region.start == start
+        del self._starts[at]
+        self._recent = self._table = None
+        self._freed.pop(start, None)
+        self._freed[start] = region
+        if len(self._freed) > _FREED_KEPT:
+            del self._freed[next(iter(self._freed))]
+
+    def hold(self, tensor: torch.Tensor, name: str, rank: int) -> int | None:
+        """Make an ordinary tensor's storage known; `drop` what this returns at the kernel's end."""
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            start, nbytes = storage.data_ptr(), storage.nbytes()
+            itemsize = tensor.element_size()
+        if nbytes == 0 or self.is_heap(start, start + nbytes):
+            return None
+        known = self.find(start, start + 1)
+        if known is None:
+            self.add(Region(start, start + nbytes, name, rank, itemsize, is_heap=False))
+        else:
+            known.users += 1
+        return start
+
+    def is_heap(self, start: int, end: int) -> bool:
+        """Whether a storage is a heap: it holds allocations. What is free in it stays unknown."""
+        at = bisect.bisect_left(self._starts, start)
+        return at < len(self._starts) and self._starts[at] < end and self._regions[at].is_heap
+
+    def drop(self, starts: Iterable[int]) -> None:
+        for start in starts:
+            region = self.find(start, start + 1)
+            assert region is not None
+            region.users -= 1
+            if region.users == 0:
+                self.remove(start)
+                del self._freed[start]  # an ordinary tensor goes back to torch, not to nobody
+
+    def find(self, lo: int, hi: int) -> Region | None:
+        """The region that holds all of [lo, hi)."""
+        at = bisect.bisect_right(self._starts, lo) - 1
+        if at >= 0 and hi <= self._regions[at].end:
+            return self._regions[at]
+        return None
+
+    def check(self, addresses: np.ndarray, size: int, verb: str) -> Region | None:
+        """Every address starts an element of `size` bytes in a live region, or BadAccess.
+
+        Returns the region, if one holds them all.
+        """
+        if addresses.size == 0:
+            return None
+        if addresses.size == 1:
+            lo = hi = addresses.item()
+        else:
+            lo, hi = int(addresses.min()), int(addresses.max())
+        recent = self._recent
+        if recent is not None and recent.start <= lo and hi + size <= recent.end:
+            return recent
+        self._recent = self.find(lo, hi + size)
+        if self._recent is None:  # several allocations in one access, or a wrong one
+            outside = self._outside(addresses.ravel(), size)
+            if outside.size:
+                raise BadAccess(self._explain(int(outside[0]), size, verb))
+        return self._recent
+
+    def _outside(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        if self._table is None:
+            nbytes = [region.end - region.start for region in self._regions]
+            self._table = np.array(self._starts, np.uint64), np.array(nbytes, np.int64)
+        starts, sizes = self._table
+        at = np.searchsorted(starts, addresses, side="right") - 1
+        if not len(starts):
+            return addresses
+        room = np.maximum(sizes - size + 1, 0).astype(np.uint64)  # places where an element starts
+        inside = (at >= 0) & (addresses - starts[at] < room[at])
+        return addresses[~inside]
+
+    def name(self, address: int) -> str:
+        region = self.find(address, address + 1)
+        return region.index(address) if region is not None else f"address {address:#x}"
+
+    def _explain(self, address: int, size: int, verb: str) -> str:
+        mixed_up = self._mixed_up(address)
+        if mixed_up:
+            return f"{verb} of {size} bytes {mixed_up}"
+        latest = reversed(self._freed.values())
+        freed = next((r for r in latest if r.start <= address < r.end), None)
+        if freed is not None:
+            return (
+                f"{verb} of {size} bytes in freed memory: {freed.index(address)} of rank "
+                f"{freed.rank} was freed. Free it after the last kernel that uses it has ended."
+            )
+        if not self._regions:
+            return f"{verb} of {size} bytes at {address:#x}: there is no live allocation at all"
+        near = min(self._regions, key=lambda r: max(r.start - address, address + size - r.end))
+        if address < near.start:
+            where = f"{near.start - address} bytes before {near.name}"
+        else:
+            where = f"{address + size - near.end} bytes past the end of {near.name}"
+        count = (near.end - near.start) // near.itemsize
+        # A peer outside the world is looked up past its table, or is at no address (NOBODY).
+        far = max(near.start - address, address - near.end) > _FAR
+        peer = (near.name == "ctx" and not far) or address - near.end > 1 << 60
+        hint = "the peer: is it a rank of this world?" if peer else "the mask and the offsets."
+        if far and not peer:
+            hint += (
+                " An ordinary tensor that is reached by an address in memory must be an argument "
+                "of the launch too."
+            )
+        return (
+            f"{verb} of {size} bytes outside any live allocation: {where} of rank {near.rank} "
+            f"({count} elements of {near.itemsize} bytes). Check {hint}"
+        )
+
+    def _mixed_up(self, address: int) -> str:
+        """Flags that were taken for data, or the other way round, where the two lie apart."""
+        for meant, is_flags in self.split.mixed_up(address) if self.split else ():
+            region = self.find(meant, meant + 1)
+            if region is None:
+                continue
+            what = "flags, and was taken for data" if is_flags else "data, and was taken for flags"
+            return (
+                f"where nothing lies: {region.index(meant)} of rank {region.rank} is {what}. Reach "
+                "a peer's flags (world.signals) by device.signal and its data by device.memory: "
+                "they may lie in different memories."
+            )
+        return ""
+
+
+def poison_tensor(tensor: torch.Tensor) -> None:
+    """NaN for floats, a pattern for integers: what nobody wrote must not look like an answer."""
+    if tensor.numel() == 0:
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        fnuz = tensor.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+        tensor.view(-1).view(torch.uint8).fill_(_FNUZ_NAN_BYTE if fnuz else _NAN_BYTE)
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+
+
+def poison_like(shape: tuple[int, ...], np_dtype: np.dtype, dtype: tl.dtype) -> np.ndarray:
+    """The same for a value inside a kernel: what a masked-off lane reads."""
+    if np_dtype == np.bool_:
+        return np.ones(shape, np_dtype)
+    if dtype.name in ("fp8e4b8", "fp8e5b16"):
+        byte = _FNUZ_NAN_BYTE
+    else:
+        byte = _NAN_BYTE if np_dtype.kind == "f" or is_raw(dtype) else POISON_BYTE
+    word = np.full(np_dtype.itemsize, byte, np.uint8).view(np_dtype)
+    return np.full(shape, word[0], np_dtype)
+
+
+@dataclass(frozen=True)
+class SplitHeaps:
+    data: list[torch.Tensor]
+    flags: list[torch.Tensor]
+
+    @staticmethod
+    def make(world_size: int, nbytes: int) -> SplitHeaps:
+        """Of W ranks, data in the places 0 to W - 1, flags in W + r (W + 1); the rest is empty."""
+        pitch = nbytes + -nbytes % ALIGNMENT
+        flags = [world_size + rank * (world_size + 1) for rank in range(world_size)]
+        whole = _untouched(pitch * (flags[-1] + 1))
+
+        def heap(place: int) -> torch.Tensor:
+            return torch.frombuffer(whole, dtype=torch.uint8, count=nbytes, offset=place * pitch)
+
+        return SplitHeaps([heap(place) for place in range(world_size)], [heap(p) for p in flags])
+
+    def mixed_up(self, address: int) -> Iterator[tuple[int, bool]]:
+        """What somebody may have meant who came here by the wrong distance, and if it is flags."""
+        with torch._C.DisableTorchFunction():
+            ranks = [
+                (d.data_ptr(), f.data_ptr()) for d, f in zip(self.data, self.flags, strict=True)
+            ]
+            nbytes = self.data[0].numel()
+        for own_data, own_flags in ranks:
+            for data, flags in ranks:
+                inside = address - (own_flags + data - own_data)
+                if 0 <= inside < nbytes:
+                    yield flags + inside, True
+                inside = address - (own_data + flags - own_flags)
+                if 0 <= inside < nbytes:
+                    yield data + inside, False
+
+
+def _untouched(nbytes: int) -> mmap.mmap:
+    """Addresses without memory behind them until it is used, however many they are."""
+    file = os.memfd_create("sundog-split")
+    try:
+        os.ftruncate(file, nbytes)
+        return mmap.mmap(file, nbytes)
+    finally:
+        os.close(file)

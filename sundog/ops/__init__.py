@@ -1,0 +1,1 @@
+"""What an op is, how it is found, chosen and called."""

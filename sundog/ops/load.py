@@ -1,0 +1,149 @@
+"""A user's code by its name on the command line, package.module or path/file.py; what it raises.
+
+Fields of a problem or config: as words of a command line, block=4096, and in JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..callsite import raised_at, relative
+from ..errors import SundogError
+
+__all__ = ["changed", "load", "load_package", "parse", "plain", "running", "value"]
+
+
+def load(name: str) -> ModuleType:
+    """A module, or a file if the name ends in .py.
+
+    ModuleNotFoundError if there is no module of that name; ValueError, with the line, if it is
+    there and can't be imported.
+    """
+    if not name.endswith(".py"):
+        return _imported(name, lambda: importlib.import_module(name))
+    if not os.path.exists(name):
+        raise ValueError(f"{name}: no such file")
+    return _imported(name, lambda: _load_file(os.path.abspath(name)))
+
+
+def load_package(folder: str) -> ModuleType:
+    """A folder with an __init__.py, whose files may import each other."""
+    name = os.path.basename(os.path.normpath(folder))
+    path = os.path.join(folder, "__init__.py")
+    places = [folder]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
+    module = sys.modules[name] = _made(spec)
+    return _imported(folder, lambda: _executed(module))
+
+
+@functools.cache  # by path: all ranks must mean the same classes and kernels
+def _load_file(path: str) -> ModuleType:
+    name = os.path.splitext(os.path.basename(path))[0]
+    module = _made(importlib.util.spec_from_file_location(name, path))
+    sys.modules.setdefault(name, module)  # a script named as a module must not take its place
+    return _executed(module)
+
+
+def _imported(name: str, run: Callable[[], ModuleType]) -> ModuleType:
+    try:
+        return run()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{name} cannot be imported: {_sentence(error)}") from error
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """A tool runs somebody's op or function: what that raises becomes a sentence with the line."""
+    try:
+        yield
+    except (SundogError, ValueError):
+        raise
+    except Exception as error:
+        raise SundogError(f"{what} failed: {_sentence(error)}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    path, line, _ = raised_at(error)
+    place = "" if isinstance(error, SyntaxError) else f"{relative(path)}:{line}: "
+    return f"{place}{type(error).__name__}: {error}"
+
+
+def _made(spec: ModuleSpec | None) -> ModuleType:
+    assert spec is not None
+    return importlib.util.module_from_spec(spec)
+
+
+def _executed(module: ModuleType) -> ModuleType:
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)
+    return module
+
+
+_KINDS = {int: "a whole number", bool: "true or false", torch.dtype: "a dtype of torch"}
+
+
+def value(word: str) -> Any:
+    """A number, a torch dtype, a truth value, or the word itself."""
+    kind = getattr(torch, word, None)
+    if isinstance(kind, torch.dtype):
+        return kind
+    if word in ("true", "false"):
+        return word == "true"
+    try:
+        return int(word)
+    except ValueError:
+        return word
+
+
+def parse(text: str) -> dict[str, Any]:
+    """'block=4096,dtype=bfloat16' as a dictionary."""
+    found = {}
+    for word in filter(None, text.split(",")):
+        name, equals, rest = word.partition("=")
+        if not (name and equals and rest):
+            raise ValueError(f"{word!r} in {text!r}: expected name=value,name=value,...")
+        found[name] = value(rest)
+    return found
+
+
+def changed(made: Any, changes: dict[str, Any]) -> Any:
+    """A problem or config with other values in some fields; a ValueError where they can't be."""
+    known = {field.name: str(field.type) for field in dataclasses.fields(made)}
+    for name, new in changes.items():
+        if name not in known:
+            raise ValueError(f"{type(made).__name__} has no {name!r}: {', '.join(known)}")
+        old = getattr(made, name)
+        kind = torch.dtype if "dtype" in known[name] else type(new if old is None else old)
+        if type(new) is not kind:
+            raise ValueError(f"{name}={new}: expected {_KINDS.get(kind, kind.__name__)}")
+        if isinstance(new, int) and new < 0:
+            raise ValueError(f"{name}={new} is negative")
+        if name == "size" and new != old:
+            raise ValueError(f"size={new}: there are {old} ranks, as --world says")
+    return dataclasses.replace(made, **changes)
+
+
+def plain(made: Any) -> dict[str, Any]:
+    """A problem or config as JSON has it; a dtype by its name."""
+    words = {
+        k: str(v).removeprefix("torch.") if isinstance(v, torch.dtype) else v
+        for k, v in dataclasses.asdict(made).items()
+    }
+    found: dict[str, Any] = json.loads(json.dumps(words))
+    return found

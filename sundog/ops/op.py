@@ -1,0 +1,161 @@
+"""What every op has: a Problem, a Config, a Plan, and a place in the table of ops.
+
+An op's algorithm is a module with the names of `SHAPE`; tools (check, bench, tune, ...) need
+nothing else, so they work on a user's own op as on ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RankMismatch, by_rank
+from .load import load
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..world.streams import Use
+    from ..world.world import World
+
+__all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "find", "is_op"]
+
+# op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
+OPS = {
+    "all_gather.push": "sundog.collectives.all_gather_push",
+    "all_gather.pull": "sundog.collectives.all_gather_pull",
+    "all_gather.partitioned": "sundog.collectives.all_gather_partitioned",
+    "all_gather.gluon": "sundog.collectives.all_gather_gluon",
+    "all_to_all.push": "sundog.collectives.all_to_all_push",
+    "all_to_all.mail": "sundog.collectives.all_to_all_mail",
+    "broadcast.push": "sundog.collectives.broadcast",
+    "gather.pull": "sundog.collectives.gather",
+    "scatter.push": "sundog.collectives.scatter",
+    "all_reduce.one_shot": "sundog.collectives.all_reduce_one_shot",
+    "all_reduce.low_latency": "sundog.collectives.all_reduce_low_latency",
+    "all_reduce.two_shot": "sundog.collectives.all_reduce_two_shot",
+    "all_reduce.ring": "sundog.collectives.all_reduce_ring",
+    "all_reduce.atomic": "sundog.collectives.all_reduce_atomic",
+    "reduce_scatter.direct": "sundog.collectives.reduce_scatter",
+    "reduce.direct": "sundog.collectives.reduce",
+    "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
+    "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
+    "all_gather_matmul.direct": "sundog.fused.all_gather_matmul_direct",
+    "matmul_reduce_scatter.push": "sundog.fused.matmul_reduce_scatter",
+    "matmul_reduce_scatter.barrier": "sundog.fused.matmul_reduce_scatter_barrier",
+    "matmul_all_reduce.one_shot": "sundog.fused.matmul_all_reduce_one_shot",
+    "matmul_all_reduce.two_shot": "sundog.fused.matmul_all_reduce_two_shot",
+    "matmul_all_reduce.barrier": "sundog.fused.matmul_all_reduce_barrier",
+}
+BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
+SHAPE = (
+    "Problem", "Config", "valid", "space", "default", "cost", "cases", "inputs", "reference",
+    "plan",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an op must do at least, per rank: for roofline, bench and cost models."""
+
+    flops: int
+    read_bytes: int  # of device memory, wherever it lies
+    written_bytes: int
+    link_bytes: int  # those that cross between ranks
+
+    @property
+    def hbm_bytes(self) -> int:
+        return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An op bound to a problem and a config, its workspaces allocated. Calling it only launches."""
+
+    world: World
+    problem: Any
+    config: Any
+    workspaces: tuple[torch.Tensor, ...]
+    launch: Callable[..., Any]
+    used: list[Use] = field(default_factory=list, repr=False, compare=False)  # the latest one
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        self.world.uses(self)
+        return self.launch(*tensors)
+
+    def free(self) -> None:
+        """Give the workspaces back, on every rank at the same place in its program.
+
+        Refused while a captured graph uses them: graph.free() comes first.
+        """
+        self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
+        for tensor in self.workspaces:
+            self.world.free(tensor)
+
+
+def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:
+    """A collective on the host: every rank plans the same, or all are told the difference.
+
+    `refused` is what `valid` says. Ranks agree first, so that one that refuses alone is named.
+    """
+    everyone = world.exchange((repr(problem), repr(config)), f"plan of {op}")
+    if len(set(everyone)) > 1:
+        text = by_rank([f"{p}, {c}" for p, c in everyone])
+        raise RankMismatch(f"{op}: ranks ask for different things:\n{text}")
+    if refused is not None:
+        raise ValueError(f"{op}: {refused}")
+
+
+def agree_place(
+    world: World, op: str, name: str, tensor: torch.Tensor, strides: tuple[int, ...] = ()
+) -> None:
+    """Peers find theirs by this rank's offset (and strides): all ranks compare them, once."""
+    place = world.offset_of(tensor), strides
+
+    def compare() -> None:
+        everyone = world.exchange(place, f"place of {name}")
+        if len(set(everyone)) > 1:
+            lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in everyone]
+            raise RankMismatch(
+                f"{op}: {name} does not lie at the same place of every rank's heap:\n"
+                f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."
+            )
+
+    world.cached_plan(("place", op, name, place), compare)
+
+
+def algorithms(name: str) -> dict[str, ModuleType]:
+    """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
+    own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]
+    if own:
+        return {algo: find(f"{name}.{algo}") for algo in own}
+    return {name.partition(".")[2] if name in OPS else "": find(name)}
+
+
+def find(name: str) -> ModuleType:
+    """An op's first algorithm, one by its name, or a module or file with the names of SHAPE."""
+    name = next((key for key in OPS if key.partition(".")[0] == name), name)
+    try:
+        module = load(OPS.get(name, name))
+    except ModuleNotFoundError:
+        raise ValueError(_unknown(name)) from None
+    if not is_op(module):
+        missing = [each for each in SHAPE if not hasattr(module, each)]
+        hint = f"; did you mean its function, {name}:main?" if hasattr(module, "main") else ""
+        raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}{hint}")
+    return module
+
+
+def is_op(module: ModuleType) -> bool:
+    return all(hasattr(module, each) for each in SHAPE)
+
+
+def _unknown(name: str) -> str:
+    known = list(dict.fromkeys(key.partition(".")[0] for key in OPS))
+    near = difflib.get_close_matches(name, [*known, *OPS], 1)
+    if near:
+        return f"op {name!r} is not known: did you mean {near[0]!r}?"
+    return f"op {name!r} is not known (there are: {', '.join(known)}) and no module"

@@ -1,0 +1,69 @@
+"""Stand-ins: one program that plays the side of a rank whose part of an op is not measured.
+
+Behind a link (docs/gpu.md) rank 0 does an op's whole work and the other ranks are passive. Where
+all that an op wants of a peer is that its data may be read, one kernel can play every peer of every
+op: it says `ready`, and waits until rank 0 says `done`. So the ops that have stand-ins are those
+that pull. One that pushes has its peers move the data, which is the work itself: over a link that
+is one GPU's, it would be the same GPU that reads across the same link, only by a peer's program.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from ..device import context, trace
+from ..device.signal import _wait_tile, translate
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..world.world import World
+
+__all__ = ["stand_in"]
+
+
+def stand_in(world: World, ready: torch.Tensor, done: torch.Tensor, epochs: torch.Tensor) -> None:
+    """Launch it, on a passive rank, instead of an op's kernel.
+
+    `ready` and `done` have rows of a word per rank: rank r owes rank p the words r of p's rows,
+    each once a call. `done`: only rows that rank 0 signals. `epochs` counts the calls.
+    """
+    num_ready, num_done = ready.numel() // world.size, done.numel() // world.size
+    lanes = triton.next_power_of_2(max(num_ready, num_done))
+    _stand_in_kernel[(1,)](
+        ready, done, epochs, world.ctx, num_ready, num_done, SIZE=world.size, LANES=lanes,
+        TRACE=world.trace,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_ready", "num_done"])
+def _stand_in_kernel(
+    ready, done, epochs, ctx, num_ready, num_done,
+    SIZE: tl.constexpr, LANES: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    epoch = tl.load(epochs) + 1
+    rank = tl.load(ctx + context.RANK)
+    lane = tl.arange(0, LANES)
+    zero = (lane * 0).to(tl.int64)
+    point = 0
+    if TRACE:
+        for row in range(num_ready):
+            flag = ready + row * SIZE + rank
+            point = trace.begin(point, trace.SIGNAL, flag, epoch, 0, ctx, TRACE)
+    # My data is complete: what wrote it came before this kernel on the stream. Rank 0 reads it
+    # behind these flags.
+    mine = translate(ready + lane * SIZE + rank, 0, ctx)
+    tl.atomic_xchg(mine, zero + epoch, mask=lane < num_ready, sem="release", scope="sys")
+    # And of rank 0's data I have read all that I will, which is nothing: nothing is ordered.
+    mine = translate(done + lane * SIZE + rank, 0, ctx)
+    tl.atomic_xchg(mine, zero + epoch, mask=lane < num_done, sem="relaxed", scope="sys")
+    # Rank 0 has read mine: whatever follows this kernel here may overwrite it. All rows at once:
+    # a hundred polls, one after the other, would come between two calls.
+    point = trace.begin(point, trace.WAIT, done, epoch, 0, ctx, TRACE)
+    _wait_tile(done + lane * SIZE, lane < num_done, lane * 0, epoch, ctx)
+    point = trace.end(point, trace.WAIT, done, epoch, 0, ctx, TRACE)
+    trace.finish(point, ctx, TRACE)
+    tl.store(epochs, epoch)  # read by the next call, behind this one on the stream

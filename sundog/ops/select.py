@@ -1,0 +1,280 @@
+"""Which algorithm and which config: from what was measured on this kind of GPU, else by rule.
+
+One JSON per target in the package (sundog/targets/nvidia-h200.json), overlaid by the user's own in
+SUNDOG_CACHE, for each version of torch and Triton apart. A file is a list of measurements, and
+nothing is in it that was not measured:
+
+    {"op": "all_gather.push", "problem": {"numel": 65536, "dtype": "bfloat16", "size": 8},
+     "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "...",
+     "num_sms": 16}
+
+An entry counts where ranks have as many SMs: 8 ranks that share a GPU, with 16 each, say nothing
+about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes over bandwidth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from .. import knobs
+from .op import BY_REQUEST, algorithms
+
+__all__ = [
+    "Choice", "Entry", "choose", "config_for", "entries", "key_of", "package_file",
+    "read_entries", "stored", "user_file", "write_entries",
+]  # fmt: skip
+
+
+_FLOPS_PER_BYTE = 175  # of an H200: 700 TFLOP/s, 4 TB/s
+_RANKS = ("src", "dst")  # fields of a problem that do not change its time
+# A maximum takes about as long as a sum, a product with a bias as one without.
+_ALIKE = ("op", "has_bias", "activation", "out_dtype")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measurement of one algorithm."""
+
+    op: str  # all_gather.push
+    problem: dict[str, Any]
+    config: dict[str, Any]
+    seconds: float
+    date: str
+    run: str  # where it came from
+    num_sms: int = 0  # of each rank; 0: it is not known, and counts for all
+
+
+class Place(NamedTuple):
+    """Where an op is to run."""
+
+    target: str
+    num_sms: int  # of each rank
+
+
+@dataclass(frozen=True)
+class Choice:
+    algo: str
+    config: Any
+    why: str
+
+
+def choose(
+    op: str, problem: Any, target: str, num_sms: int, config: Any = None, backend: str = ""
+) -> Choice:  # fmt: skip
+    """The algorithm that should be fastest here, among those that give the same bits.
+
+    With a `config`, among those that take it. `backend`: where the ranks are; an algorithm that
+    was measured on some backends only, and would be another thing elsewhere, names them: AUTO_ON.
+    """
+    modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
+    if backend and config is None:
+        modules = {a: m for a, m in modules.items() if backend in getattr(m, "AUTO_ON", (backend,))}
+    configs, reasons = {}, {}
+    for algo, module in modules.items():
+        given = config or config_for(f"{op}.{algo}", module, problem, target, num_sms)
+        configs[algo] = given
+        reasons[algo] = _refusal(module, problem, given)
+    usable = {a: m for a, m in modules.items() if reasons[a] is None}
+    if not usable:
+        told = "; ".join(f"{algo}: {reason}" for algo, reason in reasons.items())
+        with_config = f" with {config}" if config else ""
+        raise ValueError(f"{op}: no algorithm takes {problem}{with_config}: {told}")
+    here = Place(target, num_sms)
+    times = {a: _estimate(f"{op}.{a}", m, problem, here) for a, m in usable.items()}
+    known = {a: t for a, t in times.items() if t is not None}
+    if not known:
+        algo = _usual(usable, problem)
+        why = f"nothing was measured on {target}: the first of {', '.join(usable)}"
+        why += "" if algo == next(iter(usable)) else " for so large a problem"
+        return Choice(algo, configs[algo], f"{op}: {algo}, since {why}")
+    algo = min(known, key=lambda each: known[each])
+    expected = ", ".join(f"{a} {1e6 * t:.1f} us" for a, t in sorted(known.items(), key=_second))
+    return Choice(algo, configs[algo], f"{op}: {algo}, expected on {target}: {expected}")
+
+
+def _usual(usable: dict[str, ModuleType], problem: Any) -> str:
+    """Without measurements: the first algorithm that says nothing against the problem's size."""
+    for algo, module in usable.items():
+        if module.cost(problem).written_bytes <= getattr(module, "USUAL", math.inf):
+            return algo
+    return next(iter(usable))
+
+
+def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:
+    if not isinstance(config, module.Config):
+        return f"its config is a {module.Config.__module__}.{module.Config.__name__}"
+    reason: str | None = module.valid(problem, config)
+    return reason
+
+
+def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: int) -> Any:
+    """The config measured for this very problem, or the nearest one's, or the rule's."""
+    near = sorted(_comparable(op, module, problem, Place(target, num_sms)), key=_distance_of)
+    for _, _, entry in near:
+        config = _made(module.Config, entry.config)
+        if config is not None and module.valid(problem, config) is None:
+            return config
+    return module.default(problem, num_sms)
+
+
+def entries(target: str) -> tuple[Entry, ...]:
+    """What was measured on a target: the package's entries, then the user's, which win."""
+    found: dict[tuple, Entry] = {}
+    for path in (package_file(target), user_file(target)):
+        for entry in read_entries(path):
+            found[key_of(entry)] = entry
+    return tuple(found.values())
+
+
+def stored(entry: Entry, target: str) -> float:
+    """Seconds that the same config took on the same problem when it was measured; 0: never was."""
+    known = [each for each in entries(target) if key_of(each) == key_of(entry)]
+    return sum(each.seconds for each in known if each.config == entry.config)
+
+
+def write_entries(path: Path, new: list[Entry]) -> None:
+    """Add entries to a target's file; those of the same op, problem and SMs are replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path.parent):
+        old = read_entries(path)
+        kept = {key_of(entry): entry for entry in (*old, *new)}
+        lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_text(f"[\n{lines}\n]\n")
+        beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process adds entries meanwhile: each would leave out what the other one adds."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def key_of(entry: Entry) -> tuple[str, str, int]:
+    """What an entry is for: of two with the same key the later one counts."""
+    return entry.op, json.dumps(entry.problem, sort_keys=True), entry.num_sms
+
+
+def package_file(target: str) -> Path:
+    return Path(__file__).parent.parent / "targets" / f"{target}.json"
+
+
+def user_file(target: str) -> Path:
+    versions = f"torch-{torch.__version__}-triton-{triton.__version__}"
+    return Path(knobs.cache.get()).expanduser() / versions / f"{target}.json"
+
+
+def read_entries(path: Path) -> tuple[Entry, ...]:
+    if not os.path.exists(path):  # also if its folder may not be looked into, as another's home
+        return ()
+    status = path.stat()
+    return _read(path, status.st_mtime_ns, status.st_ino)
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, mtime: int, inode: int) -> tuple[Entry, ...]:
+    # The inode, too: two files that replace each other in one tick of the clock have one time.
+    try:
+        return tuple(Entry(**each) for each in json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not a list of measurements ({error}); remove it") from None
+
+
+def _comparable(
+    op: str, module: ModuleType, problem: Any, here: Place
+) -> list[tuple[tuple[float, float], int, Entry]]:
+    """Entries that differ in sizes, dtype and operator only: distance, work, entry."""
+    found = []
+    for entry in entries(here.target):
+        if entry.op != op or entry.num_sms not in (0, here.num_sms):
+            continue
+        other = _made(module.Problem, {k: _parsed(v) for k, v in entry.problem.items()})
+        distance = None if other is None else _distance(problem, other)
+        if distance is not None:
+            found.append((distance, _work(module, other), entry))
+    return found
+
+
+def _made(kind: Any, fields: dict[str, Any]) -> Any:
+    """A Problem or a Config; None if it was measured with another version's fields."""
+    try:
+        return kind(**fields)
+    except TypeError:
+        return None
+
+
+def _distance(a: Any, b: Any) -> tuple[float, float] | None:
+    """Of dtypes and operators, and of sizes, in powers of two; None: another kind of problem."""
+    kinds = sizes = 0.0
+    for field in dataclasses.fields(a):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if field.name in _RANKS:
+            continue
+        if field.name in _ALIKE:
+            kinds += (x != y) * 0.001
+        elif isinstance(x, torch.dtype) and isinstance(y, torch.dtype):
+            kinds += abs(math.log2(x.itemsize / y.itemsize)) + (x != y) * 0.01
+        elif field.name == "size" or type(x) is not int or type(y) is not int:
+            if x != y:
+                return None
+        else:
+            sizes += abs(math.log2((x + 1) / (y + 1)))
+    return kinds, sizes
+
+
+def _estimate(op: str, module: ModuleType, problem: Any, here: Place) -> float | None:
+    """Between the measured sizes, of the nearest dtype and operator that were measured."""
+    found = _comparable(op, module, problem, here)
+    if not found:
+        return None
+    kind = min(distance[0] for distance, _, _ in found)
+    points = sorted((work, e.seconds) for distance, work, e in found if distance[0] == kind)
+    work = _work(module, problem)
+    below = [p for p in points if p[0] <= work]
+    above = [p for p in points if p[0] >= work]
+    if not below:
+        return points[0][1]  # latency
+    if not above:
+        return points[-1][1] * work / max(points[-1][0], 1)
+    (w0, t0), (w1, t1) = below[-1], above[0]
+    return t0 if w0 == w1 else t0 + (t1 - t0) * (work - w0) / (w1 - w0)
+
+
+def _work(module: ModuleType, problem: Any) -> int:
+    """Bytes, and flops in the bytes that an H200 moves in their time."""
+    cost = module.cost(problem)
+    return int(cost.hbm_bytes + cost.flops // _FLOPS_PER_BYTE)
+
+
+def _parsed(value: Any) -> Any:
+    kind = getattr(torch, value, None) if isinstance(value, str) else None
+    return kind if isinstance(kind, torch.dtype) else value
+
+
+def _distance_of(item: tuple) -> Any:
+    kinds, sizes = item[0]
+    return kinds + sizes
+
+
+def _second(item: tuple) -> Any:
+    return item[1]

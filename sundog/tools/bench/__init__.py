@@ -1,0 +1,1 @@
+"""`sundog bench`: an op against the hardware limit and the PyTorch equivalent."""

@@ -1,0 +1,236 @@
+"""What a user would call instead of an op, on the same ranks and memory. By the op's name.
+
+Torch's own kernels on the peers' tensors run everywhere. Where ranks are processes (`symm`) there
+are also torch.distributed and torch's kernels for symmetric memory, which our heap is. NCCL refuses
+two ranks on one GPU; gloo, which takes its place there, goes through the CPU.
+
+On a GPU torch's kernels on peers and its one_shot for symmetric memory have run; two_shot and NCCL
+have not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...world.world import World
+from . import fused_baselines as fused
+
+__all__ = ["BASELINES", "Baseline", "chosen"]
+
+Call = Callable[[], Any]
+Make = Callable[[World, Any, tuple[torch.Tensor, ...], torch.Tensor], Call]
+
+
+def _anywhere(world: World, problem: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Baseline:
+    make: Make  # of a world, a problem, inputs and an output
+    usable: Callable[[World, Any], bool] = _anywhere
+    graph: bool = True  # can be captured
+
+
+def _peers(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [world.peer(tensor, rank) for rank in range(world.size)]
+
+
+# torch's kernels on the peers' tensors
+
+
+def _cat(world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> Call:
+    parts = _peers(world, inputs[0])
+    return lambda: torch.cat(parts, out=out)
+
+
+def _copies(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    """A pull of each part by torch's copy: on one GPU a kernel, between GPUs the copy engine."""
+    return _copy_all(out.chunk(world.size), _peers(world, inputs[0]))
+
+
+def _copy_parts(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    mine = [part.chunk(world.size)[world.rank] for part in _peers(world, inputs[0])]
+    return _copy_all(out.chunk(world.size), mine)
+
+
+def _copy_all(places: Any, parts: list[torch.Tensor]) -> Call:
+    def launch() -> None:
+        for place, part in zip(places, parts, strict=True):
+            place.copy_(part)
+
+    return launch
+
+
+def _adds(world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> Call:
+    return _add_all(_peers(world, inputs[0]), out)
+
+
+def _add_parts(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    mine = [part.chunk(world.size)[world.rank] for part in _peers(world, inputs[0])]
+    return _add_all(mine, out)
+
+
+def _add_all(parts: list[torch.Tensor], out: torch.Tensor) -> Call:
+    def launch() -> None:
+        out.copy_(parts[0])
+        for part in parts[1:]:
+            out.add_(part)
+
+    return launch
+
+
+def _is_sum(world: World, problem: Any) -> bool:
+    return bool(problem.op == "sum")
+
+
+# torch.distributed
+
+
+def _on_nccl(world: World, problem: Any) -> bool:
+    """Each rank with a GPU of its own."""
+    return world.backend == "symm" and world.size <= torch.cuda.device_count()
+
+
+def _on_gloo(world: World, problem: Any) -> bool:
+    return world.backend == "symm" and not _on_nccl(world, problem)
+
+
+@functools.cache
+def _group(backend: str) -> Any:
+    """All ranks call it together, once."""
+    return dist.new_group(backend=backend)
+
+
+def _all_gather(backend: str) -> Make:
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        group = _group(backend)
+        return lambda: dist.all_gather_into_tensor(out, inputs[0], group=group)
+
+    return make
+
+
+def _all_reduce(backend: str) -> Make:
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        group = _group(backend)
+        return lambda: dist.all_reduce(out.copy_(inputs[0]), group=group)
+
+    return make
+
+
+def _reduce_scatter(backend: str) -> Make:
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        group = _group(backend)
+        return lambda: dist.reduce_scatter_tensor(out, inputs[0], group=group)
+
+    return make
+
+
+def _all_to_all(backend: str) -> Make:
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        group = _group(backend)
+        return lambda: dist.all_to_all_single(out, inputs[0], group=group)
+
+    return make
+
+
+def _distributed(
+    make: Callable[[str], Make], is_for: Callable[[World, Any], bool] = _anywhere
+) -> dict[str, Baseline]:
+    """The same call on NCCL or, where that can't be, on gloo, which no graph captures."""
+    return {
+        "nccl": Baseline(make("nccl"), lambda w, p: _on_nccl(w, p) and is_for(w, p)),
+        "gloo": Baseline(make("gloo"), lambda w, p: _on_gloo(w, p) and is_for(w, p), graph=False),
+    }
+
+
+# torch's kernels for symmetric memory
+
+
+def _in_symmetric_memory(world: World, problem: Any) -> bool:
+    return world.backend == "symm" and _is_sum(world, problem)
+
+
+def _name() -> str:
+    assert dist.group.WORLD is not None
+    return str(dist.group.WORLD.group_name)
+
+
+def _one_shot(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    name = _name()
+    return lambda: torch.ops.symm_mem.one_shot_all_reduce_out(inputs[0], "sum", name, out)
+
+
+def _two_shot(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    """Into `out`; what it leaves in its input is a part of the sum, so that is copied first."""
+    name, copy = _name(), world.empty_like(inputs[0])
+
+    def launch() -> None:
+        torch.ops.symm_mem.two_shot_all_reduce_out(copy.copy_(inputs[0]), "sum", name, out)
+
+    return launch
+
+
+BASELINES: dict[str, dict[str, Baseline]] = {
+    "all_gather": {
+        "torch.cat": Baseline(_cat), "copy_": Baseline(_copies), **_distributed(_all_gather),
+    },
+    "all_reduce": {
+        "add_": Baseline(_adds, _is_sum), **_distributed(_all_reduce, _is_sum),
+        "symm_mem.one_shot": Baseline(_one_shot, _in_symmetric_memory),
+        "symm_mem.two_shot": Baseline(_two_shot, _in_symmetric_memory),
+    },
+    "reduce_scatter": {
+        "add_": Baseline(_add_parts, _is_sum), **_distributed(_reduce_scatter, _is_sum),
+    },
+    "all_to_all": {
+        "copy_": Baseline(_copy_parts, lambda w, p: p.splits is None),
+        **_distributed(_all_to_all, lambda w, p: p.splits is None),
+    },
+    "all_gather_matmul": {
+        "our GEMM, A gathered": Baseline(fused.gathered, fused.is_plain),
+        "torch.mm, A gathered": Baseline(fused.torch_gathered, fused.is_plain),
+        "our all-gather, then torch.mm": Baseline(fused.gather_then_torch, fused.is_plain),
+    },
+    "matmul_reduce_scatter": {
+        "torch.mm, then our reduce-scatter": Baseline(
+            fused.torch_then("reduce_scatter"), fused.is_plain
+        ),
+    },
+    "matmul_all_reduce": {
+        "torch.mm, then our all-reduce": Baseline(fused.torch_then("all_reduce"), fused.is_plain),
+    },
+}  # fmt: skip
+
+
+def chosen(known: dict[str, Baseline], only: Sequence[str]) -> dict[str, Baseline]:
+    """Those that are named; `none` is no name of one."""
+    for name in only:
+        if name not in known and name != "none":
+            there = " ".join(f"'{each}'" for each in known)
+            raise ValueError(f"baseline '{name}' is not known; there are: {there or 'none'}")
+    return {name: each for name, each in known.items() if not only or name in only}

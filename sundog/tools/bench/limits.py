@@ -1,0 +1,86 @@
+"""What the GPU can do at most, measured in the same run as what is compared with it.
+
+The formula, in one place: a copy moves min(read, written) bytes at the copy rate, what is left is
+read or written at the rate of a kernel that only does that; floating-point work goes at the rate
+of a large matrix product. Memory and arithmetic overlap, so the larger of the two is the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ...ops.op import Cost
+
+__all__ = ["Rates", "measure_rates", "seconds", "time_of"]
+
+_BYTES = 1 << 30
+_SAMPLES = 15
+_GEMM = 8192
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes and operations per second of one GPU."""
+
+    copy: float  # bytes read plus bytes written
+    fill: float
+    read: float
+    gemm: float  # bfloat16
+    link: float = 0.0  # from host memory, where peers are behind a link
+
+    def as_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def seconds(cost: Cost, ranks: int, rates: Rates) -> float:
+    """The least time for `ranks` ranks that share one GPU; `cost` is that of each."""
+    both = min(cost.read_bytes, cost.written_bytes)
+    memory = 2 * both / rates.copy
+    memory += (cost.read_bytes - both) / rates.read + (cost.written_bytes - both) / rates.fill
+    return ranks * max(memory, cost.flops / rates.gemm)
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """With large operands that lie outside the L2 cache; the median of several."""
+    a = torch.empty(_BYTES, dtype=torch.uint8, device=device).random_()
+    b = torch.empty_like(a)
+    sink = torch.zeros(1, dtype=torch.int32, device=device)
+    words = a.view(torch.int32)
+    programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
+    left, right = (torch.randn(_GEMM, _GEMM, dtype=torch.bfloat16, device=device) for _ in range(2))
+    product = torch.empty_like(left)
+    return Rates(
+        copy=2 * _BYTES / time_of(lambda: b.copy_(a)),
+        fill=_BYTES / time_of(b.zero_),
+        read=_BYTES / time_of(lambda: _read[(programs,)](words, sink, words.numel(), BLOCK=4096)),
+        gemm=2 * _GEMM**3 / time_of(lambda: torch.matmul(left, right, out=product)),
+    )
+
+
+def time_of(work: Callable[[], object]) -> float:
+    """Median seconds of one call. Large, and alone on the GPU: events around it are enough."""
+    work()
+    torch.cuda.synchronize()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_SAMPLES)]
+    for begin, end in events:
+        begin.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    times = sorted(begin.elapsed_time(end) * 1e-3 for begin, end in events)
+    return times[_SAMPLES // 2]
+
+
+@triton.jit
+def _read(x, sink, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    total = tl.zeros((BLOCK,), tl.int32)
+    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total ^= tl.load(x + at, mask=at < n, other=0)
+    if tl.sum(total, 0) == 0x7654321:  # hardly ever, but the compiler can't know
+        tl.store(sink, 1)

@@ -1,0 +1,148 @@
+"""What a benchmark leaves: a table for people and a JSON file with every sample for the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..timing import Times
+from .run import Row
+
+__all__ = [
+    "fastest", "machine", "print_rows", "problem_text", "row_json", "times_json", "times_of",
+    "write",
+]  # fmt: skip
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured with, and on."""
+    from ... import __version__
+
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "sundog": __version__,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        # Of a file elsewhere the name is enough.
+        "command": " ".join(
+            ["sundog", *(Path(w).name if w[:1] == "/" else w for w in sys.argv[1:])]
+        ),
+    }
+
+
+def _commit() -> str:
+    if "SUNDOG_COMMIT" in os.environ:  # a copy of the tree, whose own history may be another's
+        return os.environ["SUNDOG_COMMIT"]
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def times_json(times: Times) -> dict[str, Any]:
+    """Nanoseconds, per sample and rank."""
+    return {
+        "name": times.name,
+        "samples_ns": [[round(t * 1e9, 1) for t in ranks] for ranks in times.samples],
+    }
+
+
+def times_of(content: dict[str, Any]) -> Times:
+    """What `times_json` has written."""
+    samples = [[1e-9 * t for t in ranks] for ranks in content["samples_ns"]]
+    return Times(content["name"], samples)
+
+
+def fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows as `row_json` writes them: of each variant on each problem the one with the fastest
+    config, and all that could not be timed."""
+    best: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if row["times"] is not None:
+            place, median = (row["problem"], row["variant"]), times_of(row["times"]).median
+            best[place] = min(median, best.get(place, median))
+    return [
+        row
+        for row in rows
+        if row["times"] is None
+        or times_of(row["times"]).median == best[row["problem"], row["variant"]]
+    ]
+
+
+def problem_text(problem: str) -> str:
+    """A row's problem, for people."""
+    return problem.removeprefix("Problem(").removesuffix(")").replace("torch.", "")
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    return {
+        "variant": row.variant,
+        "problem": row.problem,
+        "config": row.config,
+        "programs": row.programs,
+        "flops": row.cost.flops,
+        "hbm_bytes": row.cost.hbm_bytes,
+        "link_bytes": row.cost.link_bytes,
+        "limit_ns": round(row.limit * 1e9, 1),
+        "stored_ns": round(row.stored * 1e9, 1),
+        "wrong": row.wrong,
+        "times": times_json(row.times) if row.times else None,
+    }
+
+
+def write(path: str, content: dict[str, Any]) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+def print_rows(rows: list[Row], size: int) -> None:
+    """Per problem: the op's own variants, then the baselines; times are of the slowest rank.
+
+    "Over stored": the time over the one that `auto` knows of this config, where it knows one.
+    """
+    table = Table(title=f"{size} ranks; time of the slowest")
+    columns = ("problem", "variant", "median", "20 %", "80 %", "skew", "GB/s", "TFLOP/s", "limit")
+    for column in (*columns, "over stored", "times as fast as"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, _cells(row, rows, size)))
+    Console(width=200).print(table)
+
+
+def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
+    name = f"{row.variant} {row.config}".strip()
+    if row.times is None:
+        return [row.problem, name, f"wrong: {row.wrong}", *[""] * 8]
+    times = row.times
+    micro = [times.median, times.percentile(20), times.percentile(80), times.skew]
+    others = [
+        f"{other.variant} {other.times.median / times.median:.2f}"
+        for other in rows
+        if other.problem == row.problem and not other.config and other.times is not None
+    ]
+    return [
+        row.problem,
+        name,
+        *[f"{1e6 * t:.1f} us" for t in micro],
+        f"{row.cost.hbm_bytes * size / times.median / 1e9:.0f}",
+        f"{row.cost.flops * size / times.median / 1e12:.1f}",
+        f"{row.limit / times.median:.2f}",
+        f"{times.median / row.stored:.2f}" if row.stored else "",
+        ", ".join(others) if row.config else "",
+    ]

@@ -1,0 +1,1 @@
+"""`sundog check`: races, deadlocks and mutants on the simulator."""

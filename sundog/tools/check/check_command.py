@@ -1,0 +1,207 @@
+"""`sundog check`: run a check with a progress bar, print what it found, give the exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from ...ops.load import load_package
+from ...world.world import World
+from .._console import check_writable
+from .._subject import function_of
+from .mutation import Outcome, find_mutants, mutate
+from .schedules import CANNOT_INTERPRET, Report, check, check_once, tokens
+
+__all__ = ["Options", "run", "run_corpus"]
+
+NOTHING, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Options:
+    target: str
+    world: int
+    schedules: int
+    seed: int
+    schedule: str
+    sms: int
+    mutate: bool
+    json: str
+
+
+def run(options: Options) -> int:
+    console = Console()
+    try:
+        _check_options(options)
+        function = function_of(options.target, options.world)
+        report = _check(options, function)
+    except ValueError as error:
+        return _refuse(error)
+    whole = bool(options.schedule) or report.schedules == options.schedules
+    cannot = [f for f in report.findings if f.rule == CANNOT_INTERPRET]
+    outcomes: list[Outcome] = []
+    if options.mutate and whole and not report.findings:
+        outcomes, whole = _mutate(options, function)
+    _write(options.json, report, outcomes)
+    console.print(escape(str(report)), highlight=False, soft_wrap=True)
+    if options.mutate and (whole or outcomes):
+        _print_mutants(console, report, outcomes)
+    if not whole:
+        console.print(f"interrupted: {report.schedules} of {options.schedules} schedules tried")
+        return INTERRUPTED
+    survived = [o for o in outcomes if not o.killed_by]
+    if cannot:
+        return CANNOT
+    nothing_to_kill = options.mutate and not outcomes
+    return FOUND if report.findings or survived or nothing_to_kill else NOTHING
+
+
+def _check_options(options: Options) -> None:
+    if options.world < 1 or options.schedules < 1 or options.sms < 0:
+        raise ValueError("--world and --schedules must be at least 1, and --sms not negative")
+    if not options.target:
+        raise ValueError("name an op, a module or a file: sundog check examples/ring.py")
+    check_writable(options.json)
+
+
+def _refuse(error: Exception) -> int:
+    Console(stderr=True).print(escape(f"sundog check: {error}"), style="red", soft_wrap=True)
+    return CANNOT
+
+
+def _check(options: Options, function: Callable[[World], Any]) -> Report:
+    """Until Ctrl-C. What the function prints is shown once, of the first schedule."""
+    if options.schedule:
+        return check_once(function, options.world, options.schedule, options.sms)
+    report = Report()
+    with _progress("schedules", options.schedules) as step, suppress(KeyboardInterrupt):
+        for token in tokens(options.schedules, options.seed):
+            with _quiet() if report.schedules else nullcontext():
+                report.merge(check_once(function, options.world, token, options.sms))
+            step(f"schedules, {len(report.findings)} findings")
+    return report
+
+
+def _mutate(options: Options, function: Callable[[World], Any]) -> tuple[list[Outcome], bool]:
+    """What became of the mutants, and whether all were tried: until Ctrl-C."""
+    outcomes: list[Outcome] = []
+    with suppress(KeyboardInterrupt):
+        with _quiet():
+            found, _ = find_mutants(function, options.world, options.sms)
+        given = options.world, found, options.schedules, options.seed, options.sms
+        with _progress("mutants", len(found)) as step, _quiet():  # a bar takes what is printed
+            for outcome in mutate(function, *given):
+                outcomes.append(outcome)
+                survived = sum(not o.killed_by for o in outcomes)
+                step(f"mutants, {survived} survived")
+        return outcomes, True
+    return outcomes, False
+
+
+def _quiet() -> AbstractContextManager[Any]:
+    return redirect_stdout(io.StringIO())
+
+
+def _print_mutants(console: Console, report: Report, outcomes: list[Outcome]) -> None:
+    if report.findings:
+        console.print("mutants not tried: the kernel itself must be clean first")
+        return
+    table = Table("killed by", "schedules", "where", "mutant")
+    for outcome in outcomes:
+        mutant, killed = outcome.mutant, outcome.killed_by or "[red]SURVIVED"
+        table.add_row(
+            killed, str(outcome.report.schedules), escape(mutant.where), escape(mutant.what)
+        )
+    console.print(table)
+    for outcome in (o for o in outcomes if not o.killed_by):
+        console.print(escape(outcome.mutant.diff), highlight=False)
+    num_killed = sum(bool(o.killed_by) for o in outcomes)
+    console.print(f"{num_killed} of {len(outcomes)} mutants killed")
+    if not outcomes:
+        console.print("no mutants: the kernels do not synchronise at all")
+
+
+def run_corpus(folder: str, schedules: int, seed: int, path: str) -> int:
+    """The table of known wrong kernels and their corrected twins."""
+    console = Console()
+    rows: dict[str, list[Any]] = {}
+    try:
+        check_writable(path)
+        pairs = _load_pairs(folder)
+    except ValueError as error:
+        return _refuse(error)
+    with _progress("pairs", len(pairs)) as step:
+        for pair in pairs:
+            wrong = check(
+                pair.wrong, pair.world_size, schedules, seed, pair.num_sms, stop_early=True
+            )
+            fixed = check(
+                pair.fixed, pair.world_size, schedules, seed, pair.num_sms, stop_early=True
+            )
+            found = any(f.kind == pair.kind for f in wrong.findings)
+            rows.setdefault(pair.family, []).append((pair.name, found, not fixed.findings, wrong))
+            step("pairs")
+    table = Table("family", "wrong found", "twin clean", "schedules needed")
+    for family, results in rows.items():
+        needed = max(r[3].first_schedule or 0 for r in results)
+        counts = [f"{sum(r[k] for r in results)} / {len(results)}" for k in (1, 2)]
+        table.add_row(escape(family), *counts, str(needed))
+    console.print(table)
+    good = all(r[1] and r[2] for results in rows.values() for r in results)
+    if path:
+        text = [
+            {"family": f, "name": n, "found": w, "clean": c}
+            for f, rs in rows.items()
+            for n, w, c, _ in rs
+        ]
+        _dump(path, text)
+    return NOTHING if good else FOUND
+
+
+def _load_pairs(folder: str) -> list[Any]:
+    if not os.path.exists(os.path.join(folder, "__init__.py")):
+        raise ValueError(f"{folder} has no __init__.py with a list PAIRS")
+    module = load_package(folder)
+    if not hasattr(module, "PAIRS"):
+        raise ValueError(f"{folder} has no list PAIRS")
+    return list(module.PAIRS)
+
+
+def _write(path: str, report: Report, outcomes: list[Outcome]) -> None:
+    if path:
+        mutants = [
+            {"where": o.mutant.where, "what": o.mutant.what, "killed_by": o.killed_by,
+             "schedules": o.report.schedules, "diff": o.mutant.diff}
+            for o in outcomes
+        ]  # fmt: skip
+        findings = [finding.as_json() for finding in report.findings]
+        _dump(path, {"schedules": report.schedules, "findings": findings, "mutants": mutants})
+
+
+def _dump(path: str, value: Any) -> None:
+    with open(path, "w") as file:
+        json.dump(value, file, indent=1, default=str)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda text: progress.update(task, advance=1, description=text)

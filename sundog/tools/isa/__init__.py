@@ -1,0 +1,1 @@
+"""`sundog isa`: what the compilers make of a kernel."""

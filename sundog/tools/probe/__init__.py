@@ -1,0 +1,1 @@
+"""`sundog probe`: capture and replay."""

@@ -1,0 +1,1 @@
+"""`sundog trace`: who waited for whom."""

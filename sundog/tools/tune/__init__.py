@@ -1,0 +1,1 @@
+"""`sundog tune`: search for the best config and record every attempt."""

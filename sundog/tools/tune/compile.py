@@ -1,0 +1,186 @@
+"""One config, compiled for a target without a GPU: what it takes, and its IR.
+
+The op is planned on a simulated world and its launches are noted (tools/_launches.py). On
+a machine with a GPU this fills Triton's cache beside the measurements, so that a measurement loads
+what it finds.
+The graph of the IR goes into the dataset here, too: in the process that tunes, 12 ms of it would
+come to each config of a fused op.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...dataset.files import AppendFile
+from ...dataset.graph_file import IrFile
+from ...dataset.schema import file_names
+from ...dataset.triton.compile import source_of
+from ...dataset.triton.ttir import extract_ttir_graph
+from ...world.world import World
+from .._launches import Launch, record
+from .._subject import room
+from .._workers import Failure, Worker
+from ..isa.inspect import GPU_HEAP, NUM_SMS, Kernel, compile_launch, inspect_launch
+from .space import Job
+
+__all__ = ["Compiled", "Compilers", "compile_config", "launches_of"]
+
+_warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
+
+_LEAST_HEAP = 64 << 20
+_FIGURES = (
+    "name", "registers", "spills", "shared", "loads", "stores", "atomics", "barriers",
+    "tensor_cores", "tma",
+)  # fmt: skip
+
+
+_FILLS = ("random_", "normal_", "uniform_", "copy_")
+_RANDOM = ("randint", "rand", "randn")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a config's kernels."""
+
+    seconds: float
+    metrics: dict[str, Any]
+    ir_ids: list[str]
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """The processes that compile for all jobs of a run; their tasks are (job's number, config)."""
+
+    workers: list[Worker]
+    done: dict[tuple[int, Any], Compiled | Failure] = field(default_factory=dict)
+
+    @property
+    def at(self) -> list[Any]:
+        return [worker.task for worker in self.workers if worker.task is not None]
+
+    @property
+    def idle(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.task is None]
+
+    def close(self, base: str) -> None:
+        with _between_graphs(base):
+            for worker in self.workers:
+                worker.close()
+
+
+def compile_config(
+    jobs: dict[int, tuple[Job, str]], target: str, base: str
+) -> Callable[[tuple[int, Any]], Compiled]:
+    """For `workers.serve`: a config's kernels, in the order of their launches.
+
+    `jobs`: and their run ids. Configs often differ in the grid alone, and problems in what is no
+    constant of a kernel, so what was compiled is kept by what it was made of.
+    """
+    file = IrFile(file_names(base)[2])
+    with suppress(OSError):  # a compiler will say so
+        file.look()  # 14 of them in turns would take 2 s where there are 100 MB
+    file.file.close()  # each opens its own
+    made: dict[str, tuple[Kernel, str | None]] = {}
+
+    def compile_one(task: tuple[int, Any]) -> Compiled:
+        (job, run_id), config = jobs[task[0]], task[1]
+        seconds = 0.0
+        found = []
+        for launch in launches_of(job, config):
+            source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
+            key = f"{job.op} {source.hash()} {sorted(options.items(), key=str)}"
+            if key not in made:
+                begin = time.perf_counter()
+                compiled = compile_launch(launch, target)
+                seconds += time.perf_counter() - begin
+                graph = {**extract_ttir_graph(compiled), "run_id": run_id}
+                made[key] = inspect_launch(job.op, launch, target), _write(file, graph)
+            found.append(made[key])
+        ids = dict.fromkeys(ir_id for _, ir_id in found if ir_id)
+        return Compiled(seconds, _metrics(target, [kernel for kernel, _ in found]), list(ids))
+
+    return compile_one
+
+
+def _write(file: IrFile, graph: Any) -> str | None:
+    try:
+        return file.add(graph)
+    except OSError as error:
+        _warn("%s: %s; rows go on without the IR graph", file.file.path, error.strerror)
+        return None
+
+
+@contextmanager
+def _between_graphs(base: str) -> Iterator[None]:
+    """Nobody is in the middle of one: compilers may be ended."""
+    file = AppendFile(file_names(base)[2])
+    with ExitStack() as stack:
+        stack.callback(file.close)
+        with suppress(OSError):  # where there can be no graphs, there is nothing to wait for
+            stack.enter_context(file.locked())
+        yield
+
+
+def launches_of(job: Job, config: Any) -> list[Launch]:
+    """What one call of the op launches on rank 0.
+
+    Inputs come before the plan, as in the world that measures: which of them and the plan's own
+    buffers lies first in the heap is an argument of some kernels, and part of their keys.
+    """
+
+    def run(world: World) -> None:
+        with _NoValues():
+            made = job.module.inputs(world, job.problem, 0)
+        given = [torch.empty(t.shape, dtype=t.dtype) if _is_expanded(t) else t for t in made]
+        out = room(world, job.module, job.problem, tuple(given))
+        job.module.plan(world, job.problem, config)(*given, out)
+
+    heap = _LEAST_HEAP + 4 * job.module.cost(job.problem).hbm_bytes
+    return record(run, job.size, NUM_SMS, heap, GPU_HEAP)
+
+
+class _NoValues(TorchFunctionMode):
+    """Tensors as an op's `inputs` makes them, without the numbers: those took up to 4 s a config.
+
+    Nothing is launched here, so nobody reads them. What is drawn is one zero, expanded.
+    """
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        name, named = getattr(func, "__name__", ""), kwargs or {}
+        if name in _FILLS:
+            return args[0]
+        if name in _RANDOM:
+            like = func(*args, **{**named, "device": "meta", "generator": None})
+            return torch.zeros((), dtype=like.dtype).expand(like.shape)
+        if name == "to" and _is_expanded(args[0]):
+            one = args[0][(0,) * args[0].dim()]
+            return one.to(*args[1:], **named).expand(args[0].shape)
+        return func(*args, **named)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 1 and not any(tensor.stride())
+
+
+def _metrics(target: str, kernels: list[Kernel]) -> dict[str, Any]:
+    each = [{k: v for k, v in dataclasses.asdict(one).items() if k in _FIGURES} for one in kernels]
+    return {
+        "target": target,
+        "registers": max((one.registers for one in kernels), default=0),
+        "spills": sum(one.spills for one in kernels),
+        "shared": max((one.shared for one in kernels), default=0),
+        "marks": [f"{one.name}: {mark.rule}" for one in kernels for mark in one.marks],
+        "kernels": each,
+    }

@@ -1,0 +1,145 @@
+"""What is tuned: one algorithm of an op, a problem, and the configs that may be tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...ops import load
+from ...ops import op as ops
+from ..isa.inspect import NUM_SMS
+from ..isa.problems import for_warps
+
+__all__ = ["Job", "Space", "fields_text", "jobs", "problem_of", "spaces"]
+
+_PROGRAMS = ("programs", "fetchers", "first_fetchers")  # fields of configs that count them
+
+
+@dataclass(frozen=True)
+class Job:
+    """One algorithm on one problem."""
+
+    op: str  # all_gather.push
+    module: ModuleType
+    problem: Any
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.op} {fields_text(self.problem)}"
+
+
+def jobs(op: str, problem: str, size: int) -> list[Job]:
+    """Of an op every algorithm that is ever chosen by default, or the one that is named."""
+    base = op.partition(".")[0] if op in ops.OPS else op
+    found = []
+    for algo, module in ops.algorithms(op).items():
+        name = f"{base}.{algo}" if algo else base
+        if name == op or name not in ops.BY_REQUEST:
+            found.append(Job(name, module, problem_of(module, problem, size), size))
+    return found
+
+
+def problem_of(module: ModuleType, text: str, size: int) -> Any:
+    """The op's first case, with the fields that `text` names changed."""
+    if size < 1:
+        raise ValueError(f"--world {size}: a world has at least one rank")
+    return load.changed(module.cases(size)[0], load.parse(text))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The configs of an algorithm that its `valid` takes, its default first."""
+
+    configs: tuple[Any, ...]
+
+    @staticmethod
+    def of(job: Job, num_sms: int, warp_size: int = 32) -> Space:
+        default = job.module.default(job.problem, num_sms)
+        tried = [default]
+        for config in job.module.space(job.problem):
+            tried += _for_sms(config, num_sms)
+        fitting = dict.fromkeys(for_warps(config, warp_size) for config in tried)
+        reasons = {config: job.module.valid(job.problem, config) for config in fitting}
+        usable = tuple(config for config, reason in reasons.items() if reason is None)
+        if not usable:
+            told = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+            raise ValueError(f"{job}: there is no config to try: {told or 'its space is empty'}")
+        return Space(usable)
+
+    def neighbours(self, config: Any) -> list[Any]:
+        """Those that differ in one field, by one step among the values that the space has."""
+        mine = self._key(config)
+        found = []
+        for place, value in enumerate(mine):
+            for other in _steps(self._values[place], value):
+                near = self._by_key.get((*mine[:place], other, *mine[place + 1 :]))
+                if near is not None:
+                    found.append(near)
+        return found
+
+    def _key(self, config: Any) -> tuple:
+        return tuple(getattr(config, name) for name in self._names)
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self.configs[0])]
+
+    @functools.cached_property
+    def _by_key(self) -> dict[tuple, Any]:
+        return {self._key(config): config for config in self.configs}
+
+    @functools.cached_property
+    def _values(self) -> list[list[Any]]:
+        """Of each field, in order."""
+        columns = zip(*self._by_key, strict=True)
+        return [sorted(set(column), key=lambda v: (str(type(v)), v)) for column in columns]
+
+
+def spaces(found: list[Job], num_sms: int, warp_size: int) -> dict[int, Space]:
+    """By the number of the job; without algorithms that refuse this problem, unless all do."""
+    usable = {}
+    reasons = []
+    for number, job in enumerate(found):
+        try:
+            usable[number] = Space.of(job, num_sms, warp_size)
+        except ValueError as error:
+            reasons.append(error)
+    if not usable:
+        raise reasons[0]
+    return usable
+
+
+def _steps(values: list[Any], value: Any) -> list[Any]:
+    """The next smaller and the next larger number; of what has no order, all others."""
+    at = values.index(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return values[:at] + values[at + 1 :]
+    return values[max(at - 1, 0) : at] + values[at + 1 : at + 2]
+
+
+def _for_sms(config: Any, num_sms: int) -> list[Any]:
+    """As it is on a rank that has a part of a GPU, and itself if that is enough for it.
+
+    A space is written for all SMs of a GPU: programs, and those that fetch, shrink alike. More than
+    one program per SM is never tried: alone they may fit, beside another op they may not.
+    """
+    asked = {name: getattr(config, name, 0) for name in _PROGRAMS}
+    share = num_sms / NUM_SMS
+    scaled: dict[str, Any] = {n: max(round(v * share), 1) for n, v in asked.items() if v}
+    shrunk = dataclasses.replace(config, **scaled)
+    return [config, shrunk] if asked["programs"] <= num_sms else [shrunk]
+
+
+def fields_text(value: Any) -> str:
+    """numel=4096,dtype=bfloat16: as one writes it on the command line."""
+    words = []
+    for field in dataclasses.fields(value):
+        each = getattr(value, field.name)
+        text = str(each).removeprefix("torch.") if isinstance(each, torch.dtype) else str(each)
+        words.append(f"{field.name}={text.lower() if isinstance(each, bool) else text}")
+    return ",".join(words)

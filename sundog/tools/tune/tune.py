@@ -1,0 +1,254 @@
+"""Tuning: search for the best config of an op, keep every attempt.
+
+    import sundog
+
+    for tuned in sundog.tune("all_gather", "numel=1048576,dtype=bfloat16", log="runs/gather"):
+        print(tuned.op, tuned.config, tuned.milliseconds)
+
+Every config that is tried is compiled, compared with the reference and timed, and is a row of the
+dataset `log`, whatever comes of it. The best goes into the user's cache, which `algo="auto"` and
+defaults read. `targets` compiles only, for GPUs that are not here: nothing is timed, and no time is
+made up.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...dataset.files import check_base
+from ...dataset.hardware import HARDWARE_FIELDS
+from ...dataset.recorder import Recorder
+from ...dataset.triton.compile import gpu_target
+from ...errors import SundogError
+from ...ops import select
+from ...target import has_gpu
+from .._workers import Failure, Worker, serve
+from ..isa.inspect import NUM_SMS
+from . import cache
+from .compile import Compilers, compile_config
+from .describe import Described, describe_all, fix_keys
+from .evaluate import Evaluator
+from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
+from .search import SEARCHES, around_the_best, first_asked
+from .space import Job, jobs
+
+__all__ = ["Place", "Progress", "Tuned", "tune"]
+
+_FINALISTS = 5
+_COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
+_MOST_COMPILERS = 14
+_AHEAD = 2  # configs that each of them compiles for the next search, to bridge its beginning
+
+Progress = Callable[[str, int, int, str], None]  # job, done, of how many, best so far
+_Workers = tuple[Compilers, Worker | None]  # and the world that measures
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of one algorithm on one target."""
+
+    op: str
+    problem: Any
+    target: str
+    run_id: str
+    tried: int
+    failed: int  # of those, in this session
+    error: str  # of the last of these
+    config: Any  # the best; None where nothing was timed
+    milliseconds: float | None
+    default: Any
+    default_milliseconds: float | None  # measured in turns with the best
+    seconds: float  # of the whole run
+    busy: float  # part of it in which the GPU's process had something to do
+    writing: float  # part of it that rows took
+
+    @property
+    def useful(self) -> bool:
+        return self.tried > self.failed
+
+
+@dataclass(frozen=True)
+class _Options:
+    budget: int
+    search: str
+    log: str
+    seed: int
+    resume: bool
+    progress: Progress
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that a run is described by."""
+        return {"search": self.search, "budget": self.budget, "seed": self.seed}
+
+
+def tune(
+    op: str,
+    problem: str | Sequence[str] = "",
+    *,
+    world: int = 8,
+    budget: int = 200,
+    search: str = "pattern",
+    log: str = "",
+    seed: int = 0,
+    resume: bool = False,
+    targets: Sequence[str] = (),
+    place: Place | None = None,
+    timer: Timer = time_on_gpu,
+    progress: Progress = lambda *_: None,
+) -> list[Tuned]:
+    """Tune an op (each algorithm that may be chosen), or one algorithm: 'all_gather.push'.
+
+    `problem` is 'numel=4096,dtype=bfloat16', the other fields those of the op's first case; several
+    are tuned one after the other, in a world that is opened once. At most `budget` configs of each
+    algorithm are tried; rows go to the dataset `log` (default: tune-OP). Needs a GPU, unless
+    `targets` names GPUs to compile for: ["sm_90"].
+    """
+    targets = [targets] if isinstance(targets, str) else targets
+    log = log or f"tune-{op.rpartition('/')[2]}"
+    problems = [problem] if isinstance(problem, str) else list(problem) or [""]
+    found = [job for text in problems for job in jobs(op, text, world)]
+    _check(budget, search, log, targets, timer)
+    options = _Options(budget, search, log, seed, resume, progress)
+    if not targets:
+        return _measure(found, place or Place("virtual"), timer, options)
+    return [each for target in targets for each in _compile_only(found, target, options)]
+
+
+def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Timer) -> None:
+    if budget < 1:
+        raise ValueError(f"budget {budget}: at least one config must be tried")
+    if search not in SEARCHES:
+        raise ValueError(f"search {search!r}: expected one of {', '.join(SEARCHES)}")
+    for target in targets:
+        gpu_target(target)  # a ValueError if there is none of that name
+    wrong = check_base(log)
+    if wrong:
+        raise ValueError(f"--log {log}: {wrong}")
+    if targets or timer is not time_on_gpu:
+        return
+    if torch.cuda.is_initialized():
+        raise SundogError(
+            "tuning forks this process, which has used CUDA already. Call it first, or from the "
+            "command line."
+        )
+    if not has_gpu():
+        raise SundogError(
+            "torch finds no GPU here, so nothing can be timed. --compile-only --target "
+            "sm_90,gfx942 compiles every config and records what it takes."
+        )
+
+
+def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tuned]:
+    gpu = gpu_target(target)
+    hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
+    described = describe_all(
+        found, NUM_SMS, gpu.warp_size, f"compile {target}", hardware, options.settings
+    )
+    compilers = _compilers(described, target, options.log, os.cpu_count() or 1)
+    try:
+        return _search_all(described, (compilers, None), select.Place(target, NUM_SMS), "", options)
+    finally:
+        compilers.close(options.log)
+
+
+def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) -> list[Tuned]:
+    """All algorithms, one after the other, in one world."""
+    fix_keys(found)
+    measurer = Worker(serve_world(found, place, timer), _MEASURE_S)
+    name = "graph replay" if timer is time_on_gpu else "synthetic"
+    compilers = Compilers([])
+    try:
+        where = _where(measurer)
+        cache.check(where.target)
+        backend = f"{place.backend} {place.link}".strip()
+        sizes = where.num_sms, where.warp_size
+        described = describe_all(found, *sizes, backend, where.hardware, options.settings)
+        compilers = _compilers(described, where.arch, options.log, (os.cpu_count() or 2) - 1)
+        here = select.Place(where.target, where.num_sms)
+        return _search_all(described, (compilers, measurer), here, name, options)
+    finally:
+        compilers.close(options.log)
+        measurer.close()
+
+
+def _search_all(
+    described: list[Described], workers: _Workers, place: select.Place, timer: str,
+    options: _Options,
+) -> list[Tuned]:  # fmt: skip
+    """One after the other."""
+    done = []
+    for each, following in itertools.zip_longest(described, described[1:]):
+        after = []
+        if following is not None:
+            given = options.search, following.space, options.budget, options.seed
+            some = first_asked(*given)[: _AHEAD * len(workers[0].workers)]
+            after = [(following.number, config) for config in some]
+        done.append(_search(each, after, workers, place, timer, options))
+    return done
+
+
+def _search(
+    each: Described, after: list[tuple[int, Any]], workers: _Workers, place: select.Place,
+    timer: str, options: _Options,
+) -> Tuned:  # fmt: skip
+    job, space, info = each.job, each.space, each.info
+    compilers, measurer = workers
+    busy_before = measurer.busy_s if measurer else 0.0
+    known = cache.known_results(options.log, info.run_id) if options.resume else {}
+    total = min(options.budget, len(space.configs))
+    begin = time.monotonic()
+    with Recorder(options.log, info) as recorder:
+
+        def step() -> None:
+            best = f"{evaluator.best[1]:.4f} ms" if evaluator.best else ""
+            options.progress(f"{job} on {place.target}", len(evaluator.times), total, best)
+
+        evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, each.number)
+        evaluator.after = after
+        if options.search == "pattern":
+            evaluator.ahead = functools.partial(around_the_best, space)
+        whole = False
+        try:
+            rng = random.Random(options.seed)
+            SEARCHES[options.search](space, evaluator, options.budget, rng)
+            evaluator.measure_again(_FINALISTS, space.configs[0])
+            whole = True
+        finally:  # Ctrl-C too: what was measured counts
+            config, milliseconds = evaluator.best or (None, None)
+            if milliseconds is not None:
+                run = f"{os.path.basename(options.log)} {info.run_id[:16]}"
+                cache.keep(job, config, milliseconds, place, run, whole)
+        seconds = time.monotonic() - begin
+        busy = measurer.busy_s - busy_before if measurer else 0.0
+        first = space.configs[0]
+        return Tuned(
+            job.op, job.problem, place.target, info.run_id, len(evaluator.times), evaluator.failed,
+            evaluator.last_error, config, milliseconds, first, evaluator.times.get(first), seconds,
+            busy / seconds, evaluator.writing_s / seconds,
+        )  # fmt: skip
+
+
+def _compilers(described: list[Described], target: str, log: str, count: int) -> Compilers:
+    jobs = {each.number: (each.job, each.info.run_id) for each in described}
+    body = serve(compile_config(jobs, target, log))
+    number = min(max(count, 1), _MOST_COMPILERS)
+    return Compilers([Worker(body, _COMPILE_S) for _ in range(number)])
+
+
+def _where(measurer: Worker) -> Where:
+    """Opens the world, which takes a while; what it runs on."""
+    measurer.submit(WHERE)
+    reply: Where | Failure = measurer.wait()
+    if isinstance(reply, Failure):
+        raise SundogError(f"the world that measures could not be opened: {reply.error}")
+    return reply

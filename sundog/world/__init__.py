@@ -1,0 +1,1 @@
+"""What a rank holds: memory, streams, graphs, and the ops as methods."""

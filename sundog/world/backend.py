@@ -1,0 +1,76 @@
+"""Where ranks and memory come from. One file per backend, all with the surface of `Backend`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from .capture import Graph, Recording
+from .heap import Allocation
+from .streams import Order
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """One rank's view of its backend: all that `World` needs to know."""
+
+    name: str
+    rank: int
+    size: int
+    device: torch.device
+    num_sms: int
+    guard: int  # bytes left unused behind every allocation, so that overruns are seen
+    polls: int  # how often a wait in a kernel may poll
+    bases: list[int]  # address of every rank's heap, as this rank's kernels see it
+    flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
+    stream_number: int  # where this rank's work goes now: set by `world.stream`
+    order: Order  # of the uses of its streams
+    graph: Graph | None  # that is being captured: set by `world.capture`
+    passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
+
+    def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
+        """A rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
+
+    def record(self, num_words: int) -> torch.Tensor | None:
+        """Zeroed int64 words in host memory that kernels can write; None if the heap is that."""
+
+    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+        """Every member's value, in the order of `ranks`. A collective with a timeout."""
+
+    def synchronize(self) -> None:
+        """Wait until all that this rank launched has ended."""
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        """Inside, this rank's launches and torch operations go to its stream `number`."""
+
+    def record_event(self) -> Any:
+        """A point behind all that is on the current stream now."""
+
+    def wait_event(self, event: Any) -> None:
+        """The current stream waits for an event of this rank; the host does not."""
+
+    def begin_capture(self) -> Recording:
+        """From here on nothing runs: this rank's work is recorded."""
+
+    def again(
+        self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
+    ) -> Callable[[], bool] | None:
+        """Run it: a call with these tensors. What starts its kernels once more, with no look at
+        anything else, and says whether it could now; None if there is more to the call than that.
+        """
+
+    def allocated(self, base: int, allocation: Allocation) -> None:
+        """An allocation became live; `base` is where the heap it came from starts."""
+
+    def freed(self, base: int, allocation: Allocation) -> None:
+        """An allocation was freed."""
+
+    def fail(self, error: BaseException) -> None:
+        """This rank leaves with an error: closing must not wait for the others, nor they for it."""
+
+    def close(self) -> None:
+        """Give everything back. Called once."""

@@ -1,0 +1,125 @@
+"""Graphs: what a rank launched inside `with world.capture() as graph:`, to be done again.
+
+    plan(x)                              # once before: kernels are loaded, plans are made
+    with world.capture() as graph:       # nothing runs here
+        out = plan(x)
+    x.copy_(...)                         # new data in the same tensors
+    graph.replay()                       # all of it runs; the host does not wait
+
+On a GPU this is a CUDA graph; on the simulator launches and torch operations are recorded with
+their arguments, and what a GPU would refuse during capture is refused. docs/capture.md has more.
+"""
+
+from __future__ import annotations
+
+import linecache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..callsite import caller_frame, relative
+from ..errors import CaptureError, SundogError
+
+if TYPE_CHECKING:
+    from ..ops.op import Plan
+    from .streams import Streams
+
+__all__ = [
+    "ALLOCATION", "BARRIER", "COLLECTIVE", "COPY", "LOAD", "NESTED", "PLAN", "READ", "RUNTIME",
+    "STREAM", "Graph", "Recording", "refusal",
+]  # fmt: skip
+
+# Why something can't be in a graph, in words.
+READ = "host synchronisation"
+COPY = "copy between CPU and device"
+ALLOCATION = "allocation of symmetric memory"
+BARRIER = "host barrier"
+COLLECTIVE = "collective on the host"
+PLAN = "plan made during capture"
+LOAD = "kernel loaded during capture"
+NESTED = "graph inside a graph"
+STREAM = "stream outside the capture"
+RUNTIME = "refused by the runtime"
+
+
+class Recording(Protocol):
+    """A backend's part of a capture."""
+
+    def refuse(self, call: str, reason: str, instead: str) -> CaptureError:
+        """The error to raise. The capture has failed, also if somebody catches it."""
+
+    def explain(self, error: RuntimeError) -> CaptureError | None:
+        """What an error of the runtime means, if the capture caused it."""
+
+    def end(self) -> None:
+        """Nothing more is recorded; CaptureError if something was refused."""
+
+    def abort(self) -> None:
+        """The same after an error: the backend is as it was before the capture."""
+
+    def replay(self) -> None:
+        """Put all of it on the current stream."""
+
+    def free(self) -> None:
+        """Let go of what it holds."""
+
+
+class Graph:
+    """One rank's recorded work. It holds the plans that it uses alive."""
+
+    def __init__(self, world: Streams, recording: Recording) -> None:
+        self._world = world
+        self._recording: Recording | None = recording
+        self._open = True
+        self.plans: list[Plan] = []
+        self.streams: set[int] = set()  # whose plans the calls in it use
+
+    def replay(self) -> None:
+        """Launch all of it again on the current stream, from the memory that it was captured with.
+
+        As the ops themselves: every rank replays its own graph, in the same order.
+        """
+        if self._recording is None or self._open:
+            why = "its capture has not ended" if self._open else "it was freed, or never captured"
+            raise SundogError(f"graph.replay(): {why}")
+        self._world._replay(self, self._recording.replay)
+
+    def free(self) -> None:
+        """Let go of the plans and tensors that it holds. It can't be replayed any more."""
+        recording, self._recording = self._recording, None
+        self.plans.clear()
+        if recording is not None and not self._open:
+            recording.free()
+
+    def refuse(self, call: str, reason: str, instead: str) -> CaptureError:
+        assert self._recording is not None
+        return self._recording.refuse(call, reason, instead)
+
+    def end(self) -> None:
+        assert self._recording is not None
+        try:
+            self._recording.end()
+        except BaseException:
+            self._recording = None
+            self.plans.clear()
+            raise
+        finally:
+            self._open = False
+
+    def abort(self, error: BaseException) -> CaptureError | None:
+        """The capture ends with this error; what it means, if the capture caused it."""
+        recording, self._recording = self._recording, None
+        assert recording is not None
+        self._open = False
+        self.plans.clear()  # it will never use them
+        recording.abort()
+        return recording.explain(error) if isinstance(error, RuntimeError) else None
+
+
+def refusal(call: str, reason: str, instead: str, at: Any = None) -> CaptureError:
+    """`at`: file and line of the call; default: the nearest line outside sundog."""
+    path, line = (at or caller_frame())[:2]
+    where = f"{relative(path)}:{line}"
+    text = linecache.getline(path, line).strip()
+    shown = f"{where}: {text}" if text else where
+    return CaptureError(
+        f"{call} during capture ({shown}): {reason}. {instead}", call, shown, reason
+    )
