@@ -38,12 +38,12 @@ def _tests(names: str) -> list[str]:
 
 
 WORLD = _tests(
-    "test_device_signal test_torch_state test_bad_input test_examples test_world test_groups "
-    "test_device_memory test_leaving"
+    "device/test_device_signal machine/test_torch_state world/test_bad_input test_examples "
+    "world/test_world world/test_groups device/test_device_memory world/test_leaving"
 )
 MOVES = _tests(
     "collectives/test_all_gather collectives/test_all_to_all collectives/test_moves "
-    "collectives/test_barrier collectives/test_call test_again"
+    "collectives/test_barrier collectives/test_call backends/test_relaunch"
 )
 SUMS = _tests(
     "collectives/test_all_reduce collectives/test_reduce collectives/test_reduce_scatter "
@@ -51,27 +51,32 @@ SUMS = _tests(
 )
 GATHERED = _tests("fused/test_all_gather_matmul")
 FUSED = _tests("fused/test_gemm fused/test_matmul_reduce fused/test_tile_views")
-GRAPHS = _tests("test_capture test_streams test_gpu_graph")
-STRESS = ["tests/test_stress.py"]
+GRAPHS = _tests("world/test_capture world/test_streams backends/test_cuda_graph")
+STRESS = ["tests/collectives/test_stress.py"]
 
 # In the stages one after the other, the parts of a stage side by side: processes that share a GPU
 # without MPS take turns, which is slow for kernels and hardly seen where hosts do most of the work.
 STAGES = [
     [
-        *Part("gpu", "virtual", ["tests/gpu", "tests/test_heap.py"]).shared(4),
+        *Part("gpu", "virtual", ["tests/gpu", "tests/world/test_heap.py"]).shared(4),
         *Part("world", "virtual", WORLD).shared(2),
         *Part("moves", "virtual", MOVES).shared(2),
         *Part("sums", "virtual", SUMS).shared(2),
         *Part("gathered", "virtual", GATHERED).shared(2),
         Part("fused", "virtual", FUSED),
-        Part("graphs", "virtual", [*GRAPHS, "tests/test_seam.py"]),
+        Part("graphs", "virtual", [*GRAPHS, "tests/backends/test_seam.py"]),
         Part(
-            "gluon", "virtual", [*_tests("test_gluon_all_gather test_gluon_device"), "tests/tune"]
+            "gluon",
+            "virtual",
+            [
+                *_tests("collectives/test_gluon_all_gather device/test_gluon_device"),
+                "tests/tools/tune",
+            ],
         ),
-        Part("probe", "virtual", ["tests/probe"]),
-        Part("pcie", "virtual", [*WORLD, "tests/test_link.py"], link="pcie"),
+        Part("probe", "virtual", ["tests/tools/probe"]),
+        Part("pcie", "virtual", [*WORLD, "tests/backends/test_link.py"], link="pcie"),
         Part("stress", "virtual", STRESS),
-        Part("sim", "sim", [*STRESS, "tests/gpu", "tests/traces"]),
+        Part("sim", "sim", [*STRESS, "tests/gpu", "tests/tools/trace"]),
     ],
     # What reads how much memory of the GPU is free, takes most of it, or looks at the clock.
     [Part("alone", "virtual", ["tests/gpu"], marks="alone")],

@@ -24,9 +24,13 @@ __all__ = ["Sim", "World", "init", "probe", "run", "tune"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Sim": ".backends.sim", "World": ".world.world", "init": ".launch", "probe": ".tools.probe.probe",
-    "run": ".launch", "tune": ".tools.tune.tune",
-}  # fmt: skip
+    "Sim": ".backends.sim",
+    "World": ".world.world",
+    "init": ".launch",
+    "probe": ".tools.probe.probe",
+    "run": ".launch",
+    "tune": ".tools.tune.tune",
+}
 
 
 def __dir__() -> list[str]:  # for a prompt that completes names before they are imported

@@ -80,7 +80,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def ranks() -> Any:
     """The processes of `--backend symm`, one of which this is."""
-    from spmd import Ranks
+    from support.spmd import Ranks
 
     return Ranks()
 

@@ -11,7 +11,7 @@ import pytest
 
 from sundog.tools._subject import function_of
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ids = [path.stem for path in EXAMPLES]
 
 

@@ -12,7 +12,7 @@ from sundog.cli import app
 from sundog.knobs import KNOBS
 from sundog.ops.op import OPS
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/fused.md"])

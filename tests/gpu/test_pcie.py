@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import link_kernels
 import pytest
 import rank_kernels as kernels
 import torch
+from support import link_kernels
 
 import sundog
 from sundog import World, target

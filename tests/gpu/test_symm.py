@@ -1,4 +1,4 @@
-"""What is about `symm` alone, in worlds of all pytest processes; tests/spmd.py says how."""
+"""What is about `symm` alone, in worlds of all pytest processes; tests/support/spmd.py says how."""
 
 from __future__ import annotations
 

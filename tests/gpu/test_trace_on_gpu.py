@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from traces import late_op
+from tools.trace import late_op
 
 from sundog.device import trace as points
 from sundog.tools.trace.timeline import Timeline, summarise
@@ -28,7 +28,7 @@ def check(timeline: Timeline) -> None:
 
 
 def test_late_rank_is_named() -> None:
-    timeline = trace_op(Subject("traces.late_op"), Place(4, "virtual"))
+    timeline = trace_op(Subject("tools.trace.late_op"), Place(4, "virtual"))
     check(timeline)
     right = summarise(timeline)[late_op.LATE_RANK + 1].waited_for
     assert max(right, key=lambda rank: right[rank]) == late_op.LATE_RANK
