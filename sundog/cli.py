@@ -8,21 +8,48 @@ from typing import Annotated
 
 import typer
 
+from . import __version__
 from .dataset import data_command as data
 from .tools.bench import bench_cli as bench
 
 __all__ = ["app", "main"]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sundog {__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     help="Multi-GPU Triton kernels that you can prove on a laptop.\n\nExample: sundog demo",
     rich_markup_mode="markdown",  # lines of a paragraph flow into the terminal's width
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")
+    ] = False,
+) -> None:
+    pass
+
+
+new = typer.Typer(
+    help="Start something of your own.\n\nExample: sundog new op row_sum", no_args_is_help=True
+)
+
+
+@new.callback()
+def _new() -> None:
+    """Without this typer would take `sundog new` itself for the only command."""
+
+
 app.add_typer(bench.app, name="bench")
+app.add_typer(new, name="new")
 app.add_typer(data.app, name="data")
 
 Target = Annotated[
@@ -184,6 +211,22 @@ def probe(
 
     options = command.Options(tuple(targets or ()), world, backend, replays, seed, details, json)
     raise typer.Exit(command.run(options))
+
+
+@new.command()
+def op(
+    name: Annotated[str, typer.Argument(help="of the op and its file")],
+    folder: Annotated[str, typer.Option("--dir", help="where to write it")] = ".",
+) -> None:
+    """Write NAME.py: an op that every command accepts, with comments that explain each name.
+
+    Exit status: 0 written, 2 the name is no module name, or the file exists.
+
+    Example: sundog new op row_sum --dir my_kernels
+    """
+    from .tools import new_op
+
+    raise typer.Exit(new_op.run(name, folder))
 
 
 def main() -> None:
