@@ -6,7 +6,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 COMPAT_TRITON := 3.6.0 3.9.0
 TWO := -n 2 --dist worksteal  # processes; the suite is made for two cores
 
-.PHONY: demo test lint format test-compat gpu-wheels clean
+.PHONY: demo test lint format docs wheel test-compat gpu-wheels clean
 demo: $(VENV)/.installed
 	$(BIN)/python -m sundog demo
 
@@ -17,10 +17,16 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/prose.py
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The documentation site, into build/site. A warning, such as a broken link or anchor, ends it.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python scripts/site/offline.py build/site
 
 # The tests that touch Triton's internals, against the oldest and newest Triton that we support.
 test-compat: $(COMPAT_TRITON:%=.venv-triton-%/.installed)
@@ -33,6 +39,10 @@ $(VENV)/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt torch==2.13.0 triton==3.7.1
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[test,lint,helion]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[docs]'
 	touch $@
 
 # Another Triton before all else of .venv: 0.6 and 1.0 GB; environments of their own took 2.0 and 2.4.

@@ -1,4 +1,4 @@
-"""sundog: multi-GPU Triton kernels that you can prove on a laptop.
+"""sundog: write multi-GPU Triton kernels; test and race-check them on a laptop.
 
     def main(world): ...                 # runs once per rank, on any backend
     sundog.run(main, world_size=8)       # results by rank

@@ -22,7 +22,8 @@ def _print_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
-    help="Multi-GPU Triton kernels that you can prove on a laptop.\n\nExample: sundog demo",
+    help="Write multi-GPU Triton kernels; test and race-check them on a laptop.\n\n"
+    "Example: sundog demo",
     rich_markup_mode="markdown",  # lines of a paragraph flow into the terminal's width
     no_args_is_help=True,
     pretty_exceptions_enable=False,

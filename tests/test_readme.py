@@ -1,4 +1,4 @@
-"""README says what is true: its program runs, its tables match the code, its links lead on."""
+"""README and reference pages are true: programs run, tables match the code, links lead on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from sundog.cli import app
 from sundog.knobs import KNOBS
 from sundog.ops.op import OPS
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parent.parent / "README.md"
+REFERENCE = README.parent / "docs" / "reference"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/fused.md"])
@@ -23,15 +24,28 @@ def test_the_program_runs(monkeypatch, page):
 
 
 def test_every_environment_variable_is_listed_with_its_default_and_meaning():
-    rows = re.findall(r"^\| `(SUNDOG_\w+)` \|(.*?)\|(.*)\|$", README.read_text(), re.M)
+    text = (REFERENCE / "environment.md").read_text()
+    rows = re.findall(r"^\| `(SUNDOG_\w+)` \|(.*?)\|(.*)\|$", text, re.M)
     listed = [tuple(cell.strip() for cell in row) for row in rows]
     assert listed == [(k.name, str(k.default), k.meaning) for k in KNOBS]
 
 
-def test_every_op_and_command_is_listed():
-    text = README.read_text()
+def test_every_op_is_listed_with_its_algorithms():
+    text = (REFERENCE / "ops.md").read_text()
+    for key in OPS:
+        op, _, algorithm = key.partition(".")
+        (row,) = re.findall(rf"^\| `world\.{op}\(.*$", text, re.M)
+        assert re.search(rf"\b{algorithm}\b", row), key
+
+
+def test_every_op_has_its_signature_on_the_page():
+    text = (REFERENCE / "ops.md").read_text()
     for op in {key.partition(".")[0] for key in OPS}:
-        assert f"`world.{op}(" in text
+        assert re.search(rf"^::: sundog\.\w+\.{op}\.{op}$", text, re.M), op
+
+
+def test_every_command_is_listed():
+    text = README.read_text()
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     groups = [group.name for group in app.registered_groups]
     for name in commands + groups:
@@ -40,10 +54,13 @@ def test_every_op_and_command_is_listed():
         assert result.exit_code == 0
 
 
-PAGES = sorted([*README.parent.glob("*.md"), *README.parent.glob("docs/*.md")])
+PAGES = sorted([*README.parent.glob("*.md"), *README.parent.glob("docs/**/*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([\w/.-]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([\w/.-]+)(?:#[\w-]+)?\)", page.read_text()):
+        path = (page.parent / target).resolve()
+        if path.parent == README.parent / "docs" / "tutorials":  # made from tutorials/*.py
+            path = README.parent / "tutorials" / f"{path.stem}.py"
+        assert path.exists(), target

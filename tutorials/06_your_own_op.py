@@ -118,8 +118,9 @@ def reference(problem: Problem, rank: int, x: list[torch.Tensor]) -> torch.Tenso
 # after the call. This is the two-sided exchange of tutorial 3 with one neighbour instead of all
 # ranks.
 #
-# `trace.signal` and `trace.wait` are `signal.signal` and `signal.wait` with a trace point. With
-# `TRACE=0`, which is the rule, nothing of a trace point is compiled.
+# `trace.signal` and `trace.wait` are `signal.signal` and `signal.wait` with a trace point;
+# `begin` and `end` mark anything else, here the time spent fetching. With `TRACE=0`, which is the
+# rule, nothing of a trace point is compiled.
 
 
 @triton.jit
@@ -138,8 +139,10 @@ def shift_add_kernel(x, out, ready, done, epochs, ctx, n, BLOCK: tl.constexpr, T
     for start in range(program * BLOCK, n, tl.num_programs(0) * BLOCK):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < n
+        point = trace.begin(point, trace.FETCH, start // BLOCK, 0, left, ctx, TRACE)
         tile = tl.load(x + offsets, mask=mask) + tl.load(theirs + offsets, mask=mask)
         tl.store(out + offsets, tile, mask=mask)
+        point = trace.end(point, trace.FETCH, start // BLOCK, 0, left, ctx, TRACE)
     # My loads come before the left neighbour's next write to its x.
     point = trace.signal(point, done + program, left, epoch, ctx, TRACE)
     # The right neighbour has read my x: what follows on my stream may overwrite it.

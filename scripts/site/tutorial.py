@@ -6,21 +6,17 @@ function; the code of that function goes on after it.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
-import subprocess
-import sys
+import runpy
 import textwrap
 from pathlib import Path
 
-__all__ = ["render", "title"]
+__all__ = ["render", "run"]
 
 _PROSE = re.compile(r"^[ ]*# %%\n((?:[ ]*#.*\n)*)", re.M)
 _SKIPPED = "  # fmt: skip"  # a note to the formatter, not to the reader
-
-
-def title(source: str) -> str:
-    """Return the first heading of a tutorial."""
-    return source.removeprefix('"""# ').partition("\n")[0]
 
 
 def render(source: str, path: str, output: str = "") -> str:
@@ -36,12 +32,11 @@ def render(source: str, path: str, output: str = "") -> str:
 
 
 def run(path: Path) -> str:
-    """Run a tutorial on the simulator and return what it prints."""
-    command = [sys.executable, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{path} failed:\n{done.stderr}")
-    return done.stdout
+    """Run a tutorial in this process and return what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(path), run_name="__main__")
+    return printed.getvalue()
 
 
 def _prose(text: str) -> str:

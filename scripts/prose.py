@@ -1,0 +1,113 @@
+"""Keep the worst phrases out of docs, docstrings, comments and messages.
+
+    python scripts/prose.py             # fail if a file in scope has one; `make lint` runs this
+    python scripts/prose.py --count     # a table of matches per folder, of all files
+
+Each phrase comes with what to write instead. Names of things are not looked at: in Python only
+comments and strings are.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+PHRASES = {
+    r"by lot": "at random",
+    r"behind(?! (?:a |the |this )?(?:\w+ )?link)": "after, or following",
+    r"(?:the|an) own": "its own, or local",
+    r"told": "reported, or raises; or name what does it",
+    r"of before": "previous, or earlier",
+    r"of then": "name the time",
+    r"so many": "a number",
+    r"(?:come|comes|came) to pass": "completed",
+    r"in turns": "interleaved",
+    r"(?:come|comes|came) to a place": "lands",
+    r"rightly": "correctly",
+    r"fits? not": "does not fit",
+    r"whoever": "name the reader",
+    r"(?:what|something) (?:becomes|became|came) of": "say what happened",
+    r"he has|of his own": "name the caller",
+    r"is no (?:op|name|module|function|power)": "is not a",
+    r"for so \w+ a": "for this size",
+}
+_PATTERN = re.compile("|".join(rf"(\b(?:{each})\b)" for each in PHRASES), re.I)
+
+IN_SCOPE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "tutorials", "scripts/site")
+GENERATED = ("docs/measured.md",)  # made by a program, which has its own scope
+NOT_YET = (
+    "docs/capture.md",
+    "docs/dataset.md",
+    "docs/fused.md",
+    "docs/gpu.md",
+    "docs/helion.md",
+    "docs/ir_graph.md",
+    "docs/memory_model.md",
+    "docs/trace.md",
+    "docs/tuning.md",
+)
+_IGNORED = ("scripts/prose.py", "tests/test_prose.py")  # they quote the phrases
+
+
+def main(words: list[str]) -> int:
+    if words == ["--count"]:
+        print(table())
+        return 0
+    found = [line for path in files(IN_SCOPE) for line in matches(path)]
+    print("\n".join(found) or "prose: nothing to report")
+    return 1 if found else 0
+
+
+def files(scope: tuple[str, ...]) -> list[Path]:
+    """Return the pages and Python files in these files and folders."""
+    found: list[Path] = []
+    for name in scope:
+        path = ROOT / name
+        inside = [path] if path.is_file() else sorted(path.rglob("*"))
+        found += [each for each in inside if each.suffix in (".md", ".py")]
+    skipped = {ROOT / name for name in (*GENERATED, *_IGNORED, *NOT_YET)}
+    return [path for path in found if path not in skipped]
+
+
+def matches(path: Path) -> Iterator[str]:
+    """Yield a line for every phrase in a file: where it is, and what to write instead."""
+    advice = list(PHRASES.values())
+    for line, text in _texts(path):
+        for match in _PATTERN.finditer(text):
+            number = line + text.count("\n", 0, match.start())
+            instead = advice[(match.lastindex or 1) - 1]
+            yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r}: write {instead}"
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    if path.suffix == ".md":
+        yield 1, path.read_text()
+        return
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in kinds:
+                yield token.start[0], token.string
+
+
+def table() -> str:
+    """Return the number of matches per folder, as Markdown."""
+    counts: Counter[str] = Counter()
+    for path in files((*IN_SCOPE, "sundog", "tests", "examples", "scripts", "data")):
+        parts = path.relative_to(ROOT).parts
+        folder = (
+            "/".join(parts[:2]) if parts[0] in ("sundog", "tests") and len(parts) > 2 else parts[0]
+        )
+        counts[folder] += len(list(matches(path)))
+    rows = [f"| `{folder}` | {number} |" for folder, number in sorted(counts.items())]
+    return "\n".join(["| folder | matches |", "|---|--:|", *rows, f"| all | {counts.total()} |"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
