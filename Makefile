@@ -28,6 +28,10 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python scripts/site/offline.py build/site
 
+# The wheels of sundog and sundog-dataset, into dist/, each tried in a clean environment.
+wheel: $(VENV)/.installed
+	$(BIN)/python scripts/wheels.py dist
+
 # The tests that touch Triton's internals, against the oldest and newest Triton that we support.
 test-compat: $(COMPAT_TRITON:%=.venv-triton-%/.installed)
 	set -e; for v in $(COMPAT_TRITON); do echo "== triton $$v"; \
@@ -62,4 +66,4 @@ gpu-wheels:
 	  --platform manylinux2014_x86_64 -c constraints.txt -d wheels $(GPU_WHEELS)
 
 clean:
-	rm -rf .venv .venv-triton-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-triton-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,4 +40,12 @@ def __dir__() -> list[str]:  # for a prompt that completes names before they are
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sundog' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    try:
+        home = importlib.import_module(_HOMES[name], __name__)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}{_HOMES[name]}":
+            raise
+        raise ImportError(
+            f"sundog.{name}: `sundog-dataset` contains sundog.dataset alone; install `sundog`"
+        ) from None
+    return getattr(home, name)
