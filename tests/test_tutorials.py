@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sundog.exercise import function_of
 from sundog.testing import check
+from sundog.tools._subject import function_of
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "tutorials").glob("*.py"))

@@ -30,7 +30,7 @@ import triton.language as tl
 
 import sundog
 from sundog.device import context, memory, trace
-from sundog.op import Cost, Plan, agree
+from sundog.ops.op import Cost, Plan, agree
 
 # %%
 # ## Problem and Config
