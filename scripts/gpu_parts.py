@@ -51,7 +51,7 @@ SUMS = _tests(
 )
 GATHERED = _tests("fused/test_all_gather_matmul")
 FUSED = _tests("fused/test_gemm fused/test_matmul_reduce fused/test_tile_views")
-GRAPHS = _tests("world/test_capture world/test_streams backends/test_cuda_graph")
+GRAPHS = _tests("world/test_capture world/test_streams backends/test_cuda_graph test_tutorials")
 STRESS = ["tests/collectives/test_stress.py"]
 
 # In the stages one after the other, the parts of a stage side by side: processes that share a GPU
