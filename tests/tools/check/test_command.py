@@ -11,7 +11,7 @@ from sundog.cli import app
 from sundog.ops import op as ops
 from sundog.tools.check.schedules import Report, check_once
 
-RACY = "tests.check.kernels:racy"
+RACY = "tests.tools.check.kernels:racy"
 
 
 def call(*arguments: str) -> tuple[int, str]:
@@ -21,7 +21,7 @@ def call(*arguments: str) -> tuple[int, str]:
 
 
 def test_clean_is_0_and_findings_are_1():
-    assert call("tests.check.kernels:clean", "--world", "2", "--schedules", "2")[0] == 0
+    assert call("tests.tools.check.kernels:clean", "--world", "2", "--schedules", "2")[0] == 0
     code, text = call(RACY, "--world", "2", "--schedules", "2")
     assert code == 1
     assert "no CTA barrier before the release" in text
@@ -34,7 +34,7 @@ def test_clean_is_0_and_findings_are_1():
         (["nowhere"], "op 'nowhere' is not known"),
         (["all_gathr"], "'all_gathr' is not known: did you mean 'all_gather'?"),
         (["nowhere:main"], "no module named nowhere"),
-        (["tests.check.kernels:nothing"], "has no function nothing"),
+        (["tests.tools.check.kernels:nothing"], "has no function nothing"),
         (["missing.py"], "no such file"),
         (["json"], "json is no op: it lacks Problem"),
         (["examples.ring"], "did you mean its function, examples.ring:main?"),
@@ -96,7 +96,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path, monkeypatch):
 
 
 def test_kernel_that_cannot_be_interpreted_is_2_and_named():
-    code, text = call("tests.check.kernels:only_gpu", "--world", "1", "--schedules", "1")
+    code, text = call("tests.tools.check.kernels:only_gpu", "--world", "1", "--schedules", "1")
     assert code == 2
     assert "assembly" in text
     assert "inline assembly runs only on a GPU" in " ".join(text.split())
@@ -127,7 +127,7 @@ def test_finding_is_written_although_printing_fails(tmp_path, monkeypatch):
 
 def test_op_without_mutants_fails():
     code, text = call(
-        "tests.check.kernels:no_synchronisation", "--world", "1", "--schedules", "1", "--mutate"
+        "tests.tools.check.kernels:no_synchronisation", "--world", "1", "--schedules", "1", "--mutate"
     )
     assert code == 1
     assert "no mutants" in text
