@@ -288,7 +288,7 @@ class Contexts:
         self._zero = pinned_words(1)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
-        if allocation.name == "ctx":
+        if allocation.is_context:
             self._starts[base + allocation.offset - self._segment.data_ptr()] = None
 
     def freed(self, base: int, allocation: Allocation) -> None:

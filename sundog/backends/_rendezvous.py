@@ -29,10 +29,10 @@ from torch.utils._pytree import tree_map_only
 from ..errors import PeerLost, RankMismatch
 
 __all__ = [
-    "Exchange",
     "Facts",
     "Peers",
     "Pending",
+    "StoreExchange",
     "check",
     "died",
     "facts",
@@ -125,7 +125,7 @@ class Pending:
         )
 
 
-class Exchange:
+class StoreExchange:
     """One rank's end of all exchanges of a world."""
 
     def __init__(self, rank: int, store: Any) -> None:

@@ -26,12 +26,13 @@ from ..machine.queues import switched
 from ..machine.recording import Recording
 from ..machine.schedule import RandomSchedule
 from ..machine.tasks import Event, Program
+from ..world.backend import Exchange
 from ..world.capture import Graph
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
 from ._processes import opened
-from ._rendezvous import Exchange, Peers, Pending, died, open_store
+from ._rendezvous import Peers, Pending, StoreExchange, died, open_store
 from .sim import UNBOUNDED, end_waits, region_of
 
 __all__ = ["open_world"]
@@ -61,7 +62,7 @@ class ShmBackend:
         self.num_sms = knobs.num_sms.get()
         self.machine = Machine(RandomSchedule(knobs.seed.get() + rank), self.num_sms, expire=True)
         self.order = Order()
-        self._exchange = Exchange(rank, store)
+        self._exchange = StoreExchange(rank, store)
         self._pending: Pending | None = None  # the exchange that the host waits in
         self._peers = Peers()
         self._timeout = timeout
@@ -113,7 +114,14 @@ class ShmBackend:
     def record(self, num_words: int) -> None:
         """The context, on the heap, has room for it."""
 
-    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+    def exchange(
+        self,
+        value: Any,
+        what: str,
+        ranks: tuple[int, ...],
+        channel: str,
+        kind: Exchange = Exchange.VALUES,
+    ) -> list[Any]:
         self._pending = self._exchange.come(value, what, ranks, channel)
         if not self._pending.arrived():
             self.machine.block(f"the other ranks at a {what}")

@@ -20,7 +20,7 @@ from ..machine.recording import Recording
 from ..machine.regions import Memory, Region, SplitHeaps
 from ..machine.schedule import from_token
 from ..machine.tasks import Event, Host, Program
-from ..world.backend import Backend
+from ..world.backend import Backend, Exchange
 from ..world.capture import Graph
 from ..world.heap import ALIGNMENT, Allocation, Heap
 from ..world.streams import Order
@@ -31,7 +31,6 @@ __all__ = ["Sim", "run"]
 
 UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or time is made to run out (`expire`)
 GUARD = ALIGNMENT
-ORDERING = ("barrier", "recovery")  # the exchanges behind which all streams were drained
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Meeting:
         self._values: dict[int, bytes] = {}
         self._waiting: list[Host] = []
 
-    def exchange(self, value: Any, what: str) -> list[Any]:
+    def exchange(self, value: Any, what: str, kind: Exchange = Exchange.VALUES) -> list[Any]:
         machine = self._machine
         # Each rank gets a copy of its own, as it would from another process.
         self._values[machine.host.rank] = pack(value)
@@ -76,7 +75,7 @@ class Meeting:
         else:
             everyone = [self._values[rank] for rank in self._ranks]
             waiting, self._waiting, self._values = self._waiting, [], {}
-            if machine.checker is not None and what in ORDERING:
+            if machine.checker is not None and kind is Exchange.BARRIER:
                 hosts = [*waiting, machine.host]
                 streams = [stream for h in hosts for stream in machine.streams.of(h.rank)]
                 machine.checker.world_barrier(streams)
@@ -111,10 +110,17 @@ class SimBackend:
     def record(self, num_words: int) -> None:
         """The context, on the heap, has room for it."""
 
-    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+    def exchange(
+        self,
+        value: Any,
+        what: str,
+        ranks: tuple[int, ...],
+        channel: str,
+        kind: Exchange = Exchange.VALUES,
+    ) -> list[Any]:
         machine = self._shared.machine
         meeting = self._shared.meetings.setdefault(channel, Meeting(machine, ranks))
-        return meeting.exchange(value, what)
+        return meeting.exchange(value, what, kind)
 
     def synchronize(self) -> None:
         self._shared.machine.streams.synchronize(self.rank)
@@ -170,8 +176,15 @@ class Shared:
 
 def region_of(base: int, allocation: Allocation, rank: int) -> Region:
     start = base + allocation.offset
-    name = allocation.name
-    return Region(start, start + allocation.nbytes, name, rank, allocation.itemsize, is_heap=True)
+    return Region(
+        start,
+        start + allocation.nbytes,
+        allocation.name,
+        rank,
+        allocation.itemsize,
+        is_heap=True,
+        is_context=allocation.is_context,
+    )
 
 
 def make_segments(world_size: int, nbytes: int) -> list[torch.Tensor]:
@@ -250,7 +263,7 @@ def end_waits(memory: Memory, programs: list[Program]) -> None:
             with torch._C.DisableTorchFunction():
                 address = value.data_ptr()
             region = memory.find(address, address + 1)
-            if region is not None and region.name == "ctx":
+            if region is not None and region.is_context:
                 word = region.start + 8 * context.POLLS.value
                 ctypes.c_int64.from_address(word).value = 0
 

@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from .. import target
 from ..errors import NotResident, PeerLost, SundogError
 from ..machine.launcher import Installed
+from ..world.backend import Exchange
 from ..world.capture import Graph
 from ..world.heap import Allocation
 from ..world.streams import Order
@@ -34,7 +35,7 @@ from ._cuda_graph import CudaRecording
 from ._gpu import Contexts, Direct, Gpu, Launch, grid_of, pinned_words, polls_per_second
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
-from ._rendezvous import Exchange, Peers, check, died, facts, open_store
+from ._rendezvous import Peers, StoreExchange, check, died, facts, open_store
 
 __all__ = ["check_can_fork", "open_alone", "open_world"]
 
@@ -101,7 +102,7 @@ class SymmBackend:
         self._target = target.of(self.device)
         self.polls = max(int(timeout * polls_per_second(self.device.index)), 1)
         self.num_sms = self._target.num_sms
-        self._exchange = Exchange(rank, store)
+        self._exchange = StoreExchange(rank, store)
         self._peers = Peers()
         # A rank whose kernel waits in vain comes a timeout late: that must not end the world.
         self._patience = 2 * timeout + 10
@@ -142,7 +143,14 @@ class SymmBackend:
     def record(self, num_words: int) -> torch.Tensor:
         return pinned_words(num_words)
 
-    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+    def exchange(
+        self,
+        value: Any,
+        what: str,
+        ranks: tuple[int, ...],
+        channel: str,
+        kind: Exchange = Exchange.VALUES,
+    ) -> list[Any]:
         self._raise_if_lost()
         pending = self._exchange.come(value, what, ranks, channel)
         begin = looked = time.monotonic()

@@ -20,6 +20,7 @@ from ..errors import SundogError
 from ..machine.launcher import Installed, current_machine
 from ..machine.machine import Machine
 from ..machine.schedule import from_token
+from ..world.backend import Exchange
 from ..world.capture import Graph
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
@@ -82,10 +83,17 @@ class VirtualBackend:
     def record(self, num_words: int) -> torch.Tensor:
         return pinned_words(num_words)
 
-    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+    def exchange(
+        self,
+        value: Any,
+        what: str,
+        ranks: tuple[int, ...],
+        channel: str,
+        kind: Exchange = Exchange.VALUES,
+    ) -> list[Any]:
         shared = self._shared
         meeting = shared.meetings.setdefault(channel, Meeting(shared.machine, ranks))
-        return meeting.exchange(value, what)
+        return meeting.exchange(value, what, kind)
 
     def synchronize(self) -> None:
         self._shared.gang.synchronize(list(self._streams.values()))

@@ -50,6 +50,7 @@ class Region:
     itemsize: int
     is_heap: bool
     users: int = 1
+    is_context: bool = False  # what bounds the waits of a rank
 
     def index(self, address: int) -> str:
         """name[index] of an address, as a person would write it."""
@@ -180,7 +181,7 @@ class Memory:
         count = (near.end - near.start) // near.itemsize
         # A peer outside the world is looked up past its table, or is at no address (NOBODY).
         far = max(near.start - address, address - near.end) > _FAR
-        peer = (near.name == "ctx" and not far) or address - near.end > 1 << 60
+        peer = (near.is_context and not far) or address - near.end > 1 << 60
         hint = "the peer: is it a rank of this world?" if peer else "the mask and the offsets."
         if far and not peer:
             hint += (

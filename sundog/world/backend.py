@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -12,7 +13,14 @@ from .capture import Graph, Recording
 from .heap import Allocation
 from .streams import Order
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Exchange"]
+
+
+class Exchange(enum.Enum):
+    """What an exchange between hosts does besides carrying values. Its name is only for people."""
+
+    VALUES = "exchange"  # nothing: it orders no memory
+    BARRIER = "barrier"  # every rank has waited for its streams: it orders all work on them
 
 
 class Backend(Protocol):
@@ -38,7 +46,14 @@ class Backend(Protocol):
     def record(self, num_words: int) -> torch.Tensor | None:
         """Zeroed int64 words in host memory that kernels can write; None if the heap is that."""
 
-    def exchange(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> list[Any]:
+    def exchange(
+        self,
+        value: Any,
+        what: str,
+        ranks: tuple[int, ...],
+        channel: str,
+        kind: Exchange = Exchange.VALUES,
+    ) -> list[Any]:
         """Every member's value, in the order of `ranks`. A collective with a timeout."""
 
     def synchronize(self) -> None:

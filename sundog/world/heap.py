@@ -46,11 +46,15 @@ class Allocation:
     name: str
     site: str
     itemsize: int = 1
-    kind: str = "data"  # or "flags", or "arena": the heap of a group
+    kind: str = "data"  # or "flags", "context" (what bounds waits), "arena" (a group's heap)
 
     @property
     def is_flags(self) -> bool:
-        return self.kind == "flags"
+        return self.kind in ("flags", "context")
+
+    @property
+    def is_context(self) -> bool:
+        return self.kind == "context"
 
     @property
     def is_arena(self) -> bool:

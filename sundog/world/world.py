@@ -22,7 +22,7 @@ from ..errors import OutOfHeap, RankMismatch, WorldClosed, by_rank
 from ..fused.all_gather_matmul import all_gather_matmul
 from ..fused.matmul_all_reduce import matmul_all_reduce
 from ..fused.matmul_reduce_scatter import matmul_reduce_scatter
-from .backend import Backend
+from .backend import Backend, Exchange
 from .capture import BARRIER, COLLECTIVE, PLAN, READ
 from .heap import Heap, divergence
 from .tensors import Symmetric, Tensors
@@ -111,7 +111,7 @@ class World(Tensors):
         self._refuse_in_capture("world.barrier", BARRIER, "world.device_barrier() can be captured.")
         self.synchronize()
         mine = (self._heap.num_calls, self._heap.digest, self._waits.expired)
-        everyone = self.exchange(mine, "barrier")
+        everyone = self._exchange(mine, "barrier", Exchange.BARRIER)
         if len({state[:2] for state in everyone}) > 1:
             raise divergence(self.exchange(list(self._heap.log), "heap logs"))
         self._heap.agree()
@@ -127,18 +127,27 @@ class World(Tensors):
         self._waits.raise_if_expired(self.rank, self._memory.name_of)
 
     def exchange(self, value: Any, what: str = "exchange") -> list[Any]:
-        """Every rank's value, by rank. A collective on the host, with a timeout."""
+        """Every rank's value, by rank. A collective on the host, with a timeout.
+
+        `what` names it in messages. It orders no memory, whatever its name.
+        """
+        return self._exchange(value, what, Exchange.VALUES)
+
+    def _exchange(self, value: Any, what: str, kind: Exchange) -> list[Any]:
         self._check_open()
         reason = PLAN if what.startswith("plan of") else COLLECTIVE
         self._refuse_in_capture(f"world.exchange ({what})", reason, "Do it before the capture.")
-        everyone = self._backend.exchange((what, value), what, self._ranks, self._channel)
-        calls = [call for call, _ in everyone]
+        mine = (kind.value, what, value)
+        everyone = self._backend.exchange(mine, what, self._ranks, self._channel, kind)
+        calls = [call[:2] for call in everyone]
         if len(set(calls)) > 1:
+            same_name = len({what for _, what in calls}) == 1
+            shown = [f"{what} ({kind})" if same_name else what for kind, what in calls]
             raise RankMismatch(
-                f"ranks met in different calls:\n{by_rank(calls)}\nMake the same calls, in the "
+                f"ranks met in different calls:\n{by_rank(shown)}\nMake the same calls, in the "
                 "same order, on every rank."
             )
-        return [value for _, value in everyone]
+        return [value for _, _, value in everyone]
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Rank `src`'s value, on every rank."""
@@ -212,7 +221,7 @@ class World(Tensors):
 
     def _make_context(self) -> torch.Tensor:
         words = table(self.rank, self._memory.deltas(), self._backend.polls)
-        ctx = self._allocate(len(words), torch.int64, "ctx", "flags")
+        ctx = self._allocate(len(words), torch.int64, "ctx", "context")
         self._waits = Waits(ctx, self._backend.record(context.RECORD_WORDS.value))
         words[context.RECORD.value] = self._waits.distance
         return ctx.copy_(torch.tensor(words, dtype=torch.int64))
@@ -246,4 +255,5 @@ class World(Tensors):
             tensor.zero_()
         self._waits.set_back(self._backend.polls)
         self._backend.synchronize()
-        self.exchange(None, "recovery")  # nobody signals before everybody's flags are back
+        # Nobody signals before everybody's flags are back.
+        self._exchange(None, "recovery", Exchange.BARRIER)

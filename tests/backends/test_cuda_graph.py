@@ -162,7 +162,7 @@ def test_what_the_runtime_says_is_told_with_the_line(graph, holder):
     told = recording.explain(error)
     assert told is not None
     assert told.reason == "refused by the runtime"
-    assert "test_gpu_graph.py" in told.where
+    assert "test_cuda_graph.py" in told.where
     assert "raise RuntimeError(BUSY)  # as .item() would" in told.where
     assert "operation not permitted when stream is capturing" in str(told)
     assert "and more" not in str(told)

@@ -14,9 +14,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support import link_kernels
 from device.test_device_memory import *  # noqa: F403
 from device.test_device_signal import *  # noqa: F403
+from support import link_kernels
 from test_examples import test_example_in_process  # noqa: F401
 
 import sundog
