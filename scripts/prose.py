@@ -20,9 +20,11 @@ ROOT = Path(__file__).parent.parent
 
 PHRASES = {
     r"by lot": "at random",
-    r"behind(?! (?:a |the |this )?(?:\w+ )?link)": "after, or following",
+    r"(?<!left )(?<!leave )(?<!leaves )(?<!queued )behind(?! (?:a |the |this )?(?:\w+ )?link)": (
+        "after, or following"
+    ),
     r"(?:the|an) own": "its own, or local",
-    r"told": "reported, or raises; or name what does it",
+    r"told(?! apart| from)": "reported, or raises; or name what does it",
     r"of before": "previous, or earlier",
     r"of then": "name the time",
     r"so many": "a number",
@@ -37,7 +39,10 @@ PHRASES = {
     r"is no (?:op|name|module|function|power)": "is not a",
     r"for so \w+ a": "for this size",
 }
-_PATTERN = re.compile("|".join(rf"(\b(?:{each})\b)" for each in PHRASES), re.I)
+# A word in quotes or braces is a name, not prose.
+_PATTERN = re.compile(
+    "|".join(rf"(?<![\"'{{`])(\b(?:{each})\b)(?![\"'}}`])" for each in PHRASES), re.I
+)
 
 IN_SCOPE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "tutorials", "scripts/site")
 GENERATED = ("docs/measured.md",)  # made by a program, which has its own scope
