@@ -1,4 +1,4 @@
-"""`sundog bench checker`: what checking costs over plain simulation, in time and in memory."""
+"""`python -m benchmarks checker`: what checking costs over simulation, in time and in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sundog.ops.op import OPS
 from sundog.tools._subject import function_of
 from sundog.tools.check.schedules import check, check_once
 
-from .figures import Figures
+from .result_files import Figures
 
 __all__ = ["main"]
 
@@ -31,9 +31,9 @@ RATIO_GOAL, SHADOW_GOAL, MINUTE = 1.6, 16, 60
 
 
 def main(json_path: str) -> None:
-    """Print a table and, with a path, write it for docs/measured.md."""
-    told = Console(stderr=True)
-    targets = track(_targets(), "checking", console=told, transient=True)
+    """Print a table. With a path, also write it for docs/measured.md. Needs the examples folder."""
+    console = Console(stderr=True)
+    targets = track(_targets(), "checking", console=console, transient=True)
     rows = [_row(name, function_of(name, RANKS)) for name in targets]
     seconds = _time(lambda: check(function_of("examples/all_gather.py", 8), 8, schedules=50))
     text = (
@@ -43,7 +43,7 @@ def main(json_path: str) -> None:
         f"{MINUTE} s)."
     )
     head = ["target", "plain", "checked", "ratio", "shadow bytes per byte"]
-    Figures("What checking costs", text, head, rows).show("sundog bench checker", json_path)
+    Figures("What checking costs", text, head, rows).show(json_path, on_cpu=True)
 
 
 def _targets() -> list[str]:
@@ -73,7 +73,7 @@ def _simulate(function: Callable[..., Any], token: str) -> Machine:
 
 
 def _shadow(function: Callable[..., Any]) -> float:
-    """Bytes of shadow memory over bytes that it stands for."""
+    """Return the bytes of shadow memory over the bytes that they stand for."""
     machine = Machine(from_token("random:0"), 16, expire=False)
     machine.checker = Checker(machine.memory)
     with contextlib.redirect_stdout(io.StringIO()):

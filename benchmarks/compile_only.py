@@ -1,20 +1,19 @@
-"""How long `sundog tune --compile-only` takes: `python -m benchmarks.compile_only FILE.json`.
+"""`python -m benchmarks compile-only`: how long `sundog tune --compile-only` takes.
 
-Three ops, two targets, 12 configs of each by lot, from an empty cache of Triton's: under 2 minutes.
-The CPU time is what counts where others use the machine too.
+Three ops, two targets, 12 configs of each at random, with Triton's cache empty: under 2 minutes.
+Where others use the machine too, the CPU time is what counts.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import sys
 import tempfile
 import time
-from typing import Any
 
-from sundog.tools.bench.results import machine, write
 from sundog.tools.tune.tune import Tuned, tune
+
+from .result_files import Figures
 
 __all__ = ["main", "measure"]
 
@@ -29,7 +28,7 @@ GOAL_S = 120
 
 
 def measure(op: str, folder: str) -> tuple[list[Tuned], float, float]:
-    """What was compiled, and the seconds of the clock and of all CPU cores that it took."""
+    """Compile, and return what was compiled with the seconds of the clock and of all cores."""
     begin, cpu = time.monotonic(), _cpu_seconds()
     log = os.path.join(folder, "log")
     done = tune(op, OPS[op], budget=BUDGET, search="random", targets=TARGETS, log=log)
@@ -41,7 +40,7 @@ def _cpu_seconds() -> float:
     return sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, who))
 
 
-def main(path: str) -> None:
+def main(json_path: str) -> None:
     rows: list[list[str]] = []
     total = total_cpu = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -54,20 +53,9 @@ def main(path: str) -> None:
     cores = os.cpu_count() or 1
     free = f"{total_cpu:.0f} s: {total_cpu / cores:.0f} s if all {cores} were free"
     rows.append(["all", f"goal {GOAL_S} s", f"{total:.0f} s", free])
-    write(path, _content(rows))
-
-
-def _content(rows: list[list[str]]) -> dict[str, Any]:
     text = (
-        f"{BUDGET} configs by lot for each of {' and '.join(TARGETS)}, from an empty cache, on "
-        f"{os.cpu_count()} CPU cores that other work shared."
+        f"{BUDGET} configs at random for each of {' and '.join(TARGETS)}, from an empty cache, on "
+        f"{cores} CPU cores that other work shared."
     )
-    command = "python -m benchmarks.compile_only"
     head = ["op", "configs", "time", "of all cores"]
-    known = {**machine(), "command": command, "gpu": f"{os.cpu_count()} CPU cores"}
-    content = {"kind": "table", "title": "Tuning without a GPU", "text": text}
-    return {**content, "machine": known, "head": head, "rows": rows}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    Figures("Tuning without a GPU", text, head, rows).show(json_path, on_cpu=True)

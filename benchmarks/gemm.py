@@ -1,20 +1,18 @@
-"""`sundog bench gemm`: the matrix product that the fused kernels share, beside torch.mm (cuBLAS).
+"""`python -m benchmarks gemm`: the matrix product that the fused kernels share, next to torch.mm.
 
-On all SMs of one GPU, with normally distributed bfloat16: the power that a product takes, and so
-its clock, depends on the data. Outputs are compared before anything is timed.
+Both use all SMs of one GPU, with normally distributed bfloat16: the power that a product takes, and
+so its clock, depends on the data. Outputs are compared before anything is timed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from sundog import target
-from sundog.errors import SundogError
 from sundog.fused import _gemm
 from sundog.fused._call import fitting
 from sundog.launch import run as run_ranks
@@ -23,6 +21,8 @@ from sundog.tools.bench import limits, results
 from sundog.tools.bench.run import Row
 from sundog.tools.timing import Variant, measure
 from sundog.world.world import World
+
+from .result_files import machine
 
 __all__ = ["SHAPES", "bench_gemm", "main"]
 
@@ -38,24 +38,18 @@ _ITEM = 2  # bytes
 
 
 def main(samples: int, json_file: str) -> int:
-    """Exit status: 1 if a result was wrong, 2 if there is no GPU."""
-    try:
-        rows, rates = bench_gemm(SHAPES, samples)
-    except SundogError as error:
-        print(f"sundog bench gemm: {error}", file=sys.stderr)
-        return 2
+    """Return the exit status: 1 if a result was wrong."""
+    rows, rates = bench_gemm(SHAPES, samples)
     results.print_rows(rows, 1)
     if json_file:
         content = {"kind": "op", "op": "gemm", "world": 1, "backend": "virtual"}
-        content |= {"machine": results.machine(), "rates": rates.as_json()}
+        content |= {"machine": machine(), "rates": rates.as_json()}
         results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
     return 1 if any(row.wrong for row in rows) else 0
 
 
 def bench_gemm(shapes: tuple[Shape, ...], samples: int) -> tuple[list[Row], limits.Rates]:
-    """Two rows a shape: ours with the config of its rule, and torch.mm."""
-    if not target.has_gpu():
-        raise SundogError("torch finds no GPU here")
+    """Return two rows a shape: ours with the config of its rule, and torch.mm."""
 
     def on_rank(world: World) -> tuple[list[Row], limits.Rates]:
         rates = limits.measure_rates(world.device)
@@ -85,7 +79,7 @@ def _rows(world: World, shape: Shape, samples: int, rates: limits.Rates) -> list
 
 
 def _sets(world: World, shape: Shape, cost: Cost) -> list[tuple[torch.Tensor, ...]]:
-    """A, B and an output, as often as it takes for one set to leave the L2 cache."""
+    """Make A, B and an output, as often as it takes for one set to leave the L2 cache."""
     m, n, k = shape
     l2 = target.of(world.device).l2_bytes
     count = min(max(-(-3 * l2 // cost.hbm_bytes), 2), 8)
@@ -112,7 +106,7 @@ def _wrong(
     sets: list[tuple[torch.Tensor, ...]], ours: list[Callable[[], Any]],
     theirs: list[Callable[[], Any]],
 ) -> float:  # fmt: skip
-    """The largest difference of the two, over the largest element."""
+    """Return the largest difference of the two, over the largest element."""
     worst = 0.0
     for (_, _, out), one, other in zip(sets, ours, theirs, strict=True):
         other()

@@ -6,21 +6,22 @@ goal counts, so "reached" says that all of them did.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sundog.tools.bench.results import fastest, times_of
+from sundog.tools.timing import Times
 
-from .link_table import even_shapes
-
-__all__ = ["goal_rows"]
+__all__ = ["Even", "even_shapes", "goal_rows", "micros_of_rank_0"]
 
 Files = dict[str, dict[str, Any]]  # by name, without .json
 Figures = dict[str, float]  # by case
 _LARGE = 64 << 20  # bytes
 _GEMM = "our GEMM, A gathered"
+_CUBLAS = "cuBLAS alone"
 _LARGE_M = r"\bm=(?!(16|64|256),)"  # small products have no goal but that of `auto`
 
 
@@ -50,6 +51,53 @@ class Goal:
 def goal_rows(files: Files) -> list[list[str]]:
     """Of every goal for which there is a file."""
     return [cells for cells in (goal.row(files) for goal in _GOALS) if cells]
+
+
+# the shapes over a link for which there is a goal
+
+
+class Even(NamedTuple):
+    """The shape of an M on which link and product are closest to equal: what the goal is for."""
+
+    row: dict[str, Any]  # the fastest of ours
+    crossing: float  # us, of what crosses the link
+    alone: float  # us, of the product
+    time: float  # us, of the row
+    over_limit: float
+    times_as_fast: float  # as gather, then product
+
+
+def even_shapes(content: dict[str, Any]) -> list[Even]:
+    """One for each M."""
+    rows = [row for row in content["rows"] if row["times"] is not None]
+    alone = {
+        row["problem"]: micros_of_rank_0(row).median for row in rows if row["variant"] == _CUBLAS
+    }
+    crossing = {row["problem"]: row["link_bytes"] / content["rates"]["link"] * 1e6 for row in rows}
+    heights: dict[str, list[str]] = {}
+    for problem in alone:
+        found = re.search(r"\bm=\d+", problem)
+        heights.setdefault(found[0] if found else "", []).append(problem)
+    evens = []
+    for problems in heights.values():
+        even = min(problems, key=lambda each: abs(math.log(alone[each] / crossing[each])))
+        there = [row for row in rows if row["problem"] == even]
+        evens.append(_even(there, crossing[even], alone[even]))
+    return evens
+
+
+def _even(rows: list[dict[str, Any]], crossing: float, alone: float) -> Even:
+    ours = min((r for r in rows if r["config"]), key=lambda row: micros_of_rank_0(row).median)
+    time = micros_of_rank_0(ours).median
+    unfused = [r for r in rows if not r["config"] and r["variant"] != _CUBLAS]
+    other = min(micros_of_rank_0(row).median for row in unfused)
+    return Even(ours, crossing, alone, time, time / ours["limit_ns"] * 1e3, other / time)
+
+
+def micros_of_rank_0(row: dict[str, Any]) -> Times:
+    """Rank 0's samples, in microseconds."""
+    samples = [[1e-3 * ranks[0]] for ranks in row["times"]["samples_ns"]]
+    return Times(row["variant"], samples)
 
 
 # figures

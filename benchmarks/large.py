@@ -1,6 +1,6 @@
-"""Two products that ran out of memory elsewhere: all-gather + GEMM, once, on 8 ranks of one GPU.
+"""`python -m benchmarks large`: all-gather + GEMM, once, on 8 ranks of one GPU.
 
-python -m benchmarks.large [FILE.json]
+These are two products that ran out of memory elsewhere.
 
 The heap holds a rank's shard of A, and with hbm_buffer the staging buffer, which has all others'. B
 and the output are ordinary tensors.
@@ -8,7 +8,6 @@ and the output are ordinary tensors.
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -19,8 +18,9 @@ from sundog.fused.all_gather_matmul import Problem
 from sundog.launch import run
 from sundog.ops.op import algorithms
 from sundog.ops.select import config_for
-from sundog.tools.bench.results import machine, write
 from sundog.world.world import World
+
+from .result_files import Figures
 
 __all__ = ["main"]
 
@@ -34,15 +34,12 @@ _ROWS = 64  # of the output, that are compared
 def main(json_file: str) -> None:
     problems = [Problem(*shape, torch.bfloat16, _SIZE) for shape in SHAPES]
     rows = [_row(problem, algo) for problem in problems for algo in ("hbm_buffer", "direct")]
-    if json_file:
-        text = (
-            f"bfloat16, {_SIZE} ranks that share one GPU, one call after one that compiles; "
-            f"{_ROWS} rows of each rank's output compared bitwise with torch.mm."
-        )
-        head = ["M", "N", "K", "algorithm", "heap per rank", "seconds", "TFLOP/s of all ranks"]
-        where = {**machine(), "command": "python -m benchmarks.large"}
-        content = {"kind": "table", "title": "Large all-gather + GEMM", "text": text, "head": head}
-        write(json_file, {**content, "machine": where, "rows": rows})
+    text = (
+        f"bfloat16, {_SIZE} ranks that share one GPU, one call after one that compiles; "
+        f"{_ROWS} rows of each rank's output compared bitwise with torch.mm."
+    )
+    head = ["M", "N", "K", "algorithm", "heap per rank", "seconds", "TFLOP/s of all ranks"]
+    Figures("Large all-gather + GEMM", text, head, rows).show(json_file)
 
 
 def _row(problem: Problem, algo: str) -> list[str]:
@@ -65,7 +62,7 @@ def _heap_size(problem: Problem, algo: str) -> int:
 
 
 def _once(world: World, problem: Problem, algo: str, module: ModuleType) -> tuple[int, float]:
-    """Elements that differ, and the seconds of the second call."""
+    """Return the number of elements that differ, and the seconds of the second call."""
     kind = target.of(world.device).key
     config: Any = config_for(f"{_OP}.{algo}", module, problem, kind, world.num_sms)
     plan = module.plan(world, problem, config)
@@ -83,7 +80,3 @@ def _once(world: World, problem: Problem, algo: str, module: ModuleType) -> tupl
     wrong = int((torch.mm(torch.cat(parts, dim=1), b) != out[some]).sum().item())
     world.barrier()  # everybody has read its peers' A
     return wrong, events[0].elapsed_time(events[1]) * 1e-3
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,21 +1,20 @@
-"""What crosses PCIe per second, and how: one copy, copies with a flag behind each, kernels.
+"""`python -m benchmarks link-rates`: what crosses PCIe per second, by copies and by kernels.
 
-python -m benchmarks.link_rates [FILE.json]
-
-Why all_gather_matmul fetches by kernels and not by the copy engine: the engine is the faster one,
-but every copy costs it some microseconds of its own, and a fused kernel wants small ones. Flags are
-set by a kernel of one warp behind each copy, on the same stream; two streams take turns, so that
-the engine need not wait for them. A kernel asks for 128 bytes at a time, by TMA too. All in graphs
-that take turns, behind some that are not told: the link's first half second is slower.
+This is why all_gather_matmul fetches by kernels and not by the copy engine. The engine is faster,
+but every copy costs it some microseconds, and a fused kernel wants small ones. A kernel of one warp
+sets a flag after each copy, on the same stream; two streams take turns, so that the engine need not
+wait for them. A kernel asks for 128 bytes at a time, by TMA too. All run in graphs that take turns,
+after some rounds that do not count: the link's first half second is slower.
 """
+
+# A jit function's arguments are tiles and pointers, which have no Python type:
+# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import triton
@@ -23,8 +22,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sundog.backends._link import pinned_heap
-from sundog.target import has_gpu
-from sundog.tools.bench.results import machine, write
+
+from .result_files import Figures
 
 __all__ = ["main"]
 
@@ -40,15 +39,10 @@ def main(path: str) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         found = _times(_ways(there, here))
     rows = [[name, *_cells(samples)] for name, samples in found.items()]
-    for row in rows:
-        print(": ".join(row[:1]), ", ".join(row[1:]))
-    if path:
-        text = f"{_BYTES >> 20} MiB of pinned memory into the GPU's; {_CALLS} times in a graph."
-        content: dict[str, Any] = {"kind": "table", "title": "The PCIe link", "text": text}
-        content |= {"machine": {**machine(), "command": "python -m benchmarks.link_rates"}}
-        content |= {"head": ["how", "median", "GB/s"], "rows": rows}
-        nanos = {name: [round(1e9 * t, 1) for t in times] for name, times in found.items()}
-        write(path, content | {"samples_ns": nanos})
+    text = f"{_BYTES >> 20} MiB of pinned memory into the GPU's; {_CALLS} times in a graph."
+    nanos = {name: [round(1e9 * t, 1) for t in times] for name, times in found.items()}
+    figures = Figures("The PCIe link", text, ["how", "median", "GB/s"], rows)
+    figures.show(path, samples_ns=nanos)
 
 
 def _ways(there: torch.Tensor, here: torch.Tensor) -> dict[str, Callable[[], object]]:
@@ -56,7 +50,7 @@ def _ways(there: torch.Tensor, here: torch.Tensor) -> dict[str, Callable[[], obj
     side = torch.cuda.Stream()
     ways: dict[str, Callable[[], object]] = {"one copy": lambda: here.copy_(there)}
     for size in (1 << 19, 1 << 20, 1 << 21, 1 << 22):
-        name = f"copies of {size / (1 << 20):g} MiB, a flag behind each"
+        name = f"copies of {size / (1 << 20):g} MiB, a flag after each"
         ways[name] = partial(_copies, there, here, flags, side, size)
     for programs in (1, 2, 3, 4, 8, 16, 32):
         name = f"kernel of {programs} programs"
@@ -73,7 +67,7 @@ def _cells(samples: list[float]) -> list[str]:
 
 
 def _times(ways: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of one call, per sample."""
+    """Return the seconds of one call, per sample."""
     graphs = {name: _captured(work) for name, work in ways.items()}
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(_WARM + _SAMPLES):
@@ -101,13 +95,13 @@ def _captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
 def _copies(
     there: torch.Tensor, here: torch.Tensor, flags: torch.Tensor, side: torch.cuda.Stream, size: int
 ) -> None:
-    own = torch.cuda.current_stream()
-    side.wait_stream(own)
+    main_stream = torch.cuda.current_stream()
+    side.wait_stream(main_stream)
     for number, start in enumerate(range(0, _BYTES, size)):
-        with torch.cuda.stream((own, side)[number % 2]):
+        with torch.cuda.stream((main_stream, side)[number % 2]):
             here[start : start + size].copy_(there[start : start + size])
             _flag[(1,)](flags, number, num_warps=1)
-    own.wait_stream(side)
+    main_stream.wait_stream(side)
 
 
 def _by_kernel(there: torch.Tensor, here: torch.Tensor, programs: int) -> None:
@@ -127,12 +121,12 @@ def _by_tma(there: torch.Tensor, here: torch.Tensor, programs: int) -> None:
 
 
 @triton.jit(do_not_specialize=["number"])
-def _flag(flags, number):  # type: ignore[no-untyped-def]
+def _flag(flags, number):
     tl.atomic_add(flags + number, 1, sem="release", scope="gpu")
 
 
 @triton.jit
-def _copy(src, dst, n, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _copy(src, dst, n, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     step = tl.num_programs(0) * BLOCK
     for start in tl.range(tl.program_id(0) * BLOCK, n, step, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK)
@@ -140,13 +134,7 @@ def _copy(src, dst, n, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def _copy_boxes(src, dst, n, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _copy_boxes(src, dst, n, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr):
     for box in tl.range(tl.program_id(0), n, tl.num_programs(0), num_stages=STAGES):
         row, col = box // 4 * ROWS, box % 4 * COLS
         dst.store([row, col], src.load([row, col]))
-
-
-if __name__ == "__main__":
-    if not has_gpu():
-        sys.exit("benchmarks.link_rates: torch finds no GPU here")
-    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,10 +1,13 @@
-"""`sundog bench sim`: what a simulation costs.
+"""`python -m benchmarks simulator`: what a simulation costs.
 
-Two kernels that do not communicate, against Triton's own interpreter: each timed in a process of
-its own, since the interpreter is chosen when a kernel is defined, and the two take turns, so that
-both meet the same machine. The figure is the ratio of the medians. Then a barrier of many ranks,
-which Triton's interpreter can't run.
+Two kernels that do not communicate run here and in Triton's own interpreter. Each side has its own
+process, since Triton chooses its interpreter when a kernel is defined. The two sides take turns, so
+that both meet the same machine, and the figure is the ratio of their medians. Then many ranks meet
+at a barrier, which Triton's interpreter cannot run.
 """
+
+# A jit function's arguments are tiles and pointers, which have no Python type:
+# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
+
+from sundog.device import signal
 
 __all__ = ["main", "run"]
 
@@ -29,7 +35,7 @@ REPEATS = 5
 
 
 def run(repeats: int = REPEATS, ranks: int = RANKS, programs: int = PROGRAMS) -> dict[str, Any]:
-    """All figures, in seconds: the medians of `repeats` runs."""
+    """Return all figures, in seconds: the medians of `repeats` runs."""
     seconds: dict[str, dict[str, list[float]]] = {
         name: {"ours": [], "triton": []} for name in CASES
     }
@@ -44,12 +50,12 @@ def run(repeats: int = REPEATS, ranks: int = RANKS, programs: int = PROGRAMS) ->
 
 
 def main(json_path: str = "") -> None:
-    """Measure and print a table; with `json_path`, write it for docs/measured.md too."""
-    from .figures import Figures
+    """Measure and print a table. With `json_path`, also write it for docs/measured.md."""
+    from .result_files import Figures
 
     text = f"Medians of {REPEATS} runs that took turns; the ratio is what counts."
     head = ["what", "sundog", "Triton's interpreter", "ratio", "goal"]
-    Figures("The simulator", text, head, _rows(run())).show("sundog bench sim", json_path)
+    Figures("The simulator", text, head, _rows(run())).show(json_path, on_cpu=True)
 
 
 def _compared(times: dict[str, list[float]]) -> dict[str, float]:
@@ -91,7 +97,7 @@ def _time_kernels(who: str) -> dict[str, float]:
 
 
 def _best_of_two(case: Callable[[], None], finish: Callable[[], None] = lambda: None) -> float:
-    """The first run of a kernel also rewrites it."""
+    """Run it twice, since the first run also rewrites the kernel."""
     times = []
     for _ in range(2):
         start = time.perf_counter()
@@ -102,8 +108,6 @@ def _best_of_two(case: Callable[[], None], finish: Callable[[], None] = lambda: 
 
 
 def _matmul() -> Callable[[], None]:
-    from .sim_kernels import matmul_kernel
-
     a, b, c = torch.randn(256, 256), torch.randn(256, 256), torch.empty(256, 256)
     strides = (256, 1)
     return lambda: matmul_kernel[(8, 8)](
@@ -112,8 +116,6 @@ def _matmul() -> Callable[[], None]:
 
 
 def _softmax() -> Callable[[], None]:
-    from .sim_kernels import softmax_kernel
-
     x, out = torch.randn(1024, 1024), torch.empty(1024, 1024)
     return lambda: softmax_kernel[(1024,)](x, 1024, out, 1024, 1024, BLOCK=1024)
 
@@ -125,10 +127,8 @@ CASES = {
 
 
 def time_barrier(ranks: int, programs: int) -> float:
-    """Seconds to open a world, meet once inside a kernel, and close it."""
+    """Return the seconds to open a world, meet once inside a kernel, and close it."""
     import sundog
-
-    from .sim_kernels import barrier_kernel
 
     def host(world: sundog.World) -> None:
         flags, counter = world.signals((world.size,), "flags"), world.signals((1,), "counter")
@@ -140,6 +140,55 @@ def time_barrier(ranks: int, programs: int) -> float:
     start = time.perf_counter()
     sundog.run(host, ranks, backend="sim", heap_size=1 << 20)
     return time.perf_counter() - start
+
+
+# kernels
+
+
+@triton.jit
+def matmul_kernel(
+    a_ptr, stride_am, stride_ak,
+    b_ptr, stride_bk, stride_bn,
+    c_ptr, stride_cm, stride_cn,
+    M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of C = A @ B, with masks at every edge, as a kernel for ragged sizes does."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_am + inner[None, :] * stride_ak
+    b_ptrs = b_ptr + inner[:, None] * stride_bk + columns[None, :] * stride_bn
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (inner[None, :] < K - k), other=0.0)
+        b = tl.load(b_ptrs, mask=(inner[:, None] < K - k) & (columns[None, :] < N), other=0.0)
+        total = tl.dot(a, b, total)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+    c_ptrs = c_ptr + rows[:, None] * stride_cm + columns[None, :] * stride_cn
+    tl.store(c_ptrs, total, mask=(rows[:, None] < M) & (columns[None, :] < N))
+
+
+@triton.jit
+def softmax_kernel(x_ptr, stride_x, out_ptr, stride_out, N, BLOCK: tl.constexpr):
+    """Compute the softmax of one row."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    valid = columns < N
+    x = tl.load(x_ptr + row * stride_x + columns, mask=valid, other=float("-inf"))
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    out = numerator / tl.sum(numerator, axis=0)
+    tl.store(out_ptr + row * stride_out + columns, out, mask=valid)
+
+
+@triton.jit
+def barrier_kernel(flags, counter, epoch, ctx, LANES: tl.constexpr):
+    """Meet all programs of all ranks: those of a rank, one of them with the other ranks, again."""
+    signal.barrier_programs(counter, ctx)
+    if tl.program_id(0) == 0:
+        signal.barrier_ranks(flags, epoch, ctx, LANES)
+    signal.barrier_programs(counter, ctx)
 
 
 if __name__ == "__main__":

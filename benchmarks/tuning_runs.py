@@ -1,32 +1,36 @@
-"""What tuning runs found and cost: `python -m benchmarks.tuning_runs data/h200 docs/measured`.
+"""`python -m benchmarks tuning data/h200 docs/measured`: what tuning runs found and cost.
 
-From the datasets of a folder, and its runs.json (data/h200/make.py), come two tables, and a plot of
-a tuning of each algorithm.
-
-Each run that tried its whole space is replayed: the pattern search asks for configs again, and gets
-the times that were recorded, so it needs no GPU. How far from the best of the run it ends with 100
-configs, and whether it beats the default, is one line of the table. Where the same tuning was run
-again with another seed, how far apart the choices are is told too.
+Two tables, and a plot of a tuning of each algorithm, are made from the datasets of a folder and its
+runs.json (data/h200/make.py). Each run that tried its whole space is replayed: the pattern search
+asks for configs again and gets the recorded times, so it needs no GPU. One line of the table shows
+how far from the best of the run it ends with 100 configs, and whether it beats the default. Where
+the same tuning ran again with another seed, the line also shows how far apart the choices are.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import statistics
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas
 
 from sundog.dataset.pictures import draw_convergence
 from sundog.dataset.reader import read
 from sundog.ops import op as ops
 from sundog.tools.bench.results import write
+from sundog.tools.tune.search import pattern
+from sundog.tools.tune.space import Space
 
-from .sessions import Session, replay, sessions, sessions_of
-
-__all__ = ["Compared", "apart", "cost_cells", "medians", "op_rows", "rows_of"]
+__all__ = [
+    "Compared", "Session", "apart", "cost_cells", "main", "medians", "op_rows", "replay", "rows_of",
+    "sessions",
+]  # fmt: skip
 
 Compared = dict[str, dict[str, float]]  # by run id and config, as it is printed: milliseconds
 
@@ -34,22 +38,111 @@ BUDGETS = (100, 40)
 SEEDS = 20
 
 
-def medians(told: list[dict[str, Any]]) -> Compared:
-    """Of runs.json: what several runs chose, once more, in turns."""
+# runs
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of a tuning: the median of each config in order of asking, None where it failed."""
+
+    op: str
+    problem: str
+    search: str
+    seed: int
+    space: int  # configs
+    times: dict[Any, float | None]
+    final: dict[Any, float]  # of the finalists
+    chosen: Any  # the best of those
+    run_id: str = ""
+    known_s: tuple[float, ...] = ()  # from one timed row to the next, its kernel known ...
+    new_s: tuple[float, ...] = ()  # ... and new
+
+    @property
+    def best(self) -> float:
+        return min(t for t in self.times.values() if t is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.times) == self.space
+
+
+def sessions(base: str) -> list[Session]:
+    data = read(base)
+    found = []
+    for run in data.runs.itertuples():
+        rows = data.rows[(data.rows.session == run.session) & (data.rows.status != "started")]
+        found.append(_session(run, rows))
+    return found
+
+
+def _session(run: Any, rows: pandas.DataFrame) -> Session:
+    kind = ops.find(run.kernel_name).Config
+    rows = rows.sort_values("config_index")
+    times: dict[int, dict[Any, float | None]] = {0: {}, 1: {}}  # by repeat
+    for row in rows.itertuples():
+        timed = float(row.perf_ms) if row.status == "ok" else None
+        times[row.repeat][kind(**json.loads(row.config))] = timed
+    final = {config: t for config, t in times[1].items() if t is not None}
+    values = {each["name"]: each["value"] for each in run.arguments}
+    problem = ", ".join(f"{k}={v}" for k, v in values.items() if k in ("numel", "m", "n", "k"))
+    search, seed, space = (run.settings[name] for name in ("search", "seed", "space"))
+    chosen = min(final, key=lambda config: final[config]) if final else None
+    found = run.kernel_name, problem, search, seed, space, times[0], final, chosen
+    return Session(*found, run.run_id, *_steps(rows))
+
+
+def _steps(rows: pandas.DataFrame) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the seconds from the end of one config to that of the next, where it was timed."""
+    steps: dict[bool, list[float]] = {True: [], False: []}  # is the kernel known?
+    known: set[str] = set()
+    before = None
+    for row in rows[rows.repeat == 0].sort_values("timestamp_s").itertuples():
+        if before is not None and row.status == "ok":
+            steps[row.ir_id in known].append(row.timestamp_s - before)
+        known.add(row.ir_id)
+        before = row.timestamp_s
+    return tuple(steps[True]), tuple(steps[False])
+
+
+def sessions_of(run: dict[str, Any], found: list[Session]) -> list[Session]:
+    """Return the sessions of a run of runs.json; of one that was cut and repeated, the last."""
+    ids = {tuned["run_id"] for tuned in run["tuned"]}
+    settings = run["search"], run["seed"]
+    mine = [each for each in found if each.run_id in ids and (each.search, each.seed) == settings]
+    return list({each.run_id: each for each in mine}.values())
+
+
+def replay(session: Session, budget: int, seed: int) -> float:
+    """Return what the pattern search would have found: its best over the best of all."""
+    asked: dict[Any, float | None] = {}
+
+    def evaluate(configs: list[Any], generation: int) -> list[float | None]:
+        asked.update({config: session.times[config] for config in configs})
+        return [asked[config] for config in configs]
+
+    pattern(Space(tuple(session.times)), evaluate, budget, random.Random(seed))
+    return min(t for t in asked.values() if t is not None) / session.best
+
+
+# tables
+
+
+def medians(content: list[dict[str, Any]]) -> Compared:
+    """Return medians of what several runs chose, measured again in turns (runs.json)."""
     return {
         each["run_id"]: {
             config: statistics.median(samples)
             for config, samples in zip(each["configs"], each["samples_ms"], strict=True)
             if samples
         }
-        for each in told
+        for each in content
     }
 
 
 def apart(runs: list[Session], compared: Compared) -> str:
-    """How much slower the worst choice of these runs is than the best, by times taken in turns.
+    """Say how much slower the worst choice of these runs is than the best, by interleaved times.
 
-    Those of `compared`, or those of one run's finalists, if more of the choices are among them.
+    Those are the times of `compared`, or of one run's finalists if these hold more of the choices.
     """
     tables = [compared.get(runs[0].run_id, {})]
     tables += [{str(config): t for config, t in run.final.items()} for run in runs]
@@ -59,7 +152,7 @@ def apart(runs: list[Session], compared: Compared) -> str:
 
 
 def rows_of(found: list[Session], compared: Compared) -> list[list[str]]:
-    """A line per tuning: the run that tried the most, and what the others say of it."""
+    """Return a line per tuning: the run that tried the most, and what the others say of it."""
     lines = []
     for (op, problem), runs in _by_problem(found).items():
         whole = max(runs, key=lambda run: len(run.times))
@@ -75,7 +168,7 @@ def rows_of(found: list[Session], compared: Compared) -> list[list[str]]:
 
 
 def op_rows(runs: list[dict[str, Any]], found: list[Session], compared: Compared) -> list[list]:
-    """A line per problem of an op that was tuned with all its algorithms; `runs`: of runs.json."""
+    """Return a line per problem of an op that was tuned with all its algorithms."""
     lines = {}
     for run in runs:
         if "." in run["op"] or run["search"] != "exhaustive":
@@ -108,9 +201,9 @@ def _op_cells(op: str, algos: list[Session], best: Session) -> list[str]:
 
 
 def _replayed(algos: list[Session], gain: float) -> list[str]:
-    """Of each budget, the worst seed: over the best of all, and what is left of the gain.
+    """Return for each budget the worst seed over the best of all, and what is left of the gain.
 
-    Not by the default's first time: it is measured beside compilers, the best perhaps not.
+    The default's first time does not count: compilers ran while it was measured.
     """
     cells = []
     best = min(each.best for each in algos)
@@ -125,7 +218,7 @@ def _replayed(algos: list[Session], gain: float) -> list[str]:
 
 
 def _by_problem(found: list[Session]) -> dict[tuple[str, str], list[Session]]:
-    """Those with the kernels of the last of them."""
+    """Group the runs that have the kernels of the last of them."""
     grouped: dict[tuple[str, str], list[Session]] = {}
     for session in found:
         if session.chosen is not None:
@@ -149,9 +242,9 @@ TEXT = (
     "a space were measured, the pattern search was replayed over the first times, without a GPU, "
     f"with {SEEDS} seeds: how much slower than the best of all the worst of these ends (goal: 3 % "
     "with 100 configs), and its gain. Where the same tuning ran on the GPU again, by another "
-    "search or from another seed: how much slower the worst choice of so many runs is than the "
-    "best one, by times that were taken in turns (goal: 2 %). What was tuned again after its "
-    "kernels had changed is told of the last ones."
+    "search or from another seed: how much slower the worst choice of these runs is than the best "
+    "one, by times taken in turns (goal: 2 %). Where kernels changed and were tuned again, the "
+    "figures are of the last ones."
 )
 COST_HEAD = [
     "op", "problems", "search", "configs", "time", "a config, kernel known", "kernel new", "busy",
@@ -168,7 +261,7 @@ COST_TEXT = (
 
 
 def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:
-    """`run`: of runs.json, whose sessions are among those found."""
+    """Return the line of a run of runs.json, whose sessions are among those found."""
     mine = sessions_of(run, found)
     problems = len({each.problem for each in mine})
     tried = sum(tuned["tried"] for tuned in run["tuned"])
@@ -184,7 +277,7 @@ def cost_cells(run: dict[str, Any], found: list[Session]) -> list[str]:
 
 
 def draw(base: str, start: str) -> None:
-    """How a tuning of each algorithm went on: the one that tried the most configs."""
+    """Plot a tuning of each algorithm, the one that tried the most configs."""
     data = read(base)
     kernels = {run.kernel_name: run.kernel_id for run in data.runs.itertuples()}  # the last ones
     now = data.runs.kernel_id == data.runs.kernel_name.map(kernels)
@@ -199,22 +292,18 @@ def draw(base: str, start: str) -> None:
 
 
 def main(data: Path, docs: Path) -> None:
-    told = json.loads((data / "runs.json").read_text())
+    recorded = json.loads((data / "runs.json").read_text())
     bases = sorted(path.with_suffix("") for path in data.glob("*.csv"))
     found = [session for base in bases for session in sessions(str(base))]
-    common = {"kind": "table", "machine": told["machine"]}
-    compared = medians(told.get("compared", []))
-    lines = [*op_rows(told["runs"], found, compared), *rows_of(found, compared)]
+    common = {"kind": "table", "machine": recorded["machine"]}
+    compared = medians(recorded.get("compared", []))
+    lines = [*op_rows(recorded["runs"], found, compared), *rows_of(found, compared)]
     rows = {"head": HEAD, "rows": lines}
     write(str(docs / f"{data.name}-tune.json"), {**common, "title": "Tuning", "text": TEXT, **rows})
-    text = " ".join(filter(None, (COST_TEXT, told.get("note"))))  # the note: how it was started
-    cells = [cost_cells(run, found) for run in told["runs"] if run["tuned"]]
+    text = " ".join(filter(None, (COST_TEXT, recorded.get("note"))))  # the note: how it was started
+    cells = [cost_cells(run, found) for run in recorded["runs"] if run["tuned"]]
     title = {"title": "What tuning costs", "text": text}
     costs = {**common, **title, "head": COST_HEAD, "rows": cells}
     write(str(docs / f"{data.name}-tune-cost.json"), costs)
     for base in bases:
         draw(str(base), str(docs / f"{data.name}-tune"))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -94,9 +94,11 @@ STAGES = [
     ],
 ]
 AXES = ["--axis", "dtype=bfloat16", "--axis", "numel=4096,65536,1048576,16777216"]
-BENCHMARKS = {  # file in the folder, and the words behind `sundog bench`
-    "bound": ["bound", "--world", "2,8"],
-    "capture": ["capture", "--world", "8"],
-    "all-gather-8": ["all_gather", "--world", "8", *AXES],
-    "trace": ["trace", "all_gather_matmul.hbm_buffer", "--problem", "m=4096,n=3584,k=8192"],
-}
+BENCHMARKS = {  # file in the folder, and the words after `python -m`
+    "bound": ["benchmarks", "bound", "--world", "2,8"],
+    "capture": ["benchmarks", "capture", "--world", "8"],
+    "all-gather-8": ["sundog", "bench", "all_gather", "--world", "8", *AXES],
+    "trace": [
+        "benchmarks", "trace", "all_gather_matmul.hbm_buffer", "--problem", "m=4096,n=3584,k=8192",
+    ],
+}  # fmt: skip

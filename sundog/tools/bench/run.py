@@ -105,7 +105,7 @@ def bench(
     if not target.has_gpu():
         raise SundogError(
             "torch finds no GPU here. `sundog check` looks for errors on the CPU, "
-            "and `sundog bench sim` times the simulator."
+            "and `python -m benchmarks simulator`, in the repository, times the simulator."
         )
     common = _Bench(name, modules, problems, choices, compared, samples, link)
     found = _Found(None, {}, {})

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import sundog
 from sundog.cli import app
 from sundog.ops.op import OPS
-from sundog.target import has_gpu
 from sundog.tools.probe import probe_command
 from sundog.tools.probe.probe import Cell, Row, probe_subject
 from sundog.tools.probe.probe_subjects import all_names, rows, subjects
@@ -268,9 +267,3 @@ def test_torchs_own_ops_are_examples(name):
     """What they do needs the GPU; that they can be named, and what is expected, does not."""
     (subject,) = subjects(name, 2)
     assert subject.expected == ("NOT CAPTURABLE" if name == "torch.gloo" else "CAPTURABLE")
-
-
-@pytest.mark.skipif(has_gpu(), reason="about a machine without one")
-def test_the_benchmark_says_that_it_needs_a_gpu():
-    result = CliRunner().invoke(app, ["bench", "capture"])
-    assert result.exit_code == 2

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 import sundog
-from benchmarks.sessions import Session, replay
-from benchmarks.tuning_runs import apart, cost_cells, medians, op_rows, rows_of
+from benchmarks.tuning_runs import (
+    Session,
+    apart,
+    cost_cells,
+    medians,
+    op_rows,
+    replay,
+    rows_of,
+)
 from sundog.ops.select import package_file, read_entries
 from sundog.tools.tune.search import SEARCHES, first_asked
 from sundog.tools.tune.space import Space

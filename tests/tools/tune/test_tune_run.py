@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sundog.tools.tune.tune
-from benchmarks.sessions import sessions
+from benchmarks.tuning_runs import sessions
 from sundog import World, knobs
 from sundog.collectives import all_gather_push
 from sundog.dataset.reader import read

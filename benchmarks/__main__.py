@@ -1,0 +1,207 @@
+"""`python -m benchmarks`: arguments of the commands that measure sundog itself, and nothing else.
+
+Run it at the root of the repository. `sundog bench OP` measures an op.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sundog.tools._console import check_writable
+
+__all__ = ["app"]
+
+
+def _writable(path: str) -> str:
+    try:
+        check_writable(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return path
+
+
+def _known(backend: str) -> str:
+    if backend not in ("virtual", "symm"):
+        raise typer.BadParameter(f"{backend!r}: expected virtual or symm, which run on a GPU")
+    return backend
+
+
+def _ranks(text: str) -> str:
+    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
+        raise typer.BadParameter(f"{text!r}: expected numbers from 1, with commas: 1,8")
+    return text
+
+
+Json = Annotated[
+    str, typer.Option("--json", callback=_writable, help="also write the result to this file")
+]
+World = Annotated[int, typer.Option(min=1, help="ranks")]
+Worlds = Annotated[str, typer.Option(callback=_ranks, help="ranks, with commas")]
+Backend = Annotated[str, typer.Option(callback=_known, help="virtual or symm")]
+Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
+
+app = typer.Typer(
+    help="Measure sundog itself, or make the page of what was measured.", no_args_is_help=True
+)
+
+
+def _need_gpu(command: str) -> None:
+    from sundog.target import has_gpu
+
+    if not has_gpu():
+        typer.echo(f"python -m benchmarks {command}: torch finds no GPU here", err=True)
+        raise typer.Exit(2)
+
+
+# on a CPU
+
+
+@app.command()
+def simulator(json: Json = "") -> None:
+    """Compare the simulator with Triton's own interpreter."""
+    from . import simulator
+
+    simulator.main(json)
+
+
+@app.command()
+def checker(json: Json = "") -> None:
+    """Compare checking with plain simulation, in time and in memory."""
+    from . import checker_cost
+
+    checker_cost.main(json)
+
+
+@app.command()
+def dataset(
+    json: Json = "",
+    graphs: Annotated[bool, typer.Option(help="only print what the graph records hold")] = False,
+) -> None:
+    """Time loading, writing and the extraction of graphs."""
+    from . import dataset_cost
+
+    dataset_cost.print_graphs() if graphs else dataset_cost.main(json)
+
+
+@app.command("compile-only")
+def compile_only(json: Json = "") -> None:
+    """Time `sundog tune --compile-only` for three ops and two targets."""
+    from . import compile_only
+
+    compile_only.main(json)
+
+
+# on a GPU
+
+
+@app.command()
+def host(world: Worlds = "1,2", backend: Backend = "virtual", json: Json = "") -> None:
+    """Time an eager call with a cached plan on the host."""
+    _need_gpu("host")
+    from . import call_cost
+
+    call_cost.host([int(size) for size in world.split(",")], backend, json)
+
+
+@app.command()
+def capture(
+    world: World = 8,
+    backend: Backend = "virtual",
+    nbytes: Annotated[int, typer.Option(min=1, help="of each rank's tensor")] = 8192,
+    json: Json = "",
+) -> None:
+    """Compare 50 small all-reduces in a graph, called one by one, and empty kernels."""
+    _need_gpu("capture")
+    from . import call_cost
+
+    call_cost.capture(world, backend, nbytes, json)
+
+
+@app.command()
+def bound(world: Worlds = "2,8", backend: Backend = "virtual", json: Json = "") -> None:
+    """Time barriers with and without the bound on waits."""
+    _need_gpu("bound")
+    from . import overheads
+
+    overheads.bound([int(size) for size in world.split(",")], backend, json)
+
+
+@app.command()
+def trace(
+    op: Annotated[str, typer.Argument(help="an op, op.algorithm, a module, or a file.py")],
+    problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
+    world: World = 8,
+    backend: Backend = "virtual",
+    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    json: Json = "",
+) -> None:
+    """Time an op with and without the trace points of its kernels."""
+    _need_gpu("trace")
+    from sundog.errors import SundogError
+    from sundog.tools.trace.trace_subject import Subject
+
+    from . import overheads
+
+    try:
+        overheads.trace(Subject(op, problem), world, backend, link, json)
+    except (SundogError, ValueError) as error:
+        typer.echo(f"python -m benchmarks trace: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def gemm(
+    samples: Annotated[int, typer.Option(min=1, help="per variant")] = 30, json: Json = ""
+) -> None:
+    """Compare the matrix product that the fused kernels share with torch.mm."""
+    _need_gpu("gemm")
+    from . import gemm
+
+    raise typer.Exit(gemm.main(samples, json))
+
+
+@app.command()
+def large(json: Json = "") -> None:
+    """Run two products that need most of the GPU's memory."""
+    _need_gpu("large")
+    from . import large
+
+    large.main(json)
+
+
+@app.command("link-rates")
+def link_rates(json: Json = "") -> None:
+    """Measure what crosses PCIe per second, by copies and by kernels."""
+    _need_gpu("link-rates")
+    from . import link_rates
+
+    link_rates.main(json)
+
+
+# from files
+
+
+@app.command()
+def tuning(data: Folder, docs: Folder) -> None:
+    """Make the tables and plots of recorded tuning runs: tuning data/h200 docs/measured."""
+    from . import tuning_runs
+
+    tuning_runs.main(data, docs)
+
+
+@app.command()
+def report(docs: Folder = Path("docs")) -> None:
+    """Compress large results in DOCS/measured and write DOCS/measured.md from all of them."""
+    from .report import write_page
+    from .result_files import pack
+
+    for line in pack(docs / "measured"):
+        typer.echo(line)
+    write_page(docs)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks")
