@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..machine.tasks import Stream
 
@@ -57,6 +58,8 @@ class Actor:
     heard: dict[object, object] = field(default_factory=dict)  # signals seen: races.Heard
     joined: dict[int, Clock] = field(default_factory=dict)  # clocks already learnt, by identity
     lane: list[Clock] = field(default_factory=list)  # what the lane that acts now has learnt
+    before: Clock | None = None  # known before the first scalar acquire since the last CTA barrier
+    acquire: Any = None  # the findings.Event of the last of these
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         if bulk:
@@ -67,6 +70,7 @@ class Actor:
         for clock in self.pending.values():
             self.learn(clock)
         self.pending, self.pending_from = {}, {}
+        self.before = self.acquire = None
         if self.fenced is not None:
             self.proxy, self.fenced = self.fenced, None
         self.barriers += 1
@@ -78,6 +82,12 @@ class Actor:
         if self.joined.get(id(clock)) is not clock:
             join(self.clock, clock)
             self.joined[id(clock)] = clock
+
+    def acquired(self, event: Any) -> None:
+        """A scalar acquire, before it learns."""
+        if self.before is None:
+            self.before = dict(self.clock)
+        self.acquire = event
 
     def published(self, tensor: bool) -> Clock:
         """What a release hands on: all from before the last CTA barrier, and thread 0's own."""
@@ -106,6 +116,7 @@ class StreamActor:
     clock: Clock = field(default_factory=dict)
     heard: dict[object, object] = field(default_factory=dict)
     lane: tuple[Clock, ...] = ()
+    before: None = None
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         return (self.component, self.time)

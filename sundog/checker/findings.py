@@ -20,6 +20,10 @@ SUGGESTIONS = {
     "no CTA barrier after the acquire": (
         "Put tl.debug_barrier() behind the tensor atomic, or use sundog.device.signal.wait_all."
     ),
+    "no CTA barrier in a pipelined loop": (
+        "Put tl.debug_barrier() after the acquire, or use sundog.device.signal.wait; to keep the "
+        "loop pipelined, wait outside of it."
+    ),
     "scope does not reach": 'Use scope="sys" between ranks and scope="gpu" between programs.',
     "relaxed acquire": 'Poll with sem="acquire", or use sundog.device.signal.wait.',
     "relaxed release": 'Signal with sem="release" behind tl.debug_barrier(), or use signal.signal.',

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..callsite import relative
 from ..machine.polling import kernel_frames, site_of, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
+from .ahead import Candidate, arguments_of, in_one_loop, moved_by_compiler
 from .clocks import Actor, Clocks, StreamClocks
 from .findings import SUGGESTIONS, Event, Finding
 from .shadow import UNWRITTEN, Mark, Shadows, State, States, Touch, after, bounds, index_range
@@ -39,6 +41,8 @@ class Checker:
         self._shadows = Shadows(memory, self._signals.forget)
         self._events: dict[tuple, Event] = {}
         self._num_launches = 0
+        self._running: dict[Actor, Launch] = {}
+        self._candidates: dict[tuple, Candidate] = {}
 
     # order
 
@@ -58,12 +62,15 @@ class Checker:
             self._clocks.component(), self._clocks.component(), self._clocks.component(),
             dict(known), dict(known),
         )  # fmt: skip
+        self._running[self._actors[program]] = launch
         programs.append(program)
 
     def end(self, launch: Launch, stream: Stream) -> None:
         if launch in self._launches:  # not so for an empty grid
             number, programs = self._launches.pop(launch)
             actors = [self._actors.pop(program) for program in programs]
+            for actor in actors:
+                del self._running[actor]
             self._clocks.end(actors, self.streams.of(stream))
             self._note("end", launch.rank, number)
 
@@ -239,6 +246,34 @@ class Checker:
         if not self._clocks.knows(event.actor, old.stamp):
             rule, why = explain(old, event, *bounds(span))
             self._report("race", rule, old.event, event, span, why)
+        elif not event.writes and event.actor.before is not None:
+            self._compare_compiled(old, event, span)
+
+    def _compare_compiled(self, old: Mark, event: Event, span: tuple) -> None:
+        """A load that is ordered by an acquire since the last CTA barrier: see `ahead`."""
+        actor = event.actor
+        if actor.owns(old.stamp[0]) or self._clocks.covers(actor.before, old.stamp):
+            return
+        key = (old.event.where, event, actor.acquire)
+        if key not in self._candidates and in_one_loop(event, actor.acquire):
+            launch = self._running[actor]
+            self._candidates[key] = Candidate(
+                launch, arguments_of(launch), old.event, event, actor.acquire, span
+            )
+
+    def ask_compiler(self) -> None:
+        """After the run: report the loads that the compiler issues ahead of their acquire."""
+        for candidate in self._candidates.values():
+            targets = moved_by_compiler(candidate)
+            if targets:
+                path, line, _ = candidate.acquire.where
+                self._report(
+                    "race", "no CTA barrier in a pipelined loop", candidate.write, candidate.load,
+                    candidate.span,
+                    f"the acquire at {relative(path)}:{line} orders them, but the compiler "
+                    f"pipelines the loop ({', '.join(targets)}) and issues the load before it",
+                )  # fmt: skip
+        self._candidates.clear()
 
     def _compare_proxy(self, old: Mark, event: Event, span: tuple) -> None:
         if not event.proxy or event.writes or not self._clocks.knows(event.actor, old.stamp):

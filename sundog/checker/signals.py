@@ -96,7 +96,10 @@ class Signals:
                 actor.heard[signal.actor] = Heard(signal, event, _fault(signal.event, event))
                 if event.tensor and acquires:
                     actor.pending_from[signal.actor] = None
-        for clock in _reaching(event, word) if acquires else ():
+        reaching = _reaching(event, word) if acquires else []
+        if reaching and not event.tensor:
+            actor.acquired(event)
+        for clock in reaching:
             if event.tensor:
                 actor.pending[id(clock)] = clock
             else:

@@ -60,12 +60,11 @@ class Installed:
     def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
         assert self.machine is not None
         launch = _prepare(self.machine, kernel, args, kwargs, grid)
-        version = _version(kernel, launch.arguments)
         recording = self.machine.host.recording
         if recording is not None:
-            recording.launch(launch, loaded=version in self.machine.loaded)
+            recording.launch(launch, loaded=launch.version in self.machine.loaded)
             return
-        self.machine.loaded.add(version)
+        self.machine.loaded.add(launch.version)
         self.machine.streams.launch(launch, self.machine.host.stream)
 
 
@@ -105,6 +104,7 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
     if not 1 <= len(shape) <= 3 or min(shape) < 0:
         raise ValueError(f"grid {shape} of {kernel.__name__}: expected one to three sizes, >= 0")
     constants = {p.name for p in kernel.params if p.is_constexpr}
+    options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
     rank = machine.host.rank
     tensors = _tensors(kernel.__name__, bound)
     for name, tensor in tensors:
@@ -130,6 +130,9 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
         [start for start in held if start is not None],
         caller(),
         _warps(kernel, kwargs),
+        kernel=kernel,
+        options=options,
+        version=_version(kernel, bound, options),
     )
 
 
@@ -148,14 +151,14 @@ def repeat(machine: Machine, launch: Launch) -> Launch:
     )
 
 
-def _version(kernel: JITFunction, arguments: dict[str, Any]) -> tuple:
+def _version(kernel: JITFunction, arguments: dict[str, Any], options: dict[str, Any]) -> tuple:
     """What of a launch decides which binary it needs, as far as a simulator can tell."""
     constants = {p.name for p in kernel.params if p.is_constexpr}
     kinds = [
         str(value) if name in constants else str(getattr(value, "dtype", type(value)))
         for name, value in arguments.items()
     ]
-    return kernel, *kinds
+    return kernel, *kinds, *(f"{name}={value}" for name, value in sorted(options.items()))
 
 
 def _bind(kernel: JITFunction, args: Any, kwargs: Any) -> dict[str, Any]:

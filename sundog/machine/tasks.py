@@ -35,6 +35,9 @@ class Launch:
     next: int = 0
     running: int = 0
     converted: dict[str, Any] | None = None
+    kernel: Any = None  # what a compiler takes: the jit function
+    options: dict[str, Any] = field(default_factory=dict)  # num_stages and the like
+    version: tuple = ()  # which binary it needs
     known: dict[int, int] = field(default_factory=dict)  # to its host, for the checker
 
     @property

@@ -21,7 +21,7 @@ from ..machine.regions import heaps
 from ..ops.load import running
 from ..world.world import World
 
-__all__ = ["CTX", "DATA", "FEW", "FLAGS", "Launch", "Pointer", "record"]
+__all__ = ["CTX", "DATA", "FEW", "FLAGS", "Launch", "Pointer", "pointer", "record"]
 
 CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
 _FEW_BYTES = 64 << 10  # of a whole tensor
@@ -83,15 +83,16 @@ def _launch(
     roles = {k: _role(world, v) for k, v in named.items() if isinstance(v, torch.Tensor | tuple)}
     return Launch(
         kernel,
-        tuple(_pointer(value, heap_size) for value in args),
-        {name: _pointer(value, heap_size) for name, value in kwargs.items()},
+        tuple(pointer(value, heap_size) for value in args),
+        {name: pointer(value, heap_size) for name, value in kwargs.items()},
         roles,
     )
 
 
-def _pointer(value: Any, heap_size: int) -> Any:
+def pointer(value: Any, heap_size: int) -> Any:
+    """An argument without its memory; a tuple's items each."""
     if isinstance(value, tuple):  # a view of a matrix, say
-        items = [_pointer(item, heap_size) for item in value]
+        items = [pointer(item, heap_size) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if not isinstance(value, torch.Tensor):
         return value

@@ -18,6 +18,7 @@ from . import (
     flags,
     hosts,
     locks,
+    pipelined,
     proxies,
     queues,
     reuse,
@@ -31,6 +32,6 @@ __all__ = ["PAIRS", "Pair"]
 
 _FILES = [
     barrier_before, barrier_after, scopes, semantics, chains, flags, epochs, reuse, locks, atomics,
-    queues, deadlocks, bounds, unwritten, hosts, proxies,
+    queues, deadlocks, bounds, unwritten, hosts, proxies, pipelined,
 ]  # fmt: skip
 PAIRS: list[Pair] = [pair for file in _FILES for pair in file.PAIRS]

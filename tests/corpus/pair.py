@@ -13,8 +13,9 @@ import torch
 import sundog
 
 __all__ = [
-    "BARRIER_AFTER", "BARRIER_BEFORE", "NO_FENCE", "NO_ORDER", "PLAIN", "RELAXED_ACQUIRE",
-    "RELAXED_RELEASE", "SCOPE", "Kernel", "Pair", "everyone", "neighbour", "values",
+    "BARRIER_AFTER", "BARRIER_BEFORE", "NO_FENCE", "NO_ORDER", "PIPELINED", "PLAIN",
+    "RELAXED_ACQUIRE", "RELAXED_RELEASE", "SCOPE", "Kernel", "Pair", "everyone", "neighbour",
+    "values",
 ]  # fmt: skip
 
 Kernel = Any  # a jit function, to be launched as kernel[grid](...)
@@ -28,6 +29,7 @@ RELAXED_RELEASE = "relaxed release"
 PLAIN = "plain access to a flag"
 NO_ORDER = "no order"
 NO_FENCE = "no proxy fence"
+PIPELINED = "no CTA barrier in a pipelined loop"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import triton
-from .test_gluon_device import rounds
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -28,6 +27,7 @@ from .test_codegen import (
     on_every_target,
     widths,
 )  # fmt: skip
+from .test_gluon_device import rounds
 
 pytestmark = pytest.mark.compat
 

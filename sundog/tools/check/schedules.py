@@ -102,6 +102,7 @@ def check_once(
     with _no_garbage_collection():
         nbytes = heap_size or knobs.heap_size.get() or _HEAP
         simulate(machine, fn, world_size, nbytes, link=link)
+    machine.checker.ask_compiler()
     findings = list(machine.checker.findings.values())
     if machine.failure is not None:
         findings.append(_failure(machine))

@@ -174,6 +174,7 @@ def _simulated(rank: Callable[[World], Observed], size: int, schedule: str) -> C
     if machine.failure is not None:
         return _failed(machine.failure)
     cell = _judged([host.result for host in machine.hosts])
+    machine.checker.ask_compiler()
     findings = list(machine.checker.findings.values())
     if findings:  # whatever came out of it, another schedule may give something else
         findings[0].token = schedule

@@ -127,7 +127,12 @@ def test_finding_is_written_although_printing_fails(tmp_path, monkeypatch):
 
 def test_op_without_mutants_fails():
     code, text = call(
-        "tests.tools.check.kernels:no_synchronisation", "--world", "1", "--schedules", "1", "--mutate"
+        "tests.tools.check.kernels:no_synchronisation",
+        "--world",
+        "1",
+        "--schedules",
+        "1",
+        "--mutate",
     )
     assert code == 1
     assert "no mutants" in text

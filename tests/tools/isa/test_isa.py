@@ -21,6 +21,7 @@ from sundog.tools.isa import inspect
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 
 KERNELS = str(Path(__file__).parent / "isa_kernels.py")
+LOOPS = str(Path(__file__).parent / "pipelined_loops.py")
 BOTH = ("sm_90", "gfx942")
 
 
@@ -184,6 +185,11 @@ def test_the_command(tmp_path: Path) -> None:
     (kernel,) = json.loads(out.read_text())
     assert (kernel["name"], kernel["marks"][0]["rule"]) == ("_copy_whole", "narrow")
     assert CliRunner().invoke(app, ["isa", f"{KERNELS}:run_even", *words]).exit_code == 0
+    early = CliRunner().invoke(app, ["isa", f"{LOOPS}:run_dot", *words, "--json", str(out)])
+    assert early.exit_code == 1
+    assert "hoisted at pipelined_loops.py:" in early.output
+    (kernel,) = json.loads(out.read_text())
+    assert "hoisted" in {mark["rule"] for mark in kernel["marks"]}
     for wrong in (
         ["nosuch"],
         ["all_gather", "--target", "sm90x"],

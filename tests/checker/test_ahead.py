@@ -1,0 +1,70 @@
+"""The checker reports a load that the compiler issues ahead of its acquire, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sundog.checker.findings import SUGGESTIONS
+from sundog.dataset.triton.compile import lower_source, source_of
+from sundog.tools._launches import record
+from sundog.tools.check.schedules import Report, check
+from sundog.tools.isa import hoisted
+from sundog.tools.isa import inspect as isa
+
+from . import pipelined_loops as loops
+
+pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
+
+RULE = "no CTA barrier in a pipelined loop"
+each_loop = pytest.mark.parametrize("loop", loops.HOISTED, ids=lambda loop: loop.__name__)
+
+
+def found(report: Report) -> set[tuple[str, str]]:
+    return {(finding.kind, finding.rule) for finding in report.findings}
+
+
+@each_loop
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+def test_what_the_compiler_moves(loop: Any, target: str) -> None:
+    launches = record(loops.host(loop), 2, 16, 64 << 20, 64 << 20)
+    (launch,) = [each for each in launches if each.kernel is loops.consume]
+    source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
+    forms = [lower_source(source, options, arch=target, stage=s) for s in ("ttir", "ttgir")]
+    assert bool(hoisted.find(*forms)) == loops.HOISTED[loop]
+
+
+@each_loop
+def test_the_checker_reports_just_that(loop: Any) -> None:
+    report = check(loops.host(loop), 2, schedules=4)
+    assert found(report) == ({("race", RULE)} if loops.HOISTED[loop] else set()), report
+
+
+def test_the_finding_names_the_acquire_the_loop_and_the_fix() -> None:
+    (finding,) = check(loops.host(loops.dot), 2, schedules=2).findings
+    assert "the acquire at tests/pipelined_loops.py:" in finding.why
+    assert "sm_90, gfx942" in finding.why
+    assert finding.first.allocation == finding.second.allocation == "a"
+    assert finding.suggestion == SUGGESTIONS[RULE]
+    assert "tl.debug_barrier()" in finding.suggestion
+
+
+@pytest.mark.parametrize(("stages", "moves"), [(1, False), (2, True), (4, True)])
+def test_the_number_of_stages_of_the_launch_counts(stages: int, moves: bool) -> None:
+    report = check(loops.host(loops.dot, num_stages=stages), 2, schedules=2)
+    assert found(report) == ({("race", RULE)} if moves else set()), report
+
+
+def test_isa_marks_the_line() -> None:
+    with open(loops.__file__) as file:
+        lines = file.read().splitlines()
+    (kernel,) = isa.inspect(f"{loops.__file__}:run_dot", ("sm_90",), world=2)
+    marks = [mark for mark in kernel.marks if mark.rule == "hoisted"]
+    assert marks
+    for mark in marks:
+        line = int(mark.where.rpartition(":")[2].rstrip(")"))
+        assert lines[line - 1].strip().startswith("return tl.load(x")
+        assert "tl.debug_barrier()" in mark.text
+    (kernel,) = isa.inspect(f"{loops.__file__}:run_dot_and_barrier", ("sm_90",), world=2)
+    assert not [mark for mark in kernel.marks if mark.rule == "hoisted"]
