@@ -43,7 +43,7 @@ def test_the_checker_reports_just_that(loop: Any) -> None:
 
 def test_the_finding_names_the_acquire_the_loop_and_the_fix() -> None:
     (finding,) = check(loops.host(loops.dot), 2, schedules=2).findings
-    assert "the acquire at tests/pipelined_loops.py:" in finding.why
+    assert "the acquire at tests/checker/pipelined_loops.py:" in finding.why
     assert "sm_90, gfx942" in finding.why
     assert finding.first.allocation == finding.second.allocation == "a"
     assert finding.suggestion == SUGGESTIONS[RULE]
