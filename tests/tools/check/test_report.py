@@ -115,7 +115,7 @@ def test_testing_check_over_a_link():
 def test_the_pytest_fixture_checks_a_users_kernel(tmp_path):
     test = tmp_path / "test_users.py"
     test.write_text(
-        "from tests.check import kernels\n"
+        "from tests.tools.check import kernels\n"
         "def test_clean(sundog_check): sundog_check(kernels.clean, 2, schedules=1)\n"
         "def test_racy(sundog_check): sundog_check(kernels.racy, 2, schedules=1)\n"
     )
