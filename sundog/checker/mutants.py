@@ -9,7 +9,7 @@ Made on the syntax tree of a kernel and of the functions that it calls:
     swap      a signal with the store before it
 
 Not the barrier in `signal._hold_loads`: it stops the compiler, which is not simulated, and
-tests/test_wait_codegen.py compiles without it.
+tests/device/test_wait_codegen.py compiles without it.
 
 A checker that does not object to a mutant has a hole, or the synchronisation is not needed.
 """

@@ -13,18 +13,17 @@ import numpy as np
 import torch
 
 from ..callsite import relative
+from ..machine.accesses import MAKE, READ, Touch
 from ..machine.polling import kernel_frames, site_of, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
 from .ahead import Candidate, arguments_of, in_one_loop, moved_by_compiler
 from .clocks import Actor, Clocks, StreamClocks
 from .findings import SUGGESTIONS, Event, Finding
-from .shadow import UNWRITTEN, Mark, Shadows, State, States, Touch, after, bounds, index_range
+from .shadow import UNWRITTEN, Mark, Shadows, State, States, after, bounds, index_range
 from .signals import ACQUIRES, Signals, both_reach, explain
 
-__all__ = ["MAKE", "READ", "WRITE", "Checker"]
-
-READ, WRITE, MAKE = "host read", "host write", "host result"
+__all__ = ["Checker"]
 
 
 class Checker:

@@ -29,7 +29,6 @@ __all__ = [
     "Shadows",
     "State",
     "States",
-    "Touch",
     "after",
     "bounds",
     "index_range",
@@ -71,14 +70,6 @@ class States:
 
     def __getitem__(self, number: int) -> State:
         return self._states[number]
-
-
-class Touch(NamedTuple):
-    """The elements of one access; `region` holds them all, or is None if there are several."""
-
-    addresses: np.ndarray
-    size: int
-    region: Region | None
 
 
 class Shadow:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..checker.races import MAKE, READ, WRITE, Checker
-from ..checker.shadow import Touch
+from .accesses import MAKE, READ, WRITE, Observer, Touch
 from .regions import Region
 from .tasks import Stream
 
@@ -56,7 +55,7 @@ def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
     return touched
 
 
-def tell(checker: Checker, stream: Stream, touched: Accessed, at: tuple[str, int, str]) -> None:
+def tell(checker: Observer, stream: Stream, touched: Accessed, at: tuple[str, int, str]) -> None:
     """An operation on this stream touched these tensors."""
     with torch._C.DisableTorchFunction():
         for tensor in touched.unwritten:

@@ -1,6 +1,6 @@
 """What the builder calls for every memory access of the running program.
 
-Checks bounds, gives way to other programs, tells the checker, and notices polling: a program that
+Checks bounds, gives way to other programs, calls the observer, and notices polling: a program that
 makes the same access in a `while` loop, and finds the same thing, is parked until that changes.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
-from ..checker.shadow import Touch
 from .polling import (
     differs,
     forget_changed,
@@ -24,17 +24,92 @@ from .polling import (
     stack_of,
     state_of,
 )
-from .tasks import Poll
+from .regions import Region
+from .tasks import Launch, Poll, Program, Stream
 
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = ["POLLS_BEFORE_PARKING", "Accesses"]
+__all__ = [
+    "MAKE", "POLLS_BEFORE_PARKING", "READ", "WRITE", "Accesses", "Observer", "StreamOrder", "Touch",
+]  # fmt: skip
 
 POLLS_BEFORE_PARKING = 2
 _LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
 _MOST_MOVES = 1 << 14  # of a loop that computes, but reads only what it has read before
 _MET_KEPT = 4096
+
+READ, WRITE, MAKE = "host read", "host write", "host result"
+
+
+class Touch(NamedTuple):
+    """The elements of one access; `region` holds them all, or is None if there are several."""
+
+    addresses: np.ndarray
+    size: int
+    region: Region | None
+
+
+class StreamOrder(Protocol):
+    """What an observer keeps of streams and hosts. A clock is what one of them knows."""
+
+    def host(self, rank: int) -> dict[int, int]:
+        """Return what the host of a rank knows now."""
+
+    def synchronize(self, rank: int, streams: list[Stream]) -> None:
+        """Note that the host has waited for the end of all work on these streams."""
+
+    def record(self, stream: Stream, known: dict[int, int]) -> dict[int, int]:
+        """Return what an event carries that the stream reaches now."""
+
+    def learn(self, stream: Stream, known: dict[int, int]) -> None:
+        """Order what `known` covers before what follows on the stream."""
+
+
+class Observer(Protocol):
+    """Everything that orders or touches memory, in the order in which the machine does it."""
+
+    @property
+    def streams(self) -> StreamOrder: ...
+
+    def start(self, program: Program, stream: Stream) -> None: ...
+
+    def end(self, launch: Launch, stream: Stream) -> None: ...
+
+    def world_barrier(self, streams: list[Stream]) -> None: ...
+
+    def cta_barrier(self, program: Program) -> None: ...
+
+    def proxy_fence(self, program: Program) -> None: ...
+
+    def load(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
+
+    def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
+
+    def atomic(
+        self,
+        program: Program,
+        touch: Touch,
+        op: str,
+        sem: str,
+        scope: str,
+        tensor: bool,
+        proxy: bool,
+        changed: bool,
+    ) -> None: ...
+
+    def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
+        """Note that a torch operation of a host touched a tensor: READ, WRITE or MAKE."""
+
+    def allocated(self, region: Region) -> None: ...
+
+    def freed(self, start: int) -> None: ...
+
+    def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
+        """Note an ordinary tensor before it is touched.
+
+        `unwritten` is its element size if it was made now and not filled.
+        """
 
 
 class Accesses:

@@ -18,11 +18,10 @@ import greenlet
 import numpy as np
 
 from ..callsite import caller_frame
-from ..checker.races import Checker
 from ..errors import Deadlock, SundogError
 from ..interpreter.interpreter import language
 from . import deadlock
-from .accesses import Accesses
+from .accesses import Accesses, Observer
 from .polling import Watch
 from .queues import Streams
 from .regions import Memory
@@ -52,7 +51,7 @@ class Machine:
         self.ready: list[Task] = []
         self.current: Task | None = None
         self.failure: BaseException | None = None
-        self.checker: Checker | None = None
+        self.checker: Observer | None = None
         self.loaded: set[tuple] = set()  # kernels that were launched, by what a binary depends on
         self.on_idle: Callable[[], bool] | None = None  # shm: look outside this process
         self.on_expire: Callable[[list[Program]], None] = lambda programs: None

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..callsite import caller_frame
-from ..checker.clocks import join
 from ..errors import CaptureError
 from ..world.capture import LOAD, STREAM, refusal
 from .launcher import repeat
@@ -88,7 +87,9 @@ class Recording:
                 "The event was not recorded in this capture: a replay could not wait for it. Wait "
                 "before the capture, or before graph.replay().",
             )
-        join(self._behind.setdefault(self._host.stream, {}), event.clock)
+        behind = self._behind.setdefault(self._host.stream, {})
+        for stream, entries in event.clock.items():
+            behind[stream] = max(behind.get(stream, 0), entries)
         self.add(Wait(event))
 
     def end(self) -> None:
