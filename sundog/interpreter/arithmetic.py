@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import triton.language as tl
@@ -27,9 +27,7 @@ from .numerics import (
     toward_zero,
     widen,
 )
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
+from .running import RunningMachine
 
 __all__ = ["Arithmetic"]
 
@@ -49,7 +47,7 @@ def _constant(dtype: tl.dtype) -> Callable[[Any, Any], Handle]:
 
 
 class Arithmetic(InterpreterBuilder):
-    machine: Machine
+    machine: RunningMachine  # set while programs run
 
     # constants
 

@@ -21,9 +21,8 @@ from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 
 from ..device import proxy, trace
 from ..errors import CannotInterpret
-from ..machine.regions import poison_like
 from .arithmetic import Arithmetic
-from .numerics import Handle, is_raw, narrow, np_dtype, round_to_tf32, widen
+from .numerics import Handle, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
 
 __all__ = ["Atomics", "Builder", "array_of", "full_mask", "is_tile"]
 

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from ..errors import CannotInterpret
-from ..machine.tasks import Launch
+from .running import RunningLaunch
 
 __all__ = ["Gluon", "check_launch", "not_for_gluon", "twin_name"]
 
@@ -91,8 +91,8 @@ class Gluon:
         return tl.constexpr(1)
 
     @property
-    def _launch(self) -> Launch:
-        launch: Launch = self._builder.machine.program.launch
+    def _launch(self) -> RunningLaunch:
+        launch: RunningLaunch = self._builder.machine.program.launch
         return launch
 
     def _laid_out(self, value: Any, layout: Any) -> Any:
@@ -157,7 +157,7 @@ def _is_from(home: str, thing: Any) -> bool:
     return str(module).startswith(home)
 
 
-def _check(layout: Any, rank: int, launch: Launch) -> str | None:
+def _check(layout: Any, rank: int, launch: RunningLaunch) -> str | None:
     """None, or the reason why the compiler would refuse it."""
     if isinstance(layout, gl.AutoLayout | gl.CoalescedLayout):
         return None  # found by the compiler

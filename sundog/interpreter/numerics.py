@@ -23,6 +23,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from ..errors import CannotInterpret
+from ..world.poison import FNUZ_NAN_BYTE, NAN_BYTE, POISON_BYTE
 
 __all__ = [
     "Block",
@@ -34,6 +35,7 @@ __all__ = [
     "is_raw",
     "narrow",
     "np_dtype",
+    "poison_like",
     "round_to_tf32",
     "scalar",
     "tile",
@@ -149,6 +151,18 @@ def np_dtype(dtype: tl.dtype) -> np.dtype:
 def is_raw(dtype: tl.dtype) -> bool:
     """Whether the numpy array holds bits rather than numbers."""
     return dtype.name in _RAW
+
+
+def poison_like(shape: tuple[int, ...], np_dtype: np.dtype, dtype: tl.dtype) -> np.ndarray:
+    """Return what a masked-off lane reads: NaN for floats, a pattern for integers."""
+    if np_dtype == np.bool_:
+        return np.ones(shape, np_dtype)
+    if dtype.name in ("fp8e4b8", "fp8e5b16"):
+        byte = FNUZ_NAN_BYTE
+    else:
+        byte = NAN_BYTE if np_dtype.kind == "f" or is_raw(dtype) else POISON_BYTE
+    word = np.full(np_dtype.itemsize, byte, np.uint8).view(np_dtype)
+    return np.full(shape, word[0], np_dtype)
 
 
 def widen(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:

@@ -21,8 +21,8 @@ from ..callsite import caller
 from ..interpreter.gluon_twins import check_launch
 from ..interpreter.interpreter import convert_argument, twin
 from ..target import has_gpu
+from ..world.poison import heaps
 from .machine import Machine
-from .regions import heaps
 from .tasks import Launch
 
 __all__ = ["Installed", "current_machine", "repeat"]

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..callsite import caller_frame
 from ..errors import SundogError
 from ..world.capture import COPY, READ
+from ..world.poison import poison_tensor
 from .accessed import Accessed, accessed, tell
 from .machine import Machine
-from .regions import poison_tensor
 from .tasks import Operation, Stream
 
 if TYPE_CHECKING:

@@ -15,26 +15,17 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton.language as tl
 
 from ..errors import BadAccess
-from ..interpreter.numerics import is_raw
 from ..world.heap import ALIGNMENT
 
-__all__ = ["Memory", "Region", "SplitHeaps", "heaps", "poison_like", "poison_tensor"]
+__all__ = ["Memory", "Region", "SplitHeaps"]
 
-# The heaps of all worlds of this process that are in use, by address: to tell them apart.
-heaps: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
-
-POISON_BYTE = 0xA5
-_NAN_BYTE = 0xFF  # all ones is a NaN in every float format
-_FNUZ_NAN_BYTE = 0x80  # but in those without negative zero
 _FREED_KEPT = 1024
 _FAR = 1 << 16  # bytes from any tensor: hardly a wrong mask
 
@@ -206,31 +197,6 @@ class Memory:
                 "they may lie in different memories."
             )
         return ""
-
-
-def poison_tensor(tensor: torch.Tensor) -> None:
-    """NaN for floats, a pattern for integers: what nobody wrote must not look like an answer."""
-    if tensor.numel() == 0:
-        return
-    if tensor.is_floating_point() or tensor.is_complex():
-        fnuz = tensor.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-        tensor.view(-1).view(torch.uint8).fill_(_FNUZ_NAN_BYTE if fnuz else _NAN_BYTE)
-    elif tensor.dtype == torch.bool:
-        tensor.fill_(True)
-    else:
-        tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
-
-
-def poison_like(shape: tuple[int, ...], np_dtype: np.dtype, dtype: tl.dtype) -> np.ndarray:
-    """The same for a value inside a kernel: what a masked-off lane reads."""
-    if np_dtype == np.bool_:
-        return np.ones(shape, np_dtype)
-    if dtype.name in ("fp8e4b8", "fp8e5b16"):
-        byte = _FNUZ_NAN_BYTE
-    else:
-        byte = _NAN_BYTE if np_dtype.kind == "f" or is_raw(dtype) else POISON_BYTE
-    word = np.full(np_dtype.itemsize, byte, np.uint8).view(np_dtype)
-    return np.full(shape, word[0], np_dtype)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from triton.runtime.jit import JITFunction
 from ..backends.sim import Sim
 from ..launch import run
 from ..machine.launcher import Installed, current_machine
-from ..machine.regions import heaps
 from ..ops.load import running
+from ..world.poison import heaps
 from ..world.world import World
 
 __all__ = ["CTX", "DATA", "FEW", "FLAGS", "Launch", "Pointer", "pointer", "record"]

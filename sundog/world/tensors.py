@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import NotSymmetric
-from ..machine.regions import heaps, poison_tensor
 from .backend import Backend
 from .capture import ALLOCATION
 from .heap import Allocation, Heap
+from .poison import heaps, poison_tensor
 from .streams import Streams
 
 if TYPE_CHECKING:

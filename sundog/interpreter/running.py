@@ -1,0 +1,81 @@
+"""What the interpreter needs of the machine that runs its programs, as protocols.
+
+The interpreter computes. Whoever runs it says which program is running, and carries out or delays
+each memory access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+__all__ = ["MemoryPort", "RunningLaunch", "RunningMachine", "RunningProgram"]
+
+
+class RunningLaunch(Protocol):
+    """The launch that a program belongs to."""
+
+    num_warps: int
+    warp_size: int  # as the first layout of a Gluon kernel says; 0 before
+
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+
+
+class RunningProgram(Protocol):
+    """The program whose code runs now."""
+
+    @property
+    def index(self) -> tuple[int, int, int]: ...
+
+    @property
+    def launch(self) -> RunningLaunch: ...
+
+    @property
+    def expired(self) -> bool:
+        """Whether its bounded waits have run out."""
+
+    def compared_with(self, sign: str, other: np.ndarray) -> None:
+        """Note a comparison: it says what a poll waits for."""
+
+
+class MemoryPort(Protocol):
+    """Every memory access of a program, before or while it is made."""
+
+    @property
+    def count(self) -> int:
+        """The number of accesses so far: the simulator's clock."""
+
+    def before_load(
+        self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool
+    ) -> None: ...
+
+    def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None: ...
+
+    def after_store(self, addresses: np.ndarray, size: int) -> None: ...
+
+    def atomic(
+        self,
+        execute: Callable[[], np.ndarray],
+        addresses: np.ndarray,
+        size: int,
+        operands: tuple[str, bytes],
+        sem: str,
+        scope: str,
+        tensor: bool,
+        proxy: bool,
+    ) -> np.ndarray: ...
+
+    def cta_barrier(self) -> None: ...
+
+    def proxy_fence(self) -> None: ...
+
+
+class RunningMachine(Protocol):
+    @property
+    def program(self) -> RunningProgram: ...
+
+    @property
+    def accesses(self) -> MemoryPort: ...
