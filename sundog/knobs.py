@@ -14,6 +14,7 @@ __all__ = [
     "BACKENDS",
     "KNOBS",
     "Knob",
+    "allow_pickle",
     "backend",
     "cache",
     "heap_size",
@@ -73,6 +74,12 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
+def _parse_switch(text: str) -> int:
+    if text not in ("0", "1"):
+        raise ValueError("expected 0 or 1")
+    return int(text)
+
+
 backend = Knob("SUNDOG_BACKEND", "", _parse_backend, "Backend of `run` and `init` if none is named")
 heap_size = Knob(
     "SUNDOG_HEAP_SIZE", 0, parse_bytes, "Symmetric heap per rank; 0 means 64M on a CPU, 4G on a GPU"
@@ -84,6 +91,12 @@ seed = Knob("SUNDOG_SEED", 0, int, "Seed of the simulator's schedule")
 num_sms = Knob(
     "SUNDOG_SIM_SMS", 16, _parse_count, "SMs of the simulated GPU: programs resident per rank"
 )
+allow_pickle = Knob(
+    "SUNDOG_ALLOW_PICKLE",
+    0,
+    _parse_switch,
+    "1: world.exchange and broadcast_object may use pickle (docs/security.md)",
+)
 cache = Knob("SUNDOG_CACHE", "~/.cache/sundog", str, "Folder of what was tuned here")
 
-KNOBS: tuple[Knob, ...] = (backend, heap_size, timeout, seed, num_sms, cache)
+KNOBS: tuple[Knob, ...] = (backend, heap_size, timeout, seed, num_sms, allow_pickle, cache)

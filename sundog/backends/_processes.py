@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ..errors import PeerLost, SundogError
 from ..world.heap import Heap
 from ..world.world import World
-from ._rendezvous import pack, unpack
+from ._codec import decode, encode
 
 __all__ = ["opened", "run"]
 
@@ -75,19 +75,23 @@ def _child(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # don't outlive the caller
     torch.set_num_threads(1)  # the parent's OpenMP threads did not come along
     gc.freeze()  # nor did its CUDA: what the parent holds is not collected here
+    world = None
     try:
         world = open_world(rank, size, dist.FileStore(store))
         result = fn(world)
         world.close()
         answer = (result, None, "")
     except BaseException as error:
+        if world is not None:
+            world._backend.fail(error)  # so that the others can say what happened
         answer = (None, _picklable(error), traceback.format_exc())
-    # By plain pickle: torch's own reducer hands over shared memory that ends with this process.
+    # What is no plain data goes by pickle: the pipe is private to this process and the one that
+    # forked it. Not by torch's own reducer: its shared memory ends with this process.
     try:
-        data = pack(answer)
+        data = encode(answer, "result", allow_pickle=True)
     except Exception as error:
         told = SundogError(f"the result of rank {rank} can't be sent to the caller: {error}")
-        data = pack((None, told, ""))
+        data = encode((None, told, ""), "result", allow_pickle=True)
     pipe.send_bytes(data)
     pipe.close()
 
@@ -113,7 +117,9 @@ def _collect(pipes: dict[Connection, int], answers: dict[int, Any]) -> None:
             assert isinstance(pipe, Connection)
             rank = waiting.pop(pipe)
             try:
-                answers[rank] = unpack(pipe.recv_bytes())
+                answers[rank] = decode(
+                    pipe.recv_bytes(), f"the result of rank {rank}", allow_pickle=True
+                )
             except (EOFError, OSError):
                 answers[rank] = None  # it died without a word, or in the middle of one
             if deadline is None and (answers[rank] is None or answers[rank][1] is not None):

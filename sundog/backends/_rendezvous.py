@@ -1,6 +1,4 @@
-"""Python objects between ranks: bytes, with tensors cut loose from the heap that they may view.
-
-Values between ranks that are processes: through torch's key-value store, with a timeout.
+"""Values between ranks that are processes: through torch's key-value store, with a timeout.
 
 `shm` and `symm` share it. What a backend does while it waits is its own; here is what it waits for,
 who is late, and who has died (noticed by a pidfd, so ranks are processes of one machine).
@@ -12,67 +10,36 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import platform
 import select
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import triton
-from torch.utils._pytree import tree_map_only
 
 from ..errors import PeerLost, RankMismatch
+from ..world.backend import Exchange
+from ._codec import decode, encode
 
 __all__ = [
     "Facts",
+    "Locality",
     "Peers",
     "Pending",
     "StoreExchange",
     "check",
-    "died",
     "facts",
     "join",
+    "locality",
     "open_store",
-    "pack",
-    "unpack",
 ]
-
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-
-
-class _Raw:
-    """A tensor of a dtype that torch pickles but does not read back: its bytes do."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._parts = tensor.reshape(-1).view(torch.uint8), tensor.dtype, tensor.shape
-
-    def __reduce__(self) -> tuple:
-        return _restore, self._parts
-
-
-def _restore(data: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return data.view(dtype).view(shape)
-
-
-def pack(value: Any) -> bytes:
-    """A view is pickled with all of the storage behind it, so tensors are copied first."""
-    return pickle.dumps(tree_map_only(torch.Tensor, _loose, value))
-
-
-def _loose(tensor: torch.Tensor) -> Any:
-    own, dtype = tensor.clone(), tensor.dtype
-    is_float8 = dtype.itemsize == 1 and dtype.is_floating_point
-    return _Raw(own) if is_float8 or dtype in _UNSIGNED else own
-
-
-def unpack(data: bytes) -> Any:
-    return pickle.loads(data)
-
 
 _opened = itertools.count()  # worlds of this process: equal on all ranks, so it names their keys
 _LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
@@ -107,6 +74,7 @@ class Pending:
     what: str
     ranks: tuple[int, ...]
     prefix: str
+    kind: Exchange
 
     def arrived(self) -> bool:
         return bool(self.store.check([f"{self.prefix}/{rank}" for rank in self.ranks]))
@@ -115,7 +83,11 @@ class Pending:
         return [r for r in self.ranks if not self.store.check([f"{self.prefix}/{r}"])]
 
     def values(self) -> list[Any]:
-        return [unpack(self.store.get(f"{self.prefix}/{rank}")) for rank in self.ranks]
+        return [self._value(rank) for rank in self.ranks]
+
+    def _value(self, rank: int) -> Any:
+        data = self.store.get(f"{self.prefix}/{rank}")
+        return decode(data, f"the value of rank {rank} at a {self.what}", self.kind.may_pickle)
 
     def timed_out(self, rank: int, seconds: float) -> PeerLost:
         return PeerLost(
@@ -133,28 +105,51 @@ class StoreExchange:
         self._store = store
         self._count: dict[str, int] = {}
 
-    def come(self, value: Any, what: str, ranks: tuple[int, ...], channel: str) -> Pending:
+    def come(
+        self, value: Any, what: str, ranks: tuple[int, ...], channel: str, kind: Exchange
+    ) -> Pending:
         """Bring this rank's value; the others' are there when `arrived` says so."""
         count = self._count[channel] = self._count.get(channel, -1) + 1
-        self._store.set(f"{channel}/{count}/{self._rank}", _packed(value, what))
+        self._store.set(f"{channel}/{count}/{self._rank}", _packed(value, what, kind))
         if count > 1:
             # Whoever came to the previous exchange had read the values of the one before it.
             self._store.delete_key(f"{channel}/{count - 2}/{self._rank}")
-        return Pending(self._store, what, ranks, f"{channel}/{count}")
+        return Pending(self._store, what, ranks, f"{channel}/{count}", kind)
 
-    def fail(self, why: str) -> None:
-        """Tell the others that this rank won't come any more, though its process may live on."""
-        self._store.set("failed", f"rank {self._rank} failed: {why}".encode())
+    def leave(self, error: BaseException) -> None:
+        """Tell the others why this rank won't come any more, though its process may live on."""
+        with suppress(RuntimeError):  # the store may be gone too; its end has told them then
+            self._store.set(f"left/{self._rank}", encode(_what_happened(error), "failure"))
+            self._store.set("left", b"1")
 
-    def failure(self) -> str:
-        """What a rank told by `fail`, if one did."""
-        if not self._store.check(["failed"]):
-            return ""
-        return str(self._store.get("failed").decode())
+    def left(self, ranks: Iterable[int]) -> dict[int, str]:
+        """What those of these ranks that have left said, by rank."""
+        if not self._store.check(["left"]):  # one question for all, as nearly always
+            return {}
+        found = [rank for rank in ranks if self._store.check([f"left/{rank}"])]
+        return {rank: self._reason(rank) for rank in found}
+
+    def _reason(self, rank: int) -> str:
+        return str(decode(self._store.get(f"left/{rank}"), f"what rank {rank} said at its end"))
+
+    def lost(self, awaited: Iterable[int], dead: Iterable[int], size: int) -> PeerLost | None:
+        """The error to raise if one of the ranks that this rank waits for won't come."""
+        reasons = {rank: _DIED for rank in dead} | self.left(awaited)
+        if not reasons:
+            return None
+        causes = {rank: why for rank, why in reasons.items() if why != _LOST_A_PEER} or reasons
+        by_reason: dict[str, list[int]] = {}
+        for rank, why in sorted(causes.items()):
+            by_reason.setdefault(why, []).append(rank)
+        told = " and ".join(f"rank {_names(r)} of {size} {why}" for why, r in by_reason.items())
+        return PeerLost(
+            f"{told} while rank {self._rank} waited for it. This world is over: close it, and "
+            "start all ranks again."
+        )
 
 
-def _packed(value: Any, what: str) -> bytes:
-    data = pack(value)
+def _packed(value: Any, what: str, kind: Exchange) -> bytes:
+    data = encode(value, what, kind.may_pickle)
     if len(data) > _LARGEST:
         raise ValueError(
             f"{what}: {len(data):,} bytes to exchange, and the store takes {_LARGEST:,}. Exchange "
@@ -185,11 +180,16 @@ class Peers:
         self._pidfds.clear()
 
 
-def died(ranks: Iterable[int], rank: int, size: int) -> PeerLost:
-    return PeerLost(
-        f"rank {_names(ranks)} of {size} died while rank {rank} waited for it. This world is over: "
-        "close it, and start all ranks again."
-    )
+_DIED = "died"  # without a word: it was killed, or crashed
+_LOST_A_PEER = "left because it lost another rank"  # a consequence, not a cause
+
+
+def _what_happened(error: BaseException) -> str:
+    if isinstance(error, PeerLost):
+        return _LOST_A_PEER
+    if isinstance(error, SystemExit):
+        return "ended without closing its world"
+    return f"raised {type(error).__name__} ({error})"
 
 
 def _names(ranks: Iterable[int]) -> str:
@@ -200,10 +200,44 @@ _OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 @dataclass(frozen=True)
+class Locality:
+    """Where a process runs, as far as others must share it to reach the process by its pid."""
+
+    host: str
+    boot_id: str  # empty if the system does not tell
+    pid_namespace: str
+
+    def why_apart(self, other: Locality) -> str:
+        """Why a process there can't reach one here, or nothing if it can."""
+        same_host = self.host == other.host or (self.boot_id and other.boot_id)
+        if self.boot_id != other.boot_id or not same_host:
+            return (
+                f"on different machines, {self.host} (boot id {self.boot_id or 'unknown'}) and "
+                f"{other.host} (boot id {other.boot_id or 'unknown'})"
+            )
+        if self.pid_namespace != other.pid_namespace:
+            return (
+                f"in different pid namespaces, {self.pid_namespace} ({self.host}) and "
+                f"{other.pid_namespace} ({other.host}): start them in one container, or give the "
+                "containers one pid namespace"
+            )
+        return ""
+
+
+def locality() -> Locality:
+    """Of this process."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot_id = ""
+    return Locality(platform.node(), boot_id, os.readlink("/proc/self/ns/pid"))
+
+
+@dataclass(frozen=True)
 class Facts:
     """What one rank tells the others about itself."""
 
-    host: str
+    where: Locality
     pid: int
     gpu: str  # a name that is the same in every process
     reaches: tuple[str, ...]  # GPUs that this one can access directly
@@ -219,9 +253,13 @@ def facts(device: torch.device, heap_size: int) -> Facts:
     own = device.index
     others = [i for i in range(torch.cuda.device_count()) if i != own]
     reached = [i for i in others if torch.cuda.can_device_access_peer(own, i)]
-    versions = {"torch": torch.__version__, "triton": triton.__version__, "sundog": __version__}
+    versions = {
+        "torch": str(torch.__version__),
+        "triton": triton.__version__,
+        "sundog": __version__,
+    }
     return Facts(
-        platform.node(),
+        locality(),
         os.getpid(),
         _name(own),
         tuple(_name(i) for i in reached),
@@ -253,8 +291,9 @@ def _pair(a: int, b: int, everyone: Sequence[Facts]) -> list[str]:
     mine, theirs = everyone[a], everyone[b]
     pair = f"ranks {a} and {b}"
     bad = []
-    if mine.host != theirs.host:
-        return [f"{pair}: on different machines, {mine.host} and {theirs.host}"]
+    apart = mine.where.why_apart(theirs.where)
+    if apart:
+        return [f"{pair}: {apart}"]
     for (name, version), (_, other) in zip(mine.versions, theirs.versions, strict=True):
         if version != other:
             bad.append(f"{pair}: {name} {version} and {other}")

@@ -10,15 +10,16 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 
 from .. import knobs
-from ..errors import RankMismatch
+from ..errors import RankMismatch, by_rank
 from ..machine.host_ops import HostMode
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
@@ -32,18 +33,53 @@ from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
 from ._processes import opened
-from ._rendezvous import Peers, Pending, StoreExchange, died, open_store
+from ._rendezvous import (
+    Locality,
+    Peers,
+    Pending,
+    StoreExchange,
+    locality,
+    open_store,
+)
 from .sim import UNBOUNDED, end_waits, region_of
 
 __all__ = ["open_world"]
 
 _LONGEST_NAP = 1e-3
+_LOOK_AT_PEERS = 0.02  # seconds between two looks
 
 
 def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
     """Map everybody's heap and become this rank's host. All ranks call it together."""
     backend = ShmBackend(rank, size, open_store(store), heap_size, timeout)
     return opened(backend, backend.attach, heap_size)
+
+
+@dataclass(frozen=True)
+class ShmFacts:
+    """What one rank tells the others about itself before they map its heap."""
+
+    where: Locality
+    pid: int
+    fd: int  # of its heap, in its process
+    heap_size: int
+    versions: tuple[str, str]  # of torch and Triton
+
+
+def check_same(everyone: Sequence[ShmFacts]) -> None:
+    """Raise RankMismatch if ranks can't map each other's heaps: a pid means nothing elsewhere."""
+    for rank, each in enumerate(everyone):
+        apart = everyone[0].where.why_apart(each.where)
+        if apart:
+            raise RankMismatch(
+                f"backend 'shm' shares memory between processes of one machine, and ranks 0 and "
+                f"{rank} run {apart}."
+            )
+    if len({(each.heap_size, each.versions) for each in everyone}) > 1:
+        lines = [f"heap {each.heap_size}, {each.versions}" for each in everyone]
+        raise RankMismatch(
+            f"ranks opened different worlds (heap size, torch, triton):\n{by_rank(lines)}"
+        )
 
 
 class ShmBackend:
@@ -69,6 +105,7 @@ class ShmBackend:
         self._failed = False
         self._idle_since = 0.0
         self._nap = 0.0
+        self._looked = 0.0  # at the peers
         self._segments = [torch.empty(0, dtype=torch.uint8)] * size
         self._own_fd = os.memfd_create("sundog-heap")
         os.ftruncate(self._own_fd, heap_size)
@@ -81,13 +118,12 @@ class ShmBackend:
         self.machine.on_expire = lambda programs: end_waits(self.machine.memory, programs)
         self._installed.__enter__()
         heap_size = os.fstat(self._own_fd).st_size
-        mine = (os.getpid(), self._own_fd, heap_size, (torch.__version__, triton.__version__))
+        versions = (str(torch.__version__), triton.__version__)
+        mine = ShmFacts(locality(), os.getpid(), self._own_fd, heap_size, versions)
         everyone = self.exchange(mine, "opening of the world", tuple(range(self.size)), "open")
-        if len({entry[2:] for entry in everyone}) > 1:
-            text = "\n".join(f"  rank {r}: heap {e[2]}, {e[3]}" for r, e in enumerate(everyone))
-            raise RankMismatch(f"ranks opened different worlds (heap size, torch, triton):\n{text}")
-        for rank, (pid, fd, *_) in enumerate(everyone):
-            self._segments[rank] = self._map(rank, pid, fd, heap_size)
+        check_same(everyone)
+        for rank, each in enumerate(everyone):
+            self._segments[rank] = self._map(rank, each.pid, each.fd, heap_size)
         self.bases = self.flag_bases = [segment.data_ptr() for segment in self._segments]
         self.exchange(None, "opening of the world", tuple(range(self.size)), "open")
         self._close_fd()  # everybody has mapped it; the maps keep it alive
@@ -97,7 +133,13 @@ class ShmBackend:
         if rank == self.rank:
             return torch.frombuffer(mmap.mmap(fd, heap_size), dtype=torch.uint8)
         self._peers.watch(rank, pid)
-        theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        try:
+            theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        except PermissionError as error:
+            raise RankMismatch(
+                f"rank {self.rank} (user {os.getuid()}) may not open the heap of rank {rank} "
+                f"({error}): start all ranks as one user, without limits on ptrace between them"
+            ) from None
         try:
             return torch.frombuffer(mmap.mmap(theirs, heap_size), dtype=torch.uint8)
         finally:
@@ -122,7 +164,8 @@ class ShmBackend:
         channel: str,
         kind: Exchange = Exchange.VALUES,
     ) -> list[Any]:
-        self._pending = self._exchange.come(value, what, ranks, channel)
+        self._raise_if_lost()
+        self._pending = self._exchange.come(value, what, ranks, channel, kind)
         if not self._pending.arrived():
             self.machine.block(f"the other ranks at a {what}")
         values = self._pending.values()
@@ -130,6 +173,7 @@ class ShmBackend:
         return values
 
     def synchronize(self) -> None:
+        self._raise_if_lost()
         self.machine.streams.synchronize(self.rank)
 
     def stream(self, number: int) -> AbstractContextManager[None]:
@@ -158,8 +202,9 @@ class ShmBackend:
             self.machine.memory.remove(there + allocation.offset)
 
     def fail(self, error: BaseException) -> None:
-        """The others hear of it when this process ends."""
+        """This rank leaves with an error: the others need not wait for it."""
         self._failed = True
+        self._exchange.leave(error)
 
     def close(self) -> None:
         try:
@@ -180,6 +225,11 @@ class ShmBackend:
             self._close_fd()
             self._segments.clear()  # tensors that are still in use keep their heap mapped
             self.machine.close()
+
+    def _raise_if_lost(self) -> None:
+        """Again, at every later call: the machine has stopped in the middle of a kernel."""
+        if self.machine.failure is not None:
+            raise self.machine.failure
 
     # while nothing can run in this process
 
@@ -202,10 +252,14 @@ class ShmBackend:
         return self.machine.failure is not None
 
     def _check_peers(self) -> None:
-        dead = self._peers.dead()
-        late = [r for r in dead if self._pending is None or r in self._pending.late()]
-        if late:
-            self.machine.failure = died(late, self.rank, self.size)
+        if time.monotonic() - self._looked < _LOOK_AT_PEERS:
+            return
+        self._looked = time.monotonic()
+        awaited = list(range(self.size)) if self._pending is None else self._pending.late()
+        dead = [rank for rank in self._peers.dead() if rank in awaited]
+        lost = self._exchange.lost(awaited, dead, self.size)
+        if lost is not None:
+            self.machine.failure = lost
 
     def _give_up(self) -> None:
         self._idle_since = 0.0

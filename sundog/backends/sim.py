@@ -25,7 +25,7 @@ from ..world.capture import Graph
 from ..world.heap import ALIGNMENT, Allocation, Heap
 from ..world.streams import Order
 from ..world.world import World
-from ._rendezvous import pack, unpack
+from ._codec import decode, encode
 
 __all__ = ["Sim", "run"]
 
@@ -63,7 +63,7 @@ class Meeting:
     def exchange(self, value: Any, what: str, kind: Exchange = Exchange.VALUES) -> list[Any]:
         machine = self._machine
         # Each rank gets a copy of its own, as it would from another process.
-        self._values[machine.host.rank] = pack(value)
+        self._values[machine.host.rank] = encode(value, what, kind.may_pickle)
         missing = [rank for rank in self._ranks if rank not in self._values]
         ranks = ", ".join(map(str, missing))
         waits_for = f"rank{'s' if len(missing) > 1 else ''} {ranks} at a {what}"
@@ -81,7 +81,7 @@ class Meeting:
                 machine.checker.world_barrier(streams)
             for host in waiting:
                 machine.wake(host, everyone)
-        return [unpack(each) for each in everyone]
+        return [decode(each, "a value", kind.may_pickle) for each in everyone]
 
 
 class SimBackend:

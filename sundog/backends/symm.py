@@ -35,7 +35,7 @@ from ._cuda_graph import CudaRecording
 from ._gpu import Contexts, Direct, Gpu, Launch, grid_of, pinned_words, polls_per_second
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
-from ._rendezvous import Peers, StoreExchange, check, died, facts, open_store
+from ._rendezvous import Peers, StoreExchange, check, facts, open_store
 
 __all__ = ["check_can_fork", "open_alone", "open_world"]
 
@@ -152,7 +152,7 @@ class SymmBackend:
         kind: Exchange = Exchange.VALUES,
     ) -> list[Any]:
         self._raise_if_lost()
-        pending = self._exchange.come(value, what, ranks, channel)
+        pending = self._exchange.come(value, what, ranks, channel, kind)
         begin = looked = time.monotonic()
         nap = 0.0
         while not pending.arrived():
@@ -205,11 +205,8 @@ class SymmBackend:
 
     def _look_at_peers(self, awaited: list[int]) -> None:
         dead = [rank for rank in self._peers.dead() if rank in awaited]
-        failure = self._exchange.failure()
-        if dead:
-            self._lost = died(dead, self.rank, self.size)
-        elif failure:
-            self._lost = PeerLost(f"{failure}. This world is over: close it.")
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        self._lost = self._exchange.lost(others, dead, self.size)
         self._raise_if_lost()
 
     def _raise_if_lost(self) -> None:
@@ -222,7 +219,7 @@ class SymmBackend:
         """This rank leaves with an error: the others need not wait for it."""
         if not isinstance(error, PeerLost):
             self._lost = PeerLost(f"this rank failed with {type(error).__name__}: {error}")
-            self._exchange.fail(f"{type(error).__name__}: {error}")
+        self._exchange.leave(error)
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         assert self._contexts is not None

@@ -20,7 +20,12 @@ class Exchange(enum.Enum):
     """What an exchange between hosts does besides carrying values. Its name is only for people."""
 
     VALUES = "exchange"  # nothing: it orders no memory
+    PICKLED = "exchange with pickle=True"  # the same; its values may need pickle
     BARRIER = "barrier"  # every rank has waited for its streams: it orders all work on them
+
+    @property
+    def may_pickle(self) -> bool:
+        return self is Exchange.PICKLED
 
 
 class Backend(Protocol):

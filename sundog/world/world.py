@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import knobs
 from ..collectives.all_gather import all_gather
 from ..collectives.all_reduce import all_reduce
 from ..collectives.all_to_all import all_to_all
@@ -126,12 +127,15 @@ class World(Tensors):
         self._backend.order.synchronize()
         self._waits.raise_if_expired(self.rank, self._memory.name_of)
 
-    def exchange(self, value: Any, what: str = "exchange") -> list[Any]:
+    def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
         """Every rank's value, by rank. A collective on the host, with a timeout.
 
-        `what` names it in messages. It orders no memory, whatever its name.
+        `what` names it in messages. It orders no memory, whatever its name. Values are data:
+        numbers, strings, containers, tensors, dataclasses. Anything else needs `pickle`, which
+        lets everybody who reaches the ranks' store run code in them (docs/security.md).
         """
-        return self._exchange(value, what, Exchange.VALUES)
+        asked = pickle or knobs.allow_pickle.get()
+        return self._exchange(value, what, Exchange.PICKLED if asked else Exchange.VALUES)
 
     def _exchange(self, value: Any, what: str, kind: Exchange) -> list[Any]:
         self._check_open()
@@ -149,10 +153,11 @@ class World(Tensors):
             )
         return [value for _, _, value in everyone]
 
-    def broadcast_object(self, value: Any, src: int = 0) -> Any:
-        """Rank `src`'s value, on every rank."""
+    def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
+        """Rank `src`'s value, on every rank. What it may be, `exchange` says."""
         self._check_rank(src)
-        return self.exchange(value if self.rank == src else None, "broadcast_object")[src]
+        mine = value if self.rank == src else None
+        return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
 
     def group(self, ranks: Sequence[int], heap_size: int = 0) -> World | None:
         """A world of some of the ranks. Every rank calls this; those outside get None.

@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 
-from sundog.backends._rendezvous import Facts, check
+from sundog.backends._rendezvous import Facts, Locality, check, locality
 from sundog.errors import RankMismatch
 
 VERSIONS = (("torch", "2.11.0"), ("triton", "3.6.0"), ("sundog", "0.1.0"))
-ONE = Facts("node", 1, "A", ("B", "C"), VERSIONS, 1 << 30, 8 << 30, False)
+HERE = Locality("node", "b00t", "pid:[1]")
+ONE = Facts(HERE, 1, "A", ("B", "C"), VERSIONS, 1 << 30, 8 << 30, False)
 
 
 def on(gpu: str, **changes: object) -> Facts:
@@ -56,9 +57,38 @@ def test_sharing_a_gpu_must_be_allowed_on_both():
 
 
 def test_machines_differ():
-    assert refused(on("A"), on("B", host="other")) == [
-        "ranks 0 and 1: on different machines, node and other"
+    there = Locality("other", "l8er", "pid:[1]")
+    assert refused(on("A"), on("B", where=there)) == [
+        "ranks 0 and 1: on different machines, node (boot id b00t) and other (boot id l8er)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (HERE, ""),
+        (Locality("alias", "b00t", "pid:[1]"), ""),  # a container of this machine
+        (Locality("node", "l8er", "pid:[1]"), "node (boot id b00t) and node (boot id l8er)"),
+        (Locality("node", "", "pid:[1]"), "node (boot id b00t) and node (boot id unknown)"),
+        (Locality("node", "b00t", "pid:[2]"), "pid:[1] (node) and pid:[2] (node)"),
+    ],
+)
+def test_where_processes_must_be_to_reach_each_other(other: Locality, words: str) -> None:
+    assert words in HERE.why_apart(other)
+    assert bool(words) == bool(HERE.why_apart(other))
+
+
+def test_a_machine_that_tells_no_boot_id_is_known_by_its_name() -> None:
+    one, same, other = (Locality(host, "", "pid:[1]") for host in ("a", "a", "b"))
+    assert one.why_apart(same) == ""
+    assert "different machines, a (boot id unknown) and b" in one.why_apart(other)
+
+
+def test_this_process_can_reach_itself() -> None:
+    here = locality()
+    assert here.boot_id
+    assert here.pid_namespace.startswith("pid:[")
+    assert here.why_apart(locality()) == ""
 
 
 def test_memory_of_ranks_that_share_a_gpu_adds_up():

@@ -49,7 +49,7 @@ def test_a_rank_that_fails_ends_waits_of_the_others(run, size):
         if world.rank == 1:
             raise KeyError("rank 1 fails")
         kernels.wait_for[(1,)](flags, 1, 1, world.ctx)
-        with pytest.raises(PeerLost, match="rank 1 failed: KeyError"):
+        with pytest.raises(PeerLost, match=r"rank 1 of \d+ raised KeyError"):
             world.synchronize()
 
     with pytest.raises(KeyError, match="rank 1 fails"):

@@ -17,8 +17,9 @@ import pytest
 
 from sundog import World, knobs
 from sundog.backends import symm
+from sundog.backends._codec import decode, encode
 from sundog.backends._processes import _picklable, _results
-from sundog.backends._rendezvous import join, pack, unpack
+from sundog.backends._rendezvous import join
 from sundog.launch import _gpu_heap_size
 
 __all__ = ["Ranks"]
@@ -43,10 +44,12 @@ class Ranks:
             pytest.skip(f"{size} ranks, and there are {self._size} processes")
         self._runs += 1
         answer = self._answer(fn, heap_size, timeout)
-        self._store.set(f"run/{self._runs}/{self._rank}", pack(answer))
+        self._store.set(f"run/{self._runs}/{self._rank}", encode(answer, allow_pickle=True))
         keys = [f"run/{self._runs}/{rank}" for rank in range(size)]
         self._store.wait(keys, timedelta(seconds=_SECONDS))
-        answers = {rank: unpack(self._store.get(key)) for rank, key in enumerate(keys)}
+        answers = {
+            rank: decode(self._store.get(key), allow_pickle=True) for rank, key in enumerate(keys)
+        }
         return _results(answers, [0] * size, size)
 
     def _answer(self, fn: Callable[[World], Any], heap_size: int, timeout: float) -> Any:
