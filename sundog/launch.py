@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from . import knobs
 from .backends._link import LINKS
 from .backends.sim import Sim
+from .errors import SundogError
 from .target import has_gpu
 from .world.world import World
 
@@ -80,6 +83,7 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
     torch.distributed, or makes one with gloo.
     """
     name = _backend(backend, "symm" if has_gpu() else "shm", allowed=("shm", "symm"))
+    _check_no_other()
     from .backends._rendezvous import join
 
     seconds = _seconds(timeout)
@@ -87,11 +91,34 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
     if name == "symm":
         from .backends import symm
 
-        return symm.open_world(rank, size, store, _gpu_heap_size(heap_size), seconds)
-    from .backends import shm
+        world = symm.open_world(rank, size, store, _gpu_heap_size(heap_size), seconds)
+    else:
+        from .backends import shm
 
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return shm.open_world(rank, size, store, _heap_size(heap_size, local), seconds)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        world = shm.open_world(rank, size, store, _heap_size(heap_size, local), seconds)
+    if not _initialized:
+        atexit.register(_say_why)
+    _initialized[:] = [world]
+    return world
+
+
+_initialized: list[World] = []  # the world that `init` returned last, if any
+
+
+def _say_why() -> None:
+    """At the end of a process whose world is open: the other ranks hear what happened."""
+    if not _initialized[0]._closed:
+        _initialized[0]._backend.fail(getattr(sys, "last_value", None) or SystemExit())
+
+
+def _check_no_other() -> None:
+    """A process has one world at a time: a second one would take over its launches."""
+    if _initialized and not _initialized[0]._closed:
+        raise SundogError(
+            f"sundog.init: this process already has {_initialized[0]!r}. Use that one "
+            "(world.group makes worlds of some of its ranks), or close it first: world.close()."
+        )
 
 
 def _check_link(link: str, name: str) -> None:
