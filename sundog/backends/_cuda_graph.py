@@ -1,12 +1,22 @@
 """Capture on a GPU: one CUDA graph for one rank, and what its kernels need to run side by side.
 
-The runtime says what can't be captured; its error is told with the line that caused it.
+The runtime decides what can't be captured; its error is reported with the line that caused it.
+
+CUDA refuses to destroy a graph during a capture, and the capture fails. In
+
+    for shape in shapes:
+        with world.capture() as graph:
+            ...
+
+the previous graph dies when the name is bound again, which is after the next capture has begun. So
+a graph that dies during a capture is kept until the capture has ended.
 """
 
 from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -21,6 +31,22 @@ from ._gang import Prepared
 from ._gpu import on
 
 __all__ = ["CudaRecording"]
+
+
+_under_way: list[CudaRecording] = []  # captures of this process that have begun and not ended
+_dead: list[torch.cuda.CUDAGraph] = []  # graphs that died meanwhile
+
+
+def _let_go(graph: torch.cuda.CUDAGraph) -> None:
+    """Destroy a graph, now or when no capture is under way."""
+    _dead.append(graph)
+    _destroy_dead()
+
+
+def _destroy_dead() -> None:
+    if not _under_way and not torch.cuda.is_current_stream_capturing():  # by torch.cuda.graph
+        while _dead:
+            _dead.pop().reset()
 
 
 class CudaRecording:
@@ -42,14 +68,18 @@ class CudaRecording:
         self._graph = torch.cuda.CUDAGraph()
         self._pool = torch.cuda.graph_pool_handle()
         self._inside = torch.cuda.stream(stream)
+        self._destroy = weakref.finalize(self, _let_go, self._graph)
+        self._destroy.atexit = False  # CUDA ends with the process
         self._inside.__enter__()
         # thread_local: a call that can't be captured fails, and other threads may do what they do.
         try:
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         except BaseException:
+            self._restore_torch()
             self._inside.__exit__(None, None, None)
             raise
-        # A graph of before that is collected now would be destroyed in the middle of this capture.
+        _under_way.append(self)
+        # Graphs that are not ours, in cycles, must not be collected in the middle of this capture.
         self._collects = gc.isenabled()
         gc.disable()
         holder.recording = self
@@ -96,13 +126,13 @@ class CudaRecording:
             if self._refused is None:
                 raise self.explain(error) or error from error
         if self._refused is not None:
-            self._graph.reset()  # not whenever it is collected
+            self.free()
             raise self._refused
 
     def abort(self) -> None:
         with suppress(RuntimeError):  # which the first error has told
             self._leave(failed=True)
-        self._graph.reset()
+        self.free()
 
     def _leave(self, failed: bool) -> None:
         self._holder.recording = None
@@ -112,14 +142,31 @@ class CudaRecording:
                     warnings.simplefilter("ignore", UserWarning)
                 self._graph.capture_end()
         except RuntimeError:
-            with suppress(RuntimeError):  # torch's allocator would serve the capture for ever
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
-                torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
+            self._restore_torch()
             raise
         finally:
+            _under_way.remove(self)
             self._inside.__exit__(None, None, None)
             if self._collects:
                 gc.enable()
+            _destroy_dead()
+
+    def _restore_torch(self) -> None:
+        """Undo what torch does at the beginning of a capture: it doesn't if CUDA fails to end it.
+
+        Its allocator would serve the capture for ever, and its generator would believe that one is
+        under way, so that the next torch.randn raises. An empty capture that ends well tells it.
+        """
+        device = torch.cuda.current_device()
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+            torch._C._cuda_releasePool(device, self._pool)
+        with suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is empty
+            empty = torch.cuda.CUDAGraph()
+            empty.capture_begin(capture_error_mode="thread_local")
+            empty.capture_end()
+            empty.reset()
 
     # afterwards
 
@@ -127,7 +174,8 @@ class CudaRecording:
         self._put(self)
 
     def free(self) -> None:
-        self._graph.reset()
+        del self._graph  # so that it dies in `_let_go`, not with this
+        self._destroy()
 
     # a launch, as `Gang` sees it
 

@@ -30,8 +30,10 @@ class Graph:
 
     log: list[str] = field(default_factory=list)
     broken: bool = False
+    pool: tuple[int, int] = (0, 0)
+    next: list[Graph] = field(default_factory=list)
 
-    def capture_begin(self, pool: tuple[int, int], capture_error_mode: str) -> None:
+    def capture_begin(self, pool: tuple[int, int] = (0, 0), *, capture_error_mode: str) -> None:
         self.log.append(f"begin {capture_error_mode}")
         self.pool = pool
 
@@ -68,7 +70,9 @@ def _note(graph: Graph, name: str, device: int, pool: tuple[int, int]) -> None:
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
     made = Graph()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    made.next = [made]  # others are captured only to set torch's state right
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made.next.pop() if made.next else Graph())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     for name in ("endAllocateToPool", "releasePool"):
@@ -94,8 +98,9 @@ def _begin(holder: Any) -> CudaRecording:
 
 
 def test_a_capture_that_cannot_begin_leaves_the_stream(graph, holder, monkeypatch):
-    def refuse(pool: tuple[int, int], capture_error_mode: str) -> None:
+    def refuse(pool: tuple[int, int], *, capture_error_mode: str) -> None:
         assert inside == ["entered"]
+        graph.pool = pool
         raise RuntimeError(BUSY)
 
     @contextmanager
@@ -178,6 +183,7 @@ def test_after_an_error_nothing_is_left(graph, holder):
     recording.abort()
     assert holder.recording is None
     assert graph.log[1:] == ["end", "endAllocateToPool", "releasePool", "reset"]
+    graph.next = [graph]
     recording = _begin(holder)
     with pytest.raises(CaptureError, match="refused by the runtime"):
         recording.end()
@@ -200,3 +206,135 @@ def test_who_does_not_collect_need_not_afterwards(graph, holder):
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+class Cuda:
+    """A CUDA that fails as the real one does, and torch's generator beside it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capturing: PretendedGraph | None = None
+        self.invalid = False
+        self.generator_captures = False
+        self.alive: list[PretendedGraph] = []
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: PretendedGraph(self))
+        monkeypatch.setattr(
+            torch.cuda, "is_current_stream_capturing", lambda: self.capturing is not None
+        )
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        for name in ("endAllocateToPool", "releasePool"):
+            monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_: None, raising=False)
+
+    def randn(self) -> None:
+        if self.generator_captures and self.capturing is None:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+
+class PretendedGraph:
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+
+    def capture_begin(self, pool: tuple[int, int] = (0, 0), *, capture_error_mode: str) -> None:
+        self.cuda.generator_captures = True
+        if self.cuda.capturing is not None:
+            raise RuntimeError(BUSY)
+        self.cuda.capturing = self
+
+    def capture_end(self) -> None:
+        assert self.cuda.capturing is self
+        self.cuda.capturing = None
+        failed, self.cuda.invalid = self.cuda.invalid, False
+        if failed:
+            raise RuntimeError(
+                "CUDA error: operation failed due to a previous error during capture"
+            )
+        self.cuda.generator_captures = False
+        self.cuda.alive.append(self)
+
+    def reset(self) -> None:
+        if self.cuda.capturing is not None:
+            self.cuda.invalid = True  # CUDA: not permitted when stream is capturing
+        elif self in self.cuda.alive:
+            self.cuda.alive.remove(self)
+
+    def __del__(self) -> None:
+        self.reset()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+@pytest.mark.parametrize("how", ["bound again", "freed", "collected"])
+def test_a_graph_that_dies_during_a_capture_is_destroyed_after_it(cuda, holder, how):
+    graph = _begin(holder)
+    graph.end()
+    assert len(cuda.alive) == 1
+    old, graph = [graph], _begin(holder)
+    if how == "freed":
+        old[0].free()
+    elif how == "collected":
+        old.append(old)  # a cycle
+        old = []
+        gc.collect()
+    else:
+        old.clear()
+    assert len(cuda.alive) == 1, "not yet"
+    graph.end()
+    assert len(cuda.alive) == 1, "the new one"
+    cuda.randn()
+    old.clear()
+    del graph
+    assert cuda.alive == []
+
+
+def test_a_graph_that_dies_while_torch_captures_waits_too(cuda, holder):
+    graph = _begin(holder)
+    graph.end()
+    theirs = torch.cuda.CUDAGraph()
+    theirs.capture_begin(capture_error_mode="global")
+    del graph
+    theirs.capture_end()
+    assert len(cuda.alive) == 2
+    _begin(holder).end()
+    assert cuda.alive == [theirs]
+
+
+def test_a_failed_capture_leaves_torch_as_it_was(cuda, holder):
+    graph = _begin(holder)
+    cuda.invalid = True  # as .item() does
+    with pytest.raises(CaptureError, match="refused by the runtime"):
+        graph.end()
+    cuda.randn()
+    assert cuda.capturing is None
+    _begin(holder).end()
+
+
+def test_a_capture_that_cannot_begin_leaves_the_generator(cuda, holder, monkeypatch):
+    begin = PretendedGraph.capture_begin
+
+    def fail_once(self: PretendedGraph, *args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(PretendedGraph, "capture_begin", begin)
+        cuda.generator_captures = True
+        raise RuntimeError(BUSY)
+
+    monkeypatch.setattr(PretendedGraph, "capture_begin", fail_once)
+    with pytest.raises(RuntimeError, match="is capturing"):
+        _begin(holder)
+    cuda.randn()
+
+
+def test_captures_in_a_loop_with_failures_between(cuda, holder):
+    for number in range(20):
+        graph = _begin(holder)
+        if number % 3 == 1:
+            cuda.invalid = True
+            graph.abort()
+        else:
+            graph.end()
+        cuda.randn()
+        assert len(cuda.alive) <= 1
+    del graph
+    assert cuda.alive == []
