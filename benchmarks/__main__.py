@@ -141,12 +141,12 @@ def trace(
     """Time an op with and without the trace points of its kernels."""
     _need_gpu("trace")
     from sundog.errors import SundogError
-    from sundog.tools.trace.trace_subject import Subject
+    from sundog.tools.trace.trace_command import TracedOp
 
     from . import overheads
 
     try:
-        overheads.trace(Subject(op, problem), world, backend, link, json)
+        overheads.trace(TracedOp(op, problem), world, backend, link, json)
     except (SundogError, ValueError) as error:
         typer.echo(f"python -m benchmarks trace: {error}", err=True)
         raise typer.Exit(2) from None

@@ -24,8 +24,8 @@ from sundog.collectives.all_reduce import inputs as make_inputs
 from sundog.launch import run
 from sundog.ops import op as ops
 from sundog.ops.select import config_for
+from sundog.tools.baselines import BASELINES
 from sundog.tools.bench import results
-from sundog.tools.bench.baselines import BASELINES
 from sundog.tools.timing import Times, Variant, measure
 from sundog.world.world import World
 

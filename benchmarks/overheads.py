@@ -21,8 +21,8 @@ from sundog.device import context, signal
 from sundog.launch import run
 from sundog.tools.bench import results
 from sundog.tools.timing import Times, Variant, measure
-from sundog.tools.trace.record import Recording
-from sundog.tools.trace.trace_subject import Subject
+from sundog.tools.trace.record import TraceRecording
+from sundog.tools.trace.trace_command import TracedOp
 from sundog.world.world import World
 
 from .result_files import machine
@@ -102,7 +102,7 @@ def _wait_for_ever(flags, epoch, ctx, LANES: tl.constexpr):
 # trace points
 
 
-def trace(subject: Subject, size: int, backend: str, link: str, json_file: str) -> None:
+def trace(subject: TracedOp, size: int, backend: str, link: str, json_file: str) -> None:
     """Time a plan with and without trace points, in turns."""
     found: list[Any] = run(lambda w: _time_points(w, subject), size, backend, link=link)
     title, times = found[0]
@@ -115,9 +115,9 @@ def trace(subject: Subject, size: int, backend: str, link: str, json_file: str) 
         results.write(json_file, content | {"times": [results.times_json(t) for t in times]})
 
 
-def _time_points(world: World, subject: Subject) -> tuple[str, list[Times]]:
+def _time_points(world: World, subject: TracedOp) -> tuple[str, list[Times]]:
     title, call = subject.call(world)
-    recording = Recording(world)
+    recording = TraceRecording(world)
     calls = [_with_clock(world, clock, call) for clock in (0, world.trace)]
     variants = [Variant(name, [each]) for name, each in zip(("off", "on"), calls, strict=True)]
     times = measure(world, variants, at_least=4)

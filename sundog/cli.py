@@ -10,7 +10,6 @@ import typer
 
 from . import __version__
 from .dataset import data_command as data
-from .tools.bench import bench_cli as bench
 
 __all__ = ["app", "main"]
 
@@ -23,7 +22,8 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     help="Write multi-GPU Triton kernels; test and race-check them on a laptop.\n\n"
-    "Example: sundog demo",
+    "Exit status of every command: 0 fine, 1 something was found, 2 it could not be done, "
+    "130 interrupted.\n\nExample: sundog demo",
     rich_markup_mode="markdown",  # lines of a paragraph flow into the terminal's width
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,19 +49,25 @@ def _new() -> None:
     """Without this typer would take `sundog new` itself for the only command."""
 
 
-app.add_typer(bench.app, name="bench")
 app.add_typer(new, name="new")
 app.add_typer(data.app, name="data")
 
 Target = Annotated[
     str, typer.Argument(help="an op, a module or file of one, module:function or file.py:function")
 ]
+Op = Annotated[
+    str, typer.Argument(help="an op, op.algorithm, or a module or file.py with the names of one")
+]
+Problem = Annotated[str, typer.Option(help="fields of the problem to change, name=value,...")]
+World = Annotated[int, typer.Option(help="number of ranks")]
+Link = Annotated[str, typer.Option(help="pcie: peers' data in host memory, see docs/gpu.md")]
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
+Plot = Annotated[str, typer.Option(help="also draw the result into this file")]
 
 
 @app.command()
 def demo() -> None:
-    """Eight ranks run a Triton kernel that signals between them; then a broken one is caught.
+    """Run a kernel that signals between eight ranks; then catch a broken one.
 
     Example: sundog demo
     """
@@ -73,10 +79,10 @@ def demo() -> None:
 @app.command()
 def check(
     target: Target = "",
-    world: Annotated[int, typer.Option(help="ranks")] = 4,
-    schedules: Annotated[int, typer.Option(help="interleavings to try")] = 50,
-    seed: Annotated[int, typer.Option(help="of the first schedule")] = 0,
-    schedule: Annotated[str, typer.Option(help="replay just this one, from a finding")] = "",
+    world: World = 4,
+    schedules: Annotated[int, typer.Option(help="number of interleavings to try")] = 50,
+    seed: Annotated[int, typer.Option(help="seed of the first schedule")] = 0,
+    schedule: Annotated[str, typer.Option(help="replay only this one, as a finding names it")] = "",
     sms: Annotated[int, typer.Option(help="programs resident per rank (default 16)")] = 0,
     mutate: Annotated[bool, typer.Option(help="weaken every synchronisation in turn")] = False,
     corpus: Annotated[str, typer.Option(help="check this folder of known wrong kernels")] = "",
@@ -84,133 +90,181 @@ def check(
 ) -> None:
     """Look for races, wrong scopes, deadlocks and stale data on the simulator.
 
-    Exit status: 0 nothing found, 1 findings, 2 it could not be checked, 130 interrupted.
+    With --mutate every signal, wait, barrier and scope is weakened in turn, and the checker must
+    object to each. An op's file may list mutants that change nothing, see docs/checker.md.
+
+    Exit status: 0 nothing found, 1 findings or surviving mutants, 2 it could not be checked.
 
     Example: sundog check examples/ring.py --world 3 --schedules 20 --mutate
     """
-    from .tools.check import check_command
+    from .tools.check import check_command as command
 
-    if corpus:
-        raise typer.Exit(check_command.run_corpus(corpus, schedules, seed, json))
-    options = check_command.Options(target, world, schedules, seed, schedule, sms, mutate, json)
-    raise typer.Exit(check_command.run(options))
+    options = command.CheckOptions(
+        target=target, world=world, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
+        mutate=mutate, corpus=corpus, json=json,
+    )  # fmt: skip
+    raise typer.Exit(command.run_corpus(options) if corpus else command.run(options))
 
 
 @app.command()
 def isa(
     op: Target = "",
-    target: Annotated[str, typer.Option(help="compile for these")] = "sm_90,gfx942,gfx950",
-    config: Annotated[str, typer.Option(help="name=value,... instead of the default's")] = "",
-    problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
-    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    target: Annotated[
+        str, typer.Option(help="architectures to compile for")
+    ] = "sm_90,gfx942,gfx950",
+    config: Annotated[str, typer.Option(help="fields of the config to change")] = "",
+    problem: Problem = "",
+    world: World = 8,
     json: Json = "",
 ) -> None:
-    """What the compilers make of an op's kernels (default: all ops'), for GPUs that are not here.
+    """Show what the compilers make of an op's kernels, for GPUs that are not here.
 
-    Widths, atomics, registers, spills; marked: an access of less than 16 bytes in the wide path, a
-    spill, a heap distance that the innermost loop loads again, one that is cut to 32 bits.
+    Without an op, all ops. The table has widths, atomics, registers and spills. Marked are: an
+    access of less than 16 bytes in the wide path, a spill, a heap distance that the innermost loop
+    loads again or that is cut to 32 bits, and a load that is issued before the wait in front of it.
 
-    The wide path is every access of a tile through an argument that holds data. Not part of it:
-    single elements, flags and the context, tiles of less than a sixteenth of the largest, and
-    tails: masked, behind the loop over whole tiles or in the other branch of an `if`.
+    The wide path is every access of a tile through an argument that holds data, without single
+    elements, flags, small tiles and masked tails.
 
-    Exit status: 0 nothing marked, 1 marked, 2 could not.
+    Exit status: 0 nothing marked, 1 marked, 2 it could not be compiled.
 
     Example: sundog isa all_gather.push --target sm_90 --problem numel=1048576,dtype=float32
     """
     from .tools.isa import isa_command as command
 
-    raise typer.Exit(command.run(op, target, config, problem, world, json))
+    options = command.IsaOptions(
+        op=op, target=target, config=config, problem=problem, world=world, json=json
+    )
+    raise typer.Exit(command.run(options))
 
 
 @app.command()
 def tune(
-    op: Annotated[
-        str, typer.Argument(help="an op, op.algorithm, or a module or file.py with its names")
-    ] = "",
+    op: Op = "",
     problem: Annotated[
         list[str] | None,
-        typer.Option(help="name=value,... instead of the first case's; may be given several times"),
+        typer.Option(help="fields of the problem to change, name=value,...; may be repeated"),
     ] = None,
-    world: Annotated[int, typer.Option(help="ranks")] = 8,
-    budget: Annotated[int, typer.Option(help="configs to try, of each algorithm")] = 200,
+    world: World = 8,
+    budget: Annotated[int, typer.Option(help="configs to try for each algorithm")] = 200,
     search: Annotated[str, typer.Option(help="pattern, random or exhaustive")] = "pattern",
-    log: Annotated[str, typer.Option(help="base name of the dataset; default: tune-OP")] = "",
-    seed: Annotated[int, typer.Option(help="of the search")] = 0,
-    resume: Annotated[bool, typer.Option(help="go on with what the log has of this run")] = False,
+    log: Annotated[str, typer.Option(help="base name of the dataset (default tune-OP)")] = "",
+    seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
+    resume: Annotated[bool, typer.Option(help="continue this run from what the log has")] = False,
     compile_only: Annotated[bool, typer.Option(help="time nothing; needs no GPU")] = False,
-    target: Annotated[str, typer.Option(help="compile for these, or promote these")] = "",
-    promote: Annotated[bool, typer.Option(help="put the bests into the package's JSON")] = False,
+    target: Annotated[str, typer.Option(help="architectures to compile for, or to promote")] = "",
+    promote: Annotated[bool, typer.Option(help="copy the bests into the package's JSON")] = False,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
-    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    link: Link = "",
 ) -> None:
-    """Search for the best config of an op. Every attempt is kept, in the dataset LOG.
+    """Search for the best config of an op, and keep every attempt in the dataset LOG.
 
-    Exit status: 0 tuned, 1 every config failed, 2 could not, 130 interrupted.
+    Exit status: 0 tuned, 1 every config failed, 2 it could not be tuned, 130 interrupted.
 
     Example: sundog tune all_gather.push --problem numel=1048576,dtype=bfloat16 --budget 100
     """
     from .tools.tune import tune_command as command
-    from .tools.tune.tune import Place
+    from .tools.tune.tune import TunePlace
 
     names = [name for name in target.split(",") if name]
     if promote:
         raise typer.Exit(command.run_promote(names))
-    targets = (names or ["sm_90", "gfx942"]) if compile_only else []
-    place = Place(backend, link)
-    raise typer.Exit(
-        command.run(op, problem or [], world, budget, search, log, seed, resume, targets, place)
-    )
+    options = command.TuneOptions(
+        op=op, problems=problem or [], world=world, budget=budget, search=search, log=log,
+        seed=seed, resume=resume, place=TunePlace(backend, link),
+        targets=(names or ["sm_90", "gfx942"]) if compile_only else [],
+    )  # fmt: skip
+    raise typer.Exit(command.run(options))
 
 
 @app.command()
 def trace(
-    op: Annotated[
-        str, typer.Argument(help="an op, op.algorithm, or a module or file.py with its names")
-    ],
+    op: Op,
     out: Annotated[str, typer.Option(help="the file for ui.perfetto.dev")],
-    problem: Annotated[str, typer.Option(help="name=value,... of the problem")] = "",
-    world: Annotated[int, typer.Option(help="ranks")] = 8,
+    problem: Problem = "",
+    world: World = 8,
     backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "",
-    link: Annotated[str, typer.Option(help="pcie: see docs/gpu.md")] = "",
+    link: Link = "",
     plot: Annotated[str, typer.Option(help="also draw the slowest rank into this file")] = "",
     json: Json = "",
-    programs: Annotated[int, typer.Option(help="of a rank that have room for their events")] = 256,
-    events: Annotated[int, typer.Option(help="that a program has room for")] = 1024,
+    programs: Annotated[int, typer.Option(help="programs per rank that can be recorded")] = 256,
+    events: Annotated[int, typer.Option(help="events per program that can be recorded")] = 1024,
 ) -> None:
-    """Record who waited for whom, as a timeline with an arrow from each signal to its wait.
+    """Record who waited for whom: a timeline with an arrow from each signal to its wait.
 
     Exit status: 0 written, 2 it could not be traced.
 
     Example: sundog trace all_gather --out trace.json --plot trace.png --world 4
     """
     from .tools.trace import trace_command as command
-    from .tools.trace.trace_subject import Subject
 
-    place = command.Place(world, backend, link)
-    raise typer.Exit(command.run(Subject(op, problem), place, out, plot, json, programs, events))
+    options = command.TraceOptions(
+        op=op, problem=problem, world=world, backend=backend, link=link, out=out, plot=plot,
+        json=json, programs=programs, events=events,
+    )  # fmt: skip
+    raise typer.Exit(command.run(options))
 
 
 @app.command()
 def probe(
     targets: Annotated[list[str] | None, typer.Argument(help="ops, or module:function")] = None,
     backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "",
-    world: Annotated[int, typer.Option(help="ranks")] = 2,
+    world: World = 2,
     replays: Annotated[int, typer.Option(help="default: 12 on the simulator, 100 on a GPU")] = 0,
-    seed: Annotated[int, typer.Option(help="of the simulator's schedules")] = 0,
-    details: Annotated[bool, typer.Option(help="all that is known of what went wrong")] = False,
+    seed: Annotated[int, typer.Option(help="seed of the simulator's schedules")] = 0,
+    details: Annotated[bool, typer.Option(help="show in full what went wrong")] = False,
     json: Json = "",
 ) -> None:
-    """Can it be captured in a graph, and do replays see new data and compute the right thing?
+    """Capture ops in a graph, replay them with new data, and compare every result.
 
-    Exit status: 0 every verdict is as expected, 1 one is not, 2 it could not be probed,
+    Without a target, all ops, barriers, and send and receive.
+
+    Exit status: 0 every verdict is the expected one, 1 one is not, 2 it could not be probed,
     130 interrupted.
 
     Example: sundog probe all_gather --world 2 --replays 20
     """
     from .tools.probe import probe_command as command
 
-    options = command.Options(tuple(targets or ()), world, backend, replays, seed, details, json)
+    options = command.ProbeOptions(
+        targets=tuple(targets or ()), world=world, backend=backend, replays=replays, seed=seed,
+        details=details, json=json,
+    )  # fmt: skip
+    raise typer.Exit(command.run(options))
+
+
+@app.command()
+def bench(
+    op: Op,
+    axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,...; may be repeated")] = None,
+    world: World = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    link: Link = "",
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="a name, or none; may be repeated (default: all)")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="samples per variant")] = 30,
+    csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
+    json: Json = "",
+    plot: Plot = "",
+    entries: Annotated[str, typer.Option(help="also put the best configs into this file")] = "",
+) -> None:
+    """Time an op against the limit of the GPU and against what you would call instead.
+
+    An axis is a field of the problem, a field of the configs that have it, or `algo`.
+
+    Exit status: 0 timed, 1 a result was wrong or a variant failed, 2 it could not be timed.
+
+    Example: sundog bench all_gather --axis numel=65536,1048576 --axis dtype=bfloat16 --world 4
+
+    Example: sundog bench all_gather --axis algo=push,gluon --axis programs=8,32,128 --plot a.png
+    """
+    from .tools.bench import bench_command as command
+
+    options = command.BenchOptions(
+        op=op, axes=axis or [], world=world, backend=backend, link=link, baselines=baseline or [],
+        samples=samples, csv=csv, json=json, plot=plot, entries=entries,
+    )  # fmt: skip
     raise typer.Exit(command.run(options))
 
 
@@ -231,6 +285,7 @@ def op(
 
 
 def main() -> None:
-    # As `python -m sundog` finds a module of the user's beside them; never in another's place.
+    # Let commands find modules in the working directory, as `python -m sundog` does. At the end of
+    # the path: a user's module must not replace an installed one.
     sys.path.append(os.getcwd())
     app()

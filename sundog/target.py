@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Footprint", "Target", "has_gpu", "of"]
+__all__ = ["Footprint", "Target", "has_gpu", "key_of", "of"]
 
 # CUDA's table of technical specifications: resident blocks per SM. Torch does not report it.
 _BLOCKS_PER_SM = {(8, 0): 32, (8, 6): 16, (8, 7): 16, (8, 9): 24, (9, 0): 32, (10, 0): 32}
@@ -100,6 +100,11 @@ def has_gpu() -> bool:
 def of(device: torch.device) -> Target:
     """What torch knows of this GPU."""
     return _of(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def key_of(device: torch.device) -> str:
+    """The name under which configs measured on a device are stored."""
+    return of(device).key if device.type == "cuda" else "the simulator"
 
 
 @functools.cache

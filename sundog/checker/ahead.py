@@ -21,7 +21,7 @@ from ..machine.tasks import Launch
 from .findings import Event
 
 if TYPE_CHECKING:
-    from ..tools.isa.hoisted import Hoisted
+    from ..tools.compiled.hoisted import Hoisted
 
 __all__ = ["TARGETS", "Candidate", "arguments_of", "in_one_loop", "moved_by_compiler"]
 
@@ -71,7 +71,7 @@ def moved_by_compiler(candidate: Candidate) -> list[str]:
 def _hoisted(candidate: Candidate, target: str) -> Iterable[Hoisted]:
     # Here, since these import the simulator.
     from ..dataset.triton.compile import lower_source, source_of
-    from ..tools.isa.hoisted import find
+    from ..tools.compiled.hoisted import find
 
     launch = candidate.launch
     try:

@@ -249,7 +249,7 @@ def _decide(
     """Algorithm, its module, config, and why."""
     modules = algorithms(op)
     algo, config = options.algo, options.config
-    kind = target.of(world.device).key if world.device.type == "cuda" else "the simulator"
+    kind = target.key_of(world.device)
     if algo == "auto":
         choice = choose(op, problem, kind, world.num_sms, config, world.backend)
         return choice.algo, modules[choice.algo], choice.config, choice.why

@@ -1,24 +1,103 @@
-"""Files that a command will write: whether they can be is told before it works, not after."""
+"""What every command shares: exit statuses, messages, progress, and checks of output files.
+
+0 fine, 1 something was found, 2 the command could not do it, 130 interrupted.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-__all__ = ["check_writable"]
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from ..errors import SundogError
+
+__all__ = [
+    "CANNOT", "FINE", "FOUND", "INTERRUPTED", "Show", "check_extra", "check_writable", "command",
+    "note", "progress", "write_json",
+]  # fmt: skip
+
+FINE, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
+
+Show = Callable[[str, int, int, str], None]  # of what, done, of how many (0: unknown), a remark
+Options = TypeVar("Options")
+
+
+def command(name: str) -> Callable[[Callable[[Options], int]], Callable[[Options], int]]:
+    """Make a command of a function that returns an exit status.
+
+    A ValueError, ImportError or SundogError becomes one sentence and status 2, Ctrl-C status 130.
+    """
+
+    def decorate(run: Callable[[Options], int]) -> Callable[[Options], int]:
+        @functools.wraps(run)
+        def wrapped(options: Options) -> int:
+            try:
+                return run(options)
+            except KeyboardInterrupt as error:
+                note(f"sundog {name}: {error or 'interrupted'}")
+                return INTERRUPTED
+            except (ValueError, ImportError, SundogError) as error:
+                note(f"sundog {name}: {error}", style="red")
+                return CANNOT
+
+        return wrapped
+
+    return decorate
+
+
+def note(text: str, style: str = "") -> None:
+    """Print a line for people to stderr, which leaves stdout to the result."""
+    Console(stderr=True).print(escape(text), style=style, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def progress(console: Console | None = None, threaded: bool = True) -> Iterator[Show]:
+    """Show how far the work is, a line for each piece, where stderr is a terminal.
+
+    `threaded=False` draws only when something is shown: a thread would share the timed hosts' CPU.
+    """
+    console = console or Console(stderr=True)
+    what = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # may be long: it gets what is left
+    bar = Progress(
+        TextColumn("{task.description}", table_column=what), BarColumn(bar_width=10),
+        MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[remark]}"),
+        console=console, expand=True, transient=True, disable=not console.is_terminal,
+        auto_refresh=threaded,
+    )  # fmt: skip
+    tasks: dict[str, Any] = {}
+
+    def show(name: str, done: int, total: int, remark: str = "") -> None:
+        if name not in tasks:
+            tasks[name] = bar.add_task(escape(name), total=total or None, remark="")
+        bar.update(tasks[name], completed=done, remark=escape(remark))
+        if not threaded:
+            bar.refresh()
+
+    with bar:
+        yield show
 
 
 def check_writable(*paths: str) -> None:
-    """Make their folders; a ValueError if one of the files could not be written."""
+    """Raise a ValueError before any work if a file can't be written. Makes missing folders."""
     for path in filter(None, paths):
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            _try(path)
+            _try_open(path)
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _try(path: str) -> None:
-    """Open it and leave it as it was. A pipe is not tried: its reader would see the end of it."""
+def _try_open(path: str) -> None:
+    """Open a file and leave it as it was. A pipe is not tried: its reader would see the end."""
     existed = os.path.exists(path)
     if existed and not os.path.isfile(path) and not os.path.isdir(path):
         return
@@ -26,3 +105,19 @@ def _try(path: str) -> None:
         pass
     if not existed:
         os.remove(path)
+
+
+def check_extra(option: str, extra: str, *modules: str) -> None:
+    """Raise a ValueError that names the extra to install if an option's packages are missing."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        needed = " and ".join(missing)
+        raise ValueError(f"{option} needs {needed}: pip install 'sundog[{extra}]'")
+
+
+def write_json(path: str, content: Any, indent: int | None = None) -> None:
+    """Write a result that a command was asked for by --json."""
+    separators = None if indent else (",", ":")
+    with open(path, "w") as file:
+        json.dump(content, file, indent=indent, separators=separators, default=str)
+        file.write("\n")

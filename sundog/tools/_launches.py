@@ -1,28 +1,45 @@
-"""The launches that a rank's function makes, noted instead of run: kernel, arguments, options.
+"""Record the launches that a rank's function makes, instead of running them, and compile them.
 
-The function runs on a simulated world, so that it plans and allocates as always. What a launch
+The function runs on a simulated world, so it plans and allocates as always. What a launch
 specialises on (dtype, alignment by 16, equal to 1, memory below 2 GiB) is taken from its arguments;
 only the size of the heap is that of a GPU's world instead of the simulator's.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
+from triton.errors import TritonError
 from triton.runtime.jit import JITFunction
 
 from ..backends.sim import Sim
-from ..launch import run
+from ..dataset.triton.compile import gpu_target, source_of
+from ..errors import SundogError
+from ..launch import GPU_HEAP, run
 from ..machine.launcher import Installed, current_machine
 from ..ops.load import running
 from ..world.poison import heaps
 from ..world.world import World
+from ._pool import Failure, Worker, serve
 
-__all__ = ["CTX", "DATA", "FEW", "FLAGS", "Launch", "Pointer", "pointer", "record"]
+__all__ = [
+    "CTX", "DATA", "FEW", "FLAGS", "NUM_SMS", "Pointer", "RecordedLaunch", "check_target",
+    "compile_launch", "for_warps", "pointer", "record",
+]  # fmt: skip
 
+NUM_SMS = 132  # that a rank has for itself, where no GPU says how many
+KNOWN_TARGETS = (
+    "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100",
+)  # fmt: skip
+_COMPILE_SECONDS = 120.0
 CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
 _FEW_BYTES = 64 << 10  # of a whole tensor
 
@@ -43,7 +60,9 @@ class Pointer:
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
+    """One launch: the kernel, and its arguments as Triton's compiler needs them."""
+
     kernel: JITFunction
     args: tuple
     kwargs: dict[str, Any]
@@ -51,10 +70,17 @@ class Launch:
 
 
 def record(
-    fn: Callable[[World], Any], size: int, num_sms: int, heap_size: int, gpu_heap_size: int
-) -> list[Launch]:
-    """What rank 0 launches. Ranks may differ in data, but one kernel must serve them all."""
-    launches: list[Launch] = []
+    fn: Callable[[World], Any],
+    size: int,
+    heap_size: int,
+    num_sms: int = NUM_SMS,
+    gpu_heap_size: int = GPU_HEAP,
+) -> list[RecordedLaunch]:
+    """Record what rank 0 launches. Ranks may differ in data, but one kernel must serve them all.
+
+    `heap_size` is that of the simulated world; kernels are told `gpu_heap_size`.
+    """
+    launches: list[RecordedLaunch] = []
     worlds: dict[int, World] = {}
 
     def note(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
@@ -76,12 +102,75 @@ def record(
     return launches
 
 
+@functools.cache
+def check_target(target: str) -> None:
+    """Raise a ValueError if this Triton can't compile for a target.
+
+    LLVM ends the whole process for an architecture that it does not know. So a target that is not
+    in KNOWN_TARGETS compiles a small kernel in another process first.
+    """
+    gpu_target(target)  # a ValueError if it is no architecture's name
+    if target in KNOWN_TARGETS:
+        return
+    worker = Worker(serve(_try_target), _COMPILE_SECONDS, fresh=True)
+    worker.submit(target)
+    reply = worker.wait()
+    if isinstance(reply, Failure):
+        raise ValueError(
+            f"target {target}: Triton {triton.__version__} cannot compile for it: {reply.error}. "
+            f"Known targets: {', '.join(KNOWN_TARGETS)}"
+        )
+
+
+def _try_target(target: str) -> bool:
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # LLVM writes a stack trace there before it aborts
+    word = Pointer(torch.int32, 0, 4)
+    compile_launch(RecordedLaunch(_store_one, (word,), {}, {}), target)
+    return True
+
+
+@triton.jit
+def _store_one(word):  # type: ignore[no-untyped-def]
+    tl.store(word, 1)
+
+
+def compile_launch(launch: RecordedLaunch, target: str) -> Any:
+    """Compile a launch for a target, as Triton would on such a GPU; it need not be here."""
+    try:
+        source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
+        return triton.compile(source, target=gpu_target(target), options=options)
+    except (KeyError, RuntimeError, TritonError) as error:
+        raise SundogError(
+            f"{launch.kernel.__name__} does not compile for {target}: {_cause(error)}"
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost of Triton's errors, which each show the caller's source."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error)
+
+
+def for_warps(config: Any, warp_size: int) -> Any:
+    """Adapt a config to another kind of GPU than this machine's: AMD's warps have 64 lanes."""
+    changes: dict[str, Any] = {}
+    if warp_size != 32 and hasattr(config, "descriptors"):
+        changes["descriptors"] = False  # there is no TMA
+    elif warp_size != 32 and hasattr(config, "num_warps") and torch.version.hip is None:
+        changes["num_warps"] = max(config.num_warps * 32 // warp_size, 1)  # as many threads
+    if hasattr(config, "threads_per_warp"):
+        changes["threads_per_warp"] = warp_size
+    return dataclasses.replace(config, **changes)
+
+
 def _launch(
     world: World, kernel: JITFunction, args: tuple, kwargs: dict[str, Any], heap_size: int
-) -> Launch:
+) -> RecordedLaunch:
     named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
     roles = {k: _role(world, v) for k, v in named.items() if isinstance(v, torch.Tensor | tuple)}
-    return Launch(
+    return RecordedLaunch(
         kernel,
         tuple(pointer(value, heap_size) for value in args),
         {name: pointer(value, heap_size) for name, value in kwargs.items()},

@@ -1,7 +1,8 @@
-"""What a tool runs: a rank's function from a name on the command line.
+"""Resolve a target of the command line to what a tool runs, and run an op on inputs.
 
-all_gather                 an op: planned, then called again and again with fresh data
-package.module             the same for any module with the names of an op, or such a file.py
+all_gather                 an op: all its algorithms; all_gather.push is one of them
+device_barrier             a primitive of the world (_primitives.py)
+package.module             an op of the user's: a module with the names of one, or such a file.py
 package.module:function    any fn(world)
 path/file.py:function      the same from a file (default: main, if it has one)
 """
@@ -9,50 +10,118 @@ path/file.py:function      the same from a file (default: main, if it has one)
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ..ops import load
 from ..ops import op as ops
-from ..ops.load import load
 from ..world.world import World
+from ._primitives import PRIMITIVES
 
 __all__ = [
-    "exercise",
-    "expected",
-    "expected_here",
-    "function_of",
-    "names_op",
-    "output",
-    "room",
-]
+    "Algorithm", "Resolved", "algorithms_of", "exercise", "expected", "expected_here",
+    "function_of", "output", "problem_of", "resolve", "room",
+]  # fmt: skip
+
+
+class Algorithm(NamedTuple):
+    """One algorithm of an op."""
+
+    name: str  # all_gather.push; of a user's op, the target itself
+    algo: str  # push; "" where the op is one module
+    module: ModuleType
+
+    @property
+    def by_request(self) -> bool:
+        """Whether it runs only if somebody names it."""
+        return self.name in ops.BY_REQUEST
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a target names: the algorithms of an op, or else an object, with its module."""
+
+    target: str
+    algorithms: tuple[Algorithm, ...] = ()
+    found: Any = None
+    module: ModuleType | None = None
+
+
+def resolve(target: str) -> Resolved:
+    """Find what a target names; a ValueError with one sentence if there is none."""
+    if target in PRIMITIVES:
+        return Resolved(target, found=PRIMITIVES[target].exercise)
+    path, _, name = target.partition(":")
+    if not _names_op(target):
+        module = _loaded(path, target)
+        return Resolved(target, found=_attribute(module, name or "main"), module=module)
+    base = target.partition(".")[0] if target in ops.OPS else target
+    return Resolved(
+        target,
+        tuple(
+            Algorithm(f"{base}.{algo}" if algo else base, algo, module)
+            for algo, module in ops.algorithms(target).items()
+        ),
+    )
+
+
+def algorithms_of(target: str) -> tuple[Algorithm, ...]:
+    """Resolve a target that must be an op: what `bench`, `trace` and `tune` work on."""
+    found = resolve(target).algorithms
+    if not found:
+        raise ValueError(f"{target} is a function: expected an op, or a module or file of one")
+    return found
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
-    """The rank's function that a target names; ValueError with one sentence if there is none."""
-    if not names_op(target):
-        path, _, name = target.partition(":")
-        try:
-            return _attribute(load(path), name or "main", target)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"{target}: no module named {error.name}") from None
-    modules = ops.algorithms(target)
+    """Find the rank's function that a target names. Of an op, it exercises all algorithms."""
+    resolved = resolve(target)
+    if resolved.algorithms:
 
-    def run_all(world: World) -> None:
-        for module in modules.values():
-            exercise(module, size)(world)
+        def run_all(world: World) -> None:
+            for algorithm in resolved.algorithms:
+                exercise(algorithm.module, size)(world)
 
-    return run_all
+        return run_all
+    if not callable(resolved.found):
+        name = target.partition(":")[2] or "main"
+        where = resolved.module.__name__ if resolved.module else target
+        raise ValueError(f"{target}: {where} has no function {name}")
+    function: Callable[[World], Any] = resolved.found
+    return function
 
 
-def names_op(target: str) -> bool:
-    """Whether it is an op, by its name, its module or its file; else it is a function."""
+def problem_of(module: ModuleType, text: str, size: int) -> Any:
+    """The op's first case, with the fields that `text` names changed."""
+    if size < 1:
+        raise ValueError(f"--world {size}: a world has at least one rank")
+    return load.changed(module.cases(size)[0], load.parse(text))
+
+
+def _names_op(target: str) -> bool:
+    """Tell an op, by its name, its module or its file, from a function."""
     path, colon, _ = target.partition(":")
     if colon or not path.endswith(".py"):
         return not colon
-    module = load(path)
+    module = load.load(path)
     return not hasattr(module, "main") and ops.is_op(module)
+
+
+def _loaded(path: str, target: str) -> ModuleType:
+    try:
+        return load.load(path)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{target}: no module named {error.name}") from None
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    """What a module has by that name; of a dict in it, `dict.key`."""
+    first, _, key = name.partition(".")
+    found = getattr(module, first, None)
+    return found.get(key) if key and isinstance(found, dict) else found
 
 
 def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
@@ -136,10 +205,3 @@ def _compare(world: World, result: torch.Tensor, want: torch.Tensor) -> None:
             f"rank {world.rank}: {wrong.numel()} of {want.numel()} elements are wrong, the first "
             f"at {wrong[0].item()}: {got.flatten()[wrong[0]]} instead of {want.flatten()[wrong[0]]}"
         )
-
-
-def _attribute(module: ModuleType, name: str, target: str) -> Callable[[World], Any]:
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ValueError(f"{target}: {module.__name__} has no function {name}")
-    return function

@@ -12,10 +12,16 @@ ranks start together.
 from __future__ import annotations
 
 import itertools
+import os
+import platform
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +32,7 @@ from ..device import context, signal
 from ..errors import PeerLost, SundogError, VariantFailed
 from ..world.world import World
 
-__all__ = ["Times", "Variant", "blame", "measure"]
+__all__ = ["Gate", "Times", "Variant", "blame", "machine", "measure", "times_json", "times_of"]
 
 _POLLS = context.POLLS
 _WARM = 2  # samples of a variant that warm up and are not told
@@ -66,6 +72,46 @@ class Times:
     def skew(self) -> float:
         """How much sooner the fastest rank is done, typically."""
         return statistics.median(max(ranks) - min(ranks) for ranks in self.samples)
+
+
+def times_json(times: Times) -> dict[str, Any]:
+    """Nanoseconds, per sample and rank."""
+    return {
+        "name": times.name,
+        "samples_ns": [[round(t * 1e9, 1) for t in ranks] for ranks in times.samples],
+    }
+
+
+def times_of(content: dict[str, Any]) -> Times:
+    """Read what `times_json` has written."""
+    samples = [[1e-9 * t for t in ranks] for ranks in content["samples_ns"]]
+    return Times(content["name"], samples)
+
+
+def machine() -> dict[str, str]:
+    """Describe the machine, the versions and the command, for every file of measurements."""
+    from .. import __version__
+
+    # Of a file elsewhere the name is enough.
+    words = [Path(word).name if word[:1] == "/" else word for word in sys.argv[1:]]
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "sundog": __version__,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(["sundog", *words]),
+    }
+
+
+def _commit() -> str:
+    if "SUNDOG_COMMIT" in os.environ:  # for a copy of the tree, which may lie in another repository
+        return os.environ["SUNDOG_COMMIT"]
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.goals import goal_rows
-from sundog.tools.bench.baselines import BASELINES
+from sundog.tools.baselines import BASELINES
 
 
 def timed(problem: str, variant: str, micros: float, config: str = "Config()") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sundog.checker.findings import SUGGESTIONS
 from sundog.dataset.triton.compile import lower_source, source_of
 from sundog.tools._launches import record
 from sundog.tools.check.schedules import Report, check
-from sundog.tools.isa import hoisted
+from sundog.tools.compiled import hoisted
 from sundog.tools.isa import inspect as isa
 
 from . import pipelined_loops as loops
@@ -28,7 +28,7 @@ def found(report: Report) -> set[tuple[str, str]]:
 @each_loop
 @pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
 def test_what_the_compiler_moves(loop: Any, target: str) -> None:
-    launches = record(loops.host(loop), 2, 16, 64 << 20, 64 << 20)
+    launches = record(loops.host(loop), 2, 64 << 20, 16, 64 << 20)
     (launch,) = [each for each in launches if each.kernel is loops.consume]
     source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
     forms = [lower_source(source, options, arch=target, stage=s) for s in ("ttir", "ttgir")]

@@ -14,14 +14,12 @@ from sundog.dataset.triton import compile as compile_module
 from sundog.dataset.triton.compile import gpu_target, lower_source
 from sundog.dataset.triton.mlir import MlirOperation
 from sundog.dataset.triton.triton_module import read_module
-from sundog.launch import GPU_HEAP
 from sundog.ops.op import OPS
 from sundog.tools._launches import CTX, record
-from sundog.tools.isa import hoisted
-from sundog.tools.isa.assembly import Place
-from sundog.tools.isa.inspect import NUM_SMS
-from sundog.tools.isa.problems import Case, functions
-from sundog.tools.isa.ttgir import Flow, argument_names
+from sundog.tools.compiled import hoisted
+from sundog.tools.compiled.assembly import Place
+from sundog.tools.compiled.ttgir import Flow, argument_names
+from sundog.tools.isa.inspect import Case, functions
 
 from . import wait_kernels, wait_kernels_gluon
 
@@ -101,7 +99,7 @@ def test_without_the_barrier_tiles_are_loaded_before_their_wait(
 @pytest.mark.parametrize("op", OPS)
 def test_no_kernel_of_an_op_loads_before_its_wait(op: str, target: str) -> None:
     for name, fn, heap in functions(op, Case({}, {}, 2, gpu_target(target).warp_size)):
-        kernels = {launch.kernel: launch for launch in record(fn, 2, NUM_SMS, heap, GPU_HEAP)}
+        kernels = {launch.kernel: launch for launch in record(fn, 2, heap)}
         assert kernels, name
         for kernel, launch in kernels.items():
             if kernel.is_gluon():

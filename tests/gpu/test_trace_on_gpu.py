@@ -8,8 +8,7 @@ from tools.trace import late_op
 
 from sundog.device import trace as points
 from sundog.tools.trace.timeline import Timeline, summarise
-from sundog.tools.trace.trace_command import Place, trace_op
-from sundog.tools.trace.trace_subject import Subject
+from sundog.tools.trace.trace_command import TraceOptions, trace_op
 
 pytestmark = pytest.mark.gpu("virtual")
 
@@ -28,7 +27,7 @@ def check(timeline: Timeline) -> None:
 
 
 def test_late_rank_is_named() -> None:
-    timeline = trace_op(Subject("tools.trace.late_op"), Place(4, "virtual"))
+    timeline = trace_op(TraceOptions("tools.trace.late_op", world=4, backend="virtual"))
     check(timeline)
     right = summarise(timeline)[late_op.LATE_RANK + 1].waited_for
     assert max(right, key=lambda rank: right[rank]) == late_op.LATE_RANK
@@ -36,12 +35,12 @@ def test_late_rank_is_named() -> None:
 
 @pytest.mark.parametrize("op", ["all_gather.push", "all_gather.gluon", "all_reduce.two_shot"])
 def test_ops(op: str) -> None:
-    check(trace_op(Subject(op, "numel=65536"), Place(4, "virtual")))
+    check(trace_op(TraceOptions(op, "numel=65536", world=4, backend="virtual")))
 
 
 def test_ranks_start_together() -> None:
     """Behind a gate: otherwise the first rank waits for as long as the other hosts launch."""
-    timeline = trace_op(Subject("all_gather.push", "numel=65536"), Place(8, "virtual"))
+    timeline = trace_op(TraceOptions("all_gather.push", "numel=65536", world=8, backend="virtual"))
     begins = [timeline.spans[timeline.spans["rank"] == rank]["begin"].min() for rank in range(8)]
     assert max(begins) < 100_000  # ns; launches without the gate are a hundred us apart each
 
@@ -49,7 +48,9 @@ def test_ranks_start_together() -> None:
 @pytest.mark.parametrize("shard", ["k", "m"])
 def test_fused(shard: str) -> None:
     problem = f"m=512,n=512,k=1024,shard={shard}"
-    timeline = trace_op(Subject("all_gather_matmul.hbm_buffer", problem), Place(4, "virtual"))
+    timeline = trace_op(
+        TraceOptions("all_gather_matmul.hbm_buffer", problem, world=4, backend="virtual")
+    )
     check(timeline)
     for summary in summarise(timeline):
         assert summary.hidden is not None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 from ...ops import load
-from ...ops.op import BY_REQUEST
+from .._subject import Algorithm
 
 __all__ = ["Choice", "parse_axes"]
 
@@ -16,16 +15,17 @@ Choice = tuple[str, dict[str, Any]]  # an algorithm, and fields of its config to
 
 
 def parse_axes(
-    name: str, modules: Mapping[str, ModuleType], axes: Sequence[str], size: int
+    algorithms: Sequence[Algorithm], axes: Sequence[str], size: int
 ) -> tuple[list[Any], list[Choice]]:
-    """The problems, and the algorithms and changes to their configs: all combinations of the axes.
+    """Combine the axes: return all problems, and all algorithms with changes to their configs.
 
-    'numel=1024,4096' is of the problem; 'algo=push,pull' names algorithms (without it: all that are
-    chosen without being named); others, as 'programs=8,16', are of those configs that have them.
+    'numel=1024,4096' is of the problem; 'algo=push,pull' names algorithms (without it: all that run
+    without being named); others, as 'programs=8,16', are of those configs that have them.
     """
-    op = next(iter(modules.values()))
+    modules = {each.algo: each.module for each in algorithms}
+    op = algorithms[0].module
     problems: list[Any] = [op.cases(size)[0]]
-    algos = [algo for algo in modules if f"{name}.{algo}" not in BY_REQUEST or len(modules) == 1]
+    algos = [a.algo for a in algorithms if len(algorithms) == 1 or not a.by_request]
     changes: list[dict[str, Any]] = [{}]
     of_problem = _types(op.Problem)
     of_config = {k: t for module in modules.values() for k, t in _types(module.Config).items()}
@@ -46,16 +46,13 @@ def parse_axes(
         else:
             values = [_value(axis, word, of_config[key]) for word in words]
             changes = [{**change, key: value} for change in changes for value in values]
-    return problems, _choices(modules, algos, changes)
+    return problems, _choices({algo: _types(modules[algo].Config) for algo in algos}, changes)
 
 
-def _choices(
-    modules: Mapping[str, ModuleType], algos: Sequence[str], changes: Sequence[dict[str, Any]]
-) -> list[Choice]:
-    """Each algorithm with those changes that its config has a field for."""
+def _choices(fields: dict[str, dict[str, str]], changes: Sequence[dict[str, Any]]) -> list[Choice]:
+    """Pair each algorithm with those changes that its config has a field for."""
     found: list[Choice] = []
-    for algo in algos:
-        own = _types(modules[algo].Config)
+    for algo, own in fields.items():
         for change in changes:
             choice = algo, {key: value for key, value in change.items() if key in own}
             if choice not in found:

@@ -1,55 +1,66 @@
-"""`sundog bench OP`: from the command line's words to a table and files."""
+"""`sundog bench OP`: run the measurement, print the table, write the files."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import SundogError
 from ...ops.select import Entry, write_entries
+from .._console import FINE, FOUND, check_extra, check_writable, command, write_json
+from ..timing import machine
 from . import results
-from .run import Row, bench
+from .limits import Rates
+from .run import BenchOptions, Row, bench
 
-__all__ = ["op"]
+__all__ = ["BenchOptions", "run"]
 
 
-def op(
-    name: str, axes: Sequence[str], size: int, backend: str, only: Sequence[str], samples: int,
-    csv_file: str, json_file: str, plot_file: str, link: str = "", entries_file: str = "",
-) -> int:  # fmt: skip
-    """Exit status: 1 if a variant was wrong or failed, 2 if nothing could be measured."""
-    try:
-        rows, rates = bench(name, axes, size, backend, only, samples, link)
-    except (SundogError, ValueError) as error:
-        print(f"sundog bench {name}: {error}", file=sys.stderr)
-        return 2
-    ranks = 1 if link else size  # that are measured
-    results.print_rows(rows, ranks)
-    if json_file:
-        content = {"kind": "op", "op": name, "world": size, "backend": backend, "link": link}
-        content |= {"plot": Path(plot_file).name}
-        content |= {"machine": results.machine(), "rates": rates.as_json()}
-        results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
-    if csv_file:
-        _write_csv(csv_file, rows, ranks)
-    if entries_file:
-        write_entries(Path(entries_file), _best(rows, Path(json_file).name or name))
-    if plot_file:
-        from . import link_plot, plot  # matplotlib is an extra
+@command("bench")
+def run(options: BenchOptions) -> int:
+    """Exit with 1 if a variant was wrong or failed, with 2 if nothing could be measured."""
+    check_writable(options.csv, options.json, options.plot, options.entries)
+    if options.plot:
+        check_extra("--plot", "plot", "matplotlib")
+    rows, rates = bench(options)
+    results.print_rows(rows, _measured_ranks(options))
+    _write_files(options, rows, rates)
+    return FOUND if any(row.wrong for row in rows) else FINE
 
-        if link:
-            link_plot.draw(plot_file, [results.row_json(row) for row in rows], size)
+
+def _measured_ranks(options: BenchOptions) -> int:
+    """Over a link only rank 0 is measured."""
+    return 1 if options.link else options.world
+
+
+def _write_files(options: BenchOptions, rows: list[Row], rates: Rates) -> None:
+    if options.json:
+        write_json(options.json, _content(options, rows, rates))
+    if options.csv:
+        _write_csv(options.csv, rows, _measured_ranks(options))
+    if options.entries:
+        best = _best_entries(rows, Path(options.json).name or options.op)
+        write_entries(Path(options.entries), best)
+    if options.plot:
+        from . import plot  # matplotlib is an extra
+
+        if options.link:
+            plot.draw_link(options.plot, [results.row_json(row) for row in rows], options.world)
         else:
-            plot.draw(plot_file, rows, size)
-    return 1 if any(row.wrong for row in rows) else 0
+            plot.draw(options.plot, rows, options.world)
 
 
-def _best(rows: list[Row], run: str) -> list[Entry]:
-    """The fastest config of each algorithm on each problem, for `choice`."""
+def _content(options: BenchOptions, rows: list[Row], rates: Rates) -> dict[str, object]:
+    return {
+        "kind": "op", "op": options.op, "world": options.world, "backend": options.backend,
+        "link": options.link, "plot": Path(options.plot).name, "machine": machine(),
+        "rates": rates.as_json(), "rows": [results.row_json(row) for row in rows],
+    }  # fmt: skip
+
+
+def _best_entries(rows: list[Row], run: str) -> list[Entry]:
+    """The fastest config of each algorithm on each problem, for `ops/select.py`."""
     date = time.strftime("%Y-%m-%d", time.gmtime())
     best: dict[tuple[str, str], tuple[float, Entry]] = {}
     for row in rows:
@@ -69,10 +80,10 @@ def _write_csv(path: str, rows: list[Row], size: int) -> None:
         writer.writerow([*head, "gb_per_s", "of_limit", "wrong"])
         for row in rows:
             known = [row.problem, row.variant, row.config, row.programs or ""]
-            writer.writerow([*known, *_measured(row, size), row.wrong])
+            writer.writerow([*known, *_figures(row, size), row.wrong])
 
 
-def _measured(row: Row, size: int) -> list[str]:
+def _figures(row: Row, size: int) -> list[str]:
     times = row.times
     if times is None:
         return [""] * 5

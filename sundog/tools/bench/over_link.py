@@ -14,7 +14,7 @@ import torch
 
 from ...backends._link import on_host
 from ...world.world import World
-from .baselines import Baseline, Call
+from ..baselines import Baseline, Call
 from .limits import Rates, time_of
 
 if TYPE_CHECKING:

@@ -2,71 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-import triton
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..timing import Times
+from .._console import write_json
+from ..timing import machine, times_json, times_of
 from .run import Row
 
 __all__ = [
     "fastest", "machine", "print_rows", "problem_text", "row_json", "times_json", "times_of",
     "write",
 ]  # fmt: skip
-
-
-def machine() -> dict[str, str]:
-    """What the figures were measured with, and on."""
-    from ... import __version__
-
-    return {
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "sundog": __version__,
-        "commit": _commit(),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        # Of a file elsewhere the name is enough.
-        "command": " ".join(
-            ["sundog", *(Path(w).name if w[:1] == "/" else w for w in sys.argv[1:])]
-        ),
-    }
-
-
-def _commit() -> str:
-    if "SUNDOG_COMMIT" in os.environ:  # a copy of the tree, whose own history may be another's
-        return os.environ["SUNDOG_COMMIT"]
-    folder = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
-    )
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-
-def times_json(times: Times) -> dict[str, Any]:
-    """Nanoseconds, per sample and rank."""
-    return {
-        "name": times.name,
-        "samples_ns": [[round(t * 1e9, 1) for t in ranks] for ranks in times.samples],
-    }
-
-
-def times_of(content: dict[str, Any]) -> Times:
-    """What `times_json` has written."""
-    samples = [[1e-9 * t for t in ranks] for ranks in content["samples_ns"]]
-    return Times(content["name"], samples)
 
 
 def fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -107,8 +57,9 @@ def row_json(row: Row) -> dict[str, Any]:
 
 
 def write(path: str, content: dict[str, Any]) -> None:
+    """Write a file of measurements, and make its folder."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    write_json(path, content)
 
 
 def print_rows(rows: list[Row], size: int) -> None:

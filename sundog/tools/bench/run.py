@@ -10,35 +10,52 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from ... import knobs, target
 from ...errors import NotResident, SundogError, VariantFailed
 from ...launch import GPU_HEAP
 from ...launch import run as run_ranks
 from ...ops import load
-from ...ops.op import Cost, algorithms
+from ...ops.op import Cost
 from ...ops.select import Entry, config_for, stored
 from ...world.world import World
-from .._subject import expected_here, output
+from .._console import progress
+from .._subject import Algorithm, algorithms_of, expected_here, output
+from ..baselines import BASELINES, Baseline, chosen
 from ..timing import Times, Variant, blame, measure
 from . import limits, over_link
 from .axes import Choice, parse_axes
-from .baselines import BASELINES, Baseline, chosen
 
-__all__ = ["Row", "bench"]
+__all__ = ["BenchOptions", "Row", "bench"]
 
 _MOST_SETS = 8
 _SAMPLE_SECONDS = 5e-3  # of large problems fewer calls are a sample
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is timed, and the files that the result goes to; "" writes none."""
+
+    op: str
+    axes: Sequence[str] = ()
+    world: int = 8
+    backend: str = "virtual"
+    link: str = ""
+    baselines: Sequence[str] = ()  # names; without one, all
+    samples: int = 30
+    csv: str = ""
+    json: str = ""
+    plot: str = ""
+    entries: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,54 +91,57 @@ class _Ready:
 
 @dataclass(frozen=True)
 class _Bench:
-    """What all problems of one run share; below, what they share in one world."""
+    """What all problems of one run share; the last three, what they share in one world."""
 
-    name: str  # of the op
-    modules: dict[str, ModuleType]
+    options: BenchOptions
+    algorithms: dict[str, Algorithm]  # by the algorithm's short name
     problems: list[Any]
     choices: list[Choice]
     baselines: dict[str, Baseline]
-    samples: int
-    link: str
     rates: limits.Rates | None = None
     failed: dict[tuple[Any, str], str] = field(default_factory=dict)
     step: Callable[[str], None] = lambda text: None
 
     @property
     def op(self) -> ModuleType:
-        """For what is the same in all its algorithms."""
-        return next(iter(self.modules.values()))
+        """Any of the algorithms, for what is the same in all of them."""
+        return next(iter(self.algorithms.values())).module
 
 
-def bench(
-    name: str, axes: Sequence[str], size: int, backend: str, only: Sequence[str], samples: int,
-    link: str = "",
-) -> tuple[list[Row], limits.Rates]:  # fmt: skip
-    """All cases of one op. `only`: names of baselines to compare with; without one, all."""
-    modules = algorithms(name)
-    problems, choices = parse_axes(name, modules, axes, size)
-    known = (over_link.BASELINES if link else BASELINES).get(name.partition(".")[0], {})
-    compared = chosen(known, only)
+def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
+    """Time all cases of one op."""
+    if options.backend not in ("virtual", "symm"):
+        raise ValueError(f"--backend {options.backend}: expected virtual or symm, to time a GPU")
+    if options.world < 1 or options.samples < 1:
+        raise ValueError("--world and --samples must be at least 1")
+    algorithms = algorithms_of(options.op)
+    problems, choices = parse_axes(algorithms, options.axes, options.world)
+    table = over_link.BASELINES if options.link else BASELINES
+    compared = chosen(table.get(options.op.partition(".")[0], {}), options.baselines)
     if not target.has_gpu():
         raise SundogError(
             "torch finds no GPU here. `sundog check` looks for errors on the CPU, "
             "and `python -m benchmarks simulator`, in the repository, times the simulator."
         )
-    common = _Bench(name, modules, problems, choices, compared, samples, link)
+    by_name = {each.algo: each for each in algorithms}
+    common = _Bench(options, by_name, problems, choices, compared)
     found = _Found(None, {}, {})
     while any(problem not in found.rows for problem in problems):
-        found = _in_a_world(common, found, size, backend)
-        gc.collect()  # if it failed: its heaps go before the next one's come
+        found = _in_a_world(common, found)
+        gc.collect()  # after a failure: free the old world's heaps before the next one allocates
     assert found.rates is not None
     return [row for problem in problems for row in found.rows[problem]], found.rates
 
 
-def _in_a_world(common: _Bench, found: _Found, size: int, backend: str) -> _Found:
-    """What was found before, and the problems that are left, up to a variant that fails."""
+def _in_a_world(common: _Bench, found: _Found) -> _Found:
+    """Time the problems that are left, up to a variant that fails; keep what was found before."""
     most = max(common.op.cost(problem).hbm_bytes for problem in common.problems)
-    options: dict[str, Any] = {"heap_size": _heap_size(most), "link": common.link}
+    options = common.options
+    more: dict[str, Any] = {"heap_size": _heap_size(most), "link": options.link}
     try:
-        everyone = run_ranks(lambda w: _problems(w, common, found), size, backend, **options)
+        everyone = run_ranks(
+            lambda world: _problems(world, common, found), options.world, options.backend, **more
+        )
     except VariantFailed as error:
         print(f"not timed: {error}", file=sys.stderr)
         everyone = [error.before]
@@ -130,12 +150,18 @@ def _in_a_world(common: _Bench, found: _Found, size: int, backend: str) -> _Foun
 
 
 def _problems(world: World, common: _Bench, found: _Found) -> _Found:
-    rates = found.rates or world.broadcast_object(_rates(world, common.link))
+    rates = found.rates or world.broadcast_object(_rates(world, common.options.link))
     now = _Found(rates, dict(found.rows), dict(found.failed))
     left = [problem for problem in common.problems if problem not in now.rows]
-    total = len(left) * (len(common.choices) + len(common.baselines)) * common.samples
-    with _progress(world, total) as step:
-        here = dataclasses.replace(common, rates=rates, failed=now.failed, step=step)
+    per_problem = len(common.choices) + len(common.baselines)
+    total = len(left) * per_problem * common.options.samples
+    # Rank 0 shows how far all are.
+    with progress(threaded=False) if world.rank == 0 else nullcontext(_show_nothing) as show:
+        done = itertools.count(1)
+        here = dataclasses.replace(
+            common, rates=rates, failed=now.failed,
+            step=lambda text: show("timing", next(done), total, text),
+        )  # fmt: skip
         for problem in left:
             try:
                 with world.scope():
@@ -146,6 +172,10 @@ def _problems(world: World, common: _Bench, found: _Found) -> _Found:
                 now.failed[key] = error.reason.partition("\n")[0]
                 raise VariantFailed(error.variant, error.reason, now) from error
     return now
+
+
+def _show_nothing(name: str, done: int, total: int, remark: str) -> None:
+    pass
 
 
 def _rates(world: World, link: str) -> limits.Rates | None:
@@ -162,23 +192,6 @@ def _heap_size(nbytes: int) -> int:
     """Of a rank, for two sets of that many bytes and what plans need; 0, the default, if larger."""
     needed = nbytes * 5 // 2 + (1 << 30)
     return 0 if knobs.heap_size.get() or needed <= GPU_HEAP else needed
-
-
-@contextmanager
-def _progress(world: World, total: int) -> Iterator[Callable[[str], None]]:
-    """Rank 0 shows how far all are. No thread draws it: that would share the timed hosts' time."""
-    if world.rank != 0:
-        yield lambda text: None
-        return
-    bar = Progress(console=Console(stderr=True), transient=True, auto_refresh=False)
-    with bar:
-        task = bar.add_task("", total=total)
-
-        def step(text: str) -> None:
-            bar.update(task, advance=1, description=text)
-            bar.refresh()
-
-        yield step
 
 
 def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
@@ -204,7 +217,7 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
         # and with it the hosts of the peers that they wait for (seen with 4 calls of 64).
         at_least = 2
     variants = [each.variant for each in good]
-    timed = measure(world, variants, common.samples, at_least=at_least, step=common.step)
+    timed = measure(world, variants, common.options.samples, at_least=at_least, step=common.step)
     if rates.link:  # the passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}
@@ -218,10 +231,9 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
 def _own(
     world: World, common: _Bench, problem: Any, choice: Choice, sets: list[Any], blank: Row
 ) -> _Ready | None:
-    """A plan of ours; None, and a word about it, where the config fits not the problem or GPU."""
+    """Plan one of ours; None, with a note on stderr, if the config does not fit problem or GPU."""
     algo, change = choice
-    module = common.modules[algo]
-    name = f"{common.name.partition('.')[0]}.{algo}" if algo else common.name
+    name, _, module = common.algorithms[algo]
     kind = target.of(world.device).key
     config = config_for(name, module, problem, kind, world.num_sms)
     config = dataclasses.replace(config, **change)

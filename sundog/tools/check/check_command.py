@@ -1,58 +1,57 @@
-"""`sundog check`: run a check with a progress bar, print what it found, give the exit status."""
+"""`sundog check`: run the schedules and mutants, print what they found, give the exit status."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import (
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-    redirect_stdout,
-    suppress,
-)
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from ...ops.load import load_package
 from ...world.world import World
-from .._console import check_writable
+from .._console import (
+    CANNOT,
+    FINE,
+    FOUND,
+    INTERRUPTED,
+    check_writable,
+    command,
+    progress,
+    write_json,
+)  # fmt: skip
 from .._subject import function_of
 from .mutation import Outcome, find_mutants, mutate
 from .schedules import CANNOT_INTERPRET, Report, check, check_once, tokens
 
-__all__ = ["Options", "run", "run_corpus"]
-
-NOTHING, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
+__all__ = ["CheckOptions", "run", "run_corpus"]
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckOptions:
     target: str
     world: int
     schedules: int
     seed: int
-    schedule: str
-    sms: int
-    mutate: bool
-    json: str
+    schedule: str = ""
+    sms: int = 0
+    mutate: bool = False
+    corpus: str = ""
+    json: str = ""
 
 
-def run(options: Options) -> int:
+@command("check")
+def run(options: CheckOptions) -> int:
+    """Exit with 1 if something was found or a mutant survived."""
+    _check_options(options)
+    function = function_of(options.target, options.world)
     console = Console()
-    try:
-        _check_options(options)
-        function = function_of(options.target, options.world)
-        report = _check(options, function)
-    except ValueError as error:
-        return _refuse(error)
+    report = _check(options, function)
     whole = bool(options.schedule) or report.schedules == options.schedules
     cannot = [f for f in report.findings if f.rule == CANNOT_INTERPRET]
     outcomes: list[Outcome] = []
@@ -69,10 +68,10 @@ def run(options: Options) -> int:
     if cannot:
         return CANNOT
     nothing_to_kill = options.mutate and not outcomes
-    return FOUND if report.findings or survived or nothing_to_kill else NOTHING
+    return FOUND if report.findings or survived or nothing_to_kill else FINE
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: CheckOptions) -> None:
     if options.world < 1 or options.schedules < 1 or options.sms < 0:
         raise ValueError("--world and --schedules must be at least 1, and --sms not negative")
     if not options.target:
@@ -80,36 +79,32 @@ def _check_options(options: Options) -> None:
     check_writable(options.json)
 
 
-def _refuse(error: Exception) -> int:
-    Console(stderr=True).print(escape(f"sundog check: {error}"), style="red", soft_wrap=True)
-    return CANNOT
-
-
-def _check(options: Options, function: Callable[[World], Any]) -> Report:
-    """Until Ctrl-C. What the function prints is shown once, of the first schedule."""
+def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
+    """Check all schedules, until Ctrl-C. What the function prints is shown for the first one."""
     if options.schedule:
         return check_once(function, options.world, options.schedule, options.sms)
     report = Report()
-    with _progress("schedules", options.schedules) as step, suppress(KeyboardInterrupt):
+    with progress() as show, suppress(KeyboardInterrupt):
         for token in tokens(options.schedules, options.seed):
             with _quiet() if report.schedules else nullcontext():
                 report.merge(check_once(function, options.world, token, options.sms))
-            step(f"schedules, {len(report.findings)} findings")
+            found = f"{len(report.findings)} findings"
+            show("schedules", report.schedules, options.schedules, found)
     return report
 
 
-def _mutate(options: Options, function: Callable[[World], Any]) -> tuple[list[Outcome], bool]:
+def _mutate(options: CheckOptions, function: Callable[[World], Any]) -> tuple[list[Outcome], bool]:
     """What became of the mutants, and whether all were tried: until Ctrl-C."""
     outcomes: list[Outcome] = []
     with suppress(KeyboardInterrupt):
         with _quiet():
             found, _ = find_mutants(function, options.world, options.sms)
         given = options.world, found, options.schedules, options.seed, options.sms
-        with _progress("mutants", len(found)) as step, _quiet():  # a bar takes what is printed
+        with progress() as show, _quiet():  # a bar takes what is printed
             for outcome in mutate(function, *given):
                 outcomes.append(outcome)
                 survived = sum(not o.killed_by for o in outcomes)
-                step(f"mutants, {survived} survived")
+                show("mutants", len(outcomes), len(found), f"{survived} survived")
         return outcomes, True
     return outcomes, False
 
@@ -137,26 +132,25 @@ def _print_mutants(console: Console, report: Report, outcomes: list[Outcome]) ->
         console.print("no mutants: the kernels do not synchronise at all")
 
 
-def run_corpus(folder: str, schedules: int, seed: int, path: str) -> int:
-    """The table of known wrong kernels and their corrected twins."""
+@command("check --corpus")
+def run_corpus(options: CheckOptions) -> int:
+    """Check known wrong kernels and their corrected twins, and print a table of both."""
     console = Console()
     rows: dict[str, list[Any]] = {}
-    try:
-        check_writable(path)
-        pairs = _load_pairs(folder)
-    except ValueError as error:
-        return _refuse(error)
-    with _progress("pairs", len(pairs)) as step:
-        for pair in pairs:
-            wrong = check(
-                pair.wrong, pair.world_size, schedules, seed, pair.num_sms, stop_early=True
-            )
-            fixed = check(
-                pair.fixed, pair.world_size, schedules, seed, pair.num_sms, stop_early=True
-            )
+    check_writable(options.json)
+    pairs = _load_pairs(options.corpus)
+    with progress() as show:
+        for number, pair in enumerate(pairs, 1):
+            wrong, fixed = (
+                check(
+                    kernel, pair.world_size, options.schedules, options.seed, pair.num_sms,
+                    stop_early=True,
+                )
+                for kernel in (pair.wrong, pair.fixed)
+            )  # fmt: skip
             found = any(f.kind == pair.kind for f in wrong.findings)
             rows.setdefault(pair.family, []).append((pair.name, found, not fixed.findings, wrong))
-            step("pairs")
+            show("pairs", number, len(pairs), pair.name)
     table = Table("family", "wrong found", "twin clean", "schedules needed")
     for family, results in rows.items():
         needed = max(r[3].first_schedule or 0 for r in results)
@@ -164,14 +158,14 @@ def run_corpus(folder: str, schedules: int, seed: int, path: str) -> int:
         table.add_row(escape(family), *counts, str(needed))
     console.print(table)
     good = all(r[1] and r[2] for results in rows.values() for r in results)
-    if path:
+    if options.json:
         text = [
             {"family": f, "name": n, "found": w, "clean": c}
             for f, rs in rows.items()
             for n, w, c, _ in rs
         ]
-        _dump(path, text)
-    return NOTHING if good else FOUND
+        write_json(options.json, text, indent=1)
+    return FINE if good else FOUND
 
 
 def _load_pairs(folder: str) -> list[Any]:
@@ -191,17 +185,5 @@ def _write(path: str, report: Report, outcomes: list[Outcome]) -> None:
             for o in outcomes
         ]  # fmt: skip
         findings = [finding.as_json() for finding in report.findings]
-        _dump(path, {"schedules": report.schedules, "findings": findings, "mutants": mutants})
-
-
-def _dump(path: str, value: Any) -> None:
-    with open(path, "w") as file:
-        json.dump(value, file, indent=1, default=str)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda text: progress.update(task, advance=1, description=text)
+        content = {"schedules": report.schedules, "findings": findings, "mutants": mutants}
+        write_json(path, content, indent=1)

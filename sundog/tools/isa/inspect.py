@@ -3,90 +3,61 @@
     for kernel in sundog.tools.isa.inspect.inspect("all_gather.push", targets=("sm_90", "gfx942")):
         print(kernel.name, kernel.target, kernel.stores, kernel.marks)
 
-The op is planned on a simulated world, its launches are noted instead of run, and each kernel is
-compiled for each target without a GPU, with the specialisation that the launch has. `marks` are
-what falls short; the rules are in marks.py.
+The op is planned on a simulated world, its launches are recorded instead of run, and each kernel is
+compiled for each target without a GPU, with the specialisation that the launch has. An op gets a
+problem that is large enough for its wide path, and a config for the target.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import re
-import subprocess
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-import triton
-from triton import knobs
-from triton.errors import TritonError
+import torch
 
-from ...dataset.triton.compile import gpu_target, source_of
-from ...dataset.triton.triton_module import read_module
+from ...dataset.triton.compile import gpu_target
 from ...errors import SundogError
 from ...launch import GPU_HEAP
-from .._launches import CTX, Launch, record
-from . import assembly, hoisted
-from . import ttgir as accesses
-from .marks import Compiled, Mark, classify, judge
-from .problems import Case, functions
-from .ttgir import Flow
+from ...ops import load
+from ...world.world import World
+from .._launches import for_warps, record
+from .._subject import function_of, resolve, room
+from ..compiled.kernels import Kernel, inspect_launch
 
-__all__ = [
-    "NUM_SMS", "TARGETS", "Kernel", "Mark", "Site", "compile_launch", "inspect", "inspect_launch",
-]  # fmt: skip
+__all__ = ["TARGETS", "Case", "functions", "inspect", "typical"]
 
 TARGETS = ("sm_90", "gfx942", "gfx950")
-NUM_SMS = 132
+_LARGE = {"numel": 1 << 18, "m": 2048, "n": 4096, "k": 1024}  # no tails, and tiles for all SMs
+_LEAST_HEAP = 64 << 20
 
-_ATOMIC = re.compile(r"\batomic_(?:rmw )?(\w+)(?:, | )([a-z_]+), ([a-z]+),")
-
-
-@dataclass(frozen=True)
-class Site:
-    """An access in the source and what became of it, all its unrolled copies together."""
-
-    kind: str
-    role: str  # wide, tail, small, flags or scalar
-    arguments: tuple[str, ...]
-    where: str
-    tile: tuple[int, ...]
-    itemsize: int
-    widths: dict[int, int]  # bytes: instructions
+Function = tuple[str, Callable[[World], Any], int]  # name, of a rank, bytes of the heap
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel, compiled for one target."""
+class Case:
+    """What is inspected of an op: changes to its problem and config, ranks, lanes of a warp."""
 
-    op: str
-    name: str
-    target: str
-    registers: int
-    spills: int  # bytes of a thread
-    shared: int  # bytes of a program
-    loads: dict[int, int]  # of global memory, bytes: instructions
-    stores: dict[int, int]
-    atomics: dict[str, int]  # "add acquire sys": how many in the kernel
-    barriers: int
-    tensor_cores: dict[str, int]
-    tma: int
-    sites: list[Site]
-    marks: list[Mark]
+    problem: dict[str, Any]
+    config: dict[str, Any]
+    size: int
+    warp_size: int
 
 
 def inspect(
     op: str,
     targets: Sequence[str] = TARGETS,
+    *,
     config: dict[str, Any] | None = None,
     problem: dict[str, Any] | None = None,
     world: int = 8,
     heap_size: int = GPU_HEAP,
     step: Callable[[str], None] = lambda _: None,
 ) -> list[Kernel]:
-    """Every kernel that one call of an op launches, for every target.
+    """Inspect every kernel that one call of an op launches, for every target.
 
     `op`: an op (all its algorithms), one algorithm, a module of that shape, or a function of a
     world as module:function or file.py:function. `config` and `problem` change fields.
@@ -95,7 +66,7 @@ def inspect(
     for warp_size in dict.fromkeys(gpu_target(target).warp_size for target in targets):
         here = [target for target in targets if gpu_target(target).warp_size == warp_size]
         for name, fn, heap in functions(op, Case(problem or {}, config or {}, world, warp_size)):
-            launches = record(fn, world, NUM_SMS, heap, heap_size)
+            launches = record(fn, world, heap, gpu_heap_size=heap_size)
             if not launches:
                 raise SundogError(f"{name} launched no kernel on rank 0 of {world}")
             for launch, target in itertools.product(launches, here):
@@ -106,93 +77,39 @@ def inspect(
     return found
 
 
-def inspect_launch(op: str, launch: Launch, target: str) -> Kernel:
-    gpu = gpu_target(target)
-    compiled = compile_launch(launch, target)
-    is_ptx = gpu.backend == "cuda"
-    text = compiled.asm["ptx" if is_ptx else "amdgcn"]
-    if ".loc" not in text:
-        raise SundogError("the assembly has no line numbers: unset TRITON_DISABLE_LINE_INFO")
-    read = assembly.read(text, is_ptx)
-    flow = Flow(read_module(compiled))
-    met = accesses.find(flow, read.moves)
-    threads = compiled.metadata.num_warps * gpu.warp_size
-    kernel = Compiled(flow, met, launch.roles, threads)
-    roles = classify(kernel)
-    registers, spills = _ptx_resources(compiled.asm["cubin"]) if is_ptx else _amd_resources(text)
-    moves = {kind: _widths(read.moves, kind, met) for kind in ("load", "store")}
-    return Kernel(
-        op, launch.kernel.__name__, target, registers, spills, compiled.metadata.shared,
-        moves["load"], moves["store"], _atomics(compiled.asm["ttgir"]), read.barriers,
-        read.tensor_cores, read.tma, _sites(met, roles),
-        judge(kernel, roles, spills) + _hoisted(compiled.asm, launch.roles),
-    )  # fmt: skip
+def functions(target: str, case: Case) -> Iterator[Function]:
+    """Give one function per algorithm of an op, or the function itself that a target names."""
+    algorithms = resolve(target).algorithms
+    if not algorithms:
+        yield target, function_of(target, case.size), _LEAST_HEAP
+    for algorithm in algorithms:
+        yield algorithm.name, *_of_op(algorithm.module, case)
 
 
-def compile_launch(launch: Launch, target: str) -> Any:
-    try:
-        source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
-        return triton.compile(source, target=gpu_target(target), options=options)
-    except (KeyError, RuntimeError, TritonError) as error:
-        raise SundogError(
-            f"{launch.kernel.__name__} does not compile for {target}: {_cause(error)}"
-        ) from error
+def typical(module: ModuleType, size: int) -> Any:
+    """The op's first case, without what is optional, in a size that shows its wide path."""
+    first = module.cases(size)[0]
+    optional = {
+        field.name: field.default
+        for field in dataclasses.fields(first)
+        if field.default is not dataclasses.MISSING
+    }
+    larger: dict[str, Any] = {"dtype": torch.bfloat16, **_LARGE}
+    if hasattr(module, "LARGEST"):  # bytes
+        larger["numel"] = min(larger["numel"], module.LARGEST // 4)  # of any dtype
+    fitting = {name: value for name, value in larger.items() if hasattr(first, name)}
+    return dataclasses.replace(first, **(optional | fitting))
 
 
-def _cause(error: BaseException) -> str:
-    """The innermost of Triton's errors, which each show the caller's source."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error)
+def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]:
+    problem = load.changed(typical(module, case.size), case.problem)
+    moved = module.cost(problem).hbm_bytes
 
+    def run(world: World) -> None:
+        config = for_warps(module.default(problem, world.num_sms), case.warp_size)
+        config = load.changed(config, case.config)
+        plan = module.plan(world, problem, config)
+        given = module.inputs(world, problem, 0)
+        plan(*given, room(world, module, problem, given))
 
-def _hoisted(asm: dict[str, Any], roles: dict[str, str]) -> list[Mark]:
-    """Loads issued before a wait. Gluon has no TTIR: nothing pipelines its kernels."""
-    if "ttir" not in asm:
-        return []
-    constant = {name for name, role in roles.items() if role == CTX}
-    found = hoisted.find(asm["ttir"], asm["ttgir"], constant)
-    return list(dict.fromkeys(Mark("hoisted", each.where, each.text) for each in found))
-
-
-def _widths(
-    moves: list[assembly.Instruction], kind: str, met: list[accesses.Access]
-) -> dict[int, int]:
-    here = [access.place for access in met if access.kind == kind]
-    # AMD reads a flag by a plain load past the caches, where the source has no load.
-    plain = [m for m in moves if not m.ordered or any(m.is_at(place) for place in here)]
-    return dict(sorted(Counter(m.nbytes for m in plain if m.kind == kind).items()))
-
-
-def _sites(met: list[accesses.Access], roles: list[str]) -> list[Site]:
-    sites: dict[tuple, Site] = {}
-    for a, role in zip(met, roles, strict=True):
-        if role != "atomic":
-            site = Site(a.kind, role, a.arguments, a.where, a.tile, a.itemsize, dict(a.widths))
-            sites.setdefault((a.kind, role, a.arguments, a.place, a.tile), site)
-    return list(sites.values())
-
-
-def _atomics(ttgir: str) -> dict[str, int]:
-    return dict(Counter(" ".join(found) for found in _ATOMIC.findall(ttgir)))
-
-
-def _ptx_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and spilled bytes of a thread. Triton's kernels have nothing else on a stack."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found is not None, text
-    return int(found[1]), int(found[2])
-
-
-def _amd_resources(text: str) -> tuple[int, int]:
-    def number(name: str) -> int:
-        found = re.search(rf"^\s*\.{name}:\s+(\d+)", text, re.MULTILINE)
-        return int(found[1]) if found else 0
-
-    # Not sgpr_spill_count: those go into lanes of vector registers, which is not memory.
-    return number("vgpr_count"), number("private_segment_fixed_size")
+    return run, _LEAST_HEAP + 4 * moved

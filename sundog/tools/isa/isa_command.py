@@ -1,53 +1,70 @@
-"""`sundog isa`: inspect an op's kernels, print what the compilers made of them, mark what is short.
-
-Exit status: 0 nothing marked, 1 marked, 2 could not.
-"""
+"""`sundog isa`: compile an op's kernels, print what came of them, and mark what falls short."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...errors import SundogError
 from ...ops import load
 from ...ops.op import OPS
-from .._console import check_writable
-from .inspect import Kernel, inspect
+from .._console import FINE, FOUND, check_writable, command, progress, write_json
+from .._launches import check_target
+from ..compiled.kernels import Kernel
+from .inspect import inspect
 
-__all__ = ["run"]
-
-NOTHING, MARKED, CANNOT = 0, 1, 2
+__all__ = ["IsaOptions", "run"]
 
 
-def run(op: str, targets: str, config: str, problem: str, world: int, json_file: str) -> int:
-    console, errors = Console(), Console(stderr=True)
-    try:
-        changes = load.parse(config), load.parse(problem)
-        if world < 1:
-            raise ValueError(f"--world {world}: a world has at least one rank")
-        check_writable(json_file)
-        with errors.status("planning") as status:
-            names = [op] if op else list(OPS)
-            named = [target for target in targets.split(",") if target] or [""]
-            each = [inspect(n, named, *changes, world, step=status.update) for n in names]
-    except (ValueError, SundogError) as error:
-        errors.print(escape(f"sundog isa: {error}"), style="red", soft_wrap=True)
-        return CANNOT
-    kernels = list(itertools.chain.from_iterable(each))
+@dataclass(frozen=True)
+class IsaOptions:
+    op: str  # "" inspects all ops
+    target: str  # architectures, with commas
+    config: str = ""
+    problem: str = ""
+    world: int = 8
+    json: str = ""
+
+
+@command("isa")
+def run(options: IsaOptions) -> int:
+    """Exit with 1 if something is marked."""
+    kernels = _inspect_all(options)
+    console = Console()
     for _, group in itertools.groupby(sorted(kernels, key=_identity), key=_identity):
         _print(console, list(group))
-    if json_file:
-        with open(json_file, "w") as file:
-            json.dump([dataclasses.asdict(kernel) for kernel in kernels], file, indent=1)
+    if options.json:
+        write_json(options.json, [dataclasses.asdict(kernel) for kernel in kernels], indent=1)
     marked = sum(bool(kernel.marks) for kernel in kernels)
     console.print(f"{len(kernels)} kernels, {marked} marked")
-    return MARKED if marked else NOTHING
+    return FOUND if marked else FINE
+
+
+def _inspect_all(options: IsaOptions) -> list[Kernel]:
+    config, problem = load.parse(options.config), load.parse(options.problem)
+    if options.world < 1:
+        raise ValueError(f"--world {options.world}: a world has at least one rank")
+    check_writable(options.json)
+    targets = [target for target in options.target.split(",") if target] or [""]
+    for target in targets:
+        check_target(target)
+    names = [options.op] if options.op else list(OPS)
+    kernels: list[Kernel] = []
+    with progress() as show:
+        for number, name in enumerate(names):
+
+            def step(text: str, done: int = number) -> None:
+                show("compiling", done, len(names), text)
+
+            kernels += inspect(
+                name, targets, config=config, problem=problem, world=options.world, step=step
+            )
+    return kernels
 
 
 def _identity(kernel: Kernel) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from ...world.world import World
 from .columns import COLUMNS, run_column
 from .fresh_data import Observed, Subject, Tensors, as_tuple
 
-__all__ = ["VERDICTS", "Cell", "Row", "Subject", "defaults", "probe", "probe_subject"]
+__all__ = ["VERDICTS", "Cell", "ProbeRow", "Subject", "defaults", "probe", "probe_subject"]
 
 CAPTURABLE, NOT_CAPTURABLE, STALE, WRONG, HANGS, ERROR = VERDICTS = (
     "CAPTURABLE", "NOT CAPTURABLE", "STALE", "WRONG", "HANGS", "ERROR",
@@ -53,7 +53,7 @@ class Cell:
 
 
 @dataclass
-class Row:
+class ProbeRow:
     """All that was found out about one subject."""
 
     name: str
@@ -70,7 +70,7 @@ class Row:
     def verdict(self) -> str:
         return self.worst[1].verdict
 
-    def add(self, other: Row, case: str) -> None:
+    def add(self, other: ProbeRow, case: str) -> None:
         """Another case of the same subject: what went wrong there counts for both."""
         for column, cell in other.cells.items():
             if column not in self.cells or self.cells[column].verdict == CAPTURABLE:
@@ -91,7 +91,7 @@ def probe(
     backend: str = "",
     replays: int = 0,
     tolerance: float = 0.0,
-) -> Row:
+) -> ProbeRow:
     """Probe `fn(world, *inputs)` on `world` ranks.
 
     `make_inputs(world, seed)`: a rank's tensors, random, the same for the same seed; symmetric ones
@@ -112,10 +112,10 @@ def probe(
 
 def probe_subject(
     subject: Subject, world: int = 2, backend: str = "", replays: int = 0, seed: int = 0
-) -> Row:
+) -> ProbeRow:
     """All columns, until one shows that the subject is not capturable."""
     name, many = defaults(backend, replays)
-    row = Row(subject.name, subject.expected)
+    row = ProbeRow(subject.name, subject.expected)
     counts = {column: max(many // 4, min(many, 3)) for column in subject.columns or COLUMNS}
     counts[next(iter(counts))] = many
     if name in ("shm", "symm") and _all_right(subject, counts, world, name):

@@ -1,4 +1,4 @@
-"""What `sundog probe` probes: ops by their names, barriers, functions of users by their paths."""
+"""What `sundog probe` probes: ops, primitives of the world, torch's own ops, a user's functions."""
 
 from __future__ import annotations
 
@@ -10,54 +10,50 @@ from typing import Any
 import torch
 
 from ...ops import op as ops
-from ...ops.load import load
 from ...world.world import World
-from .._subject import expected, names_op, output
+from .._primitives import PRIMITIVES, Primitive
+from .._subject import Resolved, expected, output, resolve
 from .fresh_data import Subject, Tensors, as_tuple
 
 __all__ = ["all_names", "rows", "subjects"]
 
 
-# What torch itself offers, on `symm`, where ranks are processes.
-_OF_TORCH = {
-    "torch.gloo": ("gloo", "NOT CAPTURABLE"),
-    "torch.symm_mem.one_shot": ("symm_mem.one_shot", "CAPTURABLE"),
-    "torch.symm_mem.two_shot": ("symm_mem.two_shot", "CAPTURABLE"),
-}
+# What torch itself offers on `symm`, where ranks are processes: baselines of all_reduce.
+_OF_TORCH = {f"torch.{name}": name for name in ("gloo", "symm_mem.one_shot", "symm_mem.two_shot")}
 
 
 def all_names(backend: str = "") -> list[str]:
-    """What is probed where nothing is named: every op's algorithms, the barriers, torch's own."""
-    names = [*ops.OPS, *_BARRIERS, *(_OF_TORCH if backend == "symm" else ())]
-    if not hasattr(World, "device_barrier"):
-        names.remove("barrier")
-    return names
+    """List what is probed where nothing is named: algorithms, primitives, on `symm` torch's own."""
+    return [*ops.OPS, *PRIMITIVES, *(_OF_TORCH if backend == "symm" else ())]
 
 
 def rows(target: str) -> list[str]:
-    """The rows of a target: itself, or, if it names a dict of Subjects, each of them."""
-    path, _, name = target.partition(":")
-    found = _attribute(path, name, target) if name else None
+    """List the rows of a target: itself or, if it names a dict of Subjects, each of them."""
+    found = resolve(target).found if ":" in target else None
     return [f"{target}.{key}" for key in found] if isinstance(found, dict) else [target]
 
 
 def subjects(target: str, size: int) -> Iterator[Subject]:
-    """By name: an op, an algorithm, a barrier, or module:function. An algorithm has several."""
-    path, _, name = target.partition(":")
-    if target in _BARRIERS:
-        yield _BARRIERS[target]
-    elif target in _OF_TORCH:
+    """Give what a target names, ready to be probed. An algorithm has several cases."""
+    if target in _OF_TORCH:
         yield _all_reduce_of_torch(target, size)
-    elif not names_op(target):
-        yield _of_user(path, name or "main", target)
+    elif target in PRIMITIVES:
+        yield _of_primitive(target, PRIMITIVES[target])
     else:
-        for algo, module in ops.algorithms(path).items():
-            op = path.partition(".")[0]
-            yield from _of_op(f"{op}.{algo}" if algo else path, module, size)
+        resolved = resolve(target)
+        for algorithm in resolved.algorithms:
+            yield from _of_op(algorithm.name, algorithm.module, size)
+        if not resolved.algorithms:
+            yield _of_user(resolved)
+
+
+def _of_primitive(name: str, primitive: Primitive) -> Subject:
+    verdict = "CAPTURABLE" if primitive.can_capture else "NOT CAPTURABLE"
+    return Subject(name, primitive.prepare, primitive.inputs, primitive.reference, expected=verdict)
 
 
 def _of_op(name: str, op: ModuleType, size: int) -> Iterator[Subject]:
-    """One for each of its cases; all columns for the first of them."""
+    """Give a subject for each case of an op; only the first goes through all columns."""
     for place, problem in enumerate(op.cases(size)):
         yield Subject(
             name,
@@ -93,13 +89,15 @@ def _short(problem: Any) -> str:
     return ",".join(str(value).removeprefix("torch.") for name, value in values if name != "size")
 
 
-def _of_user(path: str, name: str, target: str) -> Subject:
-    """A `Subject`, or a function beside whose module's `make_inputs` and `reference` it stands."""
-    found = _attribute(path, name, target)
+def _of_user(resolved: Resolved) -> Subject:
+    """A `Subject`, or a function with `make_inputs` and `reference` beside it in its module."""
+    found, target = resolved.found, resolved.target
     if isinstance(found, Subject):
         return found
-    make_inputs, reference = (_attribute(path, n, target) for n in ("make_inputs", "reference"))
+    names = ("make_inputs", "reference")
+    make_inputs, reference = (getattr(resolved.module, name, None) for name in names)
     if not callable(found) or make_inputs is None or reference is None:
+        name = target.partition(":")[2] or "main"
         raise ValueError(
             f"{target}: expected a function {name}(world, *inputs), with make_inputs(world, seed) "
             "and reference(rank, *parts) beside it, a sundog.tools.probe.probe.Subject, or a dict "
@@ -112,33 +110,21 @@ def _of_user(path: str, name: str, target: str) -> Subject:
     return Subject(target, lambda world: partial(found, world), inputs, reference)
 
 
-def _attribute(path: str, name: str, target: str) -> Any:
-    """What a module, or a file, has by that name; of a dict in it, `dict.key`."""
-    try:
-        module = load(path)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{target}: no module named {error.name}") from None
-    first, _, key = name.partition(".")
-    found = getattr(module, first, None)
-    return found.get(key) if key and isinstance(found, dict) else found
-
-
 def _all_reduce_of_torch(target: str, size: int) -> Subject:
-    name, expected_verdict = _OF_TORCH[target]
+    from ..baselines import BASELINES  # torch.distributed is slow to import
+
+    baseline = BASELINES["all_reduce"][_OF_TORCH[target]]
     op = ops.find("all_reduce")
     problem = op.Problem(4096, torch.bfloat16, size)  # not any size: it must be aligned
 
     def prepare(world: World) -> Callable[..., Any]:
-        from ..bench.baselines import BASELINES  # torch.distributed is slow to import
-
         calls: dict[tuple, tuple] = {}
 
         def call(*inputs: torch.Tensor) -> torch.Tensor:
             key = tuple(tensor.data_ptr() for tensor in inputs)
             if key not in calls:
                 out = torch.empty_like(inputs[0])
-                make = BASELINES["all_reduce"][name].make
-                calls[key] = make(world, problem, inputs, out), out
+                calls[key] = baseline.make(world, problem, inputs, out), out
             launch, out = calls[key]
             launch()
             return out
@@ -147,45 +133,5 @@ def _all_reduce_of_torch(target: str, size: int) -> Subject:
 
     inputs = partial(_inputs, op=op, problem=problem)
     reference = partial(op.reference, problem)
-    return Subject(
-        target, prepare, inputs, reference, expected=expected_verdict, columns=("replays",)
-    )
-
-
-# A barrier has no output: each rank writes, meets the others, and reads what its neighbour wrote.
-
-
-def _values(world: World, seed: int) -> tuple[torch.Tensor]:
-    torch.manual_seed(seed * 1000 + world.rank)
-    return (torch.randint(-99, 99, (37,)).float().to(world.device),)
-
-
-def _neighbours(barrier: str) -> Callable[[World], Callable[..., Any]]:
-    def prepare(world: World) -> Callable[..., Any]:
-        buffer = world.empty((37,), name="buffer")
-        theirs = world.peer(buffer, (world.rank + 1) % world.size)
-        world.barrier()
-
-        def call(x: torch.Tensor) -> torch.Tensor:
-            buffer.copy_(x)
-            getattr(world, barrier)()  # what I wrote, before what my neighbour reads
-            result = theirs.clone()
-            getattr(world, barrier)()  # what I read, before my neighbour writes again
-            return result
-
-        return call
-
-    return prepare
-
-
-def _neighbours_values(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
-    return xs[(rank + 1) % len(xs)]
-
-
-_BARRIERS = {
-    "barrier": Subject("barrier", _neighbours("device_barrier"), _values, _neighbours_values),
-    "host barrier": Subject(
-        "host barrier", _neighbours("barrier"), _values, _neighbours_values,
-        expected="NOT CAPTURABLE",
-    ),
-}  # fmt: skip
+    verdict = "CAPTURABLE" if baseline.graph else "NOT CAPTURABLE"
+    return Subject(target, prepare, inputs, reference, expected=verdict, columns=("replays",))

@@ -25,7 +25,7 @@ from ...errors import SundogError
 from ...world.world import World
 from ..timing import Gate
 
-__all__ = ["Raw", "Recording", "record_call", "shift"]
+__all__ = ["Raw", "TraceRecording", "record_call", "shift"]
 
 _MEETINGS = 32
 
@@ -80,7 +80,7 @@ class Raw:
     clock: str  # how ranks' clocks compare
 
 
-class Recording:
+class TraceRecording:
     """While it is open, ops of this world are launched with their trace points compiled in."""
 
     def __init__(self, world: World, programs: int = 256, events: int = 1024) -> None:
@@ -133,7 +133,7 @@ class Recording:
 
 def record_call(world: World, launch: Callable[[], Any], programs: int, events: int) -> Raw:
     """Record one call behind others that compile and warm up. A collective on the host."""
-    recording = Recording(world, programs, events)
+    recording = TraceRecording(world, programs, events)
     start, done = _together(world)
     try:
         launch()  # compiles and loads, which must not happen behind a gate: a kernel spins there

@@ -3,74 +3,128 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ...errors import SundogError
+from ... import target
 from ...launch import run as run_ranks
 from ...ops.load import running
+from ...ops.select import choose, config_for
 from ...world.world import World
-from .._console import check_writable
-from ..bench import results
+from .._console import FINE, check_extra, check_writable, command, write_json
+from .._subject import Algorithm, algorithms_of, problem_of, room
+from ..timing import machine
 from . import draw
 from .record import Raw, record_call
 from .timeline import Timeline, summarise
-from .trace_subject import Subject
 
-__all__ = ["Place", "run", "trace_op"]
+__all__ = ["TraceOptions", "TracedOp", "run", "trace_op"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the ranks are."""
+class TraceOptions:
+    """What is traced, where, and the files that the result goes to; "" writes none."""
 
-    size: int
+    op: str
+    problem: str = ""
+    world: int = 8
     backend: str = ""
     link: str = ""
+    out: str = ""
+    plot: str = ""
+    json: str = ""
+    programs: int = 256  # of a rank that have room for their events
+    events: int = 1024  # that a program has room for
 
 
-def run(
-    subject: Subject, place: Place, path: str, plot: str, json: str, programs: int, events: int
-) -> int:
-    """Exit status: 0 written, 2 it could not be traced."""
-    try:
-        check_writable(path, plot, json)
-        timeline = trace_op(subject, place, programs, events)
-        draw.write(timeline, path)
-        if plot:
-            draw.draw(timeline, plot, _shown(timeline, place))
-    except (SundogError, ValueError) as error:
-        print(f"sundog trace {subject.name}: {error}", file=sys.stderr)
-        return 2
-    _print(timeline, path)
-    if json:
-        results.write(json, _summary_json(timeline))
-    return 0
+@dataclass(frozen=True)
+class TracedOp:
+    """An op, or one algorithm of it, on one problem, as a call would run it.
+
+    `name`: all_gather, all_gather.push or a module's path. `problem`: m=4096,... or "".
+    """
+
+    name: str
+    problem: str = ""
+
+    def call(self, world: World) -> tuple[str, Callable[[], Any]]:
+        """Plan it: return a title, and one call on random inputs. A collective on the host."""
+        algorithms = algorithms_of(self.name)
+        problem = self._problem(algorithms[0], world.size)
+        algorithm, config = _choose(world, algorithms, problem)
+        module = algorithm.module
+        plan = module.plan(world, problem, config)
+        inputs = module.inputs(world, problem, 0)
+        out = room(world, module, problem, inputs)
+        world.barrier()
+        return f"{algorithm.name} {_text(problem)}", lambda: plan(*inputs, out)
+
+    def _problem(self, algorithm: Algorithm, size: int) -> Any:
+        """The one that was asked for, else the largest of the op's cases."""
+        module = algorithm.module
+        if self.problem:
+            return problem_of(module, self.problem, size)
+        return max(module.cases(size), key=lambda each: module.cost(each).hbm_bytes)
 
 
-def trace_op(subject: Subject, place: Place, programs: int = 256, events: int = 1024) -> Timeline:
-    """The timeline of one call."""
+def _choose(world: World, algorithms: tuple[Algorithm, ...], problem: Any) -> tuple[Algorithm, Any]:
+    """Take the only algorithm, or the one that a call would choose here; and its config."""
+    kind = target.key_of(world.device)
+    first = algorithms[0]
+    if len(algorithms) == 1:
+        return first, config_for(first.name, first.module, problem, kind, world.num_sms)
+    op = first.name.partition(".")[0]
+    choice = choose(op, problem, kind, world.num_sms, backend=world.backend)
+    return next(each for each in algorithms if each.algo == choice.algo), choice.config
+
+
+def _text(problem: Any) -> str:
+    """Its fields, without the world's size and those that have their default value."""
+    shown = [
+        f"{field.name}={getattr(problem, field.name)}".replace("torch.", "")
+        for field in dataclasses.fields(problem)
+        if field.name != "size" and getattr(problem, field.name) != field.default
+    ]
+    return ",".join(shown)
+
+
+@command("trace")
+def run(options: TraceOptions) -> int:
+    check_writable(options.out, options.plot, options.json)
+    if options.plot:
+        check_extra("--plot", "plot", "matplotlib")
+    timeline = trace_op(options)
+    draw.write(timeline, options.out)
+    if options.plot:
+        draw.draw(timeline, options.plot, _shown(timeline, options.link))
+    _print(timeline, options.out)
+    if options.json:
+        write_json(options.json, _summary_json(timeline))
+    return FINE
+
+
+def trace_op(options: TraceOptions) -> Timeline:
+    """Record the timeline of one call."""
+    op = TracedOp(options.op, options.problem)
 
     def main(world: World) -> tuple[str, Raw]:
-        title, call = subject.call(world)
-        over = f" over {place.link}" if place.link else ""
+        title, call = op.call(world)
+        over = f" over {options.link}" if options.link else ""
         where = f"{world.size} ranks on {world.backend}{over}"
-        return f"{title}, {where}", record_call(world, call, programs, events)
+        return f"{title}, {where}", record_call(world, call, options.programs, options.events)
 
     with running("the traced call"):
-        found = run_ranks(main, place.size, place.backend, link=place.link)
+        found = run_ranks(main, options.world, options.backend, link=options.link)
     return Timeline.of([raw for _, raw in found], found[0][0])
 
 
-def _shown(timeline: Timeline, place: Place) -> int:
+def _shown(timeline: Timeline, link: str) -> int:
     """The rank to draw: the slowest. Over a link only rank 0 is measured."""
-    if place.link:
-        return 0
-    return max(summarise(timeline), key=lambda each: each.length).rank
+    return 0 if link else max(summarise(timeline), key=lambda each: each.length).rank
 
 
 def _print(timeline: Timeline, path: str) -> None:
@@ -91,7 +145,7 @@ def _print(timeline: Timeline, path: str) -> None:
 def _summary_json(timeline: Timeline) -> dict[str, Any]:
     """For docs/measured.md."""
     return {
-        "kind": "trace", "title": timeline.title, "machine": results.machine(),
+        "kind": "trace", "title": timeline.title, "machine": machine(),
         "unit": timeline.unit, "clock": timeline.clock, "dropped": timeline.dropped,
         "spans": len(timeline.spans), "arrows": len(timeline.arrows),
         "ranks": [dataclasses.asdict(each) for each in summarise(timeline)],

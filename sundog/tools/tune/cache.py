@@ -80,7 +80,10 @@ def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
         if not mine:
             raise ValueError(f"nothing was tuned for {name!r} here: {folder} has no entry for it")
         path = select.package_file(name)
-        select.write_entries(path, mine)
+        try:
+            select.write_entries(path, mine)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from None
         written.append((path, mine))
     if not written:
         raise ValueError(f"nothing was tuned here: {folder} has no file of a target")

@@ -11,11 +11,12 @@ from ...dataset.hardware import versions
 from ...dataset.identity import RunInfo, describe_value
 from ...dataset.kernel_source import kernel_source
 from ...dataset.plain import relative_path
-from ..isa.inspect import NUM_SMS
-from .compile import launches_of
+from .._launches import NUM_SMS
+from .compile_configs import launches_of
+from .measure import Where
 from .space import Job, Space, fields_text, spaces
 
-__all__ = ["Described", "describe_all", "fix_keys"]
+__all__ = ["Described", "describe_all", "warm_cache_keys"]
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,13 @@ class Described:
     info: RunInfo
 
 
-def fix_keys(found: list[Job]) -> None:
-    """Give every kernel its key in Triton's cache, before the processes part.
+def warm_cache_keys(found: list[Job]) -> None:
+    """Compute every kernel's key in Triton's cache, before the processes part.
 
-    The key depends on what has one already: a callee's globals count only if it was asked for its
-    own before (Triton 3.6 and 3.7, `DependenciesFinder`). The world that measures has kernels which
-    compilers have not, and found nothing of what these had compiled: 0.3 s and more for each.
+    A key depends on which kernels already have one: a callee's globals count only if its own key
+    was computed before (Triton 3.6 and 3.7, `DependenciesFinder`). The world that measures has
+    kernels that the compilers have not. Without this it found nothing that they had compiled: 0.3 s
+    and more for each.
     """
     for job in {each.module: each for each in found}.values():
         with suppress(ValueError):  # a problem that it refuses
@@ -42,13 +44,12 @@ def fix_keys(found: list[Job]) -> None:
 
 
 def describe_all(
-    found: list[Job], num_sms: int, warp_size: int, backend: str, hardware: dict[str, Any],
-    settings: dict[str, Any],
-) -> list[Described]:  # fmt: skip
-    """Before the compilers are forked, which need to know."""
+    found: list[Job], where: Where, backend: str, settings: dict[str, Any]
+) -> list[Described]:
+    """Describe every job, before the compilers are forked: they need the descriptions."""
     described = []
-    for number, space in spaces(found, num_sms, warp_size).items():
-        info = _describe(found[number], space, backend, hardware, settings)
+    for number, space in spaces(found, where.num_sms, where.warp_size).items():
+        info = _describe(found[number], space, backend, where.hardware, settings)
         described.append(Described(number, found[number], space, info))
     return described
 

@@ -18,8 +18,8 @@ from typing import Any
 from ...dataset.identity import config_json
 from ...dataset.recorder import Recorder, Trial
 from ...errors import SundogError
-from .._workers import Failure, Worker, finished
-from .compile import Compiled, Compilers
+from .._pool import Failure, Worker, finished
+from .compile_configs import CompiledConfig, Compilers
 from .measure import Measured
 from .space import fields_text
 
@@ -214,7 +214,7 @@ class Evaluator:
 
     def _facts(self, config: Any) -> dict[str, Any]:
         compiled = self._compilers.done.get((self._job, config))
-        if not isinstance(compiled, Compiled):
+        if not isinstance(compiled, CompiledConfig):
             return {}
         return {
             "compile_time_s": compiled.seconds,

@@ -23,13 +23,13 @@ from ...launch import run
 from ...ops.op import Plan
 from ...target import of
 from ...world.world import World
+from .._pool import Body, Failure
 from .._subject import expected_here, output
-from .._workers import Body, Failure
 from ..timing import Times, Variant, measure
 from .space import Job, fields_text
 
 __all__ = [
-    "WHERE", "Measured", "Place", "Task", "Timer", "Where", "serve_world", "time_on_gpu",
+    "WHERE", "Measured", "Task", "Timer", "TunePlace", "Where", "serve_world", "time_on_gpu",
 ]  # fmt: skip
 
 Timer = Callable[[World, Sequence[Variant], int, int], list[Times]]  # samples, calls in each
@@ -47,7 +47,7 @@ _BYTES, _LINK_BYTES, _FLOPS, _LEAST_S = 4e12, 5e10, 7e14, 5e-6
 
 
 @dataclass(frozen=True)
-class Place:
+class TunePlace:
     """Where it is measured: what a world is opened with."""
 
     backend: str
@@ -88,7 +88,7 @@ def time_on_gpu(world: World, variants: Sequence[Variant], samples: int, calls: 
     return measure(world, variants, samples, calls, in_a_row=len(variants) == 1)
 
 
-def serve_world(jobs: Sequence[Job], place: Place, timer: Timer = time_on_gpu) -> Body:
+def serve_world(jobs: Sequence[Job], place: TunePlace, timer: Timer = time_on_gpu) -> Body:
     """A worker's body: opens the world, tells what it runs on, then answers tasks."""
 
     def body(pipe: Connection) -> None:
@@ -100,7 +100,9 @@ def serve_world(jobs: Sequence[Job], place: Place, timer: Timer = time_on_gpu) -
     return body
 
 
-def _serve(world: World, pipe: Connection, jobs: Sequence[Job], place: Place, timer: Timer) -> None:
+def _serve(
+    world: World, pipe: Connection, jobs: Sequence[Job], place: TunePlace, timer: Timer
+) -> None:
     task = _hear(world, pipe)
     while task is not None:
         if task == WHERE:  # at once: configs are compiled while the inputs are made
@@ -146,7 +148,7 @@ def _where(world: World) -> Where:
 
 
 def _measure(
-    world: World, job: Job, configs: list[Any], sets: list[_Set], place: Place, timer: Timer
+    world: World, job: Job, configs: list[Any], sets: list[_Set], place: TunePlace, timer: Timer
 ) -> list[Measured]:
     """All in turns, or as many at a time as the heap has room for."""
     samples = place.samples if len(configs) == 1 else place.final_samples
@@ -159,7 +161,7 @@ def _measure(
 
 
 def _in_turns(
-    world: World, job: Job, configs: list[Any], sets: list[_Set], place: Place, timer: Timer,
+    world: World, job: Job, configs: list[Any], sets: list[_Set], place: TunePlace, timer: Timer,
     samples: int,
 ) -> list[Measured]:  # fmt: skip
     """The first of them: those whose plans fit the heap together, one at least."""
@@ -259,7 +261,7 @@ class _Clock:
         return self._events[0].elapsed_time(self._events[1]) * 1e-3 if self._events else 0.0
 
 
-def _calls(job: Job, place: Place, slowest: float) -> int:
+def _calls(job: Job, place: TunePlace, slowest: float) -> int:
     """How many make a sample: those of a large problem, or a slow config, are long enough alone."""
     cost = job.module.cost(job.problem)
     seconds = max(cost.hbm_bytes * job.size / _BYTES, cost.flops * job.size / _FLOPS, _LEAST_S)

@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 
-from ...ops import load
-from ...ops import op as ops
-from ..isa.inspect import NUM_SMS
-from ..isa.problems import for_warps
+from .._launches import NUM_SMS, for_warps
+from .._subject import algorithms_of, problem_of
 
-__all__ = ["Job", "Space", "fields_text", "jobs", "problem_of", "spaces"]
+__all__ = ["Job", "Space", "fields_text", "jobs", "spaces"]
 
 _PROGRAMS = ("programs", "fetchers", "first_fetchers")  # fields of configs that count them
 
@@ -34,21 +32,12 @@ class Job:
 
 
 def jobs(op: str, problem: str, size: int) -> list[Job]:
-    """Of an op every algorithm that is ever chosen by default, or the one that is named."""
-    base = op.partition(".")[0] if op in ops.OPS else op
-    found = []
-    for algo, module in ops.algorithms(op).items():
-        name = f"{base}.{algo}" if algo else base
-        if name == op or name not in ops.BY_REQUEST:
-            found.append(Job(name, module, problem_of(module, problem, size), size))
-    return found
-
-
-def problem_of(module: ModuleType, text: str, size: int) -> Any:
-    """The op's first case, with the fields that `text` names changed."""
-    if size < 1:
-        raise ValueError(f"--world {size}: a world has at least one rank")
-    return load.changed(module.cases(size)[0], load.parse(text))
+    """List an op's algorithms that run without being named, or the one that is named."""
+    return [
+        Job(each.name, each.module, problem_of(each.module, problem, size), size)
+        for each in algorithms_of(op)
+        if each.name == op or not each.by_request
+    ]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,24 +31,24 @@ from ...dataset.triton.compile import gpu_target
 from ...errors import SundogError
 from ...ops import select
 from ...target import has_gpu
-from .._workers import Failure, Worker, serve
-from ..isa.inspect import NUM_SMS
+from .._console import Show
+from .._launches import NUM_SMS, check_target
+from .._pool import Failure, Worker, serve
 from . import cache
-from .compile import Compilers, compile_config
-from .describe import Described, describe_all, fix_keys
+from .compile_configs import Compilers, compile_config
+from .describe import Described, describe_all, warm_cache_keys
 from .evaluate import Evaluator
-from .measure import WHERE, Place, Timer, Where, serve_world, time_on_gpu
+from .measure import WHERE, Timer, TunePlace, Where, serve_world, time_on_gpu
 from .search import SEARCHES, around_the_best, first_asked
 from .space import Job, jobs
 
-__all__ = ["Place", "Progress", "Tuned", "tune"]
+__all__ = ["TunePlace", "Tuned", "tune"]
 
 _FINALISTS = 5
 _COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
 _MOST_COMPILERS = 14
 _AHEAD = 2  # configs that each of them compiles for the next search, to bridge its beginning
 
-Progress = Callable[[str, int, int, str], None]  # job, done, of how many, best so far
 _Workers = tuple[Compilers, Worker | None]  # and the world that measures
 
 
@@ -77,17 +77,17 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class _Options:
+class _SearchOptions:
     budget: int
     search: str
     log: str
     seed: int
     resume: bool
-    progress: Progress
+    show: Show
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those that a run is described by."""
+        """Those that describe a run."""
         return {"search": self.search, "budget": self.budget, "seed": self.seed}
 
 
@@ -102,9 +102,9 @@ def tune(
     seed: int = 0,
     resume: bool = False,
     targets: Sequence[str] = (),
-    place: Place | None = None,
+    place: TunePlace | None = None,
     timer: Timer = time_on_gpu,
-    progress: Progress = lambda *_: None,
+    progress: Show = lambda *_: None,
 ) -> list[Tuned]:
     """Tune an op (each algorithm that may be chosen), or one algorithm: 'all_gather.push'.
 
@@ -118,9 +118,9 @@ def tune(
     problems = [problem] if isinstance(problem, str) else list(problem) or [""]
     found = [job for text in problems for job in jobs(op, text, world)]
     _check(budget, search, log, targets, timer)
-    options = _Options(budget, search, log, seed, resume, progress)
+    options = _SearchOptions(budget, search, log, seed, resume, progress)
     if not targets:
-        return _measure(found, place or Place("virtual"), timer, options)
+        return _measure(found, place or TunePlace("virtual"), timer, options)
     return [each for target in targets for each in _compile_only(found, target, options)]
 
 
@@ -130,7 +130,7 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Ti
     if search not in SEARCHES:
         raise ValueError(f"search {search!r}: expected one of {', '.join(SEARCHES)}")
     for target in targets:
-        gpu_target(target)  # a ValueError if there is none of that name
+        check_target(target)
     wrong = check_base(log)
     if wrong:
         raise ValueError(f"--log {log}: {wrong}")
@@ -148,12 +148,11 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Ti
         )
 
 
-def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tuned]:
+def _compile_only(found: list[Job], target: str, options: _SearchOptions) -> list[Tuned]:
     gpu = gpu_target(target)
     hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
-    described = describe_all(
-        found, NUM_SMS, gpu.warp_size, f"compile {target}", hardware, options.settings
-    )
+    where = Where(target, target, gpu.warp_size, NUM_SMS, hardware)
+    described = describe_all(found, where, f"compile {target}", options.settings)
     compilers = _compilers(described, target, options.log, os.cpu_count() or 1)
     try:
         return _search_all(described, (compilers, None), select.Place(target, NUM_SMS), "", options)
@@ -161,9 +160,11 @@ def _compile_only(found: list[Job], target: str, options: _Options) -> list[Tune
         compilers.close(options.log)
 
 
-def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) -> list[Tuned]:
+def _measure(
+    found: list[Job], place: TunePlace, timer: Timer, options: _SearchOptions
+) -> list[Tuned]:
     """All algorithms, one after the other, in one world."""
-    fix_keys(found)
+    warm_cache_keys(found)
     measurer = Worker(serve_world(found, place, timer), _MEASURE_S)
     name = "graph replay" if timer is time_on_gpu else "synthetic"
     compilers = Compilers([])
@@ -171,8 +172,7 @@ def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) ->
         where = _where(measurer)
         cache.check(where.target)
         backend = f"{place.backend} {place.link}".strip()
-        sizes = where.num_sms, where.warp_size
-        described = describe_all(found, *sizes, backend, where.hardware, options.settings)
+        described = describe_all(found, where, backend, options.settings)
         compilers = _compilers(described, where.arch, options.log, (os.cpu_count() or 2) - 1)
         here = select.Place(where.target, where.num_sms)
         return _search_all(described, (compilers, measurer), here, name, options)
@@ -183,7 +183,7 @@ def _measure(found: list[Job], place: Place, timer: Timer, options: _Options) ->
 
 def _search_all(
     described: list[Described], workers: _Workers, place: select.Place, timer: str,
-    options: _Options,
+    options: _SearchOptions,
 ) -> list[Tuned]:  # fmt: skip
     """One after the other."""
     done = []
@@ -199,7 +199,7 @@ def _search_all(
 
 def _search(
     each: Described, after: list[tuple[int, Any]], workers: _Workers, place: select.Place,
-    timer: str, options: _Options,
+    timer: str, options: _SearchOptions,
 ) -> Tuned:  # fmt: skip
     job, space, info = each.job, each.space, each.info
     compilers, measurer = workers
@@ -210,8 +210,8 @@ def _search(
     with Recorder(options.log, info) as recorder:
 
         def step() -> None:
-            best = f"{evaluator.best[1]:.4f} ms" if evaluator.best else ""
-            options.progress(f"{job} on {place.target}", len(evaluator.times), total, best)
+            best = f"best {evaluator.best[1]:.4f} ms" if evaluator.best else ""
+            options.show(f"{job} on {place.target}", len(evaluator.times), total, best)
 
         evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, each.number)
         evaluator.after = after

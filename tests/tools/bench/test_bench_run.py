@@ -21,9 +21,9 @@ from sundog.device import signal
 from sundog.ops.op import Cost, find
 from sundog.ops.select import read_entries, user_file, write_entries
 from sundog.tools import timing
+from sundog.tools.baselines import BASELINES, chosen
 from sundog.tools.bench import bench_command, limits, plot, results
 from sundog.tools.bench import run as bench
-from sundog.tools.bench.baselines import BASELINES, chosen
 from sundog.tools.bench.limits import Rates
 from sundog.tools.timing import Times, Variant
 
@@ -68,7 +68,11 @@ AXES = ["algo=push,pull", "programs=2,3", "numel=48,96", "dtype=float32"]
 
 
 def run(*axes: str, op: str = "all_gather", only: str = "torch.cat,copy_") -> list[bench.Row]:
-    return bench.bench(op, axes, 3, "virtual", only.split(",") if only else [], 5)[0]
+    return bench.bench(options(op, axes, baselines=only.split(",") if only else []))[0]
+
+
+def options(op: str, axes: Sequence[str], **more: Any) -> bench.BenchOptions:
+    return bench.BenchOptions(op, axes, world=3, samples=5, **more)
 
 
 def test_baselines_by_their_names() -> None:
@@ -153,8 +157,7 @@ def test_a_variant_that_fails_costs_its_row(
         assert "waited for never[0] to reach 1" in row.wrong
     assert capsys.readouterr().err.count("not timed: ") == 2
     monkeypatch.setattr(bench, "measure", measure)
-    given = ("virtual", [], 5, "", "", "")
-    assert bench_command.op("all_gather", ["algo=push", "numel=96"], 3, *given) == 1
+    assert bench_command.run(options("all_gather", ["algo=push", "numel=96"])) == 1
 
 
 def _never(world: sundog.World) -> None:
@@ -224,7 +227,7 @@ def test_over_a_link_rank_0_alone_counts(
 ) -> None:
     monkeypatch.setattr(bench.over_link, "link_rate", lambda _: 3e8)
     axes = ["m=24,192", "n=16", "k=96"]
-    rows, rates = bench.bench("all_gather_matmul", axes, 3, "virtual", [], 5, "pcie")
+    rows, rates = bench.bench(options("all_gather_matmul", axes, link="pcie"))
     assert rates.link == 3e8
     assert not any(row.wrong for row in rows)
     gemm = [row.times.median for row in rows if row.variant == "cuBLAS alone" and row.times]
@@ -242,8 +245,9 @@ def test_over_a_link_rank_0_alone_counts(
 def test_files(simulated: list[str], tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.csv", "a.json", "a.png")]
     kept = tmp_path / "gpu.json"
-    given = (*names, "", str(kept))
-    assert bench_command.op("all_gather", AXES, 3, "virtual", ["torch.cat"], 5, *given) == 0
+    files = dict(zip(("csv", "json", "plot"), names, strict=True)) | {"entries": str(kept)}
+    wanted = options("all_gather", AXES, baselines=["torch.cat"], **files)
+    assert bench_command.run(wanted) == 0
     with open(names[0]) as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 10

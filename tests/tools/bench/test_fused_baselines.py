@@ -8,7 +8,7 @@ import torch
 import sundog
 from sundog.ops.op import find
 from sundog.tools._subject import expected
-from sundog.tools.bench.baselines import BASELINES
+from sundog.tools.baselines import BASELINES
 
 CASES = [
     (op, name)

@@ -16,6 +16,8 @@ from sundog import launch
 from sundog.cli import app
 from sundog.errors import SundogError
 from sundog.ops import op as ops
+from sundog.tools.compiled import assembly, ttgir
+from sundog.tools.compiled.kernels import Kernel
 from sundog.tools.isa import inspect
 
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
@@ -25,11 +27,11 @@ LOOPS = str(Path(__file__).parent / "pipelined_loops.py")
 BOTH = ("sm_90", "gfx942")
 
 
-def kernels(name: str, targets: tuple[str, ...] = BOTH, **options: Any) -> list[inspect.Kernel]:
+def kernels(name: str, targets: tuple[str, ...] = BOTH, **options: Any) -> list[Kernel]:
     return inspect.inspect(f"{KERNELS}:run_{name}", targets, world=2, **options)
 
 
-def rules(kernel: inspect.Kernel) -> set[tuple[str, str]]:
+def rules(kernel: Kernel) -> set[tuple[str, str]]:
     """What was marked, and the kernel's line in words of its source."""
     lines = Path(KERNELS).read_text().splitlines()
     found = set()
@@ -80,13 +82,13 @@ def test_what_two_branches_share_is_found_at_the_scalar_before_it() -> None:
     for tiles in (2, 3):
         lost = [access(line, (64,)) for line in range(tiles)]
         found, scalar = access(7, (64,), _16=3), access(8, (), _8=1, _16=2)
-        inspect.accesses._find_lost([*lost, found, scalar])
+        ttgir._find_lost([*lost, found, scalar])
         assert [each.widths for each in lost] == [{16: 2} if tiles == 2 else {}] * tiles
         assert (found.widths, scalar.widths) == ({16: 3}, {8: 1} if tiles == 2 else {8: 1, 16: 2})
 
 
 def test_a_merged_place_stands_for_several() -> None:
-    one = inspect.assembly.Instruction("store", 16, False, (("a.py", 7, 3), ("b.py", 0, 0)))
+    one = assembly.Instruction("store", 16, False, (("a.py", 7, 3), ("b.py", 0, 0)))
     assert one.is_at((("a.py", 7, 3), ("b.py", 12, 5)))
     assert not one.is_at((("a.py", 8, 3), ("b.py", 12, 5)))
     assert not one.is_at((("a.py", 7, 3),))

@@ -14,7 +14,7 @@ import sundog
 from sundog.cli import app
 from sundog.ops.op import OPS
 from sundog.tools.probe import probe_command
-from sundog.tools.probe.probe import Cell, Row, probe_subject
+from sundog.tools.probe.probe import Cell, ProbeRow, probe_subject
 from sundog.tools.probe.probe_subjects import all_names, rows, subjects
 
 from . import wrong_ops
@@ -57,7 +57,7 @@ def _gathered(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(xs)
 
 
-def _probe(fn: Any, backend: str, **options: Any) -> Row:
+def _probe(fn: Any, backend: str, **options: Any) -> ProbeRow:
     given = {"make_inputs": _inputs, "reference": _gathered, "replays": 3, **options}
     return sundog.probe(fn, backend=backend, **given)
 
@@ -133,8 +133,8 @@ def test_inputs_that_could_hide_an_old_result_are_refused(backend):
 def test_what_one_case_shows_counts_for_the_subject():
     right, wrong = Cell("CAPTURABLE"), Cell("WRONG", "differs", 3)
     for first, second, detail in ((right, wrong, "m=3: differs"), (wrong, right, "differs")):
-        row = Row("op", cells={"same": right, "data": first})
-        row.add(Row("op", cells={"same": right, "data": second, "late": right}), "m=3")
+        row = ProbeRow("op", cells={"same": right, "data": first})
+        row.add(ProbeRow("op", cells={"same": right, "data": second, "late": right}), "m=3")
         assert (row.verdict, row.worst[0], row.worst[1].detail) == ("WRONG", "data", detail)
         assert list(row.cells) == ["same", "data", "late"]
 
@@ -236,15 +236,14 @@ def test_what_cannot_be_probed(arguments, text):
 
 @pytest.mark.sim_only
 def test_what_was_probed_before_ctrl_c_is_kept(tmp_path, monkeypatch):
-    answered = probe_command._answered
+    run_all = probe_command.run_all
 
-    def until_one(running):
-        if len(running) == 1:  # two rows at once: the other one has answered
-            raise KeyboardInterrupt
-        return answered(running)[:1]
+    def until_one(workers, names):
+        yield next(run_all(workers, names))
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(probe_command, "_answered", until_one)
-    words = ["probe", "barrier", "host barrier", "--backend", "sim", "--replays", "2"]
+    monkeypatch.setattr(probe_command, "run_all", until_one)
+    words = ["probe", "device_barrier", "host barrier", "--backend", "sim", "--replays", "2"]
     done = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "rows.json")])
     assert done.exit_code == 130
     assert "interrupted: 1 of 2 were not probed" in done.output
@@ -254,7 +253,7 @@ def test_what_was_probed_before_ctrl_c_is_kept(tmp_path, monkeypatch):
 def test_every_op_and_barrier_has_a_row():
     names = all_names()
     assert set(OPS) < set(names)
-    assert "host barrier" in names
+    assert {"device_barrier", "host barrier", "send_recv"} < set(names)
     assert rows(WRONG) == [f"{WRONG}.{name}" for name in LABELS]
     assert next(subjects(f"{WRONG}.baked_value", 2)).expected == "STALE"
     cases = list(subjects("all_gather.push", 2))

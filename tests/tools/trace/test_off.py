@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sundog.launch import GPU_HEAP
-from sundog.tools._launches import record
-from sundog.tools.isa.inspect import NUM_SMS, compile_launch
-from sundog.tools.isa.problems import Case, functions
+from sundog.tools._launches import compile_launch, record
+from sundog.tools.isa.inspect import Case, functions
 
 pytestmark = pytest.mark.sim_only
 
@@ -53,7 +51,7 @@ class CutOut(ast.NodeTransformer):
 def instructions(op: str) -> list[str]:
     """Of the kernel that a call launches, for sm_90."""
     [(_, fn, heap)] = functions(op, Case({}, {}, 2, 32))
-    [launch] = record(fn, 2, NUM_SMS, heap, GPU_HEAP)
+    [launch] = record(fn, 2, heap)
     text = compile_launch(launch, "sm_90").asm["ptx"]
     code = text[text.index(".entry") : text.rindex("}")]
     lines = [re.sub(r"//.*", "", line).strip() for line in code.splitlines()]

@@ -14,19 +14,18 @@ from sundog.device import trace as points
 from sundog.tools.trace.draw import write
 from sundog.tools.trace.record import Raw
 from sundog.tools.trace.timeline import Timeline, summarise
-from sundog.tools.trace.trace_command import Place, trace_op
-from sundog.tools.trace.trace_subject import Subject
+from sundog.tools.trace.trace_command import TraceOptions, trace_op
 
 from . import late_op
 
-LATE = Subject("tools.trace.late_op")
+LATE = "tools.trace.late_op"
 
 pytestmark = [pytest.mark.sim_only, pytest.mark.compat]
 
 
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
-    return trace_op(LATE, Place(4, "sim"))
+    return trace_op(TraceOptions(LATE, world=4, backend="sim"))
 
 
 def kinds(timeline: Timeline, name: str) -> np.ndarray:
@@ -115,7 +114,7 @@ def test_file_nests_and_every_arrow_has_two_ends(timeline: Timeline, tmp_path: P
 
 def test_clocks_of_processes_are_aligned() -> None:
     """Each process counts its own accesses, from 0: the late one's clock runs far ahead."""
-    made = trace_op(LATE, Place(2, "shm"))
+    made = trace_op(TraceOptions(LATE, world=2, backend="shm"))
     assert "shifted" in made.clock
     waits = kinds(made, "wait")
     assert len(waits) == 2 * 2 * 3
@@ -123,10 +122,10 @@ def test_clocks_of_processes_are_aligned() -> None:
 
 
 def test_full_buffer_counts_what_it_drops(timeline: Timeline) -> None:
-    small = trace_op(LATE, Place(4, "sim"), events=5)
+    small = trace_op(TraceOptions(LATE, world=4, backend="sim", events=5))
     per_program = 2 * 3 * 3 + 3 + 2  # three kinds of spans and the signals, three rounds, a barrier
     assert small.dropped == 4 * 2 * (per_program - 5)
-    few = trace_op(LATE, Place(4, "sim"), programs=1)
+    few = trace_op(TraceOptions(LATE, world=4, backend="sim", programs=1))
     assert few.dropped == 4 * per_program
     assert set(few.spans["program"].tolist()) == {0}
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.target import has_gpu
-from sundog.tools.tune.tune_command import _bar
+from sundog.tools._console import progress
 
 pytestmark = pytest.mark.sim_only
 OP = "tools.tune.toy_op"
@@ -79,8 +79,14 @@ def test_interrupted_then_killed_then_resumed(tmp_path: Path) -> None:
 
 def test_the_bar_shows_the_best_so_far_however_long_the_problem_is() -> None:
     text = io.StringIO()
-    with _bar(Console(width=80, file=text, force_terminal=True, color_system=None)) as step:
-        step(f"all_gather_matmul.hbm_buffer {'m=4096,' * 20} on nvidia-h200", 36, 136, "2.8291 ms")
+    console = Console(width=80, file=text, force_terminal=True, color_system=None)
+    with progress(console) as show:
+        show(
+            f"all_gather_matmul.hbm_buffer {'m=4096,' * 20} on nvidia-h200",
+            36,
+            136,
+            "best 2.8291 ms",
+        )
     last = [line for line in text.getvalue().splitlines() if "all_gather_matmul" in line][-1]
     assert " 36/136 " in last
     assert "best 2.8291 ms" in last
@@ -114,7 +120,7 @@ def test_compile_only(tmp_path: Path, op: str) -> None:
     ("words", "told"),
     [
         (["nothing.of_that_name"], "is not known"),
-        ([], "which op?"),
+        ([], "missing OP, for example: sundog tune all_gather"),
         ([OP, "--problem", "rows=3"], "Problem has no 'rows': numel, dtype, size"),
         ([OP, "--problem", "numel=few"], "numel=few: expected a whole number"),
         ([OP, "--problem", "numel=-1"], "numel=-1 is negative"),

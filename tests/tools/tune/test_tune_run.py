@@ -21,26 +21,26 @@ from sundog.dataset.recorder import Recorder
 from sundog.dataset.triton.compile import source_of
 from sundog.dataset.validate import validate
 from sundog.errors import SundogError
-from sundog.launch import GPU_HEAP
 from sundog.launch import run as launch
 from sundog.ops import select
 from sundog.ops.load import parse
-from sundog.tools._launches import Launch, record
-from sundog.tools._workers import Failure, Worker, serve
+from sundog.tools._launches import RecordedLaunch, record
+from sundog.tools._pool import Failure, Worker, serve
 from sundog.tools.timing import Times, Variant
 from sundog.tools.tune.cache import known_results
-from sundog.tools.tune.compile import Compiled, Compilers, launches_of
-from sundog.tools.tune.describe import describe_all, fix_keys
+from sundog.tools.tune.compile_configs import CompiledConfig, Compilers, launches_of
+from sundog.tools.tune.describe import describe_all, warm_cache_keys
 from sundog.tools.tune.evaluate import Evaluator
-from sundog.tools.tune.measure import Measured, _calls, _measure, _sets
+from sundog.tools.tune.measure import Measured, Where, _calls, _measure, _sets
 from sundog.tools.tune.space import fields_text, jobs
-from sundog.tools.tune.tune import Place, tune
+from sundog.tools.tune.tune import TunePlace, tune
 
 from . import toy_op
 
 pytestmark = pytest.mark.sim_only
 OP = "tools.tune.toy_op"
-ON_SIM = Place("sim", samples=5, final_samples=7)
+SIM = Where("simulator", "sm_90", 32, 16, {})
+ON_SIM = TunePlace("sim", samples=5, final_samples=7)
 
 
 def fake_clock(world: World, variants: Sequence[Variant], samples: int, calls: int) -> list[Times]:
@@ -76,7 +76,7 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
     assert tuned.milliseconds == pytest.approx(2 * 1.003), "of the slowest rank, the median"
     assert (tuned.tried, tuned.failed, tuned.target) == (20, 0, "simulator")
     assert seen[-1][1:3] == (20, 20)
-    assert seen[-1][3] == "2.0040 ms", "of the first five samples"
+    assert seen[-1][3] == "best 2.0040 ms", "of the first five samples"
     ended = [row for row in rows(base) if row["status"] == "ok"]
     again = [row for row in ended if row["repeat"] == "1"]
     assert len(ended) == 20 + len(again)
@@ -169,14 +169,14 @@ def test_algorithms_with_the_same_kernel_are_other_runs() -> None:
     """One would take the other's times for its own when it is resumed."""
     problem = "numel=96,dtype=float32,src=0"
     found = [*jobs("broadcast.push", problem, 2), *jobs("scatter.push", problem, 2)]
-    one, other = (each.info for each in describe_all(found, 16, 32, "sim", {}, {}))
+    one, other = (each.info for each in describe_all(found, SIM, "sim", {}))
     assert one.kernel_id == other.kernel_id
     assert one.run_id != other.run_id
 
 
 def test_a_record_has_no_path_of_this_machine() -> None:
     job = jobs(str(toy_op.__file__), "", 2)
-    (found,) = describe_all(job, 16, 32, "sim", {}, {})
+    (found,) = describe_all(job, SIM, "sim", {})
     assert found.info.kernel_name == "tools/tune/toy_op.py"
     assert str(Path(__file__).parent) not in str(found.info)
 
@@ -201,12 +201,12 @@ def test_a_measurement_without_a_world_ends_the_run(tmp_path: Path) -> None:
 def test_idle_compilers_work_ahead(tmp_path: Path) -> None:
     """What is likely next is compiled beside a measurement; then it is not compiled again."""
 
-    def compiled(task: tuple[int, Any]) -> Compiled | Failure:
+    def compiled(task: tuple[int, Any]) -> CompiledConfig | Failure:
         job, config = task
         with (tmp_path / "compiled").open("a") as file:
             file.write(f"{job} {config.block}\n")
         bad = Failure("error", "does not compile")
-        return bad if config.block == 512 else Compiled(0.1, {}, [])
+        return bad if config.block == 512 else CompiledConfig(0.1, {}, [])
 
     def measured(task: Any) -> list[Measured]:
         while (tmp_path / "compiled").read_text().count("\n") < 4:
@@ -239,11 +239,11 @@ def test_the_best_of_those_that_were_measured_beside_compilers_are_finalists(
         while not path.exists():
             time.sleep(0.01)
 
-    def compiled(task: tuple[int, Any]) -> Compiled:
+    def compiled(task: tuple[int, Any]) -> CompiledConfig:
         if task[1] == ahead:
             begun.touch()
             wait_for(go_on)
-        return Compiled(0.1, {}, [])
+        return CompiledConfig(0.1, {}, [])
 
     def measured(task: Any) -> list[Measured]:
         if task[1] == [beside]:
@@ -355,7 +355,7 @@ def test_kernels_have_their_keys_before_the_processes_part() -> None:
     (job,) = jobs("all_gather.push", "numel=4096,dtype=bfloat16", 2)
     kernel: Any = all_gather_push._push_kernel
     kernel.hash = None
-    fix_keys([job])
+    warm_cache_keys([job])
     assert kernel.hash is not None
 
 
@@ -369,11 +369,11 @@ def test_a_compiler_makes_the_kernel_that_is_measured(op: str) -> None:
         first = _sets(world, job)[0]
         job.module.plan(world, job.problem, config)(*first.given, first.out)
 
-    there = record(measured, 2, 16, 64 << 20, GPU_HEAP)
+    there = record(measured, 2, 64 << 20, num_sms=16)
     assert _sources(launches_of(job, config)) == _sources(there)
 
 
-def _sources(launches: list[Launch]) -> list[str]:
+def _sources(launches: list[RecordedLaunch]) -> list[str]:
     found = [source_of(each.kernel, each.args, each.kwargs, arch="sm_90") for each in launches]
     return [f"{source.hash()} {sorted(options.items(), key=str)}" for source, options in found]
 
@@ -387,7 +387,7 @@ def test_a_slow_config_makes_few_calls() -> None:
 
 
 def test_behind_a_link_passive_ranks_are_not_compared(tmp_path: Path) -> None:
-    place = Place("sim", "pcie", samples=2)
+    place = TunePlace("sim", "pcie", samples=2)
     (tuned,) = tune(
         "all_gather.pull", "numel=64,dtype=int32", world=2, budget=1, log=str(tmp_path / "log"),
         place=place, timer=lambda world, variants, samples, calls: [

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from sundog.ops.op import OPS
+from sundog.tools._subject import problem_of
 from sundog.tools.tune.search import SEARCHES, exhaustive, pattern, random_search
-from sundog.tools.tune.space import Job, Space, fields_text, jobs, problem_of, spaces
+from sundog.tools.tune.space import Job, Space, fields_text, jobs, spaces
 
 from . import toy_op
 

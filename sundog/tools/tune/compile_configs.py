@@ -27,13 +27,13 @@ from ...dataset.schema import file_names
 from ...dataset.triton.compile import source_of
 from ...dataset.triton.ttir import extract_ttir_graph
 from ...world.world import World
-from .._launches import Launch, record
+from .._launches import RecordedLaunch, compile_launch, record
+from .._pool import Failure, Worker
 from .._subject import room
-from .._workers import Failure, Worker
-from ..isa.inspect import GPU_HEAP, NUM_SMS, Kernel, compile_launch, inspect_launch
+from ..compiled.kernels import Kernel, inspect_launch
 from .space import Job
 
-__all__ = ["Compiled", "Compilers", "compile_config", "launches_of"]
+__all__ = ["CompiledConfig", "Compilers", "compile_config", "launches_of"]
 
 _warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
 
@@ -49,7 +49,7 @@ _RANDOM = ("randint", "rand", "randn")
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledConfig:
     """What became of a config's kernels."""
 
     seconds: float
@@ -62,7 +62,7 @@ class Compilers:
     """The processes that compile for all jobs of a run; their tasks are (job's number, config)."""
 
     workers: list[Worker]
-    done: dict[tuple[int, Any], Compiled | Failure] = field(default_factory=dict)
+    done: dict[tuple[int, Any], CompiledConfig | Failure] = field(default_factory=dict)
 
     @property
     def at(self) -> list[Any]:
@@ -80,7 +80,7 @@ class Compilers:
 
 def compile_config(
     jobs: dict[int, tuple[Job, str]], target: str, base: str
-) -> Callable[[tuple[int, Any]], Compiled]:
+) -> Callable[[tuple[int, Any]], CompiledConfig]:
     """For `workers.serve`: a config's kernels, in the order of their launches.
 
     `jobs`: and their run ids. Configs often differ in the grid alone, and problems in what is no
@@ -92,7 +92,7 @@ def compile_config(
     file.file.close()  # each opens its own
     made: dict[str, tuple[Kernel, str | None]] = {}
 
-    def compile_one(task: tuple[int, Any]) -> Compiled:
+    def compile_one(task: tuple[int, Any]) -> CompiledConfig:
         (job, run_id), config = jobs[task[0]], task[1]
         seconds = 0.0
         found = []
@@ -107,7 +107,7 @@ def compile_config(
                 made[key] = inspect_launch(job.op, launch, target), _write(file, graph)
             found.append(made[key])
         ids = dict.fromkeys(ir_id for _, ir_id in found if ir_id)
-        return Compiled(seconds, _metrics(target, [kernel for kernel, _ in found]), list(ids))
+        return CompiledConfig(seconds, _metrics(target, [kernel for kernel, _ in found]), list(ids))
 
     return compile_one
 
@@ -131,7 +131,7 @@ def _between_graphs(base: str) -> Iterator[None]:
         yield
 
 
-def launches_of(job: Job, config: Any) -> list[Launch]:
+def launches_of(job: Job, config: Any) -> list[RecordedLaunch]:
     """What one call of the op launches on rank 0.
 
     Inputs come before the plan, as in the world that measures: which of them and the plan's own
@@ -146,7 +146,7 @@ def launches_of(job: Job, config: Any) -> list[Launch]:
         job.module.plan(world, job.problem, config)(*given, out)
 
     heap = _LEAST_HEAP + 4 * job.module.cost(job.problem).hbm_bytes
-    return record(run, job.size, NUM_SMS, heap, GPU_HEAP)
+    return record(run, job.size, heap)
 
 
 class _NoValues(TorchFunctionMode):

@@ -22,8 +22,8 @@ from ...dataset.triton.mlir import MlirBlock, MlirModule, MlirOperand, MlirOpera
 from .assembly import Instruction, Place
 
 __all__ = [
-    "Access",
     "Flow",
+    "MemoryAccess",
     "argument_names",
     "descriptor_bytes",
     "find",
@@ -151,7 +151,7 @@ _MEMORY = (*_KINDS, "atomic_rmw", "atomic_cas", "buffer_atomic_rmw", "buffer_ato
 
 
 @dataclass
-class Access:
+class MemoryAccess:
     """One load, store or atomic of the kernel; several at one place if a loop was unrolled."""
 
     op: MlirOperation
@@ -185,7 +185,7 @@ class Load:
     cut: bool  # to 32 bits on the way to the address
 
 
-def find(flow: Flow, instructions: Iterable[Instruction]) -> list[Access]:
+def find(flow: Flow, instructions: Iterable[Instruction]) -> list[MemoryAccess]:
     """All accesses, each with the widths of the instructions at its place."""
     accesses = [_access(flow, op) for op in flow.operations if short(op) in _MEMORY]
     for each in instructions:
@@ -197,7 +197,7 @@ def find(flow: Flow, instructions: Iterable[Instruction]) -> list[Access]:
     return accesses
 
 
-def _find_lost(accesses: list[Access]) -> None:
+def _find_lost(accesses: list[MemoryAccess]) -> None:
     """What LLVM makes of the same access in two branches has no line, so it seems to be at the one
     before. A single element's access which is wider than that is one of those."""
     lost = [a for a in accesses if a.tile and not a.widths]
@@ -243,11 +243,11 @@ def _address(op: MlirOperation) -> list[MlirOperand]:
     return address
 
 
-def _access(flow: Flow, op: MlirOperation) -> Access:
+def _access(flow: Flow, op: MlirOperation) -> MemoryAccess:
     address = _address(op)
     tensor: Any = next((v.type for v in address if _is_tensor(v.type)), None)
     arguments, needs = _sources(flow, address)
-    return Access(
+    return MemoryAccess(
         op,
         _KINDS.get(short(op), "atomic"),
         arguments,

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from ...dataset.triton.mlir import MlirOperation
 from ...device.context import DELTAS
 from .._launches import CTX, DATA, FEW
-from .ttgir import Access, Flow, descriptor_bytes
+from .ttgir import Flow, MemoryAccess, descriptor_bytes
 
-__all__ = ["FULL", "Compiled", "Mark", "classify", "judge"]
+__all__ = ["FULL", "CompiledKernel", "IsaMark", "classify", "judge"]
 
 FULL = 16  # bytes of the widest access of one thread
 _SMALL = 16
@@ -29,7 +29,7 @@ _A_FEW = (
 
 
 @dataclass(frozen=True)
-class Mark:
+class IsaMark:
     """Something that falls short."""
 
     rule: str  # narrow, lost, reload, cut, spill or hoisted
@@ -38,16 +38,16 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """A kernel's accesses, and what is known of its launch."""
 
     flow: Flow
-    accesses: list[Access]
+    accesses: list[MemoryAccess]
     roles: dict[str, str]  # of its tensor arguments
     threads: int
 
 
-def classify(kernel: Compiled) -> list[str]:
+def classify(kernel: CompiledKernel) -> list[str]:
     """Of each access: atomic, scalar, flags, small, tail or wide."""
     found = [_without_tiles(access, kernel.roles) for access in kernel.accesses]
     tiles = [a for a, role in zip(kernel.accesses, found, strict=True) if not role]
@@ -63,7 +63,7 @@ def classify(kernel: Compiled) -> list[str]:
     return found
 
 
-def _without_tiles(access: Access, roles: dict[str, str]) -> str:
+def _without_tiles(access: MemoryAccess, roles: dict[str, str]) -> str:
     if access.kind == "atomic":
         return "atomic"
     if not access.tile:
@@ -73,33 +73,33 @@ def _without_tiles(access: Access, roles: dict[str, str]) -> str:
     return "" if DATA in found else "small" if FEW in found else "flags"
 
 
-def judge(kernel: Compiled, classes: list[str], spills: int) -> list[Mark]:
+def judge(kernel: CompiledKernel, classes: list[str], spills: int) -> list[IsaMark]:
     marks = []
     for access, role in zip(kernel.accesses, classes, strict=True):
         if role == "wide":
             marks += _narrow(access, kernel.threads) + _reloads(kernel.flow, access)
         marks += _cuts(access, kernel.roles)
     if spills > _A_FEW:
-        marks.append(Mark("spill", "", f"{spills} bytes a thread are spilled to memory"))
+        marks.append(IsaMark("spill", "", f"{spills} bytes a thread are spilled to memory"))
     return list(dict.fromkeys(marks))
 
 
-def _narrow(access: Access, threads: int) -> list[Mark]:
+def _narrow(access: MemoryAccess, threads: int) -> list[IsaMark]:
     name = ", ".join(access.arguments) or "memory"
     size = "x".join(map(str, access.tile))
     tile = f"a tile of {size} elements of {access.itemsize} bytes over {threads} threads"
     if not access.widths:
         text = f"{access.kind} of {name}, {tile}: not found in the assembly, its width is unknown"
-        return [Mark("lost", access.where, text)]
+        return [IsaMark("lost", access.where, text)]
     least = min(access.widths)
     if least >= FULL:
         return []
     return [
-        Mark("narrow", access.where, f"{access.kind} of {name}, {tile}: {least} bytes at a time")
+        IsaMark("narrow", access.where, f"{access.kind} of {name}, {tile}: {least} bytes at a time")
     ]
 
 
-def _reloads(flow: Flow, access: Access) -> list[Mark]:
+def _reloads(flow: Flow, access: MemoryAccess) -> list[IsaMark]:
     """Addresses that need a word which the innermost loop loads, and had loaded before.
 
     Before: in the same loop, or when a loop around it ran it the last time.
@@ -113,11 +113,11 @@ def _reloads(flow: Flow, access: Access) -> list[Mark]:
                 f"the address of this {access.kind} needs a word of {name} that the loop loads "
                 "again and again: load it (translate the scalar base) before the loop"
             )
-            marks.append(Mark("reload", access.where, text))
+            marks.append(IsaMark("reload", access.where, text))
     return marks
 
 
-def _cuts(access: Access, roles: dict[str, str]) -> list[Mark]:
+def _cuts(access: MemoryAccess, roles: dict[str, str]) -> list[IsaMark]:
     """A peer's distance has 64 bits, and so must have every offset that it is added to."""
     for load in access.needs:
         is_distance = load.offset is None or load.offset >= DELTAS.value
@@ -126,11 +126,11 @@ def _cuts(access: Access, roles: dict[str, str]) -> list[Mark]:
                 f"the address of this {access.kind} cuts the distance to a peer's heap to 32 bits: "
                 "AMD does so in memory below 2 GiB, so the heap must be larger"
             )
-            return [Mark("cut", access.where, text)]
+            return [IsaMark("cut", access.where, text)]
     return []
 
 
-def _is_tail_of(flow: Flow, access: Access, other: Access) -> bool:
+def _is_tail_of(flow: Flow, access: MemoryAccess, other: MemoryAccess) -> bool:
     same = access.kind == other.kind and set(access.arguments) & set(other.arguments)
     is_wide = bool(other.widths) and min(other.widths) >= FULL
     if not (access.masked and same and is_wide):

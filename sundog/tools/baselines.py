@@ -1,11 +1,12 @@
-"""What a user would call instead of an op, on the same ranks and memory. By the op's name.
+"""What a user would call instead of an op, on the same ranks and memory, by the op's name.
+
+To add one: write a function here that takes a world, a problem, inputs and an output, and returns
+the call; then add its line to BASELINES at the end of this file.
 
 Torch's own kernels on the peers' tensors run everywhere. Where ranks are processes (`symm`) there
 are also torch.distributed and torch's kernels for symmetric memory, which our heap is. NCCL refuses
-two ranks on one GPU; gloo, which takes its place there, goes through the CPU.
-
-On a GPU torch's kernels on peers and its one_shot for symmetric memory have run; two_shot and NCCL
-have not.
+two ranks on one GPU; there gloo, which goes through the CPU, takes its place. Torch's kernels on
+peers and its one_shot for symmetric memory have run on a GPU; two_shot and NCCL have not.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...world.world import World
-from . import fused_baselines as fused
+from ..collectives.device_barrier import device_barrier
+from ..fused import _gemm, _matmul_reduce, all_gather_matmul_barrier
+from ..fused._call import fitting
+from ..world.world import World
 
 __all__ = ["BASELINES", "Baseline", "chosen"]
 
@@ -53,7 +56,7 @@ def _cat(world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torc
 def _copies(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """A pull of each part by torch's copy: on one GPU a kernel, between GPUs the copy engine."""
+    """Pull each part by torch's copy: on one GPU a kernel, between GPUs the copy engine."""
     return _copy_all(out.chunk(world.size), _peers(world, inputs[0]))
 
 
@@ -100,7 +103,7 @@ def _is_sum(world: World, problem: Any) -> bool:
 
 
 def _on_nccl(world: World, problem: Any) -> bool:
-    """Each rank with a GPU of its own."""
+    """Whether each rank has its own GPU."""
     return world.backend == "symm" and world.size <= torch.cuda.device_count()
 
 
@@ -110,7 +113,7 @@ def _on_gloo(world: World, problem: Any) -> bool:
 
 @functools.cache
 def _group(backend: str) -> Any:
-    """All ranks call it together, once."""
+    """Make torch's group of all ranks. All of them call it together, once."""
     return dist.new_group(backend=backend)
 
 
@@ -157,7 +160,7 @@ def _all_to_all(backend: str) -> Make:
 def _distributed(
     make: Callable[[str], Make], is_for: Callable[[World, Any], bool] = _anywhere
 ) -> dict[str, Baseline]:
-    """The same call on NCCL or, where that can't be, on gloo, which no graph captures."""
+    """Offer a call on NCCL or, where that is not possible, on gloo, which no graph captures."""
     return {
         "nccl": Baseline(make("nccl"), lambda w, p: _on_nccl(w, p) and is_for(w, p)),
         "gloo": Baseline(make("gloo"), lambda w, p: _on_gloo(w, p) and is_for(w, p), graph=False),
@@ -186,13 +189,87 @@ def _one_shot(
 def _two_shot(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Into `out`; what it leaves in its input is a part of the sum, so that is copied first."""
+    """Reduce into `out`, from a copy: the kernel leaves a part of the sum in its input."""
     name, copy = _name(), world.empty_like(inputs[0])
 
     def launch() -> None:
         torch.ops.symm_mem.two_shot_all_reduce_out(copy.copy_(inputs[0]), "sum", name, out)
 
     return launch
+
+
+# the same matrix product before or after a collective
+#
+# Where ranks share a GPU, cuBLAS takes SMs that belong to other ranks. With torch.mm of 256 rows,
+# then our reduce-scatter, 8 ranks on an H200 hung: seven waited in the collective, on 112 of 132
+# SMs, for the eighth, whose product found no SM. So a barrier of one warp per rank follows each
+# torch.mm: nobody waits with more than that before all products are done.
+
+
+def _is_plain(world: World, problem: Any) -> bool:
+    """Whether torch.mm computes it: no bias, no activation, one type."""
+    own_type = problem.out_dtype in (None, problem.dtype)
+    return not problem.has_bias and problem.activation is None and own_type
+
+
+def _gathered(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    """Run our GEMM with A gathered: nothing to wait for, so no communication is timed."""
+    whole, b = _whole(world, problem, inputs[0]), inputs[1]
+    sizes = problem.m, problem.m, problem.n, problem.k
+    tiles = _gemm.Tiles(**fitting(*sizes, problem.dtype, world.num_sms))
+    return lambda: _gemm.matmul(whole, b, out, None, None, tiles, world.num_sms)
+
+
+def _torch_gathered(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    """Run cuBLAS with A gathered. It does not keep to the rank's share of the SMs."""
+    whole, b = _whole(world, problem, inputs[0]), inputs[1]
+    return lambda: torch.mm(whole, b, out=out)
+
+
+def _gather_then_torch(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    """Run our all-gather, then cuBLAS."""
+    a, b = inputs
+    gather = all_gather_matmul_barrier.gather(world, problem, world.num_sms)
+
+    def launch() -> None:
+        gather.launch(a)
+        torch.mm(gather.whole, b, out=out)
+        device_barrier(world)  # before the next gather: see above
+
+    return launch
+
+
+def _torch_then(op: str) -> Callable[..., Call]:
+    """Run cuBLAS, then our collective."""
+
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        a, b = inputs
+        partial = world.empty((problem.m, problem.n), problem.dtype, "partial")
+        slices = problem.size if op == "reduce_scatter" else 1
+        numel = problem.m * problem.n // slices
+        then = _matmul_reduce.collective(world, op, numel, problem.dtype)
+
+        def launch() -> None:
+            torch.mm(a, b, out=partial)
+            device_barrier(world)  # before the collective: see above
+            then.launch(partial.view(-1), out.view(-1))
+
+        return launch
+
+    return make
+
+
+def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:
+    parts = [world.peer(a, rank) for rank in range(world.size)]
+    return torch.cat(parts, dim=1 if problem.shard == "k" else 0)
 
 
 BASELINES: dict[str, dict[str, Baseline]] = {
@@ -212,23 +289,23 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         **_distributed(_all_to_all, lambda w, p: p.splits is None),
     },
     "all_gather_matmul": {
-        "our GEMM, A gathered": Baseline(fused.gathered, fused.is_plain),
-        "torch.mm, A gathered": Baseline(fused.torch_gathered, fused.is_plain),
-        "our all-gather, then torch.mm": Baseline(fused.gather_then_torch, fused.is_plain),
+        "our GEMM, A gathered": Baseline(_gathered, _is_plain),
+        "torch.mm, A gathered": Baseline(_torch_gathered, _is_plain),
+        "our all-gather, then torch.mm": Baseline(_gather_then_torch, _is_plain),
     },
     "matmul_reduce_scatter": {
         "torch.mm, then our reduce-scatter": Baseline(
-            fused.torch_then("reduce_scatter"), fused.is_plain
+            _torch_then("reduce_scatter"), _is_plain
         ),
     },
     "matmul_all_reduce": {
-        "torch.mm, then our all-reduce": Baseline(fused.torch_then("all_reduce"), fused.is_plain),
+        "torch.mm, then our all-reduce": Baseline(_torch_then("all_reduce"), _is_plain),
     },
 }  # fmt: skip
 
 
 def chosen(known: dict[str, Baseline], only: Sequence[str]) -> dict[str, Baseline]:
-    """Those that are named; `none` is no name of one."""
+    """The selected baselines; "none" selects nothing."""
     for name in only:
         if name not in known and name != "none":
             there = " ".join(f"'{each}'" for each in known)

@@ -1,16 +1,18 @@
-"""Processes that do one thing at a time. One that crashes or hangs doing it harms nobody else.
+"""A pool of processes that do one task at a time. A crash or a hang costs its own task and no more.
 
-A worker is forked when it first gets a task, and again after it died. It ends with its parent.
+A worker's process starts with its first task, and again after it died. It ends with its parent.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Body", "Failure", "Worker", "finished", "serve"]
+__all__ = ["Body", "Failure", "Worker", "finished", "run_all", "serve"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LONGEST_WAIT = 0.2  # seconds between two looks at the clock and the processes
@@ -37,29 +39,42 @@ class Failure:
 
 
 def serve(answer: Callable[[Any], Any]) -> Body:
-    """A body that answers each task by a function; what it raises is a Failure."""
+    """Make a body that answers each task by a function; what that raises is a Failure."""
+    return functools.partial(_answer_all, answer)
 
-    def body(pipe: Connection) -> None:
-        while True:
-            task = pipe.recv()
-            try:
-                reply = answer(task)
-            except Exception as error:
-                reply = Failure("error", f"{type(error).__name__}: {error}")
-            pipe.send(reply)
 
-    return body
+def _answer_all(answer: Callable[[Any], Any], pipe: Connection) -> None:
+    while True:
+        task = pipe.recv()
+        try:
+            reply = answer(task)
+        except Exception as error:
+            reply = Failure("error", f"{type(error).__name__}: {error}")
+        pipe.send(reply)
 
 
 class Worker:
-    """One process at a time. `seconds`: after which a task counts as hung."""
+    """One process at a time. A task that takes more than `seconds` counts as hung.
 
-    def __init__(self, body: Body, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.task: Any = None  # what it is at
+    `start`: fork, or spawn where CUDA is used, which does not survive a fork; then the body must be
+    picklable. `fresh` starts a new process for every task.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        start: str = "fork",
+        fresh: bool = False,
+    ) -> None:
+        self.task: Any = None  # what it is doing
         self.busy_s = 0.0  # with tasks that have ended
         self._body = body
         self._seconds = seconds
         self._clock = clock
+        self._start_method = start
+        self._fresh = fresh
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._since = 0.0
@@ -74,7 +89,7 @@ class Worker:
             self._pipe.send(task)
 
     def answer(self) -> Any:
-        """What it sent, or the Failure that it is; None while it is at it."""
+        """Return what it sent, or a Failure; None while it still works."""
         assert self._pipe is not None
         assert self._process is not None
         late = self._clock() - self._since > self._seconds
@@ -93,7 +108,7 @@ class Worker:
         return None
 
     def wait(self) -> Any:
-        """The answer, however long it takes."""
+        """Wait for the answer."""
         while True:
             for _, _, reply in finished([self]):
                 return reply
@@ -111,13 +126,18 @@ class Worker:
     def _ended(self, reply: Any) -> Any:
         self.busy_s += self._clock() - self._since
         self.task = None
+        if self._fresh:
+            self.close()
         return reply
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context(self._start_method)
         self._pipe, theirs = context.Pipe()
         arguments = (self._body, theirs, os.getpid())
-        self._process = context.Process(target=_child, args=arguments, daemon=False)
+        # Not a daemon: its ranks may be processes too.
+        self._process = context.Process(  # type: ignore[attr-defined]
+            target=_child, args=arguments, daemon=False
+        )
         self._process.start()
         theirs.close()
 
@@ -135,7 +155,7 @@ class Worker:
 
 
 def finished(workers: Sequence[Worker]) -> list[tuple[Worker, Any, Any]]:
-    """Wait a moment for those that are at something: worker, task and answer of the ready ones."""
+    """Wait a moment for busy workers; return worker, task and answer of those that are done."""
     busy = [worker for worker in workers if worker.task is not None]
     wait([worker.pipe for worker in busy], _LONGEST_WAIT)
     found = []
@@ -147,10 +167,25 @@ def finished(workers: Sequence[Worker]) -> list[tuple[Worker, Any, Any]]:
     return found
 
 
+def run_all(workers: Sequence[Worker], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Hand all tasks to the workers; yield each task and its answer as they are done."""
+    waiting = deque(tasks)
+    try:
+        while waiting or any(worker.task is not None for worker in workers):
+            for worker in workers:
+                if worker.task is None and waiting:
+                    worker.submit(waiting.popleft())
+            for _, task, reply in finished(workers):
+                yield task, reply
+    finally:  # Ctrl-C too
+        for worker in workers:
+            worker.close()
+
+
 def _child(body: Body, pipe: Connection, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # don't outlive the caller
     if os.getppid() != parent:
-        os._exit(1)  # it died before that
+        os._exit(1)  # the caller died before the line above
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who ends this one
     torch.set_num_threads(1)  # the parent's OpenMP threads did not come along
     try:
