@@ -116,15 +116,17 @@ def check_target(target: str) -> None:
     worker.submit(target)
     reply = worker.wait()
     if isinstance(reply, Failure):
+        why = reply.error.partition("\n")[0].rstrip(".:")
         raise ValueError(
-            f"target {target}: Triton {triton.__version__} cannot compile for it: {reply.error}. "
-            f"Known targets: {', '.join(KNOWN_TARGETS)}"
+            f"target {target}: Triton {triton.__version__} cannot compile for it ({why}). Known "
+            f"targets: {', '.join(KNOWN_TARGETS)}"
         )
 
 
 def _try_target(target: str) -> bool:
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 2)  # LLVM writes a stack trace there before it aborts
+    for stream in (1, 2):  # LLVM writes a stack trace before it aborts, Triton the PTX
+        os.dup2(quiet, stream)
     word = Pointer(torch.int32, 0, 4)
     compile_launch(RecordedLaunch(_store_one, (word,), {}, {}), target)
     return True

@@ -23,6 +23,7 @@ class Primitive:
     """`prepare(world)` gives a call: from this rank's values to those of its neighbour."""
 
     prepare: Callable[[World], Call]
+    module: str  # that it is in
     step: int  # to the rank whose values the answer has
     can_capture: bool = True
 
@@ -80,7 +81,9 @@ def _send_recv(world: World) -> Call:
 
 
 PRIMITIVES = {
-    "device_barrier": Primitive(_barrier("device_barrier"), step=1),
-    "host barrier": Primitive(_barrier("barrier"), step=1, can_capture=False),
-    "send_recv": Primitive(_send_recv, step=-1),
+    "device_barrier": Primitive(
+        _barrier("device_barrier"), "sundog.collectives.device_barrier", step=1
+    ),
+    "host barrier": Primitive(_barrier("barrier"), "sundog.world.world", step=1, can_capture=False),
+    "send_recv": Primitive(_send_recv, "sundog.collectives.send_recv", step=-1),
 }

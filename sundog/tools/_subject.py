@@ -49,11 +49,18 @@ class Resolved:
     found: Any = None
     module: ModuleType | None = None
 
+    @property
+    def modules(self) -> list[ModuleType]:
+        """The files that it is in."""
+        own = [self.module] if self.module else []
+        return own or [algorithm.module for algorithm in self.algorithms]
+
 
 def resolve(target: str) -> Resolved:
     """Find what a target names; a ValueError with one sentence if there is none."""
     if target in PRIMITIVES:
-        return Resolved(target, found=PRIMITIVES[target].exercise)
+        primitive = PRIMITIVES[target]
+        return Resolved(target, found=primitive.exercise, module=load.load(primitive.module))
     path, _, name = target.partition(":")
     if not _names_op(target):
         module = _loaded(path, target)

@@ -25,8 +25,8 @@ from .._console import (
     progress,
     write_json,
 )  # fmt: skip
-from .._subject import function_of
-from .mutation import Outcome, find_mutants, mutate
+from .._subject import function_of, resolve
+from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
 from .schedules import CANNOT_INTERPRET, Report, check, check_once, tokens
 
 __all__ = ["CheckOptions", "run", "run_corpus"]
@@ -47,28 +47,29 @@ class CheckOptions:
 
 @command("check")
 def run(options: CheckOptions) -> int:
-    """Exit with 1 if something was found or a mutant survived."""
+    """Exit with 1 if something was found, or a mutant survived that no ACCEPT lists."""
     _check_options(options)
     function = function_of(options.target, options.world)
+    accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
     console = Console()
     report = _check(options, function)
     whole = bool(options.schedule) or report.schedules == options.schedules
-    cannot = [f for f in report.findings if f.rule == CANNOT_INTERPRET]
     outcomes: list[Outcome] = []
     if options.mutate and whole and not report.findings:
         outcomes, whole = _mutate(options, function)
-    _write(options.json, report, outcomes)
+    verdicts = judge(outcomes, accept if whole and outcomes else {})
+    _write(options.json, report, outcomes, verdicts)
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
     if options.mutate and (whole or outcomes):
-        _print_mutants(console, report, outcomes)
+        _print_mutants(console, report, outcomes, verdicts)
     if not whole:
         console.print(f"interrupted: {report.schedules} of {options.schedules} schedules tried")
         return INTERRUPTED
-    survived = [o for o in outcomes if not o.killed_by]
-    if cannot:
+    if any(finding.rule == CANNOT_INTERPRET for finding in report.findings):
         return CANNOT
     nothing_to_kill = options.mutate and not outcomes
-    return FOUND if report.findings or survived or nothing_to_kill else FINE
+    bad = report.findings or verdicts.survived or verdicts.outdated or nothing_to_kill
+    return FOUND if bad else FINE
 
 
 def _check_options(options: CheckOptions) -> None:
@@ -113,21 +114,28 @@ def _quiet() -> AbstractContextManager[Any]:
     return redirect_stdout(io.StringIO())
 
 
-def _print_mutants(console: Console, report: Report, outcomes: list[Outcome]) -> None:
+def _print_mutants(
+    console: Console, report: Report, outcomes: list[Outcome], verdicts: Verdicts
+) -> None:
     if report.findings:
         console.print("mutants not tried: the kernel itself must be clean first")
         return
     table = Table("killed by", "schedules", "where", "mutant")
     for outcome in outcomes:
-        mutant, killed = outcome.mutant, outcome.killed_by or "[red]SURVIVED"
-        table.add_row(
-            killed, str(outcome.report.schedules), escape(mutant.where), escape(mutant.what)
-        )
+        alive = "accepted" if outcome.name in verdicts.accepted else "[red]SURVIVED"
+        tried = str(outcome.report.schedules)
+        where, what = escape(outcome.mutant.where), escape(outcome.mutant.what)
+        table.add_row(outcome.killed_by or alive, tried, where, what)
     console.print(table)
-    for outcome in (o for o in outcomes if not o.killed_by):
-        console.print(escape(outcome.mutant.diff), highlight=False)
+    for outcome in verdicts.survived:
+        console.print(escape(f"{outcome.name}\n{outcome.mutant.diff}"), highlight=False)
+    for name, reason in verdicts.accepted.items():
+        console.print(escape(f"accepted: {name}: {reason}"), highlight=False, soft_wrap=True)
+    for text in verdicts.outdated:
+        console.print(escape(f"remove from ACCEPT {text}"), style="red", soft_wrap=True)
     num_killed = sum(bool(o.killed_by) for o in outcomes)
-    console.print(f"{num_killed} of {len(outcomes)} mutants killed")
+    more = f", {len(verdicts.accepted)} accepted" if verdicts.accepted else ""
+    console.print(f"{num_killed} of {len(outcomes)} mutants killed{more}")
     if not outcomes:
         console.print("no mutants: the kernels do not synchronise at all")
 
@@ -177,10 +185,11 @@ def _load_pairs(folder: str) -> list[Any]:
     return list(module.PAIRS)
 
 
-def _write(path: str, report: Report, outcomes: list[Outcome]) -> None:
+def _write(path: str, report: Report, outcomes: list[Outcome], verdicts: Verdicts) -> None:
     if path:
         mutants = [
-            {"where": o.mutant.where, "what": o.mutant.what, "killed_by": o.killed_by,
+            {"name": o.name, "where": o.mutant.where, "what": o.mutant.what,
+             "killed_by": o.killed_by, "accepted": verdicts.accepted.get(o.name, ""),
              "schedules": o.report.schedules, "diff": o.mutant.diff}
             for o in outcomes
         ]  # fmt: skip

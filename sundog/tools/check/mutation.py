@@ -1,13 +1,19 @@
 """`check --mutate`: the checker must object to every mutant of an op's synchronisation.
 
 A kill is a race, a deadlock, a wrong result, a proxy fault, an unwritten read or a bad access; an
-error of the tool is not. What survives is either not needed (remove it) or a hole in the checker.
+error of the tool is not. What survives is either not needed (remove it), or a hole in the checker,
+or equivalent: it changes nothing here. The file of an op lists its equivalent mutants by name, each
+with the reason, and the list is checked too:
+
+    ACCEPT = {"barrier_ranks: tl.debug_barrier(): dropped": "this kernel has no tiles to order"}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from ...checker.mutants import Mutant, mutants
@@ -15,13 +21,16 @@ from ...interpreter.interpreter import recorded, replaced
 from ...world.world import World
 from .schedules import Report, check
 
-__all__ = ["Outcome", "find_mutants", "mutate"]
+__all__ = ["Outcome", "Verdicts", "accepted_by", "find_mutants", "judge", "mutate"]
 
 KILLS = ("race", "deadlock", "wrong result", "proxy", "unwritten", "bad access")
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """What became of one mutant."""
+
+    name: str  # "function: what", and "#2" where a function has it a second time
     mutant: Mutant
     killed_by: str  # the kind of the finding, "" if it survived
     report: Report
@@ -46,10 +55,58 @@ def mutate(
     link: str = "",
 ) -> Iterator[Outcome]:
     """Check each mutant until the first objection, or for all schedules."""
-    for mutant in found:
+    for name, mutant in zip(_names(found), found, strict=True):
         with replaced(mutant.function, mutant.tree):
             report = check(
                 fn, world_size, schedules, seed, num_sms, stop_early=True, link=link
             )  # fmt: skip
         kinds = [f.kind for f in report.findings if f.kind in KILLS]
-        yield Outcome(mutant, kinds[0] if kinds else "", report)
+        yield Outcome(name, mutant, kinds[0] if kinds else "", report)
+
+
+def _names(found: list[Mutant]) -> Iterator[str]:
+    seen: Counter[str] = Counter()
+    for mutant in found:
+        name = f"{mutant.function.fn.__name__}: {mutant.what}"
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name} #{seen[name]}"
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Outcomes against the ACCEPT of the op's file."""
+
+    survived: list[Outcome] = field(default_factory=list)
+    accepted: dict[str, str] = field(default_factory=dict)  # by name: the reason
+    outdated: list[str] = field(default_factory=list)  # entries of ACCEPT, with what is wrong
+
+
+def accepted_by(modules: Iterable[ModuleType]) -> dict[str, str]:
+    """Read the ACCEPT of the files that a target is in; a ValueError if one has no reason."""
+    found: dict[str, str] = {}
+    for module in modules:
+        entries = getattr(module, "ACCEPT", {})
+        if not isinstance(entries, dict):
+            raise ValueError(f"{module.__name__}.ACCEPT: expected a dict of mutants and reasons")
+        for name, reason in entries.items():
+            if not isinstance(reason, str) or not reason.strip():
+                raise ValueError(f"{module.__name__}.ACCEPT[{name!r}] has no reason")
+            found[name] = reason
+    return found
+
+
+def judge(outcomes: Iterable[Outcome], accept: dict[str, str]) -> Verdicts:
+    """Sort the outcomes. An accepted mutant that is killed, or gone, is an outdated entry."""
+    verdicts = Verdicts()
+    left = dict(accept)
+    for outcome in outcomes:
+        reason = left.pop(outcome.name, None)
+        if not outcome.killed_by and reason is None:
+            verdicts.survived.append(outcome)
+        elif not outcome.killed_by and reason is not None:
+            verdicts.accepted[outcome.name] = reason
+        elif reason is not None:
+            why = f"the checker kills it ({outcome.killed_by}), so it is not equivalent"
+            verdicts.outdated.append(f"{outcome.name!r}: {why}")
+    verdicts.outdated.extend(f"{name!r}: there is no such mutant" for name in left)
+    return verdicts

@@ -196,6 +196,8 @@ def test_the_command(tmp_path: Path) -> None:
         ["nosuch"],
         ["all_gather", "--target", "sm90x"],
         ["all_gather", "--target", ","],
+        ["all_gather", "--target", "sm_99"],  # a name, but no GPU: LLVM ends the process that asks
+        ["all_gather", "--target", "gfx999"],
         ["all_gather", "--problem", "x"],
         ["all_gather", "--problem", "numel=many"],
         ["all_gather", "--problem", "numel=-1"],
