@@ -1,11 +1,11 @@
-"""`memory` and `signal` for Gluon kernels: the same names, the same order of the arguments.
+"""`memory` and `signal` for Gluon kernels: the same names, the same order of arguments.
 
-Most are the same functions. Where they get a tile of pointers, its layout stays what it was, so a
-layout with 16 bytes per thread still loads and stores 16 bytes at a time. Only what makes a tile of
-its own, a lane per peer, is written anew: in Gluon a tile needs a layout.
+Most are the same functions. A tile of pointers keeps its layout, so a layout with 16 bytes per
+thread still loads and stores 16 bytes at a time. Only the functions that make a tile, a lane per
+peer, are written again: in Gluon a tile needs a layout.
 
-An atomic of a tile takes its value and its mask as tiles: Gluon spreads no scalar there (before
-Triton 3.9).
+An atomic on a tile takes value and mask as tiles: before Triton 3.9 Gluon does not broadcast a
+scalar there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def _lane_layout(num_warps: Any, _semantic: Any = None) -> Any:
-    """An element per thread. A compiler passes `_semantic`, which knows the size of a warp."""
+    """Return a layout with one element per thread. The compiler passes `_semantic`."""
     if _semantic is None:
         return gl.AutoLayout()  # the simulator: no threads
     threads = _semantic.builder.options.warp_size
@@ -54,20 +54,20 @@ _lane_layout.__triton_builtin__ = True  # type: ignore[attr-defined]  # so it ru
 
 @gluon.jit
 def signal_all(flags, epoch, ctx, LANES: gl.constexpr):
-    """Set `flags[my rank]` to `epoch` at every rank at once, a lane per peer. As `signal`."""
+    """Set `flags[my rank]` to `epoch` at every rank, a lane per peer. Orders like `signal`."""
     lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
     _signal._signal_lanes(flags, lane, epoch, ctx)
 
 
 @gluon.jit
 def wait_all(flags, epoch, ctx, LANES: gl.constexpr):
-    """Return when the own `flags[peer]` of every peer has reached `epoch`; bounded. As `wait`."""
+    """Return once `flags[peer]` of every peer has reached `epoch`. Orders like `wait`; bounded."""
     lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
     _signal._wait_lanes(flags, lane, epoch, ctx)
 
 
 @gluon.jit
 def barrier_ranks(flags, epoch, ctx, LANES: gl.constexpr):
-    """All ranks: nobody leaves before everybody has arrived with this `epoch`. As in `signal`."""
+    """Wait until every rank has arrived with this `epoch`. See `signal.barrier_ranks`."""
     signal_all(flags, epoch, ctx, LANES)
     wait_all(flags, epoch, ctx, LANES)

@@ -1,6 +1,6 @@
-"""Signals between the programs of one rank: as in `signal`, but the flag is never another rank's.
+"""Signals between the programs of one rank: like `signal`, but the flag is always this rank's.
 
-Scope `gpu`, which costs less than `sys` and reaches just these programs.
+The scope is `gpu`, which costs less than `sys` and reaches exactly these programs.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["signal", "wait"]
 
 @triton.jit
 def signal(flag, epoch, ctx):
-    """Set the own `flag` to `epoch`, after all that this program did before.
+    """Set `flag` to `epoch`, after everything that this program did before.
 
-    Orders: every load and store of this program, of all its warps, before the flag; a program of
-    this rank that waits for it sees them. Does not order: anything for another rank.
+    Orders: every load and store of this program, of all its warps, before the flag. A program of
+    this rank that waits for it sees them. Does not order anything for other ranks.
     """
-    tl.debug_barrier()  # all warps' stores before the release, which one thread makes
+    tl.debug_barrier()  # the stores of all warps come before the release, which one thread makes
     tl.atomic_xchg(flag, epoch, sem="release", scope="gpu")
 
 
 @triton.jit
 def wait(flag, epoch, ctx):
-    """Return when the own `flag` has reached `epoch`, which a program of this rank owes; bounded.
+    """Return once `flag` has reached `epoch`, which a program of this rank owes; bounded.
 
-    Orders: what the signaller did before its signal, before all that this program does after.
+    Orders: what the signaller did before its signal, before everything after the wait.
     """
     _wait_word(flag, tl.load(ctx + RANK), epoch, ctx, scope="gpu")

@@ -1,15 +1,14 @@
-"""A peer's memory, with the arguments always in one order: where, what, which peer, context.
+"""Access a peer's memory. Arguments come in one order: where, what, which peer, context.
 
-`ptr` is a pointer into this rank's own heap, a scalar or a tile; `peer` names the rank whose copy
-is meant. The context holds the distance from this heap to each peer's, so an access needs one
-(cached) word and the local base is never read. Distances are multiples of 256 bytes, which the
-compiler is told: a 16-byte access stays one. In a loop, translate the scalar base once and index
-from it; that is the fastest form.
+`ptr` is a pointer into this rank's heap, a scalar or a tile; `peer` names the rank whose copy is
+accessed. The context holds the distance to each peer's heap, so an access needs one (cached) word.
+Distances are multiples of 256 bytes, and the compiler knows it: a 16-byte access stays one. In a
+loop, translate the scalar base once and index from it; that is the fastest form.
 
-For data: tensors of `world.empty` and its like. A peer's flags (`world.signals`) may lie elsewhere
-than its data: `signal` has what reaches those.
+Use these for data (`world.empty` and similar). A peer's flags (`world.signals`) may be in another
+memory: use `signal` for them.
 
-None of these orders anything. See `signal` for what does.
+Nothing here orders anything. See `signal` for what does.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ACQ_REL = tl.constexpr("acq_rel")  # Triton 3.6 takes no bare string as a defaul
 
 @triton.jit
 def translate(ptr, peer, ctx):
-    """The pointer, or tile of pointers, to the same place in the peer's heap."""
+    """Return the pointer, or tile of pointers, to the same place in the peer's heap."""
     # In elements: through a pointer to bytes, Triton 3.9 forgets that a tile is contiguous.
     nbytes: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
     delta = tl.load(ctx + DELTAS + PER_PEER * peer) // nbytes
@@ -38,7 +37,7 @@ def translate(ptr, peer, ctx):
 
 @triton.jit
 def load(ptr, peer, ctx, mask=None, other=None):
-    """The peer's values at `ptr`."""
+    """Return the peer's values at `ptr`."""
     return tl.load(translate(ptr, peer, ctx), mask=mask, other=other)
 
 
@@ -50,13 +49,13 @@ def store(ptr, value, peer, ctx, mask=None):
 
 @triton.jit
 def get(dst, src, peer, ctx, mask=None):
-    """Copy the peer's `src` to the own `dst`."""
+    """Copy the peer's `src` to this rank's `dst`."""
     tl.store(dst, load(src, peer, ctx, mask=mask), mask=mask)
 
 
 @triton.jit
 def put(dst, src, peer, ctx, mask=None):
-    """Copy the own `src` to the peer's `dst`."""
+    """Copy this rank's `src` to the peer's `dst`."""
     store(dst, tl.load(src, mask=mask), peer, ctx, mask=mask)
 
 
@@ -68,47 +67,47 @@ def copy(dst, src, dst_peer, src_peer, ctx, mask=None):
 
 @triton.jit
 def atomic_add(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
-    """Add at the peer, system scope; the old value."""
+    """Add to the peer's value at system scope; return the old value."""
     return tl.atomic_add(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
 def atomic_and(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
-    """Bitwise and at the peer, system scope; the old value."""
+    """Bitwise-and the peer's value at system scope; return the old value."""
     return tl.atomic_and(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
 def atomic_or(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
-    """Bitwise or at the peer, system scope; the old value."""
+    """Bitwise-or the peer's value at system scope; return the old value."""
     return tl.atomic_or(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
 def atomic_xor(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
-    """Bitwise exclusive or at the peer, system scope; the old value."""
+    """Bitwise-xor the peer's value at system scope; return the old value."""
     return tl.atomic_xor(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
 def atomic_min(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
-    """Minimum at the peer, system scope; the old value."""
+    """Lower the peer's value to the minimum at system scope; return the old value."""
     return tl.atomic_min(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
 def atomic_max(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
-    """Maximum at the peer, system scope; the old value."""
+    """Raise the peer's value to the maximum at system scope; return the old value."""
     return tl.atomic_max(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
 def atomic_xchg(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = ACQ_REL):
-    """Exchange at the peer, system scope; the old value."""
+    """Exchange the peer's value at system scope; return the old value."""
     return tl.atomic_xchg(translate(ptr, peer, ctx), value, mask=mask, sem=sem, scope="sys")
 
 
 @triton.jit
 def atomic_cas(ptr, expected, value, peer, ctx, sem: tl.constexpr = ACQ_REL):
-    """Compare with `expected` and exchange at the peer, system scope; the old value."""
+    """Exchange the peer's value if it is `expected`, at system scope; return the old value."""
     return tl.atomic_cas(translate(ptr, peer, ctx), expected, value, sem=sem, scope="sys")

@@ -1,4 +1,4 @@
-"""Tiles of matrices: a view says where a matrix lies, row and column where in it a tile begins.
+"""Tiles of matrices: a view says where a matrix is, row and column where a tile begins in it.
 
     @triton.jit
     def kernel(x, out, peer, ctx, ROWS: tl.constexpr, COLS: tl.constexpr):
@@ -8,8 +8,9 @@
 
     kernel[grid](tiles.view(x), tiles.view(out), peer, world.ctx, 64, 64)
 
-A view is a named tuple, which Triton takes as one argument. Any strides, so a transposed matrix is
-a view too. What lies outside of the matrix reads as zero and is not written. Offsets have 64 bits.
+A view is a named tuple, which Triton takes as one argument. Strides are arbitrary, so a transposed
+matrix is a view too. Elements outside the matrix read as zero and are not written. Offsets have 64
+bits.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class View(NamedTuple):
 
 
 def view(tensor: torch.Tensor) -> View:
-    """On the host: a tensor of two dimensions as an argument of a kernel."""
+    """Make a kernel argument of a tensor with two dimensions. Called on the host."""
     if tensor.dim() != 2:
         raise ValueError(f"a view has two dimensions, and the tensor has shape {tensor.shape}")
     return View(tensor, *tensor.shape, *tensor.stride())
@@ -53,11 +54,11 @@ def view(tensor: torch.Tensor) -> View:
 
 @triton.jit
 def hinted(matrix, HINT: tl.constexpr):
-    """The same view, with a promise that makes wide accesses where the compiler can't know.
+    """Return the same view with a promise about alignment, which makes accesses wide.
 
-    HINT (1, 8): along a row, elements lie side by side in memory, rows begin at multiples of 8, and
-    so do they end; (8, 1): the same along a column. By arithmetic that changes nothing: hints of
-    Triton's own (multiple_of) are lost between functions, and on AMD with every pointer.
+    HINT (1, 8): elements of a row are adjacent in memory, and rows begin and end at multiples of 8;
+    (8, 1): the same for columns. The promise is arithmetic that changes nothing, because Triton's
+    own hints (multiple_of) are lost between functions, and on AMD with every pointer.
     """
     DOWN: tl.constexpr = HINT[0]
     ACROSS: tl.constexpr = HINT[1]
@@ -69,7 +70,7 @@ def hinted(matrix, HINT: tl.constexpr):
 
 @triton.jit
 def at(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The pointers to a tile's elements."""
+    """Return pointers to the elements of a tile."""
     one = tl.full((), 1, tl.int64)
     first = one * row * matrix.row_stride + one * col * matrix.col_stride
     rows = tl.arange(0, ROWS).to(tl.int64)[:, None] * matrix.row_stride
@@ -80,7 +81,7 @@ def at(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def inside(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Which elements of a tile are in the matrix."""
+    """Return which elements of a tile are in the matrix."""
     rows = row + tl.arange(0, ROWS) < matrix.rows
     cols = col + tl.arange(0, COLS) < matrix.cols
     return rows[:, None] & cols[None, :]
@@ -88,21 +89,21 @@ def inside(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def part(matrix, row, rows):
-    """The matrix of `rows` rows from `row` on."""
+    """Return the view of `rows` rows, starting at `row`."""
     ptr = matrix.ptr + tl.full((), 1, tl.int64) * row * matrix.row_stride
     return View(ptr, rows, matrix.cols, matrix.row_stride, matrix.col_stride)
 
 
 @triton.jit
 def load(matrix, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """A tile; zero outside of the matrix."""
+    """Load a tile; zero outside the matrix."""
     mask = inside(matrix, row, col, ROWS, COLS)
     return tl.load(at(matrix, row, col, ROWS, COLS), mask=mask, other=0.0)
 
 
 @triton.jit
 def store(matrix, row, col, tile):
-    """Write a tile, in the matrix's type, where it is inside of the matrix."""
+    """Store a tile, converted to the matrix's type; elements outside the matrix are dropped."""
     ROWS: tl.constexpr = tile.shape[0]
     COLS: tl.constexpr = tile.shape[1]
     value = tile.to(matrix.ptr.dtype.element_ty)
@@ -112,14 +113,14 @@ def store(matrix, row, col, tile):
 
 @triton.jit
 def of_peer(matrix, peer, ctx):
-    """The same matrix in the peer's heap."""
+    """Return the view of the same matrix in the peer's heap."""
     ptr = translate(matrix.ptr, peer, ctx)
     return View(ptr, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride)
 
 
 @triton.jit
 def distances(ctx, LANES: tl.constexpr):
-    """How far the ranks' heaps are from this one, for `of_rank`: loaded once, before a loop."""
+    """Load the distances to all ranks' heaps, for `of_rank`: once, before a loop."""
     lane = tl.arange(0, LANES)
     is_rank = lane < tl.load(ctx + SIZE).to(tl.int32)
     return tl.load(ctx + DELTAS + PER_PEER * lane, mask=is_rank, other=0)
@@ -127,7 +128,7 @@ def distances(ctx, LANES: tl.constexpr):
 
 @triton.jit
 def of_rank(matrix, peer, away):
-    """As `of_peer`, without a load: a loop whose addresses need one is not pipelined."""
+    """Like `of_peer`, but without a load: Triton does not pipeline addresses that need one."""
     nbytes: tl.constexpr = matrix.ptr.dtype.element_ty.primitive_bitwidth // 8
     delta = tl.sum(tl.where(tl.arange(0, away.shape[0]) == peer, away, 0), 0) // nbytes
     ptr = matrix.ptr + tl.multiple_of(delta, 256 // nbytes)
@@ -136,7 +137,7 @@ def of_rank(matrix, peer, away):
 
 @triton.jit
 def store_product(matrix, row, col, tile):
-    """As `store`, in two halves: AMD's compiler would store an accumulator 8 bytes at a time."""
+    """Like `store`, in two halves: AMD's compiler stores an accumulator 8 bytes at a time."""
     ROWS: tl.constexpr = tile.shape[0]
     HALF: tl.constexpr = tile.shape[1] // 2
     left, right = tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, HALF)), (0, 2, 1)))
@@ -149,11 +150,11 @@ def gather(
     matrix, row, col, peer, ctx,
     ROWS: tl.constexpr, COLS: tl.constexpr, HINT: tl.constexpr = _NO_HINT,
 ):  # fmt: skip
-    """A tile of the peer's matrix. Orders nothing: wait for the peer first. HINT: see `hinted`."""
+    """Load a tile of the peer's matrix. Orders nothing: wait first. HINT: see `hinted`."""
     return load(of_peer(hinted(matrix, HINT), peer, ctx), row, col, ROWS, COLS)
 
 
 @triton.jit
 def scatter(matrix, row, col, tile, peer, ctx, HINT: tl.constexpr = _NO_HINT):
-    """Write a tile of the peer's matrix. Orders nothing: signal afterwards. HINT: see `hinted`."""
+    """Store a tile of the peer's matrix. Orders nothing: signal afterwards. See `hinted`."""
     store(of_peer(hinted(matrix, HINT), peer, ctx), row, col, tile)

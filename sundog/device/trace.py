@@ -1,8 +1,8 @@
-"""Trace points: when a program began and ended to fetch, wait and compute, and whom it signalled.
+"""Trace points: when a program fetched, waited and computed, and whom it signalled.
 
-The one place that knows the record: kernels write it, `sundog.trace` reads it. A program keeps its
-position in a register and passes it on from point to point, so a point costs four stores and
-no load that anybody waits for; with TRACE = 0 nothing of it is compiled.
+This file defines the record: kernels write it, `sundog trace` reads it. A program keeps its
+position in a register and passes it from point to point, so a point costs four stores and no load
+that anybody waits for. With TRACE = 0 nothing of it is compiled.
 
     point = trace.wait(0, flag, peer, epoch, ctx, TRACE)       # signal.wait, with its two points
     point = trace.begin(point, trace.FETCH, tile, 0, peer, ctx, TRACE)
@@ -11,8 +11,8 @@ no load that anybody waits for; with TRACE = 0 nothing of it is compiled.
     point = trace.signal(point, done, peer, epoch, ctx, TRACE)
     trace.finish(point, ctx, TRACE)
 
-A buffer that is full drops what comes, and `finish` leaves the count of all events, so the reader
-knows how many are missing.
+A full buffer drops later events. `finish` stores the count of all events, so the reader knows how
+many are missing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = [
     "signal_all", "wait", "wait_all",
 ]  # fmt: skip
 
-# Kinds. A barrier signals all peers where it begins and waits for all of them until it ends.
+# Kinds. A barrier signals all peers where it begins, and waits for all of them until it ends.
 FETCH = tl.constexpr(0)  # moving data; `what` is the tile, `value` is free
-WAIT = tl.constexpr(1)  # until the own flag `what` has reached `value`, which `peer` owes
+WAIT = tl.constexpr(1)  # until this rank's flag `what` has reached `value`, which `peer` owes
 COMPUTE = tl.constexpr(2)  # `what` is the tile
 SIGNAL = tl.constexpr(3)  # the flag `what` of `peer` was set to `value`; a begin without an end
-BARRIER = tl.constexpr(4)  # `what` is the first of the own flags
+BARRIER = tl.constexpr(4)  # `what` is the first of this rank's flags
 KINDS = ("fetch", "wait", "compute", "signal", "barrier")
 ALL = tl.constexpr(-1)  # as a peer: every rank
 
-# The buffer: how many events each program had, of MOST_PROGRAMS; then a slot for each of the first
-# programs. An event is time, tag, what, value; the tag is kind + 8 * is_end + 16 * (peer + 1).
-MOST_PROGRAMS = tl.constexpr(4096)  # those behind are not recorded at all
+# The buffer: the number of events of each of MOST_PROGRAMS programs; then a slot for each of the
+# first ones. An event is time, tag, what, value; the tag is kind + 8 * is_end + 16 * (peer + 1).
+MOST_PROGRAMS = tl.constexpr(4096)  # later ones are not recorded at all
 EVENT_WORDS = tl.constexpr(4)
 
 # TRACE: 0, or the clock to read. It is not `tl`; the simulator knows it (interpreter/builder.py).
@@ -52,19 +52,19 @@ READ_MEMREALTIME = tl.constexpr("s_memrealtime $0\n s_waitcnt lgkmcnt(0)")
 
 @triton.jit
 def begin(at, KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
-    """Something begins now. `what`: a flag's pointer or a number. The program's next position."""
+    """Record that something begins. `what`: a flag's pointer or a number. Return the position."""
     return _record(at, KIND, what, value, peer, ctx, TRACE)
 
 
 @triton.jit
 def end(at, KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
-    """What `begin` recorded last, of this kind, ends now."""
+    """Record that what `begin` recorded last, of this kind, ends."""
     return _record(at, KIND + 8, what, value, peer, ctx, TRACE)
 
 
 @triton.jit
 def signal(at, flag, peer, epoch, ctx, TRACE: tl.constexpr):
-    """signal.signal, and the point before it."""
+    """Record a point, then call signal.signal."""
     at = begin(at, SIGNAL, flag, epoch, peer, ctx, TRACE)
     signals.signal(flag, peer, epoch, ctx)
     return at
@@ -72,7 +72,7 @@ def signal(at, flag, peer, epoch, ctx, TRACE: tl.constexpr):
 
 @triton.jit
 def wait(at, flag, peer, epoch, ctx, TRACE: tl.constexpr):
-    """signal.wait, between its two points."""
+    """Call signal.wait between two points."""
     at = begin(at, WAIT, flag, epoch, peer, ctx, TRACE)
     signals.wait(flag, peer, epoch, ctx)
     return end(at, WAIT, flag, epoch, peer, ctx, TRACE)
@@ -80,7 +80,7 @@ def wait(at, flag, peer, epoch, ctx, TRACE: tl.constexpr):
 
 @triton.jit
 def signal_all(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
-    """signal.signal_all, and the point before it."""
+    """Record a point, then call signal.signal_all."""
     at = begin(at, SIGNAL, flags, epoch, ALL, ctx, TRACE)
     signals.signal_all(flags, epoch, ctx, LANES)
     return at
@@ -88,7 +88,7 @@ def signal_all(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
 
 @triton.jit
 def wait_all(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
-    """signal.wait_all, between its two points."""
+    """Call signal.wait_all between two points."""
     at = begin(at, WAIT, flags, epoch, ALL, ctx, TRACE)
     signals.wait_all(flags, epoch, ctx, LANES)
     return end(at, WAIT, flags, epoch, ALL, ctx, TRACE)
@@ -96,7 +96,7 @@ def wait_all(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
 
 @triton.jit
 def barrier_ranks(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr):
-    """signal.barrier_ranks, between its two points."""
+    """Call signal.barrier_ranks between two points."""
     at = begin(at, BARRIER, flags, epoch, ALL, ctx, TRACE)
     signals.barrier_ranks(flags, epoch, ctx, LANES)
     return end(at, BARRIER, flags, epoch, ALL, ctx, TRACE)
@@ -104,7 +104,7 @@ def barrier_ranks(at, flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexp
 
 @triton.jit
 def finish(at, ctx, TRACE: tl.constexpr):
-    """The program's last point: how many events it had, also those that found no room."""
+    """Record the number of the program's events, including those that found no room."""
     if TRACE:
         buffer, program, _ = _buffer(ctx)
         tl.store(buffer + program, at, mask=program < MOST_PROGRAMS)
@@ -127,7 +127,7 @@ def _record(at, TAG: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
 
 @triton.jit
 def _buffer(ctx):
-    """Where the buffer starts, this program's number, and the words of a slot."""
+    """Return where the buffer starts, this program's number, and the words per slot."""
     program = tl.program_id(0) + tl.num_programs(0) * (
         tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
     )
@@ -137,7 +137,7 @@ def _buffer(ctx):
 
 @triton.jit
 def now(TRACE: tl.constexpr):
-    """The clock's time."""
+    """Return the time of the clock."""
     if TRACE == GLOBALTIMER:
         time = tl.inline_asm_elementwise(READ_GLOBALTIMER, "=l", [], tl.int64, False, 1)
     else:
