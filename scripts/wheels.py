@@ -36,9 +36,9 @@ TRY_SUNDOG = """
 import importlib.metadata, pathlib, sundog, sys
 assert pathlib.Path(sundog.__file__).is_relative_to(sys.prefix), sundog.__file__
 assert importlib.metadata.version("sundog") == sundog.__version__
-import sundog.testing
 (plugin,) = importlib.metadata.distribution("sundog").entry_points.select(group="pytest11")
-assert plugin.load() is sundog.testing
+plugin.load()
+assert "torch" not in sys.modules, "every start of pytest would import torch"
 """
 TRY_DATASET = """
 import importlib.util, pathlib, sundog, sundog.dataset, sys
@@ -98,6 +98,7 @@ def try_sundog(wheel: Path, place: Path) -> None:
         "def test_it(sundog_check):\n    sundog_check(lambda world: world.barrier(), 2, 1)\n"
     )
     run(place, "python", "-m", "pytest", "-q", "test_fixture.py")
+    run(place, "python", "-m", "pytest", "-q", "-p", "sundog.testing", "test_fixture.py")
 
 
 def try_dataset(wheel: Path, place: Path) -> None:

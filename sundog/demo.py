@@ -1,4 +1,4 @@
-"""`sundog demo`: what sundog is, in a minute, on a machine with no GPU."""
+"""`sundog demo`: what sundog does, in a minute, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pass_right(x, inbox, out, flag, ctx, n, BARRIER: tl.constexpr, BLOCK: tl.con
 
 
 def rank_function(*, barrier: bool = True, silent: int = -1) -> Callable[[World], Any]:
-    """What each rank does: pass a tensor to the right. `silent` names a rank that does nothing."""
+    """Return what each rank does: pass a tensor to the right. Rank `silent` does nothing."""
 
     def run(world: World) -> torch.Tensor:
         torch.manual_seed(42 + world.rank)
@@ -81,8 +81,8 @@ def main() -> None:
     console.print(escape(str(report.findings[0])), style="yellow")
 
     console.print(
-        "\n[bold]Next:[/] examples/ (run them, also with torchrun), docs/memory_model.md (what "
-        "orders what), and\n  .venv/bin/sundog check examples/ring.py --world 3 --mutate"
+        "\n[bold]Next:[/] the tutorials, beginning with tutorials/01_store_to_a_peer.py, and\n"
+        "  .venv/bin/sundog check examples/ring.py --world 3 --mutate"
     )
 
 

@@ -1,6 +1,6 @@
-"""Every exception that sundog raises on purpose. Each message has the numbers and the next step.
+"""Every exception that sundog raises on purpose. A message has the numbers and the next step.
 
-Wrong arguments are `ValueError`s; what goes wrong at run time is a `SundogError`.
+Wrong arguments raise `ValueError`; failures at run time raise a `SundogError`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class SundogError(RuntimeError):
 
 
 class NotSymmetric(ValueError):
-    """A tensor that is not a live allocation of this world's heap."""
+    """The tensor is not a live allocation of this world's heap."""
 
 
 class RankMismatch(SundogError):
-    """Ranks that must agree passed different things."""
+    """Ranks that must agree passed different arguments."""
 
 
 class HeapDivergence(RankMismatch):
@@ -27,11 +27,11 @@ class HeapDivergence(RankMismatch):
 
 
 class OutOfHeap(SundogError, MemoryError):
-    """The heap has no free block of the size that was asked for."""
+    """The heap has no free block of the requested size."""
 
 
 class WorldClosed(SundogError):
-    """The world was closed, or lost a rank, and can't be used any more."""
+    """The world was closed, or lost a rank, and can no longer be used."""
 
 
 class PeerLost(SundogError):
@@ -39,13 +39,13 @@ class PeerLost(SundogError):
 
 
 class Deadlock(SundogError):
-    """Nothing can run, not everything has finished. `waits` has an entry per waiting program."""
+    """Nothing can run, and not all has finished. `waits` has an entry per waiting program."""
 
     def __init__(self, message: str, waits: list[object]) -> None:
         super().__init__(message)
         self.waits = waits
 
-    def __reduce__(self) -> tuple:  # a rank in a process of its own hands it over by pickle
+    def __reduce__(self) -> tuple:  # a rank in its own process hands it over by pickle
         return Deadlock, (str(self), self.waits)
 
 
@@ -63,7 +63,7 @@ class CannotInterpret(KernelError):
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """What a kernel leaves behind when a bounded wait runs out."""
+    """What a kernel leaves behind when a bounded wait expires."""
 
     rank: int
     program: int
@@ -74,7 +74,7 @@ class WaitRecord:
 
 
 class WaitTimeout(SundogError):
-    """A wait inside a kernel ran out; `record` says which one and who owes the signal."""
+    """A wait inside a kernel expired. `record` says which one, and who owes the signal."""
 
     def __init__(self, message: str, record: WaitRecord) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class WaitTimeout(SundogError):
 
 
 class CaptureError(SundogError):
-    """Something that a graph can't hold was done during capture: the call, its line, the reason."""
+    """A call during a capture cannot be part of a graph: the call, its line, the reason."""
 
     def __init__(self, message: str, call: str, where: str, reason: str) -> None:
         super().__init__(message)
@@ -96,7 +96,7 @@ class CaptureError(SundogError):
 
 
 class VariantFailed(SundogError):
-    """One of several ways that are measured raised. `before`: what the others gave until then."""
+    """One of several measured variants raised. `before`: the results of the others until then."""
 
     def __init__(self, variant: str, reason: str, before: Any = None) -> None:
         super().__init__(f"{variant}: {reason}")
@@ -107,13 +107,13 @@ class VariantFailed(SundogError):
 
 
 class NotOrdered(SundogError):
-    """One plan on two streams, with nothing that orders its uses."""
+    """One plan was used on two streams, and nothing orders the uses."""
 
 
 class NotResident(SundogError):
-    """Programs that wait for each other can't all be on the GPU at once: they would hang."""
+    """Programs that wait for each other do not all fit on the GPU at once: they would hang."""
 
 
 def by_rank(values: Sequence[object]) -> str:
-    """A line per rank, for messages about ranks that differ."""
+    """Return a line per rank, for messages about ranks that differ."""
     return "\n".join(f"  rank {rank}: {value}" for rank, value in enumerate(values))

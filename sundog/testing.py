@@ -1,21 +1,22 @@
-"""For users' tests: the checker as one call, and as a pytest fixture.
+"""Use the checker in your tests: as one call, and as a pytest fixture.
 
     from sundog.testing import check
 
     def test_my_kernel():
         check(my_rank_function, world_size=4)        # raises AssertionError with the report
 
-or, with `pytest_plugins = ["sundog.testing"]` in conftest.py, the fixture `sundog_check`.
+Where sundog is installed, pytest finds the fixture `sundog_check`, which is the same function.
+Pytest loads this file at every start, so it imports torch only when something is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .tools.check.schedules import Report
-from .tools.check.schedules import check as find
-from .world.world import World
+if TYPE_CHECKING:
+    from .tools.check.schedules import Report
+    from .world.world import World
 
 __all__ = ["check"]
 
@@ -28,10 +29,12 @@ def check(
     num_sms: int = 0,
     link: str = "",
 ) -> Report:
-    """Run `fn` under many schedules; AssertionError with the whole report if anything is wrong.
+    """Run `fn` under many schedules; raise AssertionError with the report if anything is wrong.
 
     With link="pcie" all ranks but the first are passive (docs/gpu.md).
     """
+    from .tools.check.schedules import check as find
+
     report = find(fn, world_size, schedules, seed, num_sms, link=link)
     if report.findings:
         raise AssertionError(str(report))
