@@ -1,11 +1,16 @@
-"""`sundog data info|validate|join|export|show BASE`: argument parsing and printing."""
+"""Look at a base from the command line: `sundog data info|validate|join|export|show BASE`.
+
+No command ends in a traceback: damage is named with its line, and the rest is shown. Files appear
+whole or not at all.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -99,7 +104,7 @@ def join(base: Base, out: Out = None) -> None:
     if out is None:
         joined.to_csv(sys.stdout, index=False)
     else:
-        _write(out, lambda: joined.to_csv(out, index=False))
+        _write(out, lambda path: joined.to_csv(path, index=False))
 
 
 @app.command()
@@ -114,17 +119,24 @@ def export(base: Base, out: Out = None) -> None:
 
     data = _read(base)
     out = out or base
-    _write(f"{out}.parquet", lambda: data.join().to_parquet(f"{out}.parquet", index=False))
+    joined = data.join()
+    _write(f"{out}.parquet", lambda path: joined.to_parquet(path, index=False))
     if not len(data.graphs):
         return
+    texts: dict[str, str] = {}
     with _progress("graphs") as progress:
-        texts = []
-        for ir_id in data.graphs.ir_id:
-            texts.append(canonical_json(data.record(ir_id)))
-            progress(len(texts), len(data.graphs))
-    graphs = pd.DataFrame({**data.graphs.drop(columns="line"), "record": texts})
-    path = f"{out}.graphs.parquet"
-    _write(path, lambda: graphs.to_parquet(path, index=False, compression="zstd"))
+        for done, ir_id in enumerate(data.graphs.ir_id):
+            try:
+                texts[ir_id] = canonical_json(data.record(ir_id))
+            except (ValueError, RecursionError) as error:
+                typer.echo(f"graph {ir_id[:12]} is left out: {error}", err=True)
+            progress(done + 1, len(data.graphs))
+    kept = data.graphs[data.graphs.ir_id.isin(texts)].drop(columns="line")
+    graphs = kept.assign(record=pd.Series(texts).reindex(kept.ir_id).to_numpy())
+    _write(
+        f"{out}.graphs.parquet",
+        lambda path: graphs.to_parquet(path, index=False, compression="zstd"),
+    )
 
 
 @app.command()
@@ -146,13 +158,19 @@ def show(
         session = data.session_of(run or str(data.rows.session.iloc[-1]))
     except ValueError as error:
         _refuse(str(error))
+    if _has_matplotlib():
+        _show_pictures(data, session, out or base)
+    else:
+        typer.echo("matplotlib is not installed (pip install 'sundog[plot]'): text instead")
+        _show_text(data, session)
+
+
+def _has_matplotlib() -> bool:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        typer.echo("matplotlib is not installed (pip install 'sundog[plot]'): text instead")
-        _show_text(data, session)
-        return
-    _show_pictures(data, session, out or base)
+        return False
+    return True
 
 
 def _show_pictures(data: Dataset, session: str, out: str) -> None:
@@ -164,14 +182,18 @@ def _show_pictures(data: Dataset, session: str, out: str) -> None:
     title = f"{name}, session {session}"
     if (rows.timer == "synthetic").any():
         title += " (synthetic times)"
-    _write(path, lambda: pictures.draw_convergence(rows, title, path))
+    _write(path, lambda temporary: pictures.draw_convergence(rows, title, temporary))
     ir_ids = _graphs_of(data, session)
     if not ir_ids:
         typer.echo("this run recorded no IR graph")
     for ir_id in ir_ids:
-        path = f"{out}.{ir_id[:12]}.graph.png"
-        picture = data.graph(ir_id)
-        _write(path, lambda path=path, g=picture: pictures.draw_graph(g, name, path))  # type: ignore[misc]
+        try:
+            graph = data.graph(ir_id)
+        except ValueError as error:
+            typer.echo(f"graph {ir_id[:12]} cannot be drawn: {error}", err=True)
+            continue
+        draw = functools.partial(pictures.draw_graph, graph, name)
+        _write(f"{out}.{ir_id[:12]}.graph.png", draw)
 
 
 def _show_text(data: Dataset, session: str) -> None:
@@ -181,8 +203,13 @@ def _show_text(data: Dataset, session: str) -> None:
     for row in best[best.best_ms.diff().fillna(-1) < 0].itertuples():
         typer.echo(f"{row.timestamp_s:10.2f} s  {row.best_ms:10.4f} ms  {row.decorator}")
     for ir_id in _graphs_of(data, session):
-        for node in data.record(ir_id)["nodes"]:
-            typer.echo(f"{node['id']}: {pictures.node_label(node['id'], node)}")
+        try:
+            nodes = data.graph(ir_id).nodes(data=True)
+        except ValueError as error:
+            typer.echo(f"graph {ir_id[:12]} cannot be shown: {error}", err=True)
+            continue
+        for name, node in nodes:
+            typer.echo(f"{name}: {pictures.node_label(name, node)}")
 
 
 def _graphs_of(data: Dataset, session: str) -> list[str]:
@@ -224,11 +251,23 @@ def _refuse(text: str, status: int = 2) -> NoReturn:
     raise typer.Exit(status)
 
 
-def _write(path: str, write: Callable[[], object]) -> None:
+def _write(path: str, write: Callable[[str], object]) -> None:
+    """Write a file beside `path`, then move it there: a full disk leaves what was there before."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{os.getpid()}.{name}")
+    if os.path.exists(path) and not os.path.isfile(path):
+        temporary = path  # a device or a pipe: nothing to keep
     try:
-        write()
-    except OSError as error:
-        _refuse(f"{path} cannot be written: {error.strerror or error}")
+        write(temporary)
+        if temporary != path:
+            os.replace(temporary, path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        _refuse(f"{path} cannot be written: {reason or error}")
+    finally:
+        if temporary != path:
+            with suppress(OSError):
+                os.unlink(temporary)
     typer.echo(f"wrote {path}")
 
 

@@ -157,8 +157,11 @@ def _alignment(tensor: Any, device: str | None) -> int | None:
 
 
 def config_json(config: object) -> str:
-    """A configuration (mapping, dataclass) as the JSON that sample_id is hashed from."""
-    return canonical_json(plain(config))
+    """Return a configuration (mapping, dataclass) as the JSON that sample_id is hashed from.
+
+    Raises ValueError for one that JSON cannot hold, such as a list in itself.
+    """
+    return canonical_json(plain(config, exact=True))
 
 
 def kernel_id_of(record: Mapping[str, Any]) -> str:

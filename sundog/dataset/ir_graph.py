@@ -1,11 +1,11 @@
-"""The IR graph record that both front ends write: one JSON object, networkx node-link form.
+"""Define the IR graph record that both front ends write: one JSON object in node-link form.
 
     graph = to_networkx(record)            # a MultiDiGraph
     networkx.node_link_graph(record, edges="links", multigraph=True)   # the same, by hand
 
-Helion's device IR (`helion.py`) and Triton's TTIR and TTGIR (`ttir.py`) fill the same envelope;
-what a node or an edge carries beyond it is the front end's own TypedDict. `ir_id` is the hash of
-the record without run identity: two runs of one kernel share it.
+Helion's device IR (`helion/`) and Triton's TTIR and TTGIR (`triton/`) fill the same envelope. What
+a node or an edge carries beyond it is in each front end's TypedDict. `ir_id` is the hash of the
+record without run identity: two runs of one kernel share it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUN_IDENTITY = ("run_id", "kernel_id", "kernel_name", "input_shapes")
 
 
 class IrGraphRecord(TypedDict):
-    """One line of `<base>.ir.jsonl`."""
+    """A graph, as front ends make it and `Dataset.record` returns it."""
 
     schema_version: int
     ir_id: str
@@ -40,22 +40,29 @@ class IrGraphRecord(TypedDict):
 
 
 def canonical_json(value: object) -> str:
-    """JSON with one spelling: sorted keys, no spaces, NaN refused."""
+    """Return JSON with one spelling: sorted keys, no spaces, NaN refused."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def ir_id_of(record: IrGraphRecord) -> str:
-    """sha256 of the record without run identity, so that equal IR has an equal id."""
+    """Return the sha256 of the record without run identity: equal IR has an equal id."""
     graph = {k: v for k, v in record["graph"].items() if k not in _RUN_IDENTITY}
     content = {"graph": graph, "nodes": record["nodes"], "links": record["links"]}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def to_networkx(record: IrGraphRecord) -> networkx.MultiDiGraph:
-    """The record as a graph, with networkx before 3.4 (`link=`) and after (`edges=`)."""
+    """Return the record as a graph, with networkx before 3.4 (`link=`) and after (`edges=`).
+
+    Raises ValueError if its nodes and links make none.
+    """
+    import inspect
+
     import networkx as nx
 
+    new = "edges" in inspect.signature(nx.node_link_graph).parameters
+    name = {"edges" if new else "link": "links"}
     try:
-        return nx.node_link_graph(record, directed=True, multigraph=True, edges="links")
-    except TypeError:
-        return nx.node_link_graph(record, directed=True, multigraph=True, link="links")
+        return nx.node_link_graph(record, directed=True, multigraph=True, **name)
+    except (KeyError, TypeError, AttributeError, nx.NetworkXException) as error:
+        raise ValueError(f"the record's nodes and links make no graph: {error!r}") from error

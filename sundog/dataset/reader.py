@@ -1,4 +1,4 @@
-"""Reads a base: rows and runs as pandas frames, graphs as networkx graphs.
+"""Read a base: rows and runs as pandas frames, graphs as networkx graphs.
 
     data = read("runs/matmul")
     data.runs[["kernel_name", "session", "best_perf_ms"]]
@@ -6,21 +6,24 @@
     data.graph(data.graphs.ir_id[0])    # networkx.MultiDiGraph
     data.damage                         # what could not be read, with file and line
 
-A run that was repeated has one `run_id` and several sessions: they are never mixed unasked.
+Every line is checked before it is used: one of a wrong type or with an impossible value is left out
+and named in `damage`. A run that was repeated has one `run_id` and several sessions, which are
+never mixed unasked.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from .files import Damage, Line, read_records
-from .ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, to_networkx
+from .graph_file import IR_LINE_VERSIONS, GraphReader, Place, why_no_graph
+from .ir_graph import IrGraphRecord, canonical_json, to_networkx
 from .rows import empty_rows, load_rows
-from .schema import META_END_FIELDS, META_SCHEMA_VERSION, META_START_FIELDS, file_names
+from .schema import META_SCHEMA_VERSIONS, META_START_FIELDS, file_names, why_no_event
 
 if TYPE_CHECKING:
     import networkx
@@ -29,9 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["Damage", "Dataset", "read"]
 
 # The `runs` frame: the start record's fields, then what is drawn from records for convenience.
-RUN_COLUMNS = tuple(f.name for f in META_START_FIELDS if f.name not in ("schema_version", "event"))
-_END_COLUMNS = ("ended_at", "seconds", "num_configs", "counts", "best", "error", "unwritten")
-_DRAWN_COLUMNS = ("hardware_name", "capability", "ended", "best_perf_ms", "best_sample_id", "line")
+_ENVELOPE = ("schema_version", "event", "chain")
+RUN_COLUMNS = tuple(f.name for f in META_START_FIELDS if f.name not in _ENVELOPE)
+_END_COLUMNS = (
+    *("ended_at", "seconds", "num_configs", "counts", "best", "error", "unwritten"),
+    *("num_rows", "rows_hash", "span_hash", "rows_end"),
+)
+_DRAWN_COLUMNS = (
+    *("hardware_name", "capability", "ended", "best_perf_ms", "best_sample_id"),
+    *("line", "end_line"),
+)
+_BOOKKEEPING = ("line", "end_line", "num_rows", "rows_hash", "span_hash", "rows_end")
 _NESTED = (
     *("kernel_source", "codegen_settings", "arguments", "settings", "hardware", "versions"),
     *("counts", "best"),
@@ -48,16 +59,19 @@ class Dataset:
     runs: pandas.DataFrame  # one per session, in order of start
     graphs: pandas.DataFrame  # one per ir_id
     damage: list[Damage]
-    ir_lines: dict[str, tuple[int, int]]  # ir_id -> offset and length in the IR file
+    graph_reader: GraphReader
+    gaps: list[Damage] = field(default_factory=list)  # records whose line before is another one
+
+    @property
+    def ir_lines(self) -> dict[str, Place]:
+        """Where each graph's line stands in the IR file, by ir_id."""
+        return self.graph_reader.places
 
     def record(self, ir_id: str) -> IrGraphRecord:
-        """The IR graph record as it was written."""
+        """Return an IR graph record as it was added; ValueError if it is not there, or damaged."""
         if ir_id not in self.ir_lines:
             raise ValueError(f"{self.base}.ir.jsonl has no graph {ir_id!r}")
-        offset, length = self.ir_lines[ir_id]
-        with open(file_names(self.base)[2], "rb") as file:
-            file.seek(offset)
-            return cast(IrGraphRecord, json.loads(file.read(length)))
+        return self.graph_reader.record(ir_id)
 
     def graph(self, ir_id: str) -> networkx.MultiDiGraph:
         return to_networkx(self.record(ir_id))
@@ -88,7 +102,7 @@ class Dataset:
         keys = ["session", "config_index"]
         left_open = ~started.set_index(keys).index.isin(ended.set_index(keys).index)
         lines = ended.index.append(started.index[left_open]).sort_values()
-        runs = self.runs.drop(columns=["kernel_id", "world", "line"])
+        runs = self.runs.drop(columns=["kernel_id", "world", *_BOOKKEEPING])
         runs = runs.rename(columns={"ir_id": "run_ir_id", "error": "run_error"})
         for column in _NESTED:
             # A category: a kernel's source is kept once, not with each of its million rows.
@@ -108,7 +122,7 @@ def read(
     """
     _require_pandas()
     base = os.fspath(base)
-    sizes = {name: os.path.getsize(name) for name in file_names(base) if os.path.exists(name)}
+    sizes = {name: _size(name) for name in file_names(base) if os.path.lexists(name)}
     if not sizes:
         raise ValueError(f"there is no {' or '.join(file_names(base))}")
     done, total = 0, sum(sizes.values())
@@ -121,12 +135,23 @@ def read(
 
     csv_path, meta_path, ir_path = file_names(base)
     damage: list[Damage] = []
+    gaps: list[Damage] = []
     rows = load_rows(csv_path, damage) if csv_path in sizes else empty_rows()
     advance(sizes.get(csv_path, 0))
-    runs = _load_runs(meta_path, damage, advance) if meta_path in sizes else _runs_frame([])
-    lines = read_records(ir_path, IR_SCHEMA_VERSION, damage, advance) if ir_path in sizes else []
-    graphs, ir_lines = _load_graphs(ir_path, lines, damage)
-    return Dataset(base, rows, runs, graphs, damage, ir_lines)
+    found = [
+        read_records(path, versions, damage, gaps, advance) if path in sizes else []
+        for path, versions in ((meta_path, META_SCHEMA_VERSIONS), (ir_path, IR_LINE_VERSIONS))
+    ]
+    runs = _load_runs(meta_path, found[0], damage)
+    graphs, reader = _load_graphs(ir_path, found[1], damage)
+    return Dataset(base, rows, runs, graphs, damage, reader, gaps)
+
+
+def _size(path: str) -> int:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is not a regular file")
+    return status.st_size
 
 
 def _require_pandas() -> None:
@@ -139,42 +164,44 @@ def _require_pandas() -> None:
         ) from error
 
 
-def _load_runs(path: str, damage: list[Damage], advance: Callable[[int], None]) -> pandas.DataFrame:
+def _load_runs(path: str, lines: Iterable[Line], damage: list[Damage]) -> pandas.DataFrame:
     starts: dict[str, dict[str, Any]] = {}
-    for line in read_records(path, META_SCHEMA_VERSION, damage, advance):
-        wrong = _add_event(starts, line)
+    for line in lines:
+        wrong = why_no_event(line.record) or _add_event(starts, line)
         if wrong is not None:
             damage.append(Damage(path, line.number, wrong))
     return _runs_frame(list(starts.values()))
 
 
 def _add_event(starts: dict[str, dict[str, Any]], line: Line) -> str | None:
-    """Adds a record to its run; or why it is none."""
-    record = line.record
-    event, session = record.get("event"), record.get("session")
-    fields = META_START_FIELDS if event == "start" else META_END_FIELDS
-    missing = [field.name for field in fields if field.name not in record]
-    if event not in ("start", "end") or missing:
-        return f"a {event!r} record without {', '.join(missing[:5]) or 'a known event'}"
-    known = starts.get(str(session))
-    if event == "end":
+    """Add a record to its run, or return why it belongs to none."""
+    record, session = line.record, line.record["session"]
+    known = starts.get(session)
+    if record["event"] == "end":
         if known is None or known["run_id"] != record["run_id"]:
             return f"session {session} ends but did not start"
-        known.update({name: record[name] for name in _END_COLUMNS}, ended=True)
+        if known["ended"]:
+            return f"session {session} ended on line {known['end_line']} already"
+        known.update({name: record.get(name) for name in _END_COLUMNS})
         best = record["best"] or {}
         known.update(best_perf_ms=best.get("perf_ms"), best_sample_id=best.get("sample_id"))
+        known.update(ended=True, end_line=line.number)
         return None
     if known is not None:
         return f"session {session} started on line {known['line']} already"
     hardware = record["hardware"] or {}
-    starts[str(session)] = {
+    starts[session] = {
         **{name: record[name] for name in RUN_COLUMNS},
-        "hardware_name": hardware.get("name"),
-        "capability": hardware.get("capability"),
+        "hardware_name": _text(hardware.get("name")),
+        "capability": _text(hardware.get("capability")),
         "ended": False,
         "line": line.number,
     }
     return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _runs_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
@@ -183,33 +210,40 @@ def _runs_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
     columns = (*RUN_COLUMNS, *_END_COLUMNS, *_DRAWN_COLUMNS)
     known = [{column: _shown(record.get(column)) for column in columns} for record in records]
     frame = pd.DataFrame(known, columns=list(columns))
-    texts = ("run_id", "kernel_id", "session", "kernel_name", "backend", "ir_id", "error")
-    frame = frame.astype(dict.fromkeys(texts, "string"))
+    texts = ["run_id", "kernel_id", "session", "kernel_name", "backend", "ir_id", "error"]
+    frame = frame.astype(dict.fromkeys([*texts, "rows_hash", "span_hash"], "string"))
     numbers = {"seconds": "float64", "best_perf_ms": "float64", "num_configs": "Int64"}
-    return frame.astype({**numbers, "unwritten": "Int64", "ended": bool})
+    counts = dict.fromkeys(("unwritten", "num_rows", "rows_end", "end_line"), "Int64")
+    return frame.astype({**numbers, **counts, "ended": bool})
 
 
 def _load_graphs(
     path: str, lines: Iterable[Line], damage: list[Damage]
-) -> tuple[pandas.DataFrame, dict[str, tuple[int, int]]]:
-    """A summary of each graph and where it stands; the graphs themselves are read when asked."""
+) -> tuple[pandas.DataFrame, GraphReader]:
+    """Return a summary of each graph, and what reads the graphs themselves when asked."""
     import pandas as pd
 
-    found: dict[str, tuple[int, int]] = {}
+    reader = GraphReader(path)
     summaries = []
     for line in lines:
-        record, graph = line.record, line.record.get("graph")
-        ir_id, nodes, links = (record.get(key) for key in ("ir_id", "nodes", "links"))
-        if not (isinstance(graph, dict) and isinstance(nodes, list) and isinstance(links, list)):
-            damage.append(Damage(path, line.number, "an IR record without graph, nodes or links"))
-        elif not isinstance(ir_id, str) or ir_id in found:
-            damage.append(Damage(path, line.number, f"ir_id {ir_id!r} is missing or repeated"))
+        wrong = why_no_graph(line.record)
+        if wrong is None and line.record["ir_id"] in reader.places:
+            wrong = f"ir_id {line.record['ir_id']!r} is missing or repeated"
+        if wrong is None:
+            reader.places[line.record["ir_id"]] = Place(line.offset, line.length)
+            summaries.append((*_summary(line.record), line.number))
         else:
-            found[ir_id] = (line.offset, line.length)
-            names = [_shown(graph.get(key)) for key in ("frontend", "kernel_name")]
-            counts = [len(nodes), len(links), line.number]
-            summaries.append((ir_id, *names, record.get("run_id"), *counts))
-    return pd.DataFrame(summaries, columns=list(GRAPH_COLUMNS)), found
+            damage.append(Damage(path, line.number, wrong))
+    return pd.DataFrame(summaries, columns=list(GRAPH_COLUMNS)), reader
+
+
+def _summary(record: dict[str, Any]) -> tuple[Any, ...]:
+    whole = record["schema_version"] == 1
+    names = record["graph"] if whole else record
+    shown = [_shown(_text(names.get(key))) for key in ("frontend", "kernel_name")]
+    parts = ("nodes", "links")
+    counts = [len(record[part]) if whole else record[f"num_{part}"] for part in parts]
+    return (record["ir_id"], *shown, _shown(record.get("run_id")), *counts)
 
 
 def _shown(value: Any) -> Any:

@@ -1,18 +1,21 @@
-"""Writes a tuning run: `<base>.csv`, `<base>.meta.jsonl`, `<base>.ir.jsonl`.
+"""Record a tuning run: `<base>.csv`, `<base>.meta.jsonl`, `<base>.ir.jsonl`.
 
     with Recorder(base, describe_run(kernel, args), graph=ir_record) as recorder:
         trial = recorder.start({"BLOCK": 64}, decorator="BLOCK=64")
         trial.end("ok", samples=[0.71, 0.70, 0.72], compile_time_s=0.4)
 
-Nothing here raises: what cannot be written is logged once, kept in `pending`, and tried again with
-the next row. `check_base` says beforehand whether a base can be written.
+Nothing here raises. What cannot be written is logged once, kept in `pending`, and tried again with
+the next row; `check_base` checks beforehand whether a base can be written. What a reader would
+refuse (a time below zero, a generation that is no integer) is logged once and left empty.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
+import operator
 import os
 import threading
 import time
@@ -24,17 +27,26 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
-from .files import AppendFile, why
+from .files import MAX_LINE, AppendFile, why
 from .graph_file import IrFile
 from .identity import RunInfo, config_json, sample_id_of
 from .ir_graph import IrGraphRecord, canonical_json
-from .plain import plain, relative_text
+from .plain import plain, relative_text, safe_str
 from .rows import format_row, percentiles
-from .schema import META_SCHEMA_VERSION, STATUSES, csv_header, file_names
+from .schema import (
+    META_SCHEMA_VERSION,
+    STATUSES,
+    csv_header,
+    file_names,
+    is_sha256,
+    why_no_event,
+)
 
 __all__ = ["Recorder", "Trial"]
 
 log = logging.getLogger("sundog.dataset")
+
+_MAX_CONFIG = 1 << 20  # characters
 
 
 @dataclass
@@ -62,7 +74,11 @@ class Trial:
         timer: str | None = None,
         metrics: Mapping[str, object] | None = None,
     ) -> None:
-        """The row that ends this measurement. `perf_ms` is the median of `samples` unless given."""
+        """Write the row that ends this measurement.
+
+        `perf_ms` is the median of `samples` unless given. `ok` without a time that is a number from
+        0 up is recorded as an error.
+        """
         cells = {
             "perf_ms": perf_ms,
             "samples": samples,
@@ -90,14 +106,13 @@ class Recorder:
         self.session = uuid.uuid4().hex[:16]
         self.pending: list[tuple[str, str]] = []  # (path, line) that could not be written
         csv, meta, ir = file_names(self.base)
-        self._csv, self._meta, self._ir = (
-            AppendFile(csv, csv_header()),
-            AppendFile(meta),
-            IrFile(ir),
-        )
+        self._csv, self._ir = AppendFile(csv, csv_header()), IrFile(ir)
+        self._meta = AppendFile(meta, chained=True)
         self._lock = threading.RLock()
         self._clock, self._start = clock, clock()
         self._counts: Counter[str] = Counter()
+        # Of the rows that are in the file.
+        self._rows_hash, self._num_rows, self._rows_start = hashlib.sha256(), 0, 0
         self._trials: list[Trial] = []
         self._warned: set[str] = set()
         self._closed = False
@@ -106,13 +121,16 @@ class Recorder:
         self._guard(lambda: self._begin(graph))
 
     def start(self, config: object, *, decorator: str = "", generation: int | None = None) -> Trial:
-        """Says which configuration is tried next, so that a crash shows where it was."""
-        trial = Trial(self, 0, "", "", decorator, generation)
-        self._guard(lambda: self._begin_trial(trial, config))
+        """Record which configuration is tried next, so that a crash shows where it was.
+
+        A configuration that JSON cannot hold is not recorded, nor is what its trial ends with.
+        """
+        trial = Trial(self, 0, "", "", safe_str(decorator), None)
+        self._guard(lambda: self._begin_trial(trial, config, generation))
         return trial
 
     def add_graph(self, record: IrGraphRecord) -> str | None:
-        """Keeps an IR graph, once per base; its ir_id for the rows, or None if it failed."""
+        """Keep an IR graph, once per base; return its ir_id for the rows, or None if it failed."""
         if self._closed or self._info is None:
             return None
         path = self._ir.file.path
@@ -124,7 +142,7 @@ class Recorder:
             return None
 
     def close(self, error: str | None = None) -> None:
-        """Writes the end record; afterwards recording does nothing."""
+        """Write the end record; afterwards recording does nothing."""
         if self._closed:
             return
         self._guard(lambda: self._finish(error))
@@ -156,50 +174,117 @@ class Recorder:
     def _begin(self, graph: IrGraphRecord | None) -> None:
         if self._info is None:
             return
-        self.run_id, self.kernel_id = self._info.run_id, self._info.kernel_id
+        started_at = _now()
+        try:
+            info = asdict(self._info)
+            ids = {"run_id": self._info.run_id, "kernel_id": self._info.kernel_id}
+            wrong = self._why_no_event("start", ir_id=None, started_at=started_at, **ids, **info)
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong is not None:
+            self._info = None
+            self._warn("info", f"the run is recorded without metadata: {wrong}")
+            return
+        self.run_id, self.kernel_id = ids["run_id"], ids["kernel_id"]
         # The graph first: a run that names a graph must have it, wherever the process dies.
         ir_id = self.add_graph(graph) if graph is not None else None
         self._put_meta(
-            "start", kernel_id=self.kernel_id, started_at=_now(), ir_id=ir_id, **asdict(self._info)
+            "start", kernel_id=self.kernel_id, started_at=started_at, ir_id=ir_id, **info
         )
 
-    def _begin_trial(self, trial: Trial, config: object) -> None:
-        trial.config_index = len(self._trials)
-        trial.config = config_json(config)
-        trial.sample_id = sample_id_of(self.run_id, trial.config)
+    def _why_no_event(self, event: str, **fields: Any) -> str | None:
+        record = {"schema_version": META_SCHEMA_VERSION, "event": event, "session": self.session}
+        line = canonical_json(record | fields).encode()
+        if len(line) > MAX_LINE - 1000:
+            return f"{len(line)} bytes are too long for one line"
+        # As a reader sees it: without the types that JSON does not have.
+        return why_no_event(json.loads(line))
+
+    def _begin_trial(self, trial: Trial, config: object, generation: object) -> None:
+        try:
+            text = config_json(config)
+        except Exception as error:  # whatever a user's object does
+            self._warn("config", f"a configuration is not recorded: {error}")
+            return
+        if len(text) > _MAX_CONFIG:
+            self._warn("config", f"a configuration of {len(text)} characters is not recorded")
+            return
+        trial.config_index, trial.config = len(self._trials), text
+        trial.generation = self._generation(generation)
+        trial.sample_id = sample_id_of(self.run_id, text)
         self._trials.append(trial)
         self._put_row(trial, "started", repeat=0)
 
     def _end(self, trial: Trial, status: str, cells: dict[str, Any]) -> None:
+        if not trial.sample_id:
+            return  # its configuration could not be recorded
+        if cells["error"] is not None:
+            cells["error"] = relative_text(safe_str(cells["error"]))
         if status not in STATUSES or status == "started":
             self._warn(f"status {status}", f"unknown status {status!r} is recorded as an error")
             cells["error"] = f"status {status}: {cells['error'] or 'unknown'}"
             status = "error"
-        samples = [self._number("samples", s) for s in cells.pop("samples")]
-        timed = [s for s in samples if s is not None]
+        timed = self._samples(cells.pop("samples"))
+        given = cells["perf_ms"]
         for name in ("perf_ms", "compile_time_s"):
             cells[name] = self._number(name, cells[name])
         if cells["perf_ms"] is None and timed:
             cells["perf_ms"] = median(timed)
-        if status == "ok" and cells["perf_ms"] is not None:
+        if status == "ok" and cells["perf_ms"] is None:
+            status = "error"
+            cells["error"] = cells["error"] or f"ok without a time: {safe_str(given)[:40]}"
+        if status == "ok":
             trial.times.append(cells["perf_ms"])
-        if cells["error"] is not None:
-            cells["error"] = relative_text(str(cells["error"]))
-        if cells["metrics"] is not None:
-            cells["metrics"] = canonical_json(plain(cells["metrics"]))
-        if cells["ir_id"] is not None and not isinstance(cells["ir_id"], str):
-            cells["ir_id"] = " ".join(cells["ir_id"])
+        cells["metrics"] = self._metrics(cells["metrics"])
+        cells["ir_id"] = self._ir_ids(cells["ir_id"])
+        if cells["timer"] is not None:
+            cells["timer"] = safe_str(cells["timer"])
         self._put_row(trial, status, repeat=trial.repeats, **cells, **percentiles(timed))
         trial.repeats += 1
 
+    def _samples(self, samples: Any) -> list[float]:
+        try:
+            numbers = [self._number("samples", sample) for sample in samples]
+        except TypeError as error:
+            self._warn("samples", f"samples are left out: {error}")
+            return []
+        return [number for number in numbers if number is not None]
+
     def _number(self, what: str, value: Any) -> float | None:
-        """A finite float, or None: with a warning if it is no number at all."""
+        """Return a finite float from 0 up, or None: with a warning if it is no such number."""
         try:
             number = None if value is None else float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             self._warn(what, f"{what} is left empty: {error}")
             return None
-        return number if number is not None and math.isfinite(number) else None
+        if number is not None and number < 0:
+            self._warn(what, f"{what} is left empty: {number} is below zero")
+        return number if number is not None and 0 <= number < math.inf else None
+
+    def _generation(self, value: Any) -> int | None:
+        """Return an integer of 64 bits, or None: with a warning if it is something else."""
+        try:
+            number = None if value is None else operator.index(value)
+        except TypeError:
+            number = 1 << 63
+        if number is None or (-(1 << 63) <= number < 1 << 63 and not isinstance(value, bool)):
+            return number
+        self._warn("generation", f"generation {safe_str(value)[:40]!r} is no integer of 64 bits")
+        return None
+
+    def _metrics(self, metrics: Any) -> str | None:
+        try:
+            return None if metrics is None else canonical_json(plain(metrics))
+        except Exception as error:  # whatever a user's object does
+            self._warn("metrics", f"metrics are left empty: {error}")
+            return None
+
+    def _ir_ids(self, ir_id: Any) -> str | None:
+        ids = ir_id.split() if isinstance(ir_id, str) else list(ir_id or ())
+        known = [each for each in ids if is_sha256(each)]
+        if len(known) < sum(each is not None for each in ids):
+            self._warn("ir_id", f"ir_id {safe_str(ir_id)[:40]!r} is no sha256 in hex")
+        return " ".join(known) or None
 
     def _put_row(self, trial: Trial, status: str, **cells: object) -> None:
         self._counts[status] += 1
@@ -216,7 +301,13 @@ class Recorder:
             "session": self.session,
             "world": None if self._info is None else self._info.world,
         }
-        self._put(self._csv, format_row({**row, **cells}))
+        line = format_row(row | cells)
+        if len(line) > MAX_LINE // 4 and len(line.encode()) > MAX_LINE:
+            self._warn("row", f"a row of {len(line)} characters is cut: its texts are too long")
+            texts = ("error", "decorator", "timer")
+            short = {name: str((row | cells).get(name) or "")[:_MAX_CONFIG] for name in texts}
+            line = format_row(row | cells | short | {"metrics": None})
+        self._put(self._csv, line)
 
     def _put_meta(self, event: str, **fields: object) -> None:
         record = {"schema_version": META_SCHEMA_VERSION, "event": event, "run_id": self.run_id}
@@ -242,7 +333,12 @@ class Recorder:
             self._warn("write", f"{why(file.path, error)}; rows are kept in memory meanwhile")
         finally:
             # Counted by the file: an interrupt (Ctrl-C) may come after a line was written.
-            waiting = waiting[file.num_appended - before :]
+            written, waiting = _cut(waiting, file.num_appended - before)
+            if file is self._csv:
+                if written and not self._num_rows:
+                    self._rows_start = file.end - len("".join(written).encode())
+                self._num_rows += len(written)
+                self._rows_hash.update("".join(written).encode())
             self.pending = others + [(file.path, text) for text in waiting]
 
     def _finish(self, error: str | None) -> None:
@@ -260,6 +356,10 @@ class Recorder:
             best=self._best(),
             error=None if error is None else relative_text(error),
             unwritten=unwritten,
+            num_rows=self._num_rows,
+            rows_hash=self._rows_hash.hexdigest(),
+            span_hash=self._csv.hash_between(self._rows_start, self._csv.end),
+            rows_end=self._csv.end,
         )
 
     def _best(self) -> dict[str, Any] | None:
@@ -280,6 +380,10 @@ class Recorder:
         if what not in self._warned:
             self._warned.add(what)
             log.warning("%s", text)
+
+
+def _cut(items: list[str], count: int) -> tuple[list[str], list[str]]:
+    return items[:count], items[count:]
 
 
 def _now() -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .files import Damage, torn_text, whole_size
-from .schema import CSV_COLUMNS, CSV_FIELDS, csv_header
+from .files import MAX_LINE, Damage, lines_of, open_regular, torn_text, whole_size
+from .schema import CSV_COLUMNS, CSV_FIELDS, SESSION, csv_header, is_sha256
 
 if TYPE_CHECKING:
     import pandas
@@ -23,24 +24,31 @@ __all__ = ["empty_rows", "format_row", "load_rows", "percentiles", "split_row"]
 # Few values, many rows: kept as pandas categories.
 _REPEATED = frozenset({"run_id", "kernel_id", "status", "session", "timer", "ir_id"})
 _BLOCK = 1 << 24
-# What pyarrow takes too; 18 digits fit into 64 bits.
-_INT = re.compile(r"-?[0-9]{1,18}")
+_INT = re.compile(r"-?[0-9]{1,19}")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _NUMBERS = {field.name: field.type for field in CSV_FIELDS if field.type in ("int", "float")}
+# A row without these cannot be told from other rows; other cells may be empty.
+_REQUIRED = ("timestamp_s", "config_index", "status", "config", "session", "repeat")
+_LEAST = {**dict.fromkeys(_NUMBERS, 0), "world": 1, "generation": -(1 << 63)}
+_MOST, _HUGE = (1 << 63) - 1, sys.float_info.max
+_IDS = {"run_id": 1, "kernel_id": 1, "ir_id": None}  # how many a cell may hold
 
 
 def load_rows(path: str, damage: list[Damage]) -> pandas.DataFrame:
-    """All whole rows; the index is the line number. Raises ValueError for other columns."""
+    """Read all whole rows; the index is the line number. Raises ValueError for other columns."""
     import pyarrow as pa
 
     size, torn = _check_header(path)
-    num_lines = max(_count_lines(path, size) - 1, 0)
+    num_lines, longest = _measure_lines(path, size)
+    num_lines = max(num_lines - 1, 0)
     numbers: Any = range(2, num_lines + 2)
     table = _empty_table()
     if num_lines:
-        with pa.memory_map(path) as file:
-            table = _parse(file.read_buffer(size))
-        if table is None or table.num_rows != num_lines:
+        table = None
+        if longest <= MAX_LINE:
+            with pa.memory_map(path) as file:
+                table = _parse(file.read_buffer(size))
+        if table is None or table.num_rows != num_lines or not _is_possible(table):
             table, numbers = _parse_blocks(path, size, damage)
     if torn:
         damage.append(Damage(path, num_lines + (2 if size else 1), torn_text(torn)))
@@ -57,11 +65,11 @@ def _empty_table() -> Any:
     return _parse(pa.py_buffer(csv_header().encode()))
 
 
-def _check_header(path: str) -> tuple[int, bytes]:
-    with open(path, "rb") as file:
+def _check_header(path: str) -> tuple[int, int]:
+    with open_regular(path) as file:
         first = file.readline(1 << 16)
     if not first.endswith(b"\n") and csv_header().encode().startswith(first):
-        return 0, first  # new, or its writer died in the header
+        return 0, len(first)  # new, or its writer died in the header
     if first != csv_header().encode():
         raise ValueError(
             f"{path}:1: other columns than this version of sundog reads "
@@ -70,13 +78,17 @@ def _check_header(path: str) -> tuple[int, bytes]:
     return whole_size(path)
 
 
-def _count_lines(path: str, size: int) -> int:
-    with open(path, "rb") as file:
-        count = 0
-        while size > 0 and (data := file.read(min(size, 1 << 24))):
+def _measure_lines(path: str, size: int) -> tuple[int, int]:
+    """Return how many lines there are, and the length of the longest, or 16 MB if that is more."""
+    count, longest, length = 0, _BLOCK, 0
+    with open_regular(path) as file:
+        while size > 0 and (data := file.read(min(size, _BLOCK))):
             size -= len(data)
+            first = data.find(b"\n")
+            longest = max(longest, length + (len(data) if first < 0 else first))
+            length = length + len(data) if first < 0 else len(data) - data.rfind(b"\n") - 1
             count += data.count(b"\n")
-    return count
+    return count, longest
 
 
 def _parse(data: Any, block_size: int = 1 << 24) -> Any:
@@ -96,49 +108,85 @@ def _parse(data: Any, block_size: int = 1 << 24) -> Any:
             read_options=pacsv.ReadOptions(block_size=block_size),
             convert_options=convert,
         )
-    except pa.ArrowInvalid:
+    except pa.ArrowException:
         return None
 
 
+def _is_possible(table: Any) -> bool:
+    """False if any row holds what `_wrong_cell` refuses."""
+    import pyarrow.compute as pc
+
+    for name, kind in _NUMBERS.items():
+        column = table[name]
+        if pc.any(pc.less(column, _LEAST[name])).as_py():
+            return False
+        if kind == "float" and pc.all(pc.is_finite(column)).as_py() is False:
+            return False
+        if name in _REQUIRED and column.null_count:
+            return False
+    for name in (*_IDS, "session", "status"):
+        for chunk in table[name].chunks:
+            if any(_wrong_cell(name, cell) for cell in chunk.dictionary.to_pylist()):
+                return False
+    return not pc.any(pc.equal(table["config"], "")).as_py()
+
+
 def _parse_blocks(path: str, size: int, damage: list[Damage]) -> tuple[Any, list[int]]:
-    """The rows of a file with damage, and their lines: only blocks that have some are slow."""
+    """Read a file with damage: its rows, and their lines. Only blocks that have some are slow."""
     import pyarrow as pa
 
     tables, numbers = [_empty_table()], []
     for first, data in _blocks(path, size):
+        if data is None:
+            damage.append(Damage(path, first, f"a line of more than {MAX_LINE} bytes"))
+            continue
         num_lines = data.count(b"\n")
         kept: Any = range(first, first + num_lines)
-        # In one piece: a row may be longer than any block.
-        table = _parse(
-            pa.py_buffer(csv_header().encode() + data), len(data) + len(csv_header()) + 1
-        )
-        if table is None or table.num_rows != num_lines:
+        table = _parse_all([data])
+        if table is None or table.num_rows != num_lines or not _is_possible(table):
             kept = _whole_lines(path, first, data, damage)
-            whole = b"".join([csv_header().encode(), *kept.values()])
-            table = _parse(pa.py_buffer(whole), len(whole) + 1)
-            assert table is not None
+            table = _parse_all(kept.values())
+        if table is None or table.num_rows != len(kept):  # pyarrow takes less than csv
+            kept = _readable(path, kept, damage)
+            table = _parse_all(kept.values())
         assert table.num_rows == len(kept)
         tables.append(table)
         numbers.extend(kept)
     return pa.concat_tables(tables).unify_dictionaries(), numbers
 
 
-def _blocks(path: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, whole lines) of each few megabytes after the header."""
-    with open(path, "rb") as file:
-        offset = len(file.readline())
-        number = 2
-        while offset < size:
-            data = file.read(min(_BLOCK, size - offset))
-            if not data.endswith(b"\n"):
-                data += file.readline()
-            yield number, data
-            offset += len(data)
-            number += data.count(b"\n")
+def _parse_all(lines: Iterable[bytes]) -> Any:
+    """Parse lines in one piece: a row may be longer than any block."""
+    import pyarrow as pa
+
+    data = b"".join([csv_header().encode(), *lines])
+    return _parse(pa.py_buffer(data), len(data) + 1)
+
+
+def _blocks(path: str, size: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the lines after the header, some megabytes at once, and the number of the first.
+
+    A line of more than MAX_LINE bytes is yielded alone, as None.
+    """
+    lines: list[bytes] = []
+    length = 0
+    for line in lines_of(path, size):
+        if line.number == 1:
+            continue
+        if lines and (line.data is None or length + line.length > _BLOCK):
+            yield line.number - len(lines), b"".join(lines)
+            lines, length = [], 0
+        if line.data is None:
+            yield line.number, None
+        else:
+            lines.append(line.data + b"\n")
+            length += line.length
+    if lines:
+        yield line.number + 1 - len(lines), b"".join(lines)
 
 
 def _whole_lines(path: str, first: int, data: bytes, damage: list[Damage]) -> dict[int, bytes]:
-    """The lines that are rows, by number."""
+    """Return the lines that are rows, by number."""
     kept = {}
     for number, line in enumerate(data[:-1].split(b"\n"), first):
         wrong = _wrong(line)
@@ -149,8 +197,16 @@ def _whole_lines(path: str, first: int, data: bytes, damage: list[Damage]) -> di
     return kept
 
 
+def _readable(path: str, lines: dict[int, bytes], damage: list[Damage]) -> dict[int, bytes]:
+    """Return the lines that pyarrow takes for one row each."""
+    kept = {n: line for n, line in lines.items() if getattr(_parse_all([line]), "num_rows", 0) == 1}
+    text = "not a CSV row as pyarrow reads them"
+    damage.extend(Damage(path, number, text) for number in lines.keys() - kept.keys())
+    return kept
+
+
 def _wrong(data: bytes) -> str | None:
-    """None for a row, or why it is none."""
+    """Return why a line is no row, or None."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -163,15 +219,27 @@ def _wrong(data: bytes) -> str | None:
         return f"not a CSV row ({error}): torn by a crash?"
     if len(cells) != len(CSV_COLUMNS):
         return f"{len(cells)} cells instead of {len(CSV_COLUMNS)}: torn by a crash?"
-    return next(filter(None, map(_wrong_number, CSV_COLUMNS, cells)), None)
+    return next(filter(None, map(_wrong_cell, CSV_COLUMNS, cells)), None)
 
 
-def _wrong_number(column: str, cell: str) -> str | None:
-    kind = _NUMBERS.get(column)
-    if kind is None or not cell:
-        return None
-    pattern = _INT if kind == "int" else _FLOAT
-    return None if pattern.fullmatch(cell) else f"{column} is not a number: {cell[:40]!r}"
+def _wrong_cell(column: str, cell: str) -> str | None:
+    if not cell:
+        return f"{column} is empty" if column in _REQUIRED else None
+    shown, kind = cell[:40], _NUMBERS.get(column)
+    if kind is not None:
+        pattern = _INT if kind == "int" else _FLOAT
+        if not pattern.fullmatch(cell):
+            return f"{column} is not a number: {shown!r}"
+        number = int(cell) if kind == "int" else float(cell)
+        if not _LEAST[column] <= number <= (_MOST if kind == "int" else _HUGE):
+            return f"{column} {shown} is not possible"
+    if column == "session" and not SESSION.fullmatch(cell):
+        return f"session {shown!r} is not possible"
+    if column in _IDS:
+        ids = cell.split(" ")
+        if not all(map(is_sha256, ids)) or len(ids) > (_IDS[column] or len(ids)):
+            return f"{column} {shown!r} is not a sha256 in hex"
+    return None
 
 
 def _to_frame(table: Any, numbers: Any) -> pandas.DataFrame:
@@ -205,11 +273,18 @@ def _cell(column: str, value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.6f}" if math.isfinite(value) else ""
+        return _float(value)
     text = str(value) if column in _JSON else _one_line(str(value))
     if "," in text or '"' in text:
         return '"' + text.replace('"', '""') + '"'
     return text
+
+
+def _float(value: float) -> str:
+    """Write six digits after the point, a nanosecond of a time in ms; all where that is too few."""
+    if not math.isfinite(value):
+        return ""
+    return f"{value:.6f}" if value == 0 or 1e-3 <= abs(value) < 1e15 else repr(value)
 
 
 def _one_line(text: str) -> str:

@@ -1,15 +1,22 @@
-"""Checks a base: schema, joins and ids. Damage is what must not be; notes are what one may want
-to know (a run that was killed, an attempt that never ended).
+"""Check a base: types, joins, ids, counts and hashes.
+
+Damage is what must not be; notes are what one may want to know (a run that was killed, an attempt
+that never ended). The end record of a run has the number and the hash of its rows, and each record
+of the other files has the hash of the line before it: a line that was removed, repeated, moved or
+changed is found by these.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .files import Damage
+from .files import Damage, lines_of, whole_size
 from .identity import kernel_id_of, run_id_of, sample_id_of
 from .ir_graph import ir_id_of
 from .reader import Dataset
@@ -30,13 +37,14 @@ class Validation:
 
 
 def validate(data: Dataset, progress: Callable[[int, int], None] | None = None) -> Validation:
-    """What is wrong with a dataset, in order of file and line."""
+    """Return what is wrong with a dataset, in order of file and line."""
     csv_path, meta_path, ir_path = file_names(data.base)
-    damage = list(data.damage)
+    damage = data.damage + data.gaps
     for path, found in (
         (csv_path, _check_rows(data)),
         (csv_path, _check_attempts(data.rows)),
         (csv_path, _check_row_graphs(data)),
+        (csv_path, _check_sessions(data, csv_path)),
         (meta_path, _check_runs(data)),
         (ir_path, _check_graphs(data, progress)),
     ):
@@ -80,7 +88,7 @@ def _firsts(frame: pandas.DataFrame, columns: list[str]) -> Iterator[Any]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -110,13 +118,93 @@ def _check_row_graphs(data: Dataset) -> Found:
                 yield line, f"no graph {ir_id[:12]} in the IR file"
 
 
+@dataclass
+class _Session:
+    """What the CSV has of one session."""
+
+    digest: Any = field(default_factory=hashlib.sha256)
+    counts: Counter[str] = field(default_factory=Counter)
+    first: int = 0  # line
+    last: int = 1
+    end: int = 0  # of the last line, in bytes
+    time: float = 0.0
+    backwards: int = 0  # the first line that is older than the one before it
+
+
+def _check_sessions(data: Dataset, path: str) -> Found:
+    """Compare the rows of each run with the counts and hashes in its end record."""
+    ended = data.runs[data.runs.rows_hash.notna()]
+    if not len(ended) or not os.path.exists(path):
+        return  # `_notes` has a word on a CSV that is not there
+    found = _sessions(data, path)
+    spans = _spans([found[s] for s in ended.session if s in found], path)
+    is_shifted = False
+    for run in ended.itertuples():
+        rows = found.get(str(run.session), _Session())
+        wrong = _why_other_rows(run, rows)
+        if wrong is None and rows.end != run.rows_end and not is_shifted:
+            is_shifted = True  # and all that follow
+            wrong = f"its last row ends at byte {rows.end}, was written up to byte {run.rows_end}"
+            wrong += ": a line before it was removed, repeated, moved or changed"
+        if wrong is None and rows.first and spans[rows.first, rows.last] != run.span_hash:
+            wrong = "a row of another run, between its own, was removed, repeated, moved or changed"
+        if wrong is not None:
+            yield rows.backwards or rows.last, f"session {run.session}: {wrong}"
+
+
+def _why_other_rows(run: Any, rows: _Session) -> str | None:
+    count, written = rows.counts.total(), dict(run.counts)
+    if count != run.num_rows:
+        pairs = {s: (rows.counts[s], written.get(s, 0)) for s in {*rows.counts, *written}}
+        names = [f"{s} {a} instead of {b}" for s, (a, b) in sorted(pairs.items()) if a != b]
+        return f"{count} rows, but its end record counts {run.num_rows} ({', '.join(names)})"
+    if rows.digest.hexdigest() == run.rows_hash:
+        return None
+    if rows.backwards:
+        return "this row is older than the one before it: rows were moved"
+    return "its rows are not those that were written, or not in that order"
+
+
+def _sessions(data: Dataset, path: str) -> dict[str, _Session]:
+    cells = zip(*(data.rows[name] for name in ("session", "status", "timestamp_s")), strict=True)
+    known = dict(zip(data.rows.index, cells, strict=True))
+    found: dict[str, _Session] = {}
+    for line in lines_of(path, whole_size(path)[0]) if known else ():
+        if line.number not in known or line.data is None:
+            continue
+        name, status, time = known[line.number]
+        session = found.setdefault(name, _Session(first=line.number))
+        session.digest.update(line.data + b"\n")
+        session.counts[status] += 1
+        if time < session.time and not session.backwards:
+            session.backwards = line.number
+        session.last, session.end = line.number, line.offset + line.length
+        session.time = time
+    return found
+
+
+def _spans(sessions: list[_Session], path: str) -> dict[tuple[int, int], str]:
+    """Return the hash of all lines from the first to the last of each session."""
+    waiting = sorted({(s.first, s.last) for s in sessions}, reverse=True)
+    opened: dict[tuple[int, int], Any] = {}
+    found: dict[tuple[int, int], str] = {}
+    for line in lines_of(path, whole_size(path)[0]) if waiting else ():
+        while waiting and waiting[-1][0] == line.number:
+            opened[waiting.pop()] = hashlib.sha256()
+        for span, digest in list(opened.items()):
+            digest.update((line.data or b"") + b"\n")
+            if span[1] == line.number:
+                found[span] = opened.pop(span).hexdigest()
+    return found
+
+
 def _check_runs(data: Dataset) -> Found:
     """The ids are the hashes of what the record says, and the graph that it names is there."""
     for run in data.runs.to_dict("records"):
         line, ir_id = int(run["line"]), run["ir_id"]
         try:
             ids = kernel_id_of(run), run_id_of(run)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             yield line, f"the record cannot be hashed ({type(error).__name__}: {error})"
             continue
         if ids != (run["kernel_id"], run["run_id"]):
@@ -131,17 +219,28 @@ def _check_graphs(data: Dataset, progress: Callable[[int, int], None] | None) ->
     sessions = set(data.runs.run_id)
     graphs = data.graphs[["ir_id", "run_id", "line"]].itertuples(index=False, name=None)
     for done, (ir_id, run_id, line) in enumerate(graphs):
-        record = data.record(ir_id)
         if ir_id not in named and run_id not in sessions:
             yield line, f"graph {ir_id[:12]} belongs to no run"
-        if ir_id_of(record) != ir_id:
-            yield line, f"ir_id {ir_id[:12]} is not the hash of the graph"
-        nodes = {node.get("id") for node in record["nodes"]}
-        loose = [k for k in record["links"] if not {k.get("source"), k.get("target")} <= nodes]
-        if loose or len(nodes) != len(record["nodes"]):
-            yield line, f"{len(loose)} links end at no node, or two nodes have one id"
+        yield from ((line, text) for text in _check_graph(data, ir_id))
         if progress is not None:
             progress(done + 1, len(data.graphs))
+
+
+def _check_graph(data: Dataset, ir_id: str) -> Iterator[str]:
+    try:
+        record = data.record(ir_id)
+        if ir_id_of(record) != ir_id:
+            yield f"ir_id {ir_id[:12]} is not the hash of the graph"
+        nodes = {node.get("id") for node in record["nodes"]}
+        loose = [k for k in record["links"] if not {k.get("source"), k.get("target")} <= nodes]
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        yield f"graph {ir_id[:12]} cannot be read: {error}"
+        return
+    if loose or len(nodes) != len(record["nodes"]):
+        yield f"{len(loose)} links end at no node, or two nodes have one id"
+    summary = data.graphs.loc[data.graphs.ir_id == ir_id, ["num_nodes", "num_links"]]
+    if summary.iloc[0].tolist() != [len(record["nodes"]), len(record["links"])]:
+        yield f"graph {ir_id[:12]} has other numbers of nodes and links than its line says"
 
 
 def _notes(data: Dataset) -> Iterator[Damage]:
@@ -154,6 +253,9 @@ def _notes(data: Dataset) -> Iterator[Damage]:
             yield Damage(meta_path, int(run.line), f"{name}: no end record (killed, or running)")
         if not isinstance(run.ir_id, str) and run.session not in with_graph:
             yield Damage(meta_path, int(run.line), f"{name}: no IR graph was recorded")
+    missing = data.runs.num_rows.sum()
+    if missing and not os.path.exists(csv_path):
+        yield Damage(csv_path, 1, f"not there; the end records count {missing} rows")
     keys = ["session", "config_index"]
     started = rows[rows.status == "started"]
     ended = rows[rows.status != "started"].set_index(keys).index

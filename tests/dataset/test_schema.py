@@ -7,11 +7,17 @@ import re
 from pathlib import Path
 
 import pytest
-from telemetry import graph, info
+from telemetry import graph, graphs_of, info
 
 from sundog.dataset import CSV_COLUMNS, STATUSES, IrGraphRecord, Recorder
 from sundog.dataset.hardware import HARDWARE_FIELDS, hardware
-from sundog.dataset.schema import CSV_FIELDS, META_END_FIELDS, META_START_FIELDS, file_names
+from sundog.dataset.schema import (
+    CSV_FIELDS,
+    IR_LINE_FIELDS,
+    META_END_FIELDS,
+    META_START_FIELDS,
+    file_names,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "dataset.md"
 
@@ -30,11 +36,12 @@ def tables() -> list[list[tuple[str, str, str]]]:
 
 
 def test_the_page_lists_the_schema() -> None:
-    csv, start, machine, end, ir = tables()
+    csv, start, machine, end, line, ir = tables()
     assert csv == [tuple(field) for field in CSV_FIELDS]
     assert start == [tuple(field) for field in META_START_FIELDS]
     assert end == [tuple(field) for field in META_END_FIELDS]
     assert [name for name, _, _ in machine] == list(HARDWARE_FIELDS) == list(hardware())
+    assert line == [tuple(field) for field in IR_LINE_FIELDS]
     assert [name for name, _, _ in ir] == list(IrGraphRecord.__annotations__)
 
 
@@ -52,7 +59,8 @@ def test_the_writer_writes_the_schema(tmp_path: Path) -> None:
     assert csv[0].split(",") == list(CSV_COLUMNS)
     assert set(start) == {field.name for field in META_START_FIELDS}
     assert set(end) == {field.name for field in META_END_FIELDS}
-    assert set(json.loads(ir[0])) == set(IrGraphRecord.__annotations__)
+    assert list(json.loads(ir[0])) == [field.name for field in IR_LINE_FIELDS]
+    assert set(graphs_of(base)[0]) == set(IrGraphRecord.__annotations__)
     assert set(end["best"]) == {"config_index", "sample_id", "perf_ms", "decorator", "config"}
 
 
