@@ -1,5 +1,7 @@
 """Look at a base from the command line: `sundog data info|validate|join|export|show BASE`.
 
+`sundog data import helion BASE` makes a base of the log that Helion writes by itself.
+
 No command ends in a traceback: damage is named with its line, and the rest is shown. Files appear
 whole or not at all.
 """
@@ -30,6 +32,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+import_app = typer.Typer(
+    help="Import the logs of other tuners.\n\nExample: sundog data import helion runs/log",
+    no_args_is_help=True,
+)
+app.add_typer(import_app, name="import")
 Base = Annotated[str, typer.Argument(help="the name before .csv, .meta.jsonl and .ir.jsonl")]
 Out = Annotated[str | None, typer.Option(help="where to write; by default beside the base")]
 
@@ -210,6 +217,31 @@ def _show_text(data: Dataset, session: str) -> None:
             continue
         for name, node in nodes:
             typer.echo(f"{name}: {pictures.node_label(name, node)}")
+
+
+@import_app.command("helion")
+def import_helion_log(
+    base: Annotated[str, typer.Argument(help="the value of HELION_AUTOTUNE_LOG")],
+    out: Annotated[str | None, typer.Option(help="the new base; default: BASE.imported")] = None,
+) -> None:
+    """Import what Helion logs by itself: rows, metadata and, from 1.5 on, the IR graph.
+
+    Example: sundog data import helion runs/log --out runs/matmul
+    """
+    from .helion.import_log import import_helion
+
+    out = out or f"{base}.imported"
+    try:
+        found = import_helion(base, out)
+    except (OSError, ValueError) as error:
+        _refuse(str(error))
+    for damage in found.damage:
+        typer.echo(f"{damage}: left out", err=True)
+    typer.echo(
+        f"{out}: {found.num_rows} rows, {found.num_runs} runs, {found.num_graphs} with a graph, "
+        f"{len(found.damage)} damaged lines"
+    )
+    raise typer.Exit(1 if found.damage else 0)
 
 
 def _graphs_of(data: Dataset, session: str) -> list[str]:

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .collector import collect, describe, record_autotuning
 
-__all__ = ["collect", "describe", "record_autotuning"]
+__all__ = ["CODEGEN_SETTINGS", "collect", "describe", "record_autotuning"]
+
+# Settings that change the generated code; the others are recorded, but are no identity.
+CODEGEN_SETTINGS = (
+    "allow_warp_specialize",
+    "backend",
+    "debug_dtype_asserts",
+    "dot_precision",
+    "fast_math",
+    "index_dtype",
+    "persistent_reserved_sms",
+    "static_shapes",
+    "triton_do_not_specialize",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -30,24 +30,13 @@ from helion.runtime.settings import default_autotuner_fn
 from ..identity import RunInfo, describe_run
 from ..ir_graph import IrGraphRecord
 from ..recorder import Recorder, Trial
+from . import CODEGEN_SETTINGS
 from .device_ir import extract_ir_graph
 from .node_values import warn_once
 from .sampling import Samples, recording_provider
 
 __all__ = ["collect", "describe", "record_autotuning"]
 
-# Settings that change the generated code; the others are recorded, but are no identity.
-CODEGEN_SETTINGS = (
-    "allow_warp_specialize",
-    "backend",
-    "debug_dtype_asserts",
-    "dot_precision",
-    "fast_math",
-    "index_dtype",
-    "persistent_reserved_sms",
-    "static_shapes",
-    "triton_do_not_specialize",
-)
 Base = str | os.PathLike[str]
 
 
