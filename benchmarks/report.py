@@ -13,6 +13,8 @@ from typing import Any
 from sundog.tools.bench.results import fastest, problem_text, times_of
 from sundog.tools.trace.timeline import Summary
 
+from .fault_programs import GRACE, TIMEOUT
+from .fault_verdicts import COLUMNS, rows_of
 from .goals import Even, even_shapes, goal_rows, micros_of_rank_0
 from .result_files import name_of, read_result, result_paths
 
@@ -188,6 +190,22 @@ def _checks(content: dict[str, Any]) -> tuple[str, str]:
     return "Tests on the GPU", _noted(table, content)
 
 
+def _faults(content: dict[str, Any]) -> tuple[str, str]:
+    """Render a campaign of `benchmarks.faults`."""
+    backend = content["backend"]
+    cases = [case for case in content["cases"] if case["struck"]]
+    slowest = max((case["seconds"] for case in cases if case["named"]), default=0.0)
+    text = (
+        f"{len(cases)} random programs on `{backend}` with one fault each, all waits bounded by "
+        f"{TIMEOUT:g} s. A fault is named by all if every other rank ends with a sentence of "
+        f"sundog's, and in time if that takes at most {TIMEOUT + GRACE:g} s (the slowest took "
+        f"{slowest:.1f} s). Culprit named: every sentence has the rank with the fault. Exit "
+        "status: not 0 on any rank. Clean: no process, nothing in /dev/shm and no memory of the "
+        "GPU is left.\n\n"
+    )
+    return f"Injected faults on `{backend}`", text + _noted(_grid(COLUMNS, rows_of(cases)), content)
+
+
 def _table(content: dict[str, Any]) -> tuple[str, str]:
     return content["title"], f"{content['text']}\n\n{_grid(content['head'], content['rows'])}"
 
@@ -254,7 +272,7 @@ def _mark(cell: dict[str, Any] | None) -> str:
 
 _SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
     "op": _op, "bound": _bound, "checks": _checks, "table": _table, "trace": _trace,
-    "trace_cost": _trace_cost, "capture": _capture, "probe": _probe,
+    "trace_cost": _trace_cost, "capture": _capture, "probe": _probe, "faults": _faults,
 }  # fmt: skip
 
 
