@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["BENCHMARKS", "STAGES", "Part"]
+__all__ = ["BENCHMARKS", "STAGES", "Part", "names_of"]
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass
@@ -37,6 +41,13 @@ def _tests(names: str) -> list[str]:
     return [f"tests/{name}.py" for name in names.split()]
 
 
+def _others(*folders: str) -> list[str]:
+    """Return the test files of these folders that no list here names, so that new ones run."""
+    known = {*WORLD, *GRAPHS, "tests/world/test_heap.py"}
+    files = (path for folder in folders for path in sorted((ROOT / folder).glob("test_*.py")))
+    return [name for path in files if (name := str(path.relative_to(ROOT))) not in known]
+
+
 WORLD = _tests(
     "device/test_device_signal machine/test_torch_state world/test_bad_input test_examples "
     "world/test_world world/test_groups device/test_device_memory world/test_leaving"
@@ -53,12 +64,13 @@ GATHERED = _tests("fused/test_all_gather_matmul")
 FUSED = _tests("fused/test_gemm fused/test_matmul_reduce fused/test_tile_views")
 GRAPHS = _tests("world/test_capture world/test_streams backends/test_cuda_graph test_tutorials")
 STRESS = ["tests/collectives/test_stress.py"]
+OTHERS = [*_others("tests/world", "tests/ops"), "tests/test_tutorials.py"]
 
 # In the stages one after the other, the parts of a stage side by side: processes that share a GPU
 # without MPS take turns, which is slow for kernels and hardly seen where hosts do most of the work.
 STAGES = [
     [
-        *Part("gpu", "virtual", ["tests/gpu", "tests/world/test_heap.py"]).shared(4),
+        *Part("gpu", "virtual", ["tests/gpu", "tests/world/test_heap.py"]).shared(6),
         *Part("world", "virtual", WORLD).shared(2),
         *Part("moves", "virtual", MOVES).shared(2),
         *Part("sums", "virtual", SUMS).shared(2),
@@ -76,13 +88,14 @@ STAGES = [
         Part("probe", "virtual", ["tests/tools/probe"]),
         Part("pcie", "virtual", [*WORLD, "tests/backends/test_link.py"], link="pcie"),
         Part("stress", "virtual", STRESS),
+        Part("others", "virtual", OTHERS),
         Part("sim", "sim", [*STRESS, "tests/gpu", "tests/tools/trace"]),
     ],
     # What reads how much memory of the GPU is free, takes most of it, or looks at the clock.
     [Part("alone", "virtual", ["tests/gpu"], marks="alone")],
     [Part("alone2", "symm", ["tests/gpu"], 2, marks="alone")],
     [
-        Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *GRAPHS], 2),
+        Part("symm2", "symm", ["tests/gpu", *WORLD, *STRESS, *GRAPHS, *OTHERS], 2),
         Part("symm4", "symm", ["tests/gpu", *WORLD, *STRESS], 4),
         Part("moves2", "symm", [*MOVES, *SUMS], 2),
         Part("moves3", "symm", [*MOVES, *SUMS], 3),
@@ -93,6 +106,24 @@ STAGES = [
         Part("fused3", "symm", [*GATHERED, *FUSED], 3),
     ],
 ]
+SECONDS = (150, 20, 20, 80, 60, 60)  # of each stage, about; the last: the benchmarks
+
+
+def names_of(share: str) -> list[str]:
+    """Return what belongs to a share of all, such as 1/2: whole stages, about as long each."""
+    number, count = map(int, share.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(f"--part {share}: expected 1/2, 2/2 and the like")
+    stages = [*[[part.name for part in stage] for stage in STAGES], ["bench"]]
+    starts = itertools.accumulate(SECONDS, initial=0)
+    chosen = []
+    for names, start, seconds in zip(stages, starts, SECONDS, strict=False):
+        middle = (start + seconds / 2) / sum(SECONDS)
+        if int(middle * count) == number - 1:
+            chosen += names
+    return chosen
+
+
 AXES = ["--axis", "dtype=bfloat16", "--axis", "numel=4096,65536,1048576,16777216"]
 BENCHMARKS = {  # file in the folder, and the words after `python -m`
     "bound": ["benchmarks", "bound", "--world", "2,8"],
