@@ -9,6 +9,7 @@ exit status is what a shell would see.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import importlib
 import json
@@ -35,11 +36,14 @@ __all__ = ["LIMIT", "as_script", "lead", "session_members", "warm"]
 
 LIMIT = 25.0  # seconds after which the watchdog ends a case; control cases compile
 _BY_PROCESS = ("shm", "symm")
+_ON_GPU = ("virtual", "symm")
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 
 def lead(case: Case, folder: Path) -> None:
     """Run the case in a new session and write `result.json`. Ends this process."""
     os.setsid()
+    apart = case.backend not in _ON_GPU and _own_shared_memory()
     port = _free_port()
     one_each = case.backend in _BY_PROCESS
     targets = (
@@ -57,9 +61,22 @@ def lead(case: Case, folder: Path) -> None:
     limit = LIMIT if case.number >= 0 else 4 * LIMIT
     ends = _wait(children, begin + limit)
     result = {"seconds": time.monotonic() - begin, "processes": ends}
+    result["shared"] = sorted(os.listdir("/dev/shm")) if apart else None
     (folder / "result.json").write_text(json.dumps(result))
     del store
     os._exit(0)
+
+
+def _own_shared_memory() -> bool:
+    """Give this session an empty /dev/shm, so that what it leaves there is its own. May fail.
+
+    Not on a GPU, where MPS talks to its clients through files there.
+    """
+    libc = ctypes.CDLL(None)
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    private = libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    return private == 0 and libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None) == 0
 
 
 def warm(backend: str) -> None:

@@ -45,10 +45,16 @@ class Verdict:
         return self.named and self.in_time and self.status and self.clean
 
 
-def judge(case: Case, folder: Path, left: str) -> Verdict:
-    """Read what a case left in its folder. Control cases are good if nothing happened."""
+def judge(case: Case, folder: Path, left: str, shared: list[str]) -> Verdict:
+    """Read what a case left in its folder. Control cases are good if nothing happened.
+
+    `left`: processes and memory; `shared`: new in the machine's /dev/shm, if the case had no own.
+    """
     result = json.loads((folder / "result.json").read_text())
     processes = result["processes"]
+    own = result["shared"]
+    names = shared if own is None else own
+    left = "; ".join(filter(None, (left, f"/dev/shm: {names}" if names else "")))
     events = [_events(folder, rank) for rank in range(case.size)]
     said = [_Said.read(folder, case, events, rank, processes) for rank in range(case.size)]
     others = [each for rank, each in enumerate(said) if rank != case.rank]

@@ -65,9 +65,9 @@ def _wave(cases: list[Case]) -> list[Verdict]:
     for leader in leaders:
         os.waitpid(leader, 0)
         left.append(_end_session(leader))
-    outside = _left_outside(before, cases[0].backend)
+    shared, memory = _left_outside(before, cases[0].backend)
     verdicts = [
-        judge(case, place, " ".join(filter(None, (mine, outside))))
+        judge(case, place, "; ".join(filter(None, (mine, memory))), shared)
         for case, place, mine in zip(cases, places, left, strict=True)
     ]
     shutil.rmtree(folder)
@@ -102,14 +102,15 @@ def _outside(backend: str) -> tuple[set[str], int]:
     return names, _gpu_memory() if backend in ON_GPU else 0
 
 
-def _left_outside(before: tuple[set[str], int], backend: str) -> str:
-    for attempt in range(20):  # the driver takes a moment to free a dead process's memory
+def _left_outside(before: tuple[set[str], int], backend: str) -> tuple[list[str], str]:
+    """Return new names in /dev/shm, and a word about the GPU's memory if some is not back."""
+    for attempt in range(20 if backend in ON_GPU else 1):  # the driver takes a moment
         names, used = _outside(backend)
-        new, grown = sorted(names - before[0]), used - before[1]
-        if not new and grown <= _GPU_NOISE:
-            return ""
+        grown = used - before[1]
+        if grown <= _GPU_NOISE:
+            break
         time.sleep(0.1 * (attempt > 0))
-    return f"/dev/shm: {new}; GPU memory: {grown:+} MiB"
+    return sorted(names - before[0]), f"GPU memory: {grown:+} MiB" if grown > _GPU_NOISE else ""
 
 
 def _gpu_memory() -> int:

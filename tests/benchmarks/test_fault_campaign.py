@@ -24,7 +24,7 @@ def written(folder: Path, sentences: list[str], statuses: list[int | None], late
     for rank, sentence in enumerate(sentences):
         (folder / f"output{rank}.txt").write_text(f"Traceback:\n  x\n{sentence}\n")
     ends = [{"status": s, "at": 10 + late, "hung": s is None} for s in statuses]
-    (folder / "result.json").write_text(json.dumps({"processes": ends}))
+    (folder / "result.json").write_text(json.dumps({"processes": ends, "shared": None}))
     return folder
 
 
@@ -44,7 +44,7 @@ def test_a_seed_makes_the_same_cases_and_all_kinds(backend: str) -> None:
 
 def test_named_in_time_by_all(tmp_path: Path) -> None:
     lost = [f"sundog.errors.PeerLost: {PEER_LOST.format(rank)}" for rank in range(3)]
-    verdict = judge(CASE, written(tmp_path, lost, [1, 1, 1], 3.9), "")
+    verdict = judge(CASE, written(tmp_path, lost, [1, 1, 1], 3.9), "", [])
     assert verdict.good
     assert verdict.culprit
     assert verdict.sentences[2] == f"PeerLost: {PEER_LOST.format(2)}"
@@ -66,15 +66,25 @@ def test_named_in_time_by_all(tmp_path: Path) -> None:
 def test_what_is_bad_is_counted_as_bad(
     tmp_path: Path, sentence: str, statuses: list, late: float, left: str, bad: str
 ) -> None:
-    verdict = judge(CASE, written(tmp_path, [sentence] * 3, statuses, late), left)
+    verdict = judge(CASE, written(tmp_path, [sentence] * 3, statuses, late), left, [])
     assert not getattr(verdict, bad)
     assert not verdict.good or bad == "culprit"
+
+
+def test_files_in_shared_memory_are_left_behind(tmp_path: Path) -> None:
+    folder = written(tmp_path, ["sundog.errors.PeerLost: rank 1"] * 3, [1, 1, 1], 1.0)
+    assert judge(CASE, folder, "", []).clean
+    assert not judge(CASE, folder, "", ["sem.x"]).clean, "the machine's"
+    result = json.loads((folder / "result.json").read_text())
+    for own, clean in ((["torch_1"], False), ([], True)):
+        (folder / "result.json").write_text(json.dumps({**result, "shared": own}))
+        assert judge(CASE, folder, "", ["of another program"]).clean == clean
 
 
 def test_a_case_that_never_struck_is_no_injected_fault(tmp_path: Path) -> None:
     folder = written(tmp_path, ["sundog.errors.PeerLost: x"] * 3, [1, 1, 1], 1.0)
     (folder / "events1.jsonl").unlink()
-    verdict = judge(CASE, folder, "")
+    verdict = judge(CASE, folder, "", [])
     assert not verdict.struck
     assert not verdict.good
 
