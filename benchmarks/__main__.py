@@ -181,6 +181,40 @@ def link_rates(json: Json = "") -> None:
     link_rates.main(json)
 
 
+@app.command("before-after")
+def before_after(
+    old: Folder,
+    world: World = 8,
+    rounds: Annotated[int, typer.Option(min=1)] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="per variant")] = 20,
+    json: Json = "",
+) -> None:
+    """Compare the ops of another source tree with those of this one, in turns."""
+    _need_gpu("before-after")
+    from . import before_after
+
+    before_after.main(old, world, rounds, samples, json)
+
+
+# anywhere
+
+
+@app.command()
+def endless(
+    backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")],
+    world: World = 2,
+    calls: Annotated[int, typer.Option(min=2)] = 10_000,
+    sizes: Annotated[int, typer.Option(min=1, help="different ones")] = 2_000,
+    largest: Annotated[int, typer.Option(min=64, help="bytes of a rank's input")] = 1_400_000,
+    json: Json = "",
+) -> None:
+    """Serve calls with ever new sizes from a heap of 64 MiB, and check that nothing leaks."""
+    from . import endless
+
+    how = endless.Endless(calls, sizes, largest)
+    raise typer.Exit(endless.main(how, world, backend, json))
+
+
 # from files
 
 

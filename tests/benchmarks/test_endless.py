@@ -1,0 +1,31 @@
+"""The serving loop finds wrong results and counts what it did."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import sundog
+from benchmarks import endless
+
+pytestmark = pytest.mark.sim_only
+
+
+def test_a_short_loop_serves_checks_and_replays() -> None:
+    how = endless.Endless(calls=103, sizes=9, largest=600)
+    served = sundog.run(lambda world: endless.serve(world, how), 2, "sim", heap_size=how.heap)
+    assert [(each.checked, each.replayed, each.wrong) for each in served] == [(3, 2, [])] * 2
+
+
+@pytest.mark.parametrize("op", endless.OPS)
+def test_one_wrong_element_is_found(op: str) -> None:
+    world: Any = SimpleNamespace(rank=0, size=2)
+    reduced = op in ("all_reduce", "reduce_scatter")
+    right = torch.full((6,), 3.0) if reduced else torch.tensor([1.0, 1, 1, 2, 2, 2])
+    assert endless._differences(world, "x", op, right) == []
+    right[4] = float("nan")
+    (line,) = endless._differences(world, "x", op, right)
+    assert line == "rank 0, x: 1 of 6 elements are wrong"
