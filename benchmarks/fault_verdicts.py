@@ -16,7 +16,8 @@ __all__ = ["COLUMNS", "Verdict", "as_json", "judge", "line", "rows_of"]
 
 COLUMNS = ["fault", "injected", "named by all", "in time", "culprit named", "exit status", "clean"]
 _GOOD = ("named", "in_time", "culprit", "status", "clean")  # the last columns
-_SENTENCE = re.compile(r"^(?:[\w.]*\.)?(\w+): (.*)", re.MULTILINE)
+# What ends a traceback; torch.distributed writes the rank before each of its lines.
+_SENTENCE = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w.]*\.)?(\w+): (.*)", re.MULTILINE)
 _NAMED = {
     name
     for name, value in vars(errors).items()

@@ -44,10 +44,11 @@ def test_a_seed_makes_the_same_cases_and_all_kinds(backend: str) -> None:
 
 def test_named_in_time_by_all(tmp_path: Path) -> None:
     lost = [f"sundog.errors.PeerLost: {PEER_LOST.format(rank)}" for rank in range(3)]
+    lost[0] = f"[rank0]: {lost[0]}"
     verdict = judge(CASE, written(tmp_path, lost, [1, 1, 1], 3.9), "", [])
     assert verdict.good
     assert verdict.culprit
-    assert verdict.sentences[2] == f"PeerLost: {PEER_LOST.format(2)}"
+    assert verdict.sentences[::2] == [f"PeerLost: {PEER_LOST.format(rank)}" for rank in (0, 2)]
 
 
 @pytest.mark.parametrize(
