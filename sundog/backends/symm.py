@@ -10,6 +10,7 @@ to start MPS for them; without it they take turns on the GPU.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -36,6 +37,7 @@ from ._gpu import Contexts, Direct, Gpu, Launch, grid_of, pinned_words, polls_pe
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
 from ._rendezvous import Peers, StoreExchange, check, facts, open_store
+from ._resident import ResidentCounter, largest_that_fits
 
 __all__ = ["check_can_fork", "open_alone", "open_world"]
 
@@ -125,14 +127,31 @@ class SymmBackend:
         for rank, each in enumerate(everyone):
             if rank != self.rank:
                 self._peers.watch(rank, each.pid)
-        sharing = sum(each.gpu == mine.gpu for each in everyone)
-        if _SHARE not in os.environ:  # with it, CUDA tells only this process's part
-            self.num_sms = max(self._target.num_sms // sharing, 1)
         self._own = symmetric.empty(heap_size, dtype=torch.uint8, device=self.device)
         assert dist.group.WORLD is not None
         self._handle = symmetric.rendezvous(self._own, dist.group.WORLD.group_name)
         self.bases = self.flag_bases = list(self._handle.buffer_ptrs)
         self._contexts = Contexts(self._own)
+        sharing = tuple(rank for rank, each in enumerate(everyone) if each.gpu == mine.gpu)
+        if len(sharing) > 1:
+            self.num_sms = self._measure_sms(sharing)
+        # All ranks get the same number, so that they plan the same.
+        every = self.exchange(self.num_sms, "opening of the world", tuple(range(self.size)), "open")
+        self.num_sms = min(every)
+
+    def _measure_sms(self, sharing: tuple[int, ...]) -> int:
+        """SMs that each of the ranks on this GPU can fill while the others fill theirs."""
+        first = self._target.num_sms
+        if _SHARE not in os.environ:  # with it, CUDA reports a part of them to each process
+            first = max(first // len(sharing), 1)
+        if torch.version.hip:  # MPS is CUDA's
+            return first
+        channel = f"SMs of {sharing[0]}"
+        meet = functools.partial(self.exchange, None, "count of SMs", sharing, channel)
+        counter = ResidentCounter(self.segment(sharing[0]), sharing.index(self.rank), len(sharing))
+        if self.rank == sharing[0]:
+            counter.clear()
+        return largest_that_fits(first, functools.partial(counter.measure, meet))
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         if rank == self.rank:  # not a view by address: this one keeps the memory alive
