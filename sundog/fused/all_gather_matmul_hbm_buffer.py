@@ -33,6 +33,7 @@ last bit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the staging buffer. The plan takes a symmetric a, any b, bias and out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.hbm_buffer", problem, config, refused)
+    if problem.k == 0:
+        return Plan(world, problem, config, (), _multiply_nothing(problem, config))
     rows, cols = _staged_tiles(problem, config)
     groups = triton.cdiv(cols, _per_flag(problem, config))
     flags = _fetchers.Flags(
@@ -185,6 +188,17 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         return out
 
     return Plan(world, problem, config, (*flags, storage), launch)
+
+
+def _multiply_nothing(problem: Problem, config: Config) -> Callable[..., torch.Tensor]:
+    """With K = 0 there is nothing to fetch: a plain GEMM applies bias and activation to zeros."""
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *given, out = rest
+        bias = given[0] if given else None
+        return _gemm.matmul(a, b, out, bias, problem.activation, config, config.programs)
+
+    return launch
 
 
 def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import torch
 
 import sundog
 from sundog.errors import OutOfHeap, RankMismatch
+from sundog.fused import _gemm
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
@@ -20,6 +21,7 @@ from sundog.fused._fetchers import Flags
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
 from sundog.ops import load
 from sundog.ops.select import Entry, choose, entries, user_file, write_entries
+from sundog.tools._launches import record
 
 from . import A_FEW, Run, answers, assembly, compare, compiled, spills
 
@@ -400,6 +402,25 @@ def test_what_the_compilers_make_of_the_default(
         assert re.search("mfma", text)
         assert re.search(r"(?:buffer|global)_load_dwordx4", text)
         assert not re.search(r"(?:buffer|global)_load_(?:ushort|short)", text)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("shard", ["k", "m"])
+def test_a_product_over_nothing_fetches_nothing_and_compiles(shard: str) -> None:
+    """Triton 3.6 can't compile fetchers that have no blocks to fetch."""
+    problem = Problem(6, 3, 0, BF16, 2, shard, has_bias=True, activation="silu")
+    config = hbm_buffer.default(problem, 8)
+
+    def main(world: sundog.World) -> None:
+        a = world.empty(problem.shard_shape, BF16)
+        b, bias = torch.empty(0, 3, dtype=BF16), torch.empty(3, dtype=BF16)
+        plan = hbm_buffer.plan(world, problem, config)
+        plan(a, b, bias, torch.empty(6, 3, dtype=BF16))
+
+    (launch,) = record(main, 2, 8, 1 << 20, 1 << 30)
+    assert launch.kernel is _gemm._gemm_kernel
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    assert spills(compiled(launch.kernel, "sm_90", launch.args, options)) == 0
 
 
 def _arguments(problem: Problem, config: hbm_buffer.Config) -> tuple:
