@@ -21,15 +21,14 @@ _OURS = tuple(
     for path in (__file__, torch.__file__, triton.__file__)
 )
 _EXAMPLES = tuple(
-    os.path.join(_HERE, name)
-    for name in ("demo.py", os.path.join("tools", "probe", "probe_subjects.py"))
+    os.path.join(_HERE, name) for name in ("demo.py", os.path.join("tools", "_primitives.py"))
 )
 
 
 def caller_frame() -> tuple[str, int, str]:
-    """File, line and function of the nearest frame outside sundog, torch and triton.
+    """Find the nearest frame outside sundog, torch and triton: its file, line and function.
 
-    If there is none, as in `sundog bench`, of the nearest that is not the world itself.
+    If there is none, as in `sundog bench`, the nearest outside the world and the call path of ops.
     """
     frame = sys._getframe(1)
     found = _nearest(frame, _is_theirs) or _nearest(frame, _is_ops) or frame
@@ -52,13 +51,13 @@ def _is_ops(path: str) -> bool:
 
 
 def caller() -> str:
-    """The same as file:line."""
+    """Name the same frame as file:line."""
     path, line, _ = caller_frame()
     return f"{relative(path)}:{line}"
 
 
 def raised_at(error: BaseException) -> tuple[str, int, str]:
-    """The same for the line that an error came from."""
+    """Find the line that an error came from: its file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if _is_theirs(f.filename)]
     ours = [f for f in frames if f.filename.startswith(_HERE)]  # rather than torch's
@@ -68,7 +67,7 @@ def raised_at(error: BaseException) -> tuple[str, int, str]:
 
 
 def relative(path: str) -> str:
-    """A path as a person in the working directory would write it; only a name if it is far away."""
+    """Write a path as seen from the working directory; only its name if it lies elsewhere."""
     return _relative(path, os.getcwd())
 
 

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -22,7 +25,7 @@ from ..errors import SundogError
 
 __all__ = [
     "CANNOT", "FINE", "FOUND", "INTERRUPTED", "Show", "check_extra", "check_writable", "command",
-    "note", "progress", "write_json",
+    "ensure_compiler_cache", "note", "progress", "write_json",
 ]  # fmt: skip
 
 FINE, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
@@ -43,7 +46,7 @@ def command(name: str) -> Callable[[Callable[[Options], int]], Callable[[Options
             try:
                 return run(options)
             except KeyboardInterrupt as error:
-                note(f"sundog {name}: {error or 'interrupted'}")
+                note(f"sundog {name}: {str(error) or 'interrupted'}")
                 return INTERRUPTED
             except (ValueError, ImportError, SundogError) as error:
                 note(f"sundog {name}: {error}", style="red")
@@ -113,6 +116,23 @@ def check_extra(option: str, extra: str, *modules: str) -> None:
     if missing:
         needed = " and ".join(missing)
         raise ValueError(f"{option} needs {needed}: pip install 'sundog[{extra}]'")
+
+
+def ensure_compiler_cache() -> None:
+    """Use a temporary folder for compiled kernels, with a note, if Triton's can't be written."""
+    from triton import knobs
+
+    folder = knobs.cache.dir
+    with suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return
+    temporary = os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="sundog-triton-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    note(
+        f"{folder} cannot be written, so compiled kernels are kept for this command only. "
+        "TRITON_CACHE_DIR names another folder."
+    )
 
 
 def write_json(path: str, content: Any, indent: int | None = None) -> None:

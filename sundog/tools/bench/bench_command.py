@@ -8,7 +8,15 @@ import time
 from pathlib import Path
 
 from ...ops.select import Entry, write_entries
-from .._console import FINE, FOUND, check_extra, check_writable, command, write_json
+from .._console import (
+    FINE,
+    FOUND,
+    check_extra,
+    check_writable,
+    command,
+    ensure_compiler_cache,
+    write_json,
+)
 from ..timing import machine
 from . import results
 from .limits import Rates
@@ -23,6 +31,7 @@ def run(options: BenchOptions) -> int:
     check_writable(options.csv, options.json, options.plot, options.entries)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
+    ensure_compiler_cache()
     rows, rates = bench(options)
     results.print_rows(rows, _measured_ranks(options))
     _write_files(options, rows, rates)

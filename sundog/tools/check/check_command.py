@@ -24,7 +24,7 @@ from .._console import (
     command,
     progress,
     write_json,
-)  # fmt: skip
+)
 from .._subject import function_of, resolve
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
 from .schedules import CANNOT_INTERPRET, Report, check, check_once, tokens

@@ -25,6 +25,7 @@ from ...launch import GPU_HEAP
 from ...ops import load
 from ...world.world import World
 from .._launches import for_warps, record
+from .._primitives import PRIMITIVES
 from .._subject import function_of, resolve, room
 from ..compiled.kernels import Kernel, inspect_launch
 
@@ -80,7 +81,9 @@ def inspect(
 def functions(target: str, case: Case) -> Iterator[Function]:
     """Give one function per algorithm of an op, or the function itself that a target names."""
     algorithms = resolve(target).algorithms
-    if not algorithms:
+    if target in PRIMITIVES:
+        yield target, PRIMITIVES[target].run_once, _LEAST_HEAP
+    elif not algorithms:
         yield target, function_of(target, case.size), _LEAST_HEAP
     for algorithm in algorithms:
         yield algorithm.name, *_of_op(algorithm.module, case)

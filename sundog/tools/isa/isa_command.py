@@ -13,7 +13,15 @@ from rich.table import Table
 
 from ...ops import load
 from ...ops.op import OPS
-from .._console import FINE, FOUND, check_writable, command, progress, write_json
+from .._console import (
+    FINE,
+    FOUND,
+    check_writable,
+    command,
+    ensure_compiler_cache,
+    progress,
+    write_json,
+)
 from .._launches import check_target
 from ..compiled.kernels import Kernel
 from .inspect import inspect
@@ -51,6 +59,7 @@ def _inspect_all(options: IsaOptions) -> list[Kernel]:
         raise ValueError(f"--world {options.world}: a world has at least one rank")
     check_writable(options.json)
     targets = [target for target in options.target.split(",") if target] or [""]
+    ensure_compiler_cache()
     for target in targets:
         check_target(target)
     names = [options.op] if options.op else list(OPS)

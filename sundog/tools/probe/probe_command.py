@@ -14,7 +14,16 @@ from rich.table import Column, Table
 
 from ...knobs import BACKENDS
 from ...target import has_gpu
-from .._console import FINE, FOUND, INTERRUPTED, check_writable, command, progress, write_json
+from .._console import (
+    FINE,
+    FOUND,
+    INTERRUPTED,
+    check_writable,
+    command,
+    ensure_compiler_cache,
+    progress,
+    write_json,
+)
 from .._pool import Failure, Worker, run_all, serve
 from ..timing import machine
 from .columns import COLUMNS
@@ -42,6 +51,8 @@ class ProbeOptions:
 def run(options: ProbeOptions) -> int:
     """Exit with 1 if a verdict is not the expected one. Ctrl-C keeps the rows that are done."""
     names = _checked_names(options)
+    if has_gpu():
+        ensure_compiler_cache()
     found = _probe_all(names, options)
     console = Console()
     if not console.is_terminal:

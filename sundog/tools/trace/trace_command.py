@@ -15,7 +15,14 @@ from ...launch import run as run_ranks
 from ...ops.load import running
 from ...ops.select import choose, config_for
 from ...world.world import World
-from .._console import FINE, check_extra, check_writable, command, write_json
+from .._console import (
+    FINE,
+    check_extra,
+    check_writable,
+    command,
+    ensure_compiler_cache,
+    write_json,
+)
 from .._subject import Algorithm, algorithms_of, problem_of, room
 from ..timing import machine
 from . import draw
@@ -97,6 +104,8 @@ def run(options: TraceOptions) -> int:
     check_writable(options.out, options.plot, options.json)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
+    if target.has_gpu():
+        ensure_compiler_cache()
     timeline = trace_op(options)
     draw.write(timeline, options.out)
     if options.plot:

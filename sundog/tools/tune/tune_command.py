@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._console import FINE, FOUND, command, progress
+from .._console import FINE, FOUND, command, ensure_compiler_cache, progress
 from .cache import promote
 from .space import fields_text
 from .tune import Tuned, TunePlace, tune
@@ -32,6 +32,7 @@ def run(options: TuneOptions) -> int:
     """Exit with 1 if every config failed."""
     if not options.op:
         raise ValueError("missing OP, for example: sundog tune all_gather")
+    ensure_compiler_cache()
     try:
         with progress() as show:
             done = tune(
