@@ -17,6 +17,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
 	$(BIN)/python scripts/prose.py
 
 format: $(VENV)/.installed

@@ -15,13 +15,12 @@ from . import knobs
 from .backends._link import LINKS
 from .backends.sim import Sim
 from .errors import SundogError
-from .target import has_gpu
+from .target import GPU_HEAP, has_gpu
 from .world.world import World
 
 __all__ = ["GPU_HEAP", "init", "run"]
 
 _CPU_HEAP = 64 << 20
-GPU_HEAP = 4 << 30  # bytes of a rank
 
 
 def run(

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Footprint", "Target", "has_gpu", "key_of", "of"]
+__all__ = ["GPU_HEAP", "Footprint", "Target", "has_gpu", "key_of", "of"]
+
+GPU_HEAP = 4 << 30  # bytes of a rank's heap on a GPU, by default
 
 # CUDA's table of technical specifications: resident blocks per SM. Torch does not report it.
 _BLOCKS_PER_SM = {(8, 0): 32, (8, 6): 16, (8, 7): 16, (8, 9): 24, (9, 0): 32, (10, 0): 32}

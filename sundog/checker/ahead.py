@@ -3,7 +3,7 @@
 It matters where a load in a loop reads what an acquire in the same loop has ordered, and no CTA
 barrier stands between them. Whether the loop is pipelined depends on its hints, on `num_stages`, on
 what else its body has and on what the load is for. So the kernel is compiled as it was launched, to
-TTGIR, and `isa.hoisted` says which loads moved. That is done once per kernel, after a run.
+TTGIR, and `compiled/hoisted.py` says which loads moved. That is done once per kernel, after a run.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import functools
 import linecache
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from triton.errors import TritonError
 
+from ..compiled.hoisted import Hoisted, find
+from ..compiled.recorded import pointer
+from ..dataset.triton.compile import lower_source, source_of
 from ..machine.tasks import Launch
+from ..target import GPU_HEAP
 from .findings import Event
-
-if TYPE_CHECKING:
-    from ..tools.compiled.hoisted import Hoisted
 
 __all__ = ["TARGETS", "Candidate", "arguments_of", "in_one_loop", "moved_by_compiler"]
 
@@ -42,9 +43,6 @@ class Candidate(NamedTuple):
 
 def arguments_of(launch: Launch) -> list[Any]:
     """While it runs: its tensors go when it ends."""
-    from ..launch import GPU_HEAP
-    from ..tools._launches import pointer
-
     return [pointer(launch.arguments[name], GPU_HEAP) for name in launch.kernel.arg_names]
 
 
@@ -69,10 +67,6 @@ def moved_by_compiler(candidate: Candidate) -> list[str]:
 
 
 def _hoisted(candidate: Candidate, target: str) -> Iterable[Hoisted]:
-    # Here, since these import the simulator.
-    from ..dataset.triton.compile import lower_source, source_of
-    from ..tools.compiled.hoisted import find
-
     launch = candidate.launch
     try:
         source, options = source_of(launch.kernel, candidate.arguments, launch.options, arch=target)

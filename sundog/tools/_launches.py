@@ -11,62 +11,40 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from triton.errors import TritonError
 from triton.runtime.jit import JITFunction
 
 from ..backends.sim import Sim
-from ..dataset.triton.compile import gpu_target, source_of
-from ..errors import SundogError
-from ..launch import GPU_HEAP, run
+from ..compiled.recorded import (
+    CTX,
+    DATA,
+    FEW,
+    FLAGS,
+    Pointer,
+    RecordedLaunch,
+    compile_launch,
+    pointer,
+)
+from ..dataset.triton.compile import gpu_target
+from ..launch import run
 from ..machine.launcher import Installed, current_machine
 from ..ops.load import running
-from ..world.poison import heaps
+from ..target import GPU_HEAP
 from ..world.world import World
 from ._pool import Failure, Worker, serve
 
-__all__ = [
-    "CTX", "DATA", "FEW", "FLAGS", "NUM_SMS", "Pointer", "RecordedLaunch", "check_target",
-    "compile_launch", "for_warps", "pointer", "record",
-]  # fmt: skip
+__all__ = ["KNOWN_TARGETS", "NUM_SMS", "check_target", "for_warps", "record"]
 
 NUM_SMS = 132  # that a rank has for itself, where no GPU says how many
 KNOWN_TARGETS = (
     "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100",
 )  # fmt: skip
 _COMPILE_SECONDS = 120.0
-CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
 _FEW_BYTES = 64 << 10  # of a whole tensor
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """A tensor as a launch sees it: what Triton asks of an argument, and no memory behind it."""
-
-    dtype: torch.dtype
-    address: int
-    reach: int  # bytes of the storage, which decides whether AMD offsets have 32 bits
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    def ptr_range(self) -> int:
-        return self.reach
-
-
-@dataclass(frozen=True)
-class RecordedLaunch:
-    """One launch: the kernel, and its arguments as Triton's compiler needs them."""
-
-    kernel: JITFunction
-    args: tuple
-    kwargs: dict[str, Any]
-    roles: dict[str, str]  # of arguments that are tensors or tuples: ctx, flags, data or few
 
 
 def record(
@@ -137,24 +115,6 @@ def _store_one(word):  # type: ignore[no-untyped-def]
     tl.store(word, 1)
 
 
-def compile_launch(launch: RecordedLaunch, target: str) -> Any:
-    """Compile a launch for a target, as Triton would on such a GPU; it need not be here."""
-    try:
-        source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
-        return triton.compile(source, target=gpu_target(target), options=options)
-    except (KeyError, RuntimeError, TritonError) as error:
-        raise SundogError(
-            f"{launch.kernel.__name__} does not compile for {target}: {_cause(error)}"
-        ) from error
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost of Triton's errors, which each show the caller's source."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error)
-
-
 def for_warps(config: Any, warp_size: int) -> Any:
     """Adapt a config to another kind of GPU than this machine's: AMD's warps have 64 lanes."""
     changes: dict[str, Any] = {}
@@ -178,19 +138,6 @@ def _launch(
         {name: pointer(value, heap_size) for name, value in kwargs.items()},
         roles,
     )
-
-
-def pointer(value: Any, heap_size: int) -> Any:
-    """An argument without its memory; a tuple's items each."""
-    if isinstance(value, tuple):  # a view of a matrix, say
-        items = [pointer(item, heap_size) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if not isinstance(value, torch.Tensor):
-        return value
-    with torch._C.DisableTorchFunction():
-        storage = value.untyped_storage()
-        reach = heap_size if storage.data_ptr() in heaps else storage.nbytes()
-        return Pointer(value.dtype, value.data_ptr(), reach)
 
 
 def _role(world: World, tensor: torch.Tensor | tuple) -> str:

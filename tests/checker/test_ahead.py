@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sundog.checker.findings import SUGGESTIONS
+from sundog.compiled import hoisted
 from sundog.dataset.triton.compile import lower_source, source_of
 from sundog.tools._launches import record
 from sundog.tools.check.schedules import Report, check
-from sundog.tools.compiled import hoisted
 from sundog.tools.isa import inspect as isa
 
 from . import pipelined_loops as loops

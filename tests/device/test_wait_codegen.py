@@ -10,15 +10,16 @@ import pytest
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from sundog.compiled import hoisted
+from sundog.compiled.assembly import Place
+from sundog.compiled.recorded import CTX
+from sundog.compiled.ttgir import Flow, argument_names
 from sundog.dataset.triton import compile as compile_module
 from sundog.dataset.triton.compile import gpu_target, lower_source
 from sundog.dataset.triton.mlir import MlirOperation
 from sundog.dataset.triton.triton_module import read_module
 from sundog.ops.op import OPS
-from sundog.tools._launches import CTX, record
-from sundog.tools.compiled import hoisted
-from sundog.tools.compiled.assembly import Place
-from sundog.tools.compiled.ttgir import Flow, argument_names
+from sundog.tools._launches import record
 from sundog.tools.isa.inspect import Case, functions
 
 from . import wait_kernels, wait_kernels_gluon

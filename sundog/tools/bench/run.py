@@ -22,7 +22,6 @@ import torch
 
 from ... import knobs, target
 from ...errors import NotResident, SundogError, VariantFailed
-from ...launch import GPU_HEAP
 from ...launch import run as run_ranks
 from ...ops import load
 from ...ops.op import Cost
@@ -191,7 +190,7 @@ def _rates(world: World, link: str) -> limits.Rates | None:
 def _heap_size(nbytes: int) -> int:
     """Of a rank, for two sets of that many bytes and what plans need; 0, the default, if larger."""
     needed = nbytes * 5 // 2 + (1 << 30)
-    return 0 if knobs.heap_size.get() or needed <= GPU_HEAP else needed
+    return 0 if knobs.heap_size.get() or needed <= target.GPU_HEAP else needed
 
 
 def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:

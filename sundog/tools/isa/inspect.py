@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
+from ...compiled.kernels import Kernel, inspect_launch
 from ...dataset.triton.compile import gpu_target
 from ...errors import SundogError
-from ...launch import GPU_HEAP
 from ...ops import load
+from ...target import GPU_HEAP
 from ...world.world import World
 from .._launches import for_warps, record
 from .._primitives import PRIMITIVES
 from .._subject import function_of, resolve, room
-from ..compiled.kernels import Kernel, inspect_launch
 
 __all__ = ["TARGETS", "Case", "functions", "inspect", "typical"]
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...compiled.kernels import Kernel
 from ...ops import load
 from ...ops.op import OPS
 from .._console import (
@@ -23,7 +24,6 @@ from .._console import (
     write_json,
 )
 from .._launches import check_target
-from ..compiled.kernels import Kernel
 from .inspect import inspect
 
 __all__ = ["IsaOptions", "run"]

@@ -21,16 +21,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...compiled.kernels import Kernel, inspect_launch
+from ...compiled.recorded import RecordedLaunch, compile_launch
 from ...dataset.files import AppendFile
 from ...dataset.graph_file import IrFile
 from ...dataset.schema import file_names
 from ...dataset.triton.compile import source_of
 from ...dataset.triton.ttir import extract_ttir_graph
 from ...world.world import World
-from .._launches import RecordedLaunch, compile_launch, record
+from .._launches import record
 from .._pool import Failure, Worker
 from .._subject import room
-from ..compiled.kernels import Kernel, inspect_launch
 from .space import Job
 
 __all__ = ["CompiledConfig", "Compilers", "compile_config", "launches_of"]

@@ -14,16 +14,16 @@ from typer.testing import CliRunner
 
 from sundog import launch
 from sundog.cli import app
+from sundog.compiled import assembly, ttgir
+from sundog.compiled.kernels import Kernel
 from sundog.errors import SundogError
 from sundog.ops import op as ops
-from sundog.tools.compiled import assembly, ttgir
-from sundog.tools.compiled.kernels import Kernel
 from sundog.tools.isa import inspect
 
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 
 KERNELS = str(Path(__file__).parent / "isa_kernels.py")
-LOOPS = str(Path(__file__).parent / "pipelined_loops.py")
+LOOPS = str(Path(__file__).parents[2] / "checker" / "pipelined_loops.py")
 BOTH = ("sm_90", "gfx942")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sundog.tools._launches import compile_launch, record
+from sundog.compiled.recorded import compile_launch
+from sundog.tools._launches import record
 from sundog.tools.isa.inspect import Case, functions
 
 pytestmark = pytest.mark.sim_only

@@ -16,6 +16,7 @@ import sundog.tools.tune.tune
 from benchmarks.tuning_runs import sessions
 from sundog import World, knobs
 from sundog.collectives import all_gather_push
+from sundog.compiled.recorded import RecordedLaunch
 from sundog.dataset.reader import read
 from sundog.dataset.recorder import Recorder
 from sundog.dataset.triton.compile import source_of
@@ -24,7 +25,7 @@ from sundog.errors import SundogError
 from sundog.launch import run as launch
 from sundog.ops import select
 from sundog.ops.load import parse
-from sundog.tools._launches import RecordedLaunch, record
+from sundog.tools._launches import record
 from sundog.tools._pool import Failure, Worker, serve
 from sundog.tools.timing import Times, Variant
 from sundog.tools.tune.cache import known_results

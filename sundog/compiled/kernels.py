@@ -14,12 +14,12 @@ from typing import Any
 
 from triton import knobs
 
-from ...dataset.triton.compile import gpu_target
-from ...dataset.triton.triton_module import read_module
-from ...errors import SundogError
-from .._launches import CTX, RecordedLaunch, compile_launch
+from ..dataset.triton.compile import gpu_target
+from ..dataset.triton.triton_module import read_module
+from ..errors import SundogError
 from . import assembly, hoisted, ttgir
 from .marks import CompiledKernel, IsaMark, classify, judge
+from .recorded import CTX, RecordedLaunch, compile_launch
 
 __all__ = ["Kernel", "Site", "inspect_launch"]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...dataset.triton.mlir import MlirBlock, MlirModule, MlirOperand, MlirOperation
+from ..dataset.triton.mlir import MlirBlock, MlirModule, MlirOperand, MlirOperation
 from .assembly import Instruction, Place
 
 __all__ = [

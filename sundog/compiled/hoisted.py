@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...dataset.triton.mlir import MlirBlock, MlirOperation
-from ...dataset.triton.triton_module import read_module
+from ..dataset.triton.mlir import MlirBlock, MlirOperation
+from ..dataset.triton.triton_module import read_module
 from .assembly import Place
 from .ttgir import Flow, argument_names, place_of, short, where
 

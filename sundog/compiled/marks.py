@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...dataset.triton.mlir import MlirOperation
-from ...device.context import DELTAS
-from .._launches import CTX, DATA, FEW
+from ..dataset.triton.mlir import MlirOperation
+from ..device.context import DELTAS
+from .recorded import CTX, DATA, FEW
 from .ttgir import Flow, MemoryAccess, descriptor_bytes
 
 __all__ = ["FULL", "CompiledKernel", "IsaMark", "classify", "judge"]

@@ -1,0 +1,182 @@
+"""Count what makes a package hard to find one's way in: files, names that collide, long imports.
+
+    python scripts/house.py     # the figures; tests/test_house.py holds them to its budgets
+
+Lines are physical lines. Imports inside functions count; those for type checking do not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "sundog"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file, parsed."""
+
+    name: str  # sundog.ops.op
+    path: Path
+    lines: int
+    tree: ast.Module = field(repr=False, compare=False)
+
+    @property
+    def folder(self) -> str:
+        """The package's top folders one by one, the tools' too; "(top)" for its own files."""
+        parts = self.path.relative_to(ROOT / PACKAGE).parts[:-1]
+        return "/".join(parts[:2]) or "(top)"
+
+    @property
+    def is_init(self) -> bool:
+        return self.path.stem == "__init__"
+
+
+@dataclass(frozen=True)
+class House:
+    """All modules of the package, and what is counted of them."""
+
+    modules: dict[str, Module]
+
+    @staticmethod
+    def read(root: Path = ROOT) -> House:
+        modules = {}
+        for path in sorted((root / PACKAGE).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            text = path.read_text()
+            modules[name] = Module(name, path, text.count("\n"), ast.parse(text))
+        return House(modules)
+
+    @cached_property
+    def lines(self) -> dict[str, int]:
+        """Lines by folder."""
+        found: dict[str, int] = defaultdict(int)
+        for module in self.modules.values():
+            found[module.folder] += module.lines
+        return dict(found)
+
+    @cached_property
+    def colliding_stems(self) -> dict[str, list[str]]:
+        return _repeated((m.path.stem, name) for name, m in self.modules.items() if not m.is_init)
+
+    @cached_property
+    def colliding_classes(self) -> dict[str, list[str]]:
+        return _repeated(
+            (node.name, name)
+            for name, module in self.modules.items()
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.ClassDef)
+        )
+
+    @cached_property
+    def imports(self) -> dict[str, set[str]]:
+        return {name: set(self._imports(module)) for name, module in self.modules.items()}
+
+    @cached_property
+    def one_importer(self) -> dict[str, str]:
+        """Modules that a single other one imports, and which."""
+        importers: dict[str, set[str]] = defaultdict(set)
+        for name, imported in self.imports.items():
+            for other in imported - {name}:
+                importers[other].add(name)
+        single = {name: each for name, each in importers.items() if len(each) == 1}
+        return {n: min(e) for n, e in sorted(single.items()) if not self.modules[n].is_init}
+
+    def closure(self, name: str) -> set[str]:
+        """A module and all that importing it reads, without __init__ files."""
+        found, left = set(), [name]
+        while left:
+            each = left.pop()
+            if each not in found:
+                found.add(each)
+                left += self._imports(self.modules[each], lazy=False)
+        return {each for each in found if not self.modules[each].is_init}
+
+    def _imports(self, module: Module, lazy: bool = True) -> Iterator[str]:
+        for node in _import_nodes(module.tree, lazy):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                base = self._base(module, node)
+                names = [f"{base}.{alias.name}" for alias in node.names] + [base]
+            yield from (name for name in names if name in self.modules)
+
+    def _base(self, module: Module, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = module.name.split(".")
+        package = parts if module.is_init else parts[:-1]
+        package = package[: len(package) - node.level + 1]
+        return ".".join([*package, *([node.module] if node.module else [])])
+
+    @cached_property
+    def wide_kernels(self) -> dict[str, int]:
+        """Arguments of each jit function, a NamedTuple's fields one by one where it is annotated."""
+        fields = {
+            node.name: sum(isinstance(each, ast.AnnAssign) for each in node.body)
+            for module in self.modules.values()
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.ClassDef)
+            and any(ast.unparse(base) == "NamedTuple" for base in node.bases)
+        }
+        return {
+            f"{name}.{node.name}": sum(
+                fields.get(ast.unparse(arg.annotation) if arg.annotation else "", 1)
+                for arg in [*node.args.args, *node.args.kwonlyargs]
+            )
+            for name, module in self.modules.items()
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
+        }
+
+
+def _import_nodes(tree: ast.AST, lazy: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        elif lazy or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _import_nodes(node, lazy)
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(target).rpartition(".")[2] == "jit"
+
+
+def _repeated(pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, place in pairs:
+        places[name].append(place)
+    return {name: each for name, each in sorted(places.items()) if len(each) > 1}
+
+
+def main() -> None:
+    house = House.read()
+    modules = house.modules.values()
+    print(f"{len(modules)} files, {sum(m.lines for m in modules)} lines")
+    for folder, lines in sorted(house.lines.items()):
+        print(f"  {folder:24} {lines:6}")
+    print("longest:", max((m.lines, m.name) for m in modules))
+    print("colliding stems:", house.colliding_stems)
+    print(f"colliding classes ({len(house.colliding_classes)}):")
+    for name, places in house.colliding_classes.items():
+        print(f"  {name}: {' '.join(places)}")
+    print(f"modules with one importer ({len(house.one_importer)}):")
+    for name, importer in house.one_importer.items():
+        print(f"  {name} <- {importer}")
+    closures = {n: len(house.closure(n)) for n in house.modules if ".collectives." in n}
+    print("largest import closure of a collective:", max((c, n) for n, c in closures.items()))
+    print("widest kernels:", sorted(house.wide_kernels.items(), key=lambda e: -e[1])[:6])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What a compiler made of a launch: read from TTIR, TTGIR and assembly, for `isa` and `tune`."""
