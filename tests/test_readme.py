@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from sundog.ops.op import OPS
 
 README = Path(__file__).parent.parent / "README.md"
 REFERENCE = README.parent / "docs" / "reference"
+sys.path.append(str(README.parent / "scripts" / "site"))
+
+import ops_page  # noqa: E402
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/fused.md"])
@@ -31,17 +35,19 @@ def test_every_environment_variable_is_listed_with_its_default_and_meaning():
 
 
 def test_every_op_is_listed_with_its_algorithms():
-    text = (REFERENCE / "ops.md").read_text()
+    text = ops_page.fill((REFERENCE / "ops.md").read_text())
     for key in OPS:
         op, _, algorithm = key.partition(".")
         (row,) = re.findall(rf"^\| `world\.{op}\(.*$", text, re.M)
         assert re.search(rf"\b{algorithm}\b", row), key
+        assert f"sundog/collectives/{op}.py" in row or f"sundog/fused/{op}.py" in row
 
 
 def test_every_op_has_its_signature_on_the_page():
-    text = (REFERENCE / "ops.md").read_text()
+    text = ops_page.fill((REFERENCE / "ops.md").read_text())
     for op in {key.partition(".")[0] for key in OPS}:
         assert re.search(rf"^::: sundog\.\w+\.{op}\.{op}$", text, re.M), op
+    assert '`world.all_reduce(x, op="sum", out=None)`' in text
 
 
 def test_every_command_is_listed():

@@ -3,6 +3,7 @@
     index.md, contributing.md, changelog.md     README.md and its neighbours, links rewritten
     tutorials/*.md                              tutorials/*.py, with what each of them prints
     reference/commands.md                       the help of every command, from the program
+    reference/ops.md                            the table and signatures of all ops
 
 So none of them can differ from what it describes.
 """
@@ -21,6 +22,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+import ops_page  # noqa: E402
 import tutorial  # noqa: E402
 
 _COPIES = {
@@ -36,6 +38,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Fill in the table of ops."""
+    return ops_page.fill(markdown)
 
 
 def _copied_pages() -> dict[str, str]:
