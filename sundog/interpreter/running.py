@@ -1,6 +1,6 @@
 """What the interpreter needs of the machine that runs its programs, as protocols.
 
-The interpreter computes. Whoever runs it says which program is running, and carries out or delays
+The interpreter computes. Whatever runs it says which program is running, and carries out or delays
 each memory access.
 """
 
