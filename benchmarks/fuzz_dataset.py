@@ -275,7 +275,7 @@ def run(command: str, files: Files, folder: str, draws: bool) -> str | None:
     base = os.path.join(folder, "case")
     for ending, data in files.items():
         Path(f"{base}.{ending}").write_bytes(data)
-    data_command._has_matplotlib = lambda: draws  # type: ignore[assignment]
+    data_command._has_matplotlib = lambda: draws
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(SECONDS)
     try:

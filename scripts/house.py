@@ -118,7 +118,7 @@ class House:
 
     @cached_property
     def wide_kernels(self) -> dict[str, int]:
-        """Arguments of each jit function, a NamedTuple's fields one by one where it is annotated."""
+        """Count the arguments of each jit function, and an annotated NamedTuple by its fields."""
         fields = {
             node.name: sum(isinstance(each, ast.AnnAssign) for each in node.body)
             for module in self.modules.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -20,6 +21,7 @@ _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (__file__, torch.__file__, triton.__file__)
 )
+_OURS += (os.path.abspath(threading.__file__),)  # which starts the threads of ranks
 _EXAMPLES = tuple(
     os.path.join(_HERE, name) for name in ("demo.py", os.path.join("tools", "_primitives.py"))
 )

@@ -20,7 +20,6 @@ import triton
 
 from .. import knobs
 from ..errors import RankMismatch, by_rank
-from ..machine.host_ops import HostMode
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.queues import switched
@@ -33,6 +32,7 @@ from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
 from ._processes import opened
+from ._quiet import NBYTES, Quiet
 from ._rendezvous import (
     Locality,
     Peers,
@@ -107,31 +107,33 @@ class ShmBackend:
         self._nap = 0.0
         self._looked = 0.0  # at the peers
         self._segments = [torch.empty(0, dtype=torch.uint8)] * size
+        self._quiet = Quiet(rank)
         self._own_fd = os.memfd_create("sundog-heap")
-        os.ftruncate(self._own_fd, heap_size)
+        os.ftruncate(self._own_fd, heap_size + NBYTES)
         self._installed = Installed(self.machine)
-        self._mode = HostMode(self.machine)
 
     def attach(self) -> None:
         self.machine.attach_host(self.rank)
         self.machine.on_idle = self._look_outside
         self.machine.on_expire = lambda programs: end_waits(self.machine.memory, programs)
         self._installed.__enter__()
-        heap_size = os.fstat(self._own_fd).st_size
+        heap_size = os.fstat(self._own_fd).st_size - NBYTES
         versions = (str(torch.__version__), triton.__version__)
         mine = ShmFacts(locality(), os.getpid(), self._own_fd, heap_size, versions)
         everyone = self.exchange(mine, "opening of the world", tuple(range(self.size)), "open")
         check_same(everyone)
-        for rank, each in enumerate(everyone):
-            self._segments[rank] = self._map(rank, each.pid, each.fd, heap_size)
+        whole = [self._map(r, each.pid, each.fd, heap_size) for r, each in enumerate(everyone)]
+        self._segments = [
+            torch.frombuffer(memory, dtype=torch.uint8, count=heap_size) for memory in whole
+        ]
+        self._quiet.share(whole, heap_size)
         self.bases = self.flag_bases = [segment.data_ptr() for segment in self._segments]
         self.exchange(None, "opening of the world", tuple(range(self.size)), "open")
         self._close_fd()  # everybody has mapped it; the maps keep it alive
-        torch._C._push_on_torch_function_stack(self._mode)
 
-    def _map(self, rank: int, pid: int, fd: int, heap_size: int) -> torch.Tensor:
+    def _map(self, rank: int, pid: int, fd: int, heap_size: int) -> mmap.mmap:
         if rank == self.rank:
-            return torch.frombuffer(mmap.mmap(fd, heap_size), dtype=torch.uint8)
+            return mmap.mmap(fd, heap_size + NBYTES)
         self._peers.watch(rank, pid)
         try:
             theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
@@ -141,7 +143,7 @@ class ShmBackend:
                 f"({error}): start all ranks as one user, without limits on ptrace between them"
             ) from None
         try:
-            return torch.frombuffer(mmap.mmap(theirs, heap_size), dtype=torch.uint8)
+            return mmap.mmap(theirs, heap_size + NBYTES)
         finally:
             os.close(theirs)
 
@@ -213,16 +215,11 @@ class ShmBackend:
                 # Nobody leaves while a peer may still wait for this rank's memory.
                 self.exchange(None, "closing of the world", tuple(range(self.size)), "close")
         finally:
-            modes = [
-                torch._C._pop_torch_function_stack()
-                for _ in range(torch._C._len_torch_function_stack())
-            ]
-            for mode in reversed(modes):
-                if mode is not self._mode:
-                    torch._C._push_on_torch_function_stack(mode)
+            self.machine.host.sight.set(False)
             self._installed.__exit__(None, None, None)
             self._peers.close()
             self._close_fd()
+            self._quiet.share([], 0)
             self._segments.clear()  # tensors that are still in use keep their heap mapped
             self.machine.close()
 
@@ -238,8 +235,9 @@ class ShmBackend:
         self.machine.host_wrote()
         if self._pending is not None and self._pending.arrived():
             self.machine.wake(self.machine.hosts[0])
-        if self.machine.ready:
+        if self.machine.ready or self._may_go_on():
             self._idle_since = self._nap = 0.0
+            self._quiet.runs()
             return True
         self._idle_since = self._idle_since or time.monotonic()
         self._check_peers()
@@ -250,6 +248,13 @@ class ShmBackend:
         self._nap = min(2 * self._nap + 1e-5, _LONGEST_NAP)
         time.sleep(self._nap)
         return self.machine.failure is not None
+
+    def _may_go_on(self) -> bool:
+        """Nobody runs anywhere, and the host waits for nothing that it has to."""
+        if len(self.machine.watch) and not self.machine.had_last_turn:
+            self._quiet.runs()  # next
+            return False
+        return self._quiet.is_everywhere() and self.machine.let_go_on()
 
     def _check_peers(self) -> None:
         if time.monotonic() - self._looked < _LOOK_AT_PEERS:
@@ -264,6 +269,7 @@ class ShmBackend:
     def _give_up(self) -> None:
         self._idle_since = 0.0
         parked: list[Program] = self.machine.watch.parked()
+        self._quiet.runs()
         if parked:
             self.machine.run_out(parked)
         elif self._pending is not None:

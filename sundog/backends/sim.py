@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ import torch
 
 from .. import knobs
 from ..device import context
-from ..machine.host_ops import HostMode
 from ..machine.launcher import Installed, current_machine
 from ..machine.machine import Machine
 from ..machine.queues import switched
@@ -190,11 +190,13 @@ def region_of(base: int, allocation: Allocation, rank: int) -> Region:
 def make_segments(world_size: int, nbytes: int) -> list[torch.Tensor]:
     """Heaps at aligned addresses, evenly spaced as on `virtual`, with a gap behind each."""
     apart = nbytes + -nbytes % ALIGNMENT + GUARD
-    whole = torch.empty(world_size * apart + ALIGNMENT, dtype=torch.uint8)
-    first = -whole.data_ptr() % ALIGNMENT
+    # Pages of its own: they go back to the system with the world, and leave malloc no holes.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    whole = mmap.mmap(-1, world_size * apart + ALIGNMENT, private)
+    first = -torch.frombuffer(whole, dtype=torch.uint8).data_ptr() % ALIGNMENT
     # Each with a storage of its own, by which the checker tells them apart.
     return [
-        torch.frombuffer(whole.numpy(), dtype=torch.uint8, count=nbytes, offset=first + r * apart)
+        torch.frombuffer(whole, dtype=torch.uint8, count=nbytes, offset=first + r * apart)
         for r in range(world_size)
     ]
 
@@ -228,7 +230,7 @@ def simulate(
         segments, flags = machine.memory.split.data, machine.memory.split.flags
     shared = Shared(machine, segments, flags, {}, bool(link))
     for rank in range(world_size):
-        machine.add_host(rank, _host(fn, shared, rank), [HostMode(machine)])
+        machine.add_host(rank, _host(fn, shared, rank), [])
     machine.on_expire = lambda programs: end_waits(machine.memory, programs)
     with Installed(machine):
         machine.run()

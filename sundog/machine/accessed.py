@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from .accesses import MAKE, READ, WRITE, Observer, Touch
 from .regions import Region
 from .tasks import Stream
 
-__all__ = ["Accessed", "accessed", "tell"]
+__all__ = ["Accessed", "accessed", "is_view", "tell"]
 
 _OVERWRITES = ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_")
 
@@ -38,8 +39,8 @@ def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
     """Of one call of an operator."""
     touched = Accessed()
     schema = func._schema
-    if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
-        return touched  # a view: nothing was touched
+    if is_view(func):
+        return touched
     given = [*zip(schema.arguments, args, strict=False)]
     given += [(a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs]
     for argument, value in given:
@@ -53,6 +54,12 @@ def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
         place = touched.unwritten if "empty" in func._opname else touched.made
         place += _tensors(result)
     return touched
+
+
+@functools.cache
+def is_view(func: Any) -> bool:
+    """Whether an operator returns a view: it touches no memory."""
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def tell(checker: Observer, stream: Stream, touched: Accessed, at: tuple[str, int, str]) -> None:

@@ -1,21 +1,37 @@
-"""What a rank's host does between launches: torch operations, in stream order and in sight."""
+"""What a rank's host does between launches: torch operations, in stream order and in sight.
+
+Mostly nobody needs to look: a launch returns when its stream has ended (`Streams.settle`), so that
+whatever reads memory next, in Python, C++ or another thread, finds the results. Torch's operations
+are watched while work is left on the host's stream, in a capture, and for the checker.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..callsite import caller_frame
-from .accessed import Accessed, accessed, tell
+from .accessed import Accessed, accessed, is_view, tell
+from .accesses import Observer
 from .host_waits import reads_back
-from .machine import Machine
-from .tasks import Host
+from .torch_state import pop_modes, push_modes
 
-__all__ = ["HostMode"]
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .tasks import Host
+
+__all__ = ["Sight"]
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read, unseen
 
 # Of what a host does with tensors, these only look at shapes and addresses, not at memory.
 _METADATA = {
@@ -26,8 +42,34 @@ _METADATA = {
 }  # fmt: skip
 
 
-class HostMode(TorchFunctionMode):
-    """Torch operations of a rank's host happen in stream order: behind what it launched."""
+class Sight:
+    """Two modes through which a host's torch operations are seen, while there is a reason to."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._functions, self._operators = HostFunctions(machine), HostOperators(machine)
+        self._is_on = False
+
+    def set(self, on: bool) -> None:
+        """In the host's thread. Below the modes that the host's code has entered and will leave."""
+        if on == self._is_on:
+            return
+        functions, operators = pop_modes()
+        if on:
+            at = sum(isinstance(mode, DeviceContext) for mode in functions[:1])
+            functions.insert(at, self._functions)
+            operators.insert(0, self._operators)
+        else:
+            functions.remove(self._functions)
+            operators.remove(self._operators)
+        push_modes(functions, operators)
+        self._is_on = on
+
+
+class HostFunctions(TorchFunctionMode):
+    """What Python code calls of torch comes after what its rank launched on the stream.
+
+    It sees what reads memory without an operator: `numpy`, `tolist`, pickling.
+    """
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -37,47 +79,61 @@ class HostMode(TorchFunctionMode):
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
+        if name in _ADDRESSES and not _is_ours(sys._getframe(1)):
+            self.machine.streams.drain(self.machine.host.stream)
         if name in _METADATA or (name == "__getitem__" and _is_slicing(args[1])):
             return func(*args, **(kwargs or {}))
-        machine = self.machine
-        if isinstance(machine.current, Host):
-            if machine.current.recording is not None:
-                return machine.current.recording.torch_function(func, args, kwargs or {})
-            machine.streams.drain(machine.current.stream)
-        if machine.checker is None:
-            result = func(*args, **(kwargs or {}))
-        else:
-            with Recorder() as seen:
-                result = func(*args, **(kwargs or {}))
-            self._tell(seen, func, args)
-            if reads_back(name, args):
-                machine.checker.streams.synchronize(machine.host.rank, [machine.host.stream])
-        machine.host_wrote()
+        host = self.machine.host
+        if host.recording is not None:
+            return host.recording.torch_function(func, args, kwargs or {})
+        self.machine.streams.drain(host.stream)
+        result = func(*args, **(kwargs or {}))
+        if self.machine.checker is not None:
+            self._tell(self.machine.checker, host, name, args)
         return result
 
-    def _tell(self, seen: Recorder, func: Callable, args: tuple) -> None:
-        checker, stream = self.machine.checker, self.machine.host.stream
-        assert checker is not None
-        checker.streams.learn(stream, checker.streams.host(stream.rank))
-        if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__"):  # not dispatched
-            seen.touched.reads += [a for a in args if isinstance(a, torch.Tensor)]
-        tell(checker, stream, seen.touched, caller_frame())
+    def _tell(self, checker: Observer, host: Host, name: str, args: tuple) -> None:
+        if name in ("tolist", "numpy", "__array__"):
+            read = Accessed(reads=[a for a in args if isinstance(a, torch.Tensor)])
+            _tell_host(checker, host, read)
+        if reads_back(name, args):
+            checker.streams.synchronize(host.rank, [host.stream])
 
 
-class Recorder(TorchDispatchMode):
-    """What an operation touched: all that its operators did."""
+class HostOperators(TorchDispatchMode):
+    """The same for torch's operators, whoever calls them: autograd, jit, a function transform."""
 
-    def __init__(self) -> None:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operator imports the compiler, which takes a second
+
+    def __init__(self, machine: Machine) -> None:
         super().__init__()
-        self.touched = Accessed()
+        self.machine = machine
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        host = self.machine.host
+        if host.recording is not None:
+            return host.recording.operator(func, args, kwargs)
+        if is_view(func):
+            return func(*args, **kwargs)
+        self.machine.streams.drain(host.stream)
         result = func(*args, **kwargs)
-        self.touched.add(accessed(func, args, kwargs, result))
+        if self.machine.checker is not None:
+            _tell_host(self.machine.checker, host, accessed(func, args, kwargs, result))
         return result
+
+
+def _tell_host(checker: Observer, host: Host, touched: Accessed) -> None:
+    checker.streams.learn(host.stream, checker.streams.host(host.rank))
+    tell(checker, host.stream, touched, caller_frame())
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_HERE)
 
 
 def _is_slicing(index: Any) -> bool:

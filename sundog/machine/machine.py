@@ -1,8 +1,9 @@
-"""The machine: hosts and programs of many ranks as coroutines, one of them running at a time.
+"""The machine: hosts and programs of many ranks, one of them running at a time.
 
-A third coroutine, the hub, decides who goes on. A program gives way before every atomic and
-volatile load, since only there can it learn of other programs; a host where it launches, waits, or
-touches a tensor while its stream has work (the operation belongs behind that work).
+Hosts are threads, programs are coroutines of the machine's thread, and so is the hub, which decides
+who goes on. A program gives way before every atomic and volatile load, since only there can it
+learn of other programs; a host where it launches, waits, or touches a tensor while its stream has
+work (the operation comes after that work).
 
 A program that polls memory which does not change is parked until somebody writes it. When nothing
 can run, parked programs get some more turns; then it is a deadlock or, with `expire`, the bounded
@@ -11,6 +12,8 @@ waits run out.
 
 from __future__ import annotations
 
+import time
+from _thread import get_ident
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,17 +25,20 @@ from ..errors import Deadlock, SundogError
 from ..interpreter.interpreter import language
 from . import deadlock
 from .accesses import Accesses, Observer
+from .baton import Runner
+from .host_ops import Sight
 from .polling import Watch
 from .queues import Streams
 from .regions import Memory
 from .schedule import Schedule
 from .tasks import Host, Program, Task
-from .torch_state import TorchState
+from .torch_state import ProcessState, ThreadState
 
 __all__ = ["Machine"]
 
 _LAST_POLLS = 1024  # before nothing more is expected of the parked programs, all together
 _MOST_LAST_POLLS, _FEWEST_LAST_POLLS = 64, 8  # and of each
+_BETWEEN_TRIES = 1e-3  # seconds, to interrupt a thread
 _EXPIRY_POLLS = 200  # a bounded wait looks at its bound only now and then
 
 
@@ -55,33 +61,42 @@ class Machine:
         self.loaded: set[tuple] = set()  # kernels that were launched, by what a binary depends on
         self.on_idle: Callable[[], bool] | None = None  # shm: look outside this process
         self.on_expire: Callable[[list[Program]], None] = lambda programs: None
-        self._hub = greenlet.greenlet(self._loop)
+        self._runner = Runner(self._run_hub)
+        self._caller: Runner  # who waits for the machine to end, or is its only host
+        self._thread: ThreadState
+        self._hub: Any = None  # a coroutine, as programs are
         self._chosen: Task | None = None
-        self._active: Host | None = None  # whose torch state is in force
-        self._had_last_turn = False  # the parked programs, since anything happened
+        self._state: ProcessState | None = None  # whose generators and default dtype are in force
+        self._is_closed = False
+        self.had_last_turn = False  # the parked programs, since anything happened
         self._ran_out = False  # and their time
 
     # hosts
 
     def add_host(self, rank: int, function: Callable[[], Any], modes: list[Any]) -> Host:
-        stream, state = self.streams.add(rank), TorchState(modes)
-        host = Host(rank, greenlet.greenlet(None, self._hub), stream, state)
-        host.coroutine.run = lambda: self._run_host(host, function)
+        def run() -> Runner:
+            self._run_host(host, lambda: self._run_function(host, function, thread, modes))
+            return self._runner
+
+        thread = ThreadState()
+        host = Host(rank, Runner(run), self.streams.add(rank), ProcessState(), Sight(self))
         self.ready.append(host)
         self.hosts.append(host)
         return host
 
     def attach_host(self, rank: int) -> Host:
-        """The code that is running now becomes the rank's host, until the world is closed."""
-        stream, state = self.streams.add(rank), TorchState([])
-        host = Host(rank, greenlet.getcurrent(), stream, state, attached=True)
-        self.current = self._active = host
+        """Make the code that is running now the rank's host, until the world is closed."""
+        self._thread, self._caller = ThreadState(), Runner(on_interrupt=self._interrupt)
+        stream, state = self.streams.add(rank), ProcessState()
+        host = Host(rank, self._caller, stream, state, Sight(self), attached=True)
+        self.current, self._state = host, state
+        self._runner.start()
         self.hosts.append(host)
         return host
 
     def _run_host(self, host: Host, function: Callable[[], Any]) -> None:
         try:
-            host.result = function()
+            host.result = host.runner.interruptible(function)
         except greenlet.GreenletExit:
             pass
         except BaseException as error:
@@ -90,28 +105,63 @@ class Machine:
         host.done = True
         self._progress()
 
+    def _run_function(
+        self, host: Host, function: Callable[[], Any], thread: ThreadState, modes: list[Any]
+    ) -> Any:
+        self._enter(host.state)
+        with thread.entered(modes):
+            host.sight.set(self.checker is not None)
+            return function()
+
     def run(self) -> None:
         """Until every host and every program has ended, or one of them failed (`failure`)."""
-        outside = TorchState([])
-        outside.leave()
-        try:
-            self._hub.switch()
-        finally:
-            for host in self.hosts:
-                host.state.forget()
-            outside.enter()
+        outside = ProcessState()
+        self._thread, self._caller = ThreadState(), Runner(on_interrupt=self._interrupt)
+        self._runner.start()
+        self._caller.hand_to(self._runner)
+        self._enter(outside)
+        self._join()
+
+    def _join(self) -> None:
+        for runner in (self._runner, *(host.runner for host in self.hosts)):
+            runner.end()
 
     def close(self) -> None:
         """No more of it: ends the hub, and lets go of what would keep the heaps mapped."""
-        if self._hub:
-            self._hub.throw(greenlet.GreenletExit)
-        self._hub = greenlet.greenlet()
+        self._is_closed = True
+        if self._runner.is_alive:
+            self._caller.hand_to(self._runner)
+            self._join()
         self.on_idle, self.on_expire = None, lambda programs: None
+
+    def _interrupt(self, error: BaseException) -> None:
+        """The caller was interrupted (Ctrl-C) while another thread of the machine runs."""
+        self.failure = self.failure or error
+        while not self._caller.has_baton:
+            running, runner = self.current, self._runner
+            if isinstance(running, Host) and not running.attached:
+                runner = running.runner
+            if runner.interrupt(greenlet.GreenletExit):
+                return
+            time.sleep(_BETWEEN_TRIES)
+
+    def _enter(self, state: ProcessState) -> None:
+        """The running host's generators and default dtype come into force."""
+        if state is not self._state:
+            if self._state is not None:
+                self._state.save()
+            state.load()
+            self._state = state
 
     @property
     def host(self) -> Host:
-        assert isinstance(self.current, Host), "only a host can do this"
-        return self.current
+        host = self.current
+        if not isinstance(host, Host) or host.runner.ident != get_ident():
+            raise SundogError(
+                "a second thread uses a world: call it from its rank's thread, and hand results "
+                "over to the other one"
+            )
+        return host
 
     @property
     def program(self) -> Program:
@@ -123,12 +173,15 @@ class Machine:
         self.ready.append(self.host)
         self._to_hub()
 
-    def block(self, waits_for: str) -> Any:
-        """The host stops until `wake`, whose mail it gets; the text is for a deadlock report."""
+    def block(self, waits_for: str, may_go_on: bool = False) -> Any:
+        """The host stops until `wake`, whose mail it gets; the text is for a deadlock report.
+
+        `may_go_on`: or until nobody else can run.
+        """
         host = self.host
-        host.waits_for, host.site = waits_for, caller_frame()
+        host.waits_for, host.site, host.may_go_on = waits_for, caller_frame(), may_go_on
         self._to_hub()
-        host.waits_for = ""
+        host.waits_for, host.may_go_on = "", False
         return host.mail
 
     def wake(self, host: Host, mail: Any = None) -> None:
@@ -137,24 +190,19 @@ class Machine:
         self._progress()
 
     def _progress(self) -> None:
-        self._had_last_turn = self._ran_out = False
+        self.had_last_turn = self._ran_out = False
 
     def _to_hub(self) -> None:
         host = self.host
         if self.failure is not None and not host.attached:
             raise greenlet.GreenletExit  # the run is ending; do not start anything new
-        try:
-            self._hub.switch()
-        except greenlet.error:
-            raise SundogError("a second thread uses a world: call it from its rank's") from None
+        self.host_wrote()
+        host.runner.hand_to(self._runner)
+        self._enter(host.state)
         if host.attached and self.failure is not None:
             raise self.failure
 
     # programs
-
-    def coroutine(self) -> greenlet.greenlet:
-        """One that will run a program."""
-        return greenlet.greenlet(self._run_program, self._hub)
 
     def _run_program(self, program: Program) -> None:
         launch = program.launch
@@ -170,21 +218,28 @@ class Machine:
 
     # the hub
 
-    def _loop(self) -> None:
-        try:
-            while True:
-                language().builder.machine = self
-                while self.failure is None and (self.ready or self._idle()):
-                    if self.ready:
-                        self._go_on(self._next())
-                language().restore()
-                self._end()
-                attached = next((h for h in self.hosts if h.attached), None)
-                if attached is None:
-                    return
-                attached.coroutine.switch()
-        finally:
+    def _run_hub(self) -> Runner:
+        self._hub = greenlet.getcurrent()
+        self._thread.enter_device()
+        attached = next((host for host in self.hosts if host.attached), None)
+        while True:
+            try:
+                self._runner.interruptible(self._loop)
+            except BaseException as error:
+                self.failure = self.failure or error
             language().restore()
+            self._end()
+            if attached is None or self._is_closed:
+                break
+            self.current = attached
+            self._runner.hand_to(attached.runner)
+        return self._caller
+
+    def _loop(self) -> None:
+        language().builder.machine = self
+        while self.failure is None and not self._is_closed and (self.ready or self._idle()):
+            if self.ready:
+                self._go_on(self._next())
 
     def _next(self) -> Task:
         if self._chosen is not None:
@@ -202,21 +257,17 @@ class Machine:
         self.current = task
         if isinstance(task, Program):
             language().patch()
-            task.coroutine.switch(*(() if task.coroutine else (task,)))
+            if task.coroutine is None:
+                task.coroutine = greenlet.greenlet(self._run_program, self._hub)
+                task.coroutine.switch(task)
+            else:
+                task.coroutine.switch()
             if task.coroutine.dead:
                 self._progress()
                 self.streams.program_ended(task)
             return
         language().restore()
-        self._make_active(task)
-        task.coroutine.switch()
-
-    def _make_active(self, host: Host) -> None:
-        if host is not self._active:
-            if self._active is not None:
-                self._active.state.leave()
-            host.state.enter()
-            self._active = host
+        self._runner.hand_to(task.runner)
 
     def _idle(self) -> bool:
         """Nothing is runnable. False if that is how it stays."""
@@ -225,15 +276,25 @@ class Machine:
         if all(host.done for host in self.hosts) and not any(s.queue for s in self.streams):
             return False
         parked = self.watch.parked()
-        if parked and not self._had_last_turn:
-            self._had_last_turn = True
+        if parked and not self.had_last_turn:
+            self.had_last_turn = True
             share = max(_LAST_POLLS // len(parked), _FEWEST_LAST_POLLS)
             self._resume(parked, min(share, _MOST_LAST_POLLS))
+        elif self.on_idle is None and self.let_go_on():
+            pass
         elif self.on_idle is None and parked and self.expire and not self._ran_out:
             self.run_out(parked)
         elif self.on_idle is None:  # else it knows how long to wait
             self.failure = Deadlock(*deadlock.deadlock(self))
         return self.failure is None
+
+    def let_go_on(self) -> bool:
+        """Nobody else can run: hosts that need not wait any longer go on. False: there are none."""
+        hosts = [host for host in self.hosts if host.may_go_on]
+        for host in hosts:
+            host.may_go_on = False
+            self.wake(host)
+        return bool(hosts)
 
     def run_out(self, programs: list[Program]) -> None:
         """Time has passed: bounded waits of these programs end without what they waited for.
@@ -243,7 +304,7 @@ class Machine:
         if self._ran_out:
             self.failure = Deadlock(*deadlock.deadlock(self))
             return
-        self._had_last_turn, self._ran_out = False, True
+        self.had_last_turn, self._ran_out = False, True
         self.on_expire(programs)
         for program in programs:
             program.expired = True
@@ -261,13 +322,10 @@ class Machine:
             if isinstance(program, Program) and program.coroutine:
                 program.coroutine.throw(greenlet.GreenletExit)
         for host in self.hosts:
-            if not host.attached and host.coroutine:
-                self._make_active(host)
+            if not host.attached and host.runner.is_alive and not host.done:
                 self.current = host
-                host.coroutine.throw(greenlet.GreenletExit)
-        if self._active is not None and not self._active.attached:
-            self._active.state.leave()
-            self._active = None
+                host.runner.throw(greenlet.GreenletExit)
+                self._runner.hand_to(host.runner)
 
     # what the running program's accesses need (see `accesses`)
 
@@ -288,7 +346,7 @@ class Machine:
 
     def wrote(self, addresses: np.ndarray, size: int) -> None:
         """Wake who waits for this memory."""
-        self._had_last_turn = False
+        self.had_last_turn = False
         if len(self.watch):
             self.ready.extend(self.watch.changed(addresses, size))
 

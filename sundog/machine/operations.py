@@ -18,7 +18,7 @@ from ..callsite import caller_frame
 from ..errors import SundogError
 from ..world.capture import COPY, READ
 from ..world.poison import poison_tensor
-from .accessed import Accessed, accessed, tell
+from .accessed import Accessed, accessed, is_view, tell
 from .machine import Machine
 from .tasks import Operation, Stream
 
@@ -39,6 +39,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self._machine = machine
         self._recording = recording
+        self._is_inside = 0
         self._name = ""
         self._at: tuple[str, int, str] = ("", 0, "")
         self._seed: torch.Tensor | None = None  # of operations that draw random numbers
@@ -60,6 +61,23 @@ class Operations(TorchDispatchMode):
         with self:
             return func(*args, **kwargs)
 
+    def operator(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operator that the host's code reaches during the capture, or that we call."""
+        if self._is_inside:
+            return func(*args, **kwargs)
+        self._name, self._at = func._opname, caller_frame()
+        with self:
+            return func(*args, **kwargs)
+
+    def __enter__(self) -> Operations:
+        self._is_inside += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._is_inside -= 1
+        super().__exit__(*error)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
@@ -76,7 +94,7 @@ class Operations(TorchDispatchMode):
             self._add(func, args, kwargs, None)
             return _written(func, args, kwargs)
         result = func(*args, **kwargs)
-        if _is_view(func):
+        if is_view(func):
             return result
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         for tensor in made:
@@ -93,7 +111,11 @@ class Operations(TorchDispatchMode):
         at = self._at
 
         def run(stream: Stream) -> None:
-            with torch._C.DisableTorchFunction(), torch.inference_mode():
+            with (
+                torch._C.DisableTorchFunction(),
+                torch._C._DisableTorchDispatch(),
+                torch.inference_mode(),
+            ):
                 self._do(func, args, kwargs, touched, seeded)
             if self._machine.checker is not None:
                 tell(self._machine.checker, stream, touched, at)
@@ -134,10 +156,6 @@ def _is_unknown(func: Any, args: tuple) -> bool:
     if func is torch.ops.aten.index.Tensor:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return any(tag in func.tags for tag in _UNKNOWN)
-
-
-def _is_view(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> Any:

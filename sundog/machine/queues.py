@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+
 from .tasks import Entry, Event, Host, Launch, Operation, Program, Record, Stream, Wait
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Streams:
     def launch(self, launch: Launch, stream: Stream) -> None:
         self.put(launch, stream)
         self._machine.pause()
+        self.settle()
 
     def record(self, stream: Stream) -> Event:
         """An event behind all that is on the stream now."""
@@ -73,6 +76,7 @@ class Streams:
                 "is a part of that graph. Record one behind graph.replay()."
             )
         self.put(Wait(event), stream)
+        self.settle()
 
     def put(self, entry: Entry, stream: Stream) -> None:
         if self._machine.checker is not None:
@@ -80,12 +84,33 @@ class Streams:
         stream.queue.append(entry)
         self._dispatch(stream.rank)
 
-    def drain(self, stream: Stream) -> None:
-        """The host goes on when all that was put on the stream has ended."""
+    def settle(self) -> None:
+        """Wait, before host code goes on, for what it may read where nobody sees it: in C++, say.
+
+        Not if that can end only by what the host does next, and not on other streams than the
+        first, so that they run side by side: there the host's torch operations are watched. What a
+        node of a backward pass enters does not outlast the node, so in one the host waits.
+        """
+        machine, host = self._machine, self._machine.host
+        in_backward = torch._C._current_graph_task_id() >= 0
+        if machine.checker is None and (host.stream.number == 0 or in_backward):
+            self.drain(host.stream, may_go_on=not in_backward)
+        watched = machine.checker is not None or host.recording is not None
+        host.sight.set(watched or bool(host.stream.queue))
+
+    def drain(self, stream: Stream, may_go_on: bool = False) -> None:
+        """The host goes on when all that was put on the stream has ended.
+
+        `may_go_on`: or when nobody else can run.
+        """
         while stream.queue:
-            stream.waiters.append(self._machine.host)
+            host = self._machine.host
+            stream.waiters.append(host)
             names = ", ".join(entry.name for entry in stream.queue)
-            self._machine.block(f"its kernels to end ({names})")
+            self._machine.block(f"its kernels to end ({names})", may_go_on)
+            if host in stream.waiters:
+                stream.waiters.remove(host)
+                return
 
     def drain_all(self, rank: int) -> None:
         for stream in self.of(rank):
@@ -94,6 +119,7 @@ class Streams:
     def synchronize(self, rank: int) -> None:
         """The same for all streams of a rank, and its host knows that they have ended."""
         self.drain_all(rank)
+        self.settle()
         if self._machine.checker is not None:
             self._machine.checker.streams.synchronize(rank, self.of(rank))
 
@@ -143,7 +169,6 @@ class Streams:
         machine = self._machine
         while launch.next < launch.total and self._resident[launch.rank] < machine.num_sms:
             program = Program(launch, launch.next, launch.index(launch.next))
-            program.coroutine = machine.coroutine()
             launch.next += 1
             launch.running += 1
             self._resident[launch.rank] += 1
@@ -166,7 +191,9 @@ def switched(machine: Machine, number: int) -> Iterator[None]:
     before = host.stream
     known = {stream.number: stream for stream in machine.streams.of(host.rank)}
     host.stream = known[number] if number in known else machine.streams.add(host.rank, number)
+    machine.streams.settle()
     try:
         yield
     finally:
         host.stream = before
+        machine.streams.settle()

@@ -35,6 +35,7 @@ class Recording:
         self._refused: CaptureError | None = None
         self._operations = Operations(machine, self)
         self._host.recording = self
+        machine.streams.settle()
 
     # during the capture
 
@@ -59,6 +60,10 @@ class Recording:
 
     def torch_function(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         return self._operations.call(func, args, kwargs)
+
+    def operator(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operator of torch that no function of Python called: jit code, say."""
+        return self._operations.operator(func, args, kwargs)
 
     def add(self, entry: Entry) -> None:
         stream = self._host.stream
@@ -108,6 +113,7 @@ class Recording:
 
     def abort(self) -> None:
         self._host.recording = None
+        self._machine.streams.settle()
 
     # afterwards
 
@@ -116,6 +122,7 @@ class Recording:
         for stream, entry in self._entries:
             self._machine.streams.put(self._again(entry, events), self._target(stream))
         self._machine.pause()
+        self._machine.streams.settle()
 
     def _again(self, entry: Entry, events: dict[Event, Event]) -> Entry:
         if isinstance(entry, Launch):

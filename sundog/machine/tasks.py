@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import greenlet
 import numpy as np
 
-from .torch_state import TorchState
+from .baton import Runner
+from .torch_state import ProcessState
 
 __all__ = [
     "Entry", "Event", "Host", "Launch", "Operation", "Poll", "Program", "Record", "Stream", "Task",
@@ -105,13 +105,15 @@ class Stream:
 @dataclass(eq=False)
 class Host:
     rank: int
-    coroutine: greenlet.greenlet
+    runner: Runner
     stream: Stream  # where its work goes now
-    state: TorchState
-    attached: bool = False  # the code that called `init`, not a coroutine of ours
+    state: ProcessState
+    sight: Any  # of its torch operations: see `host_ops`
+    attached: bool = False  # the code that called `init`, not a thread of ours
     recording: Any = None  # the capture that it is in
     waits_for: str = ""
     site: tuple[str, int, str] = ("", 0, "")  # where it waits: file, line, function
+    may_go_on: bool = False  # it waits only as long as others can run
     mail: Any = None  # what woke it
     done: bool = False
     result: Any = None

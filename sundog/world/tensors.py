@@ -62,7 +62,8 @@ class Symmetric:
         self._backend.allocated(self.base(self._rank, block.is_flags), block)
         tensor = self._view(self._rank, block, dtype, count).view(sizes)
         if self.heap.guard:
-            with torch._C.DisableTorchFunction():  # nobody's write: it stays unwritten
+            # Nobody's write: it stays unwritten.
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 poison_tensor(tensor)
         return tensor
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 
 import pytest
+import torch
 
 import sundog
 
@@ -22,3 +26,46 @@ def test_an_exception_inside_with(run, size):
     with pytest.raises(KeyError, match="rank 1 leaves"):
         run(main, size)
     assert time.monotonic() - begin < 10, "not a timeout later"
+
+
+def _in_kernels(world: sundog.World) -> None:
+    while True:
+        world.all_reduce(torch.ones(9))
+
+
+def _in_python(world: sundog.World) -> None:
+    while world.rank == 1:
+        pass
+    world.barrier()
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("main", [_in_kernels, _in_python])
+def test_an_interrupt_ends_all_ranks(main):
+    """As Ctrl-C does: a signal whose handler raises, in the thread that waits for the ranks."""
+
+    def raise_error(*_: object) -> None:
+        raise LookupError("interrupted")
+
+    sundog.run(lambda world: world.all_reduce(torch.ones(9)), 2, "sim")
+    threads = _num_threads()
+    before = signal.signal(signal.SIGUSR1, raise_error)
+    try:
+        for tenths in range(1, 6):
+            to_here = [threading.get_ident(), signal.SIGUSR1]
+            timer = threading.Timer(tenths / 10, signal.pthread_kill, to_here)
+            timer.start()
+            with pytest.raises(LookupError, match="interrupted"):
+                sundog.run(main, 3, "sim")
+            timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    end = time.monotonic() + 10
+    while _num_threads() > threads and time.monotonic() < end:
+        time.sleep(0.01)
+    assert _num_threads() <= threads
+    assert sundog.run(lambda world: world.rank, 3, "sim") == [0, 1, 2]

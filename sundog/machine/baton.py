@@ -1,0 +1,115 @@
+"""Threads of which one runs at a time: the machine has one, and so has every rank's host.
+
+torch keeps its autograd engine, mode stacks, grad mode, autocast and compiler state per thread, in
+C++ frames too, so ranks that shared a thread would mix them up. Handing on the baton takes about
+10 us; programs of kernels, which take turns far more often, are coroutines of the machine's thread.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Runner"]
+
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
+
+
+class Runner:
+    """A thread that runs while it has the baton.
+
+    `function`: what a new thread does, and who gets the baton when that has ended; without, it is
+    the thread that makes this object. `on_interrupt`: for an error that a signal's handler raises
+    while this thread waits.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], Runner] | None = None,
+        on_interrupt: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._function = function
+        self._on_interrupt = on_interrupt
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
+        self._wakes = threading.Lock()
+        self._wakes.acquire()
+        self.has_baton = function is None
+        self._can_interrupt = False
+        self._thrown: type[BaseException] | None = None
+        self.ident = threading.get_ident() if function is None else 0
+        self.is_alive = function is None
+
+    def start(self) -> None:
+        """Make its thread, which waits for the baton. In a main thread, before `hand_to` does it:
+        a signal's handler may raise here, and then nobody runs."""
+        self._thread.start()
+        self.is_alive = True
+
+    def hand_to(self, other: Runner) -> None:
+        """In this thread: let the other run, and come back when somebody hands the baton here."""
+        before, self._can_interrupt = self._can_interrupt, False
+        self.has_baton = False
+        other._receive()
+        self._wait()
+        self._can_interrupt = before
+        if self._thrown is not None:
+            kind, self._thrown = self._thrown, None
+            raise kind
+
+    def end(self) -> None:
+        """For one that won't run any more: wait for its thread, and let go of its function."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._function = self._on_interrupt = None
+
+    def throw(self, kind: type[BaseException]) -> None:
+        """Before the baton is handed there: raise this when it arrives."""
+        self._thrown = kind
+
+    def interrupt(self, kind: type[BaseException]) -> bool:
+        """From another thread: raise this here, at the next step of Python code.
+
+        False: not now, since this thread hands the baton on or is not in `interruptible`. Python
+        raises what is due, and lets other threads run, only where a call begins or returns and
+        where a loop repeats. So nothing is raised after the line that forbids it.
+        """
+        if self._can_interrupt:
+            _raise_in(self.ident, kind)
+        return self._can_interrupt
+
+    def interruptible(self, function: Callable[[], Any]) -> Any:
+        """In this thread: call the function, which may be interrupted."""
+        try:
+            self._can_interrupt = True
+            return function()
+        finally:
+            self._can_interrupt = False
+
+    def _receive(self) -> None:
+        self.has_baton = True
+        if not self.is_alive:
+            self.start()
+        if self._wakes.locked():  # else it has not begun to wait
+            self._wakes.release()
+
+    def _run(self) -> None:
+        self.ident = threading.get_ident()
+        assert self._function is not None
+        self._wait()
+        following = self._function()
+        self.is_alive = False
+        following._receive()
+
+    def _wait(self) -> None:
+        while not self.has_baton:
+            try:
+                self._wakes.acquire()
+            except BaseException as error:  # a signal's handler raised: whoever runs must stop
+                if self._on_interrupt is None:
+                    raise
+                self._on_interrupt(error)
