@@ -14,7 +14,7 @@ import torch
 import triton
 
 from ..ops.dispatch import Options, agreed, reached
-from ..ops.op import Plan, agree_place
+from ..ops.op import Plan, agree_place, check_grad
 from . import _gemm
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None
             raise ValueError(
                 f"{op}: {name} is on {tensor.device}, but this rank is on {world.device}; move it"
             )
+        check_grad(op, tensor, name=name)
 
 
 def check_matrices(

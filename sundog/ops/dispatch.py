@@ -23,7 +23,7 @@ import torch
 
 from .. import target
 from ..errors import RankMismatch, by_rank
-from .op import Plan, agree_place, algorithms
+from .op import Plan, agree_place, algorithms, check_grad
 from .select import choose, config_for
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _identity(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) ->
         return (
             asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
             x.dtype, out.dtype, x.device, out.device, world.stream_number, world.heap_calls,
-            world.trace,
+            world.trace, torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
         )  # fmt: skip
 
 
@@ -276,6 +276,7 @@ def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
                 f"{op}: {name} is a {type(tensor).__name__}, expected a tensor; the input comes "
                 "first, then the output"
             )
+        check_grad(op, tensor, name=name)
         if not tensor.is_contiguous():
             raise ValueError(
                 f"{op}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "

@@ -12,16 +12,28 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+
 from ..errors import RankMismatch, by_rank
 from .load import load
 
 if TYPE_CHECKING:
-    import torch
-
     from ..world.streams import Use
     from ..world.world import World
 
-__all__ = ["BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "find", "is_op"]
+__all__ = [
+    "BY_REQUEST",
+    "OPS",
+    "SHAPE",
+    "Cost",
+    "Plan",
+    "agree",
+    "algorithms",
+    "check_grad",
+    "find",
+    "is_op",
+]
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
 OPS = {
@@ -83,6 +95,7 @@ class Plan:
     used: list[Use] = field(default_factory=list, repr=False, compare=False)  # the latest one
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        check_grad("a plan", *tensors)
         self.world.uses(self)
         return self.launch(*tensors)
 
@@ -94,6 +107,29 @@ class Plan:
         self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
         for tensor in self.workspaces:
             self.world.free(tensor)
+
+
+def check_grad(op: str, *tensors: Any, name: str = "") -> None:
+    """ValueError where a gradient would be lost: no op has a backward formula.
+
+    Inside an autograd.Function grad mode is off, so an op can be a part of one.
+    """
+    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
+        for place, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            called = name or f"argument {place}"
+            if is_functorch_wrapped_tensor(tensor):
+                raise ValueError(
+                    f"{op}: {called} is a tensor of torch.func.grad, vmap or another transform, "
+                    f"and {op} has no formula for them. Call it outside the transformed function."
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{op}: {called} requires grad, and {op} has no backward formula: the gradient "
+                    f"would be lost. Call it inside `with torch.no_grad():`, or pass "
+                    f"{name or 'the tensor'}.detach()."
+                )
 
 
 def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:

@@ -241,9 +241,10 @@ def test_a_call_keeps_no_autograd_graph(run: Run) -> None:
         out = world.empty((4, 4))
         for _ in range(2):
             x = torch.exp(weight)
-            world.all_gather(x, algo="pull")
-            world.broadcast(x, out=out)
-            world.all_gather_matmul(x, x, shard="m", algo="barrier")
+            with torch.no_grad():
+                world.all_gather(x, algo="pull")
+                world.broadcast(x, out=out)
+                world.all_gather_matmul(x, x, shard="m", algo="barrier")
         copies = [getattr(each, name, None) for each in world._plans.values() for name in "xa"]
         found = [out, *(each for each in copies if each is not None)]
         assert len(found) == 3
@@ -260,12 +261,13 @@ def test_parameters_are_outputs_too(run: Run) -> None:
         outs = [torch.nn.Parameter(each.to(world.device)) for each in made]
         on_heap, turned, moved, direct, copied, fused = outs
         x = torch.full((2, 2), world.rank + 1.0, device=world.device)
-        world.broadcast(x, 1, out=on_heap)
-        world.broadcast(x, 1, out=moved)
-        world.all_reduce(x, out=direct, algo="one_shot")
-        world.all_reduce(x, out=copied, algo="two_shot")
-        world.matmul_all_reduce(x, x, out=fused, algo="two_shot")
-        world.matmul_all_reduce(x, x, out=turned.T, algo="barrier")
+        with torch.no_grad():
+            world.broadcast(x, 1, out=on_heap)
+            world.broadcast(x, 1, out=moved)
+            world.all_reduce(x, out=direct, algo="one_shot")
+            world.all_reduce(x, out=copied, algo="two_shot")
+            world.matmul_all_reduce(x, x, out=fused, algo="two_shot")
+            world.matmul_all_reduce(x, x, out=turned.T, algo="barrier")
         assert all(out.grad_fn is None for out in outs)
         return [out.unique().tolist() for out in outs]
 
