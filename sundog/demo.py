@@ -59,7 +59,7 @@ def main() -> None:
 
     console = Console(highlight=False)
     console.print(
-        f"[bold]1.[/] {RANKS} ranks, each a coroutine of this process, run an unmodified "
+        f"[bold]1.[/] {RANKS} ranks, each a thread of this process, run an unmodified "
         "@triton.jit kernel: store a tile to the right neighbour, signal, wait for the left one."
     )
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Backend `sim`: every rank a coroutine of this process, memory on the CPU, our own scheduler."""
+"""Backend `sim`: every rank a thread of this process, memory on the CPU, our own scheduler."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[],
 
 
 def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
-    """What the host of a rank does whose ranks are coroutines."""
+    """What the host of a rank does where ranks are threads."""
     heap = Heap(backend.segment(backend.rank).numel(), backend.guard)
     world = World(backend, tuple(range(backend.size)), "world", heap)
     try:

@@ -1,6 +1,6 @@
 """Backend `virtual`: every rank on one GPU, in one process. One heap and one stream per rank.
 
-The hosts are coroutines, as on `sim`; the kernels run on the GPU, all ranks' at the same time, each
+The hosts are threads that take turns, as on `sim`; the kernels run on the GPU, all ranks' at the same time, each
 rank on its share of the SMs. `Gang` starts them together.
 """
 
@@ -175,7 +175,7 @@ def run(
             raise _with_rank(machine.failure, hosts)
         return [host.result for host in hosts]
     finally:
-        # Coroutines and what they hold are cycles: without this, heaps wait for the collector.
+        # Hosts and what they hold are cycles: without this, heaps wait for the collector.
         shared.segments.clear()
         shared.flags.clear()
         shared.contexts.clear()
