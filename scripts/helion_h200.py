@@ -1,13 +1,14 @@
-"""An ordinary Helion tuning run of add, softmax and matmul on one GPU, recorded, then checked.
+"""Tune four Helion kernels at several shapes on one GPU, record the runs, and check the record.
 
-    python scripts/helion_h200.py --wheels WHEELS --out OUT     tune, check, print a table
+    python scripts/helion_h200.py --wheels WHEELS --out OUT     tune for 330 s, check, print a table
     python scripts/helion_h200.py --check OUT                   check only: needs no GPU
-    python scripts/helion_h200.py --check OUT --json FILE       and keep it for docs/measured.md
+    python scripts/helion_h200.py --check OUT --json FILE --data data/h200
 
-WHEELS is a folder of wheels, or of what was unpacked from them, that this machine lacks: helion,
-filecheck, greenlet, and packaging and psutil where they are missing. Quick effort, --budget seconds
-for each kernel; under three minutes in all. Reading the files needs pandas and pyarrow: where
-these are missing, take OUT to a machine that has them and --check it there.
+The last command keeps the table for docs/measured.md and copies the rows into the dataset. WHEELS is
+a folder of wheels, or of what was unpacked from them, that the GPU machine lacks: helion, filecheck,
+greenlet, and packaging and psutil where they are missing. Each case is a process of its own, so one
+that dies costs no other; all share --total seconds. Reading the files needs pandas and pyarrow:
+where these are missing, take OUT to a machine that has them and --check it there.
 """
 
 from __future__ import annotations
@@ -15,63 +16,109 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ("add", "softmax", "matmul")
+CASES: tuple[tuple[str, list[tuple[int, ...]]], ...] = (
+    ("attention", [(4, 32, 1024, 64)] * 3),
+    ("attention", [(2, 16, 4096, 128)] * 3),
+    ("matmul", [(4096, 4096), (4096, 4096)]),
+    ("matmul", [(8192, 1024), (1024, 8192)]),
+    ("matmul", [(512, 8192), (8192, 3584)]),
+    ("softmax", [(8192, 4096)]),
+    ("softmax", [(2048, 16384)]),
+    ("add", [(8192, 8192)] * 2),
+    ("add", [(1024, 4096)] * 2),
+)
+SPARE = 8  # seconds of a case's share for binding, the baseline, and the check at its end
 TEXT = """\
-Helion {helion} tunes with quick effort and {budget} s for each kernel; the one line of ours is
+Helion {helion} tunes {cases} cases with quick effort, about {budget} s each; the one line of ours is
 `autotuner_fn=record_autotuning(base)`. It left {rows} rows, {runs} runs and {graphs} graphs, in
-which `sundog data validate` finds nothing wrong. Where Helion times in a worker process, its log
-has most of that time before the first timing, so few configs were tried: what is best here says
-little about Helion. "failed" are configs that Triton could not compile or that need more shared
-memory than there is. Where "timings" is 0, Helion timed in its own process, which leaves medians
-only."""
+which `sundog data validate` finds nothing wrong: they are `data/h200/helion`. "failed" are configs
+that Triton could not compile or that need more shared memory than there is. Helion times in the
+process that tunes, which leaves one median per config and more configs than its worker process
+does in this time."""
 
 
 def main() -> int:
     options = _parse()
     sys.path[:0] = [os.fspath(ROOT), os.fspath(ROOT / "tests" / "dataset")]
     if options.check is not None:
-        status = report(options.check / "helion")
-        if status == 0 and options.json is not None:
-            write(options.check / "helion", options.json, options.commit)
-        return status
-    _add_wheels(options.wheels, options.out)
-    _let_helion_import()
-    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR"):
-        os.environ.setdefault(name, os.fspath(options.out / "cache" / name.lower()))
-    start = time.perf_counter()
-    for name in KERNELS:
-        tune(name, options.out / "helion", options.budget)
-    print(f"tuned {len(KERNELS)} kernels in {time.perf_counter() - start:.0f} s")
-    return report(options.out / "helion")
+        return check(options)
+    base = options.out / "helion"
+    with tempfile.TemporaryDirectory() as cache:
+        _add_wheels(options.wheels, options.out, Path(cache))
+        _let_helion_import()
+        for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR"):
+            os.environ.setdefault(name, os.path.join(cache, name.lower()))
+        importlib.import_module("helion_kernels")  # once, before the forks; it does not touch CUDA
+        begin = time.monotonic()
+        failed = [
+            case for number, case in enumerate(CASES) if not run(number, base, begin, options)
+        ]
+    print(f"tuned {len(CASES) - len(failed)} cases in {time.monotonic() - begin:.0f} s", flush=True)
+    for name, shapes in failed:
+        print(f"failed: {name} {shapes}")
+    return report(base) or bool(failed)
+
+
+def check(options: argparse.Namespace) -> int:
+    base = options.check / "helion"
+    status = report(base)
+    if status == 0 and options.json is not None:
+        write(base, options.json, options.commit)
+    if status == 0 and options.data is not None:
+        for ending in ("csv", "meta.jsonl", "ir.jsonl"):
+            shutil.copy(f"{base}.{ending}", options.data / f"helion.{ending}")
+    return status
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--wheels", type=Path, help="wheels, or a folder of unpacked ones")
     parser.add_argument("--out", type=Path, default=Path("helion_run"), help="where to write")
-    parser.add_argument("--budget", type=int, default=40, help="seconds of search per kernel")
+    parser.add_argument("--total", type=int, default=330, help="seconds for all cases")
     parser.add_argument("--check", type=Path, metavar="OUT", help="only check what is there")
     parser.add_argument("--json", type=Path, help="with --check: a table for docs/measured.md")
+    parser.add_argument(
+        "--data", type=Path, help="with --check: a folder that the base is copied to"
+    )
     parser.add_argument("--commit", default="unknown", help="that the run was made with")
     return parser.parse_args()
 
 
-def _add_wheels(wheels: Path | None, out: Path) -> None:
-    """On the path of this process and of the workers that Helion starts."""
+def run(number: int, base: Path, begin: float, options: argparse.Namespace) -> bool:
+    """Tune one case in a child; False if it died or failed. It gets an equal part of what is left."""
+    name, shapes = CASES[number]
+    share = (begin + options.total - time.monotonic()) / (len(CASES) - number)
+    budget = max(int(share) - SPARE, 5)
+    child = multiprocessing.get_context("fork").Process(
+        target=tune, args=(name, shapes, base, budget)
+    )
+    child.start()
+    child.join(share + SPARE)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    return child.exitcode == 0
+
+
+def _add_wheels(wheels: Path | None, out: Path, cache: Path) -> None:
+    """Put the wheels on the path of this process and of its children."""
     out.mkdir(parents=True, exist_ok=True)
     if wheels is None:
         return
     folder = wheels
     if list(wheels.glob("*.whl")):
-        folder = out / "cache" / "site"
+        folder = cache / "site"
         for wheel in sorted(wheels.glob("*.whl")):
             zipfile.ZipFile(wheel).extractall(folder)
     # Last: what the machine has itself wins over what was carried.
@@ -79,14 +126,14 @@ def _add_wheels(wheels: Path | None, out: Path) -> None:
 
 
 def _let_helion_import() -> None:
-    """helion 1.5.1 imports a class of errors that torch 2.11 does not have yet."""
+    """Add the class of errors that helion 1.5.1 imports and torch 2.11 does not have yet."""
     compat: Any = importlib.import_module("torch._inductor.runtime.triton_compat")
     if not hasattr(compat, "IntelGPUError"):
         compat.IntelGPUError = type("IntelGPUError", (Exception,), {})
 
 
-def tune(name: str, base: Path, budget: int) -> None:
-    """A user's tuning run: the only line of ours is the hook."""
+def tune(name: str, shapes: list[tuple[int, ...]], base: Path, budget: int) -> None:
+    """Tune as a user does: the only line of ours is the hook."""
     import helion
     import helion_kernels
     import torch
@@ -98,33 +145,30 @@ def tune(name: str, base: Path, budget: int) -> None:
         static_shapes=True,
         autotune_effort="quick",
         autotune_budget_seconds=budget,
+        autotune_benchmark_subprocess=False,
         autotune_progress_bar=False,
         autotuner_fn=record_autotuning(base),
     )
-    args = _arguments(name, torch)
+    torch.manual_seed(0)
+    args = tuple(torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
     config = kernel.autotune(args)
     torch.testing.assert_close(kernel(*args), _reference(name, args, torch), atol=1e-1, rtol=1e-2)
     _check_ir(kernel, args)
-    print(f"{name}: {config}")
-
-
-def _arguments(name: str, torch: Any) -> tuple[Any, ...]:
-    torch.manual_seed(0)
-    shapes = {
-        "add": [(8192, 8192)] * 2,
-        "softmax": [(8192, 4096)],
-        "matmul": [(4096, 4096)] * 2,
-    }[name]
-    return tuple(torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
+    print(f"{name} {shapes}: {config}", flush=True)
 
 
 def _reference(name: str, args: tuple[Any, ...], torch: Any) -> Any:
-    functions = {"add": torch.add, "matmul": torch.matmul}
-    return torch.softmax(args[0], dim=1) if name == "softmax" else functions[name](*args)
+    functions = {
+        "add": torch.add,
+        "matmul": torch.matmul,
+        "softmax": lambda x: torch.softmax(x, dim=1),
+        "attention": torch.nn.functional.scaled_dot_product_attention,
+    }
+    return functions[name](*args)
 
 
 def _check_ir(kernel: Any, args: tuple[Any, ...]) -> None:
-    """The record of the kernel on this machine gives its device IR back."""
+    """Check that the record of the kernel on this machine gives its device IR back."""
     from sundog.dataset.helion import describe
     from sundog.dataset.helion.device_rebuild import differences
 
@@ -156,7 +200,7 @@ def report(base: Path) -> int:
     )
     for run in data.runs.itertuples():
         print(_line(run, data.rows[data.rows.session == run.session]))
-    return 1 if damage or len(data.runs) < len(KERNELS) else 0
+    return 1 if damage or len(data.runs) < len(CASES) else 0
 
 
 def _line(run: Any, rows: Any) -> str:
@@ -171,7 +215,7 @@ def _line(run: Any, rows: Any) -> str:
 
 
 def write(base: Path, path: Path, commit: str) -> None:
-    """The table of a run that is well, as benchmarks/measured.py reads it."""
+    """Write the table of a run that is well, as docs/measured.md shows it."""
     from sundog.dataset.reader import read
 
     data = read(base)
@@ -183,7 +227,7 @@ def write(base: Path, path: Path, commit: str) -> None:
         "gpu": first.hardware_name,
         "commit": commit,
         "date": str(first.started_at),
-        "command": f"python3 scripts/helion_h200.py --wheels WHEELS --out OUT --budget {budget}",
+        "command": "python3 scripts/helion_h200.py --wheels WHEELS --out OUT",
     }
     content = {
         "kind": "table",
@@ -191,6 +235,7 @@ def write(base: Path, path: Path, commit: str) -> None:
         "text": TEXT.format(
             helion=first.versions["helion"],
             budget=budget,
+            cases=len(runs),
             rows=len(data.rows),
             runs=len(runs),
             graphs=len(data.graphs),

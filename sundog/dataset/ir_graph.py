@@ -23,7 +23,7 @@ __all__ = ["IR_SCHEMA_VERSION", "IrGraphRecord", "canonical_json", "ir_id_of", "
 IR_SCHEMA_VERSION = 1
 
 # Who ran it, not what it is: left out of ir_id.
-_RUN_IDENTITY = ("run_id", "kernel_id", "kernel_name", "input_shapes")
+_RUN_IDENTITY = ("run_id", "kernel_id", "kernel_name", "input_shapes", "stages")
 
 
 class IrGraphRecord(TypedDict):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..plain import relative_path
 from .mlir_spell import Value, unescape
@@ -295,13 +295,18 @@ def relative_files(paths: Iterable[str]) -> dict[str, str]:
 
 
 class LocationReader:
-    """Reads `loc(...)` in one module's text; every alias is read once."""
+    """Reads `loc(...)` in one module's text; every alias is read once.
 
-    def __init__(self, text: str, inferred_from: str | None = None) -> None:
+    `files` are the names that files get; by default those of `relative_files`.
+    """
+
+    def __init__(
+        self, text: str, inferred_from: str | None = None, files: Mapping[str, str] | None = None
+    ) -> None:
         # Parsing pretty-printed text gives what has no printed location the place in that text.
         self._inferred_from = inferred_from
         paths = {unescape(match[1]) for match in _FILE.finditer(text)}
-        self._files = relative_files(paths - {inferred_from or ""})
+        self._files = relative_files(paths - {inferred_from or ""}) if files is None else files
         self._aliases: dict[str, Value] = {}
         self._definitions: dict[str, str] = {}
 

@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 from ..ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, ir_id_of
 from .mlir import MlirBlock, MlirModule, MlirOperand, MlirOperation, print_module
 from .mlir_spell import Value
+from .stage_lines import describe_stages
 from .triton_module import read_module
 
 __all__ = ["extract_ttir_graph", "rebuild_module", "rebuild_module_text", "symbol_edges"]
@@ -32,6 +33,7 @@ class TtirGraph(TypedDict):
     kernel_id: str | None
     kernel_name: str | None
     input_shapes: Any
+    stages: dict[str, Any] | None  # hashes and line maps, see stage_lines.py; no part of ir_id
 
 
 class OpNode(TypedDict):
@@ -151,6 +153,7 @@ def extract_ttir_graph(
         "kernel_id": kernel_id,
         "kernel_name": kernel_name or _kernel_name(module.operation),
         "input_shapes": input_shapes,
+        "stages": _stages_of(module_or_kernel),
     }
     builder = _RecordBuilder(module)
     # Through JSON: equal types and locations are one object in the reader, here each has its own.
@@ -180,6 +183,12 @@ def rebuild_module_text(record: IrGraphRecord) -> str:
         raise ValueError(
             f"the record lacks a node or a field, or has it wrong: {error!r}"
         ) from error
+
+
+def _stages_of(module_or_kernel: Any) -> dict[str, Any] | None:
+    """The line maps of a compiled kernel; None for what was not compiled to the end."""
+    asm = getattr(module_or_kernel, "asm", None)
+    return None if asm is None else describe_stages(asm)
 
 
 def _stage(module: MlirOperation) -> str:
