@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from sundog.backends.sim import simulate
-from sundog.checker.races import Checker
+from sundog.checker.checker import Checker
 from sundog.machine.machine import Machine
 from sundog.machine.schedule import from_token
 from sundog.ops.op import OPS

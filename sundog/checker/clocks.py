@@ -55,11 +55,12 @@ class Actor:
     steps_at_barrier: int = 0
     pending: dict[int, Clock] = field(default_factory=dict)  # learnt by single threads, by identity
     pending_from: dict[Actor, None] = field(default_factory=dict)
-    heard: dict[object, object] = field(default_factory=dict)  # signals seen: races.Heard
+    heard: dict[object, Any] = field(default_factory=dict)  # signals.Heard, by who signalled
     joined: dict[int, Clock] = field(default_factory=dict)  # clocks already learnt, by identity
     lane: list[Clock] = field(default_factory=list)  # what the lane that acts now has learnt
     before: Clock | None = None  # known before the first scalar acquire since the last CTA barrier
-    acquire: Any = None  # the findings.Event of the last of these
+    acquire: Any = None  # the findings.AccessEvent of the last of these
+    suspected: set[tuple] = field(default_factory=set)  # loads that the compiler may move
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         if bulk:
@@ -114,7 +115,7 @@ class StreamActor:
     number: int = -1
     time: int = 1
     clock: Clock = field(default_factory=dict)
-    heard: dict[object, object] = field(default_factory=dict)
+    heard: dict[object, Any] = field(default_factory=dict)
     lane: tuple[Clock, ...] = ()
     before: None = None
 

@@ -1,4 +1,4 @@
-"""A finding: two accesses, why no order holds between them, and what to do about it."""
+"""What the checker reports: the broken rule, two accesses, why nothing orders them, what to do."""
 
 from __future__ import annotations
 
@@ -9,38 +9,29 @@ from typing import Any
 
 from ..callsite import relative
 
-__all__ = ["SUGGESTIONS", "Access", "Event", "Finding"]
+__all__ = ["AccessEvent", "Finding", "FoundAccess", "Rule"]
 
 _DEVICE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "device")
 
-SUGGESTIONS = {
-    "no CTA barrier before the release": (
-        "Put tl.debug_barrier() between the tile and the release, or use sundog.device.signal."
-    ),
-    "no CTA barrier after the acquire": (
-        "Put tl.debug_barrier() behind the tensor atomic, or use sundog.device.signal.wait_all."
-    ),
-    "no CTA barrier in a pipelined loop": (
-        "Put tl.debug_barrier() after the acquire, or use sundog.device.signal.wait; to keep the "
-        "loop pipelined, wait outside of it."
-    ),
-    "scope does not reach": 'Use scope="sys" between ranks and scope="gpu" between programs.',
-    "relaxed acquire": 'Poll with sem="acquire", or use sundog.device.signal.wait.',
-    "relaxed release": 'Signal with sem="release" behind tl.debug_barrier(), or use signal.signal.',
-    "plain access to a flag": "Touch flags with atomics only, or use sundog.device.signal.",
-    "descriptor store before the release": (
-        "Store by pointers what is signalled, or read it behind the end of this kernel."
-    ),
-    "no proxy fence": "Call sundog.device.proxy.fence() behind the wait, or load by pointers.",
-    "no order": (
-        "Order them: signal and wait between programs, a done flag before a buffer is used again, "
-        "world.barrier() between hosts."
-    ),
-}
+
+@dataclass(frozen=True)
+class Rule:
+    """Something that the checker reports: its name, what it means, and what to do about it."""
+
+    kind: str
+    name: str  # "" where the kind says it all
+    means: str  # its line in docs/checker.md
+    advice: str = ""
+    is_verdict: bool = True  # False: the run failed, which says nothing about synchronisation
+
+    def finding(
+        self, why: str, first: FoundAccess | None = None, second: FoundAccess | None = None
+    ) -> Finding:
+        return Finding(self.kind, self.name, why, first, second, self.advice)
 
 
 @dataclass(frozen=True)
-class Access:
+class FoundAccess:
     """One side of a finding."""
 
     rank: int
@@ -75,11 +66,11 @@ class Access:
 class Finding:
     """What `sundog check` reports. At most one per kind and pair of source lines."""
 
-    kind: str  # race, unwritten, proxy, bad access, deadlock, wrong result, error
-    rule: str  # the missing edge, a key of SUGGESTIONS
+    kind: str  # of the rule: race, deadlock and so on
+    rule: str  # the name of the rule
     why: str
-    first: Access | None = None
-    second: Access | None = None
+    first: FoundAccess | None = None
+    second: FoundAccess | None = None
     suggestion: str = ""
     token: str = ""  # replays the interleaving
     count: int = 1
@@ -108,10 +99,10 @@ def _indent(text: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: there is one for each place
-class Event:
+class AccessEvent:
     """Where and how an actor makes an access; all its accesses there share one."""
 
-    actor: Any  # races.Actor, or races.StreamActor for a host
+    actor: Any  # clocks.Actor, or clocks.StreamActor for a host
     verb: str
     writes: bool
     atomic: bool
@@ -127,10 +118,10 @@ class Event:
         user = (at for at in self.stack if not at[0].startswith(_DEVICE))
         return next(user, self.stack[0] if self.stack else ("?", 0, ""))
 
-    def access(self, allocation: str, indices: str) -> Access:
+    def access(self, allocation: str, indices: str) -> FoundAccess:
         path, line, _ = self.where
         stack = tuple(f"{relative(p)}:{n} {name}" for p, n, name in self.stack)
-        return Access(
+        return FoundAccess(
             self.actor.rank,
             self.actor.index,
             self.actor.kernel,

@@ -1,327 +1,162 @@
-"""The race checker: docs/memory_model.md as code. Follows every access of kernels and hosts.
-
-For each access: was everything that conflicts with it, in the shadow of those bytes, ordered before
-it by what its actor knows (`clocks`)? What an actor knows comes from launches, barriers and signals
-(`signals`).
-"""
+"""Races: two accesses to the same bytes that nothing orders, and which edge is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import torch
-
 from ..callsite import relative
-from ..machine.accesses import MAKE, READ, Touch
-from ..machine.polling import kernel_frames, site_of, stack_of
-from ..machine.regions import Memory, Region
-from ..machine.tasks import Launch, Program, Stream
-from .ahead import Candidate, arguments_of, in_one_loop, moved_by_compiler
-from .clocks import Actor, Clocks, StreamClocks
-from .findings import SUGGESTIONS, Event, Finding
-from .shadow import UNWRITTEN, Mark, Shadows, State, States, after, bounds, index_range
-from .signals import ACQUIRES, Signals, both_reach, explain
+from .encounter import Encounter, Found
+from .findings import AccessEvent, Rule
+from .shadow import PastAccess, bounds
+from .signals import ACQUIRES, RELEASES, Heard, both_reach
 
-__all__ = ["Checker"]
+__all__ = [
+    "BARRIER_AFTER", "BARRIER_BEFORE", "DESCRIPTOR_STORE", "NO_ORDER", "PLAIN_FLAG",
+    "RELAXED_ACQUIRE", "RELAXED_RELEASE", "RULES", "SCOPE", "look",
+]  # fmt: skip
+
+BARRIER_BEFORE = Rule(
+    "race",
+    "no CTA barrier before the release",
+    "a tile was accessed since the last CTA barrier: the release that follows does not publish it",
+    "Put tl.debug_barrier() between the tile and the release, or use sundog.device.signal.",
+)
+BARRIER_AFTER = Rule(
+    "race",
+    "no CTA barrier after the acquire",
+    "a tensor atomic acquires, each lane for its own thread; the others learn at a CTA barrier",
+    "Put tl.debug_barrier() after the tensor atomic, or use sundog.device.signal.wait_all.",
+)
+SCOPE = Rule(
+    "race",
+    "scope does not reach",
+    "the scope of an atomic ends before the other side",
+    'Use scope="sys" between ranks and scope="gpu" between programs.',
+)
+RELAXED_ACQUIRE = Rule(
+    "race",
+    "relaxed acquire",
+    "the signal was read without acquire, so nothing after the read is ordered",
+    'Poll with sem="acquire", or use sundog.device.signal.wait.',
+)
+RELAXED_RELEASE = Rule(
+    "race",
+    "relaxed release",
+    "the signal was sent without release, so it publishes nothing",
+    'Signal with sem="release" after tl.debug_barrier(), or use signal.signal.',
+)
+PLAIN_FLAG = Rule(
+    "race",
+    "plain access to a flag",
+    "a word is touched by atomics and by plain or volatile accesses",
+    "Touch flags with atomics only, or use sundog.device.signal.",
+)
+DESCRIPTOR_STORE = Rule(
+    "race",
+    "descriptor store before the release",
+    "no release publishes what a descriptor (TMA) stores or adds",
+    "Store by pointers what is signalled, or read it after the end of this kernel.",
+)
+NO_ORDER = Rule(
+    "race",
+    "no order",
+    "no signal, barrier or launch orders the two accesses",
+    "Order them: signal and wait between programs, a done flag before a buffer is used again, "
+    "world.barrier() between hosts.",
+)
+RULES = [
+    BARRIER_BEFORE, BARRIER_AFTER, SCOPE, RELAXED_ACQUIRE, RELAXED_RELEASE, PLAIN_FLAG,
+    DESCRIPTOR_STORE, NO_ORDER,
+]  # fmt: skip
 
 
-class Checker:
-    def __init__(self, memory: Memory) -> None:
-        self.findings: dict[tuple, Finding] = {}
-        self.trace: list[tuple] | None = None
-        self._memory = memory
-        self._clocks = Clocks()
-        self._states = States()
-        self.streams = StreamClocks(self._clocks)
-        self._actors: dict[Program, Actor] = {}
-        self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
-        self._signals = Signals()
-        self._shadows = Shadows(memory, self._signals.forget)
-        self._events: dict[tuple, Event] = {}
-        self._num_launches = 0
-        self._running: dict[Actor, Launch] = {}
-        self._candidates: dict[tuple, Candidate] = {}
+def look(here: Encounter) -> Iterator[Found]:
+    for earlier in here.conflicts():
+        if not here.is_ordered(earlier):
+            rule, why = _explain(earlier, here.event, *bounds(here.span))
+            yield Found(rule, why, earlier.event)
 
-    # order
 
-    def start(self, program: Program, stream: Stream) -> None:
-        """A program becomes resident: it knows what its stream knew when the kernel began."""
-        launch = program.launch
-        if launch not in self._launches:
-            self._launches[launch] = self._num_launches, []
-            self.streams.learn(stream, launch.known)
-            self.streams.of(stream).advance()
-            self._note("launch", launch.rank, self._num_launches)
-            self._num_launches += 1
-        number, programs = self._launches[launch]
-        known = self.streams.of(stream).clock
-        self._actors[program] = Actor(
-            program.rank, program.index, launch.name, number, program.number,
-            self._clocks.component(), self._clocks.component(), self._clocks.component(),
-            dict(known), dict(known),
-        )  # fmt: skip
-        self._running[self._actors[program]] = launch
-        programs.append(program)
+def _explain(old: PastAccess, event: AccessEvent, lo: int, hi: int) -> tuple[Rule, str]:
+    """Say which edge is missing between two accesses to [lo, hi)."""
+    actor, other = event.actor, old.event.actor
+    if old.event.atomic and event.atomic:
+        return SCOPE, (
+            f"both are atomic, but scope {old.event.scope} and scope {event.scope} do not both "
+            "reach both programs, so they are not atomic to each other"
+        )
+    heard, learner = actor.heard.get(other), actor
+    if heard is None:
+        heard, learner = _heard_through(actor, other)
+    mixed = old.event.atomic != event.atomic
+    if heard is not None and not (mixed and lo <= heard.signal.address < hi):
+        return _explain_heard(heard, old, learner)
+    if mixed:
+        return PLAIN_FLAG, (
+            "one side is atomic, the other is a plain access: a plain one makes no order and is "
+            "not atomic to anything"
+        )
+    return NO_ORDER, "no signal, barrier or launch stands between them in either direction"
 
-    def end(self, launch: Launch, stream: Stream) -> None:
-        if launch in self._launches:  # not so for an empty grid
-            number, programs = self._launches.pop(launch)
-            actors = [self._actors.pop(program) for program in programs]
-            for actor in actors:
-                del self._running[actor]
-            self._clocks.end(actors, self.streams.of(stream))
-            self._note("end", launch.rank, number)
 
-    def world_barrier(self, streams: list[Stream]) -> None:
-        self.streams.barrier(streams)
-        if self.trace is not None:
-            ranks = tuple(dict.fromkeys(stream.rank for stream in streams))
-            self.trace.append(("world_barrier", *[None] * 4, ranks, *[None] * 4))
+def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
+    """Find the faulty link in a chain of three, and the actor that learns by it."""
+    for middle, last in actor.heard.items():
+        first = middle.heard.get(other)
+        if first is not None and (_fault(first) or other in middle.pending_from):
+            return first, middle
+        if first is not None and _fault(last):
+            return last, actor
+    return None, actor
 
-    def cta_barrier(self, program: Program) -> None:
-        actor = self._actors[program]
-        actor.barrier()
-        self._note("barrier", actor.rank, actor.launch, actor)
 
-    def proxy_fence(self, program: Program) -> None:
-        actor = self._actors[program]
-        actor.fenced = actor.published(tensor=False)
+def _fault(heard: Heard) -> Rule | None:
+    """Say why a signal that was heard made no order; None if it made one."""
+    signal, event = heard.signal.event, heard.event
+    if not event.atomic:
+        return PLAIN_FLAG
+    if signal.sem not in RELEASES:
+        return RELAXED_RELEASE
+    if event.sem not in ACQUIRES:
+        return RELAXED_ACQUIRE
+    return None if both_reach(signal, event) else SCOPE
 
-    # accesses
 
-    def load(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
-        # a scalar load is made by all threads
-        verb = "descriptor load" if proxy else "load"
-        event = self._event(program, verb, writes=False, tensor=True, proxy=proxy)
-        self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
-        if not tensor and touch.addresses.size:
-            self._signals.hear_plainly(event, int(touch.addresses.flat[0]))
-        self._access(event, touch)
+def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str]:
+    signal, event = heard.signal.event, heard.event
+    flag = f"the signal at {_at(signal)} was read at {_at(event)}"
+    fault = _fault(heard)
+    if fault is SCOPE:
+        scopes = f"signalled with scope {signal.scope}, read with scope {event.scope}"
+        return fault, f"{flag}, but {scopes}: that does not reach the other side"
+    if fault is RELAXED_RELEASE:
+        return fault, f"{flag}, but it is {signal.sem}: it publishes nothing"
+    if fault is RELAXED_ACQUIRE:
+        return fault, f"{flag}, but that is {event.sem}: nothing after it is ordered"
+    if fault is not None:
+        return fault, f"{flag} by a plain load: nothing after it is ordered"
+    if heard.signal.actor in getattr(actor, "pending_from", {}):
+        return BARRIER_AFTER, (
+            f"{flag} by a tensor atomic: each lane learnt for its own thread only, and no CTA "
+            "barrier stands between it and this access by all threads"
+        )
+    if old.event.proxy and old.event.writes:
+        return DESCRIPTOR_STORE, (
+            f"{flag}, but what a descriptor writes is published by no release: after it Triton "
+            "waits until its shared memory is free again, not until the data has arrived"
+        )
+    own = old.event.actor is heard.signal.actor
+    if own and old.step > heard.signal.step:
+        return NO_ORDER, f"{flag}, but the {old.event.verb} comes after that signal, not before"
+    if own and old.event.tensor and old.stamp[1] >= heard.signal.barriers:
+        return BARRIER_BEFORE, (
+            f"{flag}, but no CTA barrier stands between the tile and the signal: the release, made "
+            "by one thread, does not publish what the other warps did"
+        )
+    return NO_ORDER, f"{flag}, but this access is not ordered by what that signal published"
 
-    def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
-        verb = "descriptor store" if proxy else "store"
-        event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy)
-        self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
-        self._access(event, touch)
-        self._signals.break_chains(touch.addresses, touch.size)
 
-    def atomic(
-        self,
-        program: Program,
-        touch: Touch,
-        op: str,
-        sem: str,
-        scope: str,
-        tensor: bool,
-        proxy: bool,
-        changed: bool,
-    ) -> None:
-        writes = op != "LOAD"
-        event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, True, proxy)
-        actor = event.actor
-        self._note("atomic", actor.rank, actor.launch, event, touch, tensor)
-        # An acquire comes after what it learns, so it learns first.
-        self._signals.hear(event, touch.addresses)
-        if tensor and sem in ACQUIRES:
-            lanes = touch.addresses.ravel()
-            for place in range(lanes.size):  # what a lane learns orders that lane's own access
-                actor.lane = self._signals.reaching(event, int(lanes[place]))
-                self._access(event, touch._replace(addresses=lanes[place : place + 1]))
-            actor.lane = []
-        else:
-            self._access(event, touch)
-        if op == "STORE":
-            self._signals.break_chains(touch.addresses, touch.size)
-        if writes:
-            self._signals.publish(event, touch.addresses, touch.size, changed)
-        actor.steps += 1
-
-    def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
-        """A torch operation of a host touched a tensor: READ, WRITE or MAKE (its result)."""
-        actor = self.streams.of(stream)
-        writes = verb != READ
-        key = (actor, verb, at)
-        event = self._events.get(key)
-        if event is None:
-            event = Event(actor, verb, writes, atomic=False, tensor=True, stack=(at,))
-            self._events[key] = event
-        if verb != MAKE:
-            self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
-        lo, hi = int(touch.addresses.min()), int(touch.addresses.max()) + touch.size
-        known = self._memory.find(lo, hi)  # on a heap: an allocation, not the whole storage
-        self._access(event, touch if known is None else touch._replace(region=known))
-        if writes:
-            self._signals.break_chains(touch.addresses, touch.size)
-
-    # allocations
-
-    def allocated(self, region: Region) -> None:
-        self._shadows.allocated(region, UNWRITTEN)
-
-    def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
-        """Before an ordinary tensor is touched. An `unwritten` one was made now and not filled."""
-        self._shadows.meet(storage, unwritten)
-
-    def freed(self, start: int) -> None:
-        self._shadows.freed(start)
-
-    # inside
-
-    def _event(
-        self,
-        program: Program,
-        verb: str,
-        writes: bool,
-        tensor: bool,
-        sem: str = "",
-        scope: str = "",
-        atomic: bool = False,
-        proxy: bool = False,
-    ) -> Event:
-        frames = kernel_frames()
-        actor = self._actors[program]
-        key = (actor, verb, tensor, sem, scope, site_of(frames))
-        found = self._events.get(key)
-        if found is None:
-            stack = tuple(stack_of(frames))
-            found = Event(actor, verb, writes, atomic, tensor, sem, scope, proxy, stack)
-            self._events[key] = found
-        return found
-
-    def _access(self, event: Event, touch: Touch) -> None:
-        addresses, size, region = touch
-        if addresses.size == 0:
-            return
-        if region is None:  # a tile over several allocations
-            for address in addresses.flat:
-                self._access(event, self._one(int(address), size))
-            return
-        shadow = self._shadows.of(region)
-        places = shadow.places(addresses, size)
-        if isinstance(places, slice) and places.stop - places.start == 1:  # most accesses
-            state = self._states[int(shadow.numbers[places.start])]
-            state = self._step(state, event, (region, shadow, places))
-            shadow.numbers[places.start] = self._states.number(state)
-            return
-        numbers = shadow.numbers[places]
-        first = int(numbers[0])
-        if (numbers == first).all():
-            state = self._step(self._states[first], event, (region, shadow, places))
-            shadow.numbers[places] = self._states.number(state)
-            return
-        if isinstance(places, slice):
-            places = np.arange(places.start, places.stop)
-        new = np.empty_like(numbers)
-        for number in np.unique(numbers).tolist():
-            here = numbers == number
-            state = self._step(self._states[number], event, (region, shadow, places[here]))
-            new[here] = self._states.number(state)
-        shadow.numbers[places] = new
-
-    def _one(self, address: int, size: int) -> Touch:
-        region = self._memory.find(address, address + size)
-        return Touch(np.array([address], np.uint64), size, region)
-
-    def _step(self, state: State, event: Event, span: tuple) -> State:
-        """Compare one access with the state of the bytes that it touches, and what that becomes."""
-        actor = event.actor
-        mark = Mark(actor.stamp(event.tensor, event.proxy and event.writes), event, actor.steps)
-        if not state.written and (event.atomic or not event.writes):
-            self._found_unwritten(event, span)
-        for other in (*state.writes, *state.atomics):
-            self._compare(other, event, span)
-            self._compare_proxy(other, event, span)
-        if event.writes:
-            for other in state.reads:
-                self._compare(other, event, span)
-        return after(self._clocks, state, mark)
-
-    def _compare(self, old: Mark, event: Event, span: tuple) -> None:
-        if not (old.event.writes or event.writes):
-            return
-        if old.event.atomic and event.atomic and both_reach(old.event, event):
-            return
-        if not self._clocks.knows(event.actor, old.stamp):
-            rule, why = explain(old, event, *bounds(span))
-            self._report("race", rule, old.event, event, span, why)
-        elif not event.writes and event.actor.before is not None:
-            self._compare_compiled(old, event, span)
-
-    def _compare_compiled(self, old: Mark, event: Event, span: tuple) -> None:
-        """A load that is ordered by an acquire since the last CTA barrier: see `ahead`."""
-        actor = event.actor
-        if actor.owns(old.stamp[0]) or self._clocks.covers(actor.before, old.stamp):
-            return
-        key = (old.event.where, event, actor.acquire)
-        if key not in self._candidates and in_one_loop(event, actor.acquire):
-            launch = self._running[actor]
-            self._candidates[key] = Candidate(
-                launch, arguments_of(launch), old.event, event, actor.acquire, span
-            )
-
-    def ask_compiler(self) -> None:
-        """After the run: report the loads that the compiler issues ahead of their acquire."""
-        for candidate in self._candidates.values():
-            targets = moved_by_compiler(candidate)
-            if targets:
-                path, line, _ = candidate.acquire.where
-                self._report(
-                    "race", "no CTA barrier in a pipelined loop", candidate.write, candidate.load,
-                    candidate.span,
-                    f"the acquire at {relative(path)}:{line} orders them, but the compiler "
-                    f"pipelines the loop ({', '.join(targets)}) and issues the load before it",
-                )  # fmt: skip
-        self._candidates.clear()
-
-    def _compare_proxy(self, old: Mark, event: Event, span: tuple) -> None:
-        if not event.proxy or event.writes or not self._clocks.knows(event.actor, old.stamp):
-            return
-        own = old.event.proxy and old.event.actor is event.actor
-        if not own and not self._clocks.covers(event.actor.proxy, old.stamp):
-            self._report("proxy", "no proxy fence", old.event, event, span, (
-                "the data was written after this kernel was launched, and a descriptor reads "
-                "through another proxy, for which no fence stands between"
-            ))  # fmt: skip
-
-    # findings
-
-    def _found_unwritten(self, event: Event, span: tuple) -> None:
-        if isinstance(event.actor, Actor):
-            why = "nobody has written these bytes since they were allocated"
-            self._report("unwritten", "", None, event, span, why)
-
-    def _report(
-        self, kind: str, rule: str, first: Event | None, second: Event, span: tuple, why: str
-    ) -> None:
-        region, indices = span[0], index_range(span)
-        finding = Finding(
-            kind, rule, why,
-            first.access(region.name, indices) if first is not None else None,
-            second.access(region.name, indices),
-            SUGGESTIONS.get(rule, ""),
-        )  # fmt: skip
-        known = self.findings.setdefault(finding.key(), finding)
-        if known is not finding:
-            known.count += 1
-
-    def _note(
-        self,
-        what: str,
-        rank: int | None,
-        launch: int | None,
-        event: Any = None,
-        touch: Touch | None = None,
-        tensor: bool | None = None,
-    ) -> None:
-        """One entry of the trace, for the oracle of the tests."""
-        if self.trace is None:
-            return
-        actor = getattr(event, "actor", event)
-        stack = getattr(event, "stack", ())
-        self.trace.append((
-            what, rank, launch, getattr(actor, "number", None), stack[0][1] if stack else None,
-            tuple(int(a) for a in touch.addresses.flat) if touch is not None else None,
-            touch.size if touch is not None else None,
-            getattr(event, "sem", None), getattr(event, "scope", None), tensor,
-        ))  # fmt: skip
+def _at(event: AccessEvent) -> str:
+    path, line, _ = event.where
+    return f"{relative(path)}:{line}"

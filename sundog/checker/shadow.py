@@ -19,14 +19,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..machine.regions import Memory, Region
 from .clocks import Clocks, Stamp
-from .findings import Event
+from .findings import AccessEvent
 
 __all__ = [
     "CLEAN",
     "UNWRITTEN",
-    "Mark",
+    "PastAccess",
     "Shadow",
     "Shadows",
+    "Span",
     "State",
     "States",
     "after",
@@ -35,19 +36,21 @@ __all__ = [
 ]
 
 
-class Mark(NamedTuple):
+class PastAccess(NamedTuple):
     """An access that later ones are compared with."""
 
     stamp: Stamp
-    event: Event
-    step: int  # of its actor, for the report: before or behind a signal?
+    event: AccessEvent
+    step: int  # of its actor, for the report: before or after a signal?
 
 
 class State(NamedTuple):
     written: bool
-    writes: tuple[Mark, ...] = ()  # the last plain write, and what it does not imply
-    reads: tuple[Mark, ...] = ()  # plain reads that may still race, the latest of each component
-    atomics: tuple[Mark, ...] = ()
+    writes: tuple[PastAccess, ...] = ()  # the last plain write, and what it does not imply
+    reads: tuple[
+        PastAccess, ...
+    ] = ()  # plain reads that may still race, the latest of each component
+    atomics: tuple[PastAccess, ...] = ()
 
 
 UNWRITTEN, CLEAN = 0, 1  # nobody wrote it; written before everything that we watch
@@ -101,7 +104,10 @@ class Shadow:
         self.granule = finer
 
 
-def after(clocks: Clocks, state: State, new: Mark) -> State:
+Span = tuple[Region, Shadow, np.ndarray | slice]  # the granules that an access touches
+
+
+def after(clocks: Clocks, state: State, new: PastAccess) -> State:
     """What later accesses are compared with: nothing that the new access stands for."""
     if new.event.atomic:
         kept = tuple(m for m in state.atomics if not _replaces(clocks, new, m))
@@ -116,16 +122,16 @@ def after(clocks: Clocks, state: State, new: Mark) -> State:
     return state._replace(written=True, reads=(*kept, new))
 
 
-def _implies(clocks: Clocks, new: Mark, old: Mark) -> bool:
+def _implies(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
     return clocks.implies(new.event.actor, new.stamp, old.stamp)
 
 
-def _outlives(clocks: Clocks, new: Mark, old: Mark) -> bool:
+def _outlives(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
     """A program's own tile that its later scalar store is published without."""
     return old.event.actor is new.event.actor and not _implies(clocks, new, old)
 
 
-def _replaces(clocks: Clocks, new: Mark, old: Mark) -> bool:
+def _replaces(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
     """Whoever must be ordered behind the old atomic must be ordered behind the new one too."""
     a, b = new.event, old.event
     same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
@@ -133,7 +139,7 @@ def _replaces(clocks: Clocks, new: Mark, old: Mark) -> bool:
     return same and program and _implies(clocks, new, old)
 
 
-def bounds(span: tuple[Region, Shadow, np.ndarray | slice]) -> tuple[int, int]:
+def bounds(span: Span) -> tuple[int, int]:
     """The addresses [lo, hi) that an access touched."""
     _, shadow, places = span
     if isinstance(places, slice):
@@ -143,7 +149,7 @@ def bounds(span: tuple[Region, Shadow, np.ndarray | slice]) -> tuple[int, int]:
     return shadow.start + first * shadow.granule, shadow.start + (last + 1) * shadow.granule
 
 
-def index_range(span: tuple[Region, Shadow, np.ndarray | slice]) -> str:
+def index_range(span: Span) -> str:
     region = span[0]
     lo, hi = ((address - region.start) for address in bounds(span))
     first, last = lo // region.itemsize, (hi - 1) // region.itemsize

@@ -1,6 +1,6 @@
 """Signals: what atomics publish on a word, who learns it, and which signals made no edge.
 
-A signal that was heard but made no edge is kept with its fault, so that a report can name it.
+A signal that was heard but made no edge is kept too, so that a report can name its fault.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..callsite import relative
 from .clocks import Actor, Clock, join
-from .findings import Event
-from .shadow import Mark
+from .findings import AccessEvent
 
-__all__ = ["ACQUIRES", "Signals", "both_reach", "explain"]
+__all__ = ["ACQUIRES", "RELEASES", "Heard", "Signals", "both_reach"]
 
 _WIDEST = 8  # bytes of an atomic
-ACQUIRES, _RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
+ACQUIRES, RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Signal:
     """An atomic that may have been meant to publish."""
 
     actor: Actor
-    event: Event
+    event: AccessEvent
     barriers: int
     step: int
     address: int
@@ -34,11 +32,10 @@ class Signal:
 
 @dataclass(frozen=True)
 class Heard:
-    """The latest signal of one actor that another has read, and what was wrong with it."""
+    """The latest signal of one actor that another has read."""
 
     signal: Signal
-    event: Event
-    fault: str
+    event: AccessEvent
 
 
 @dataclass
@@ -56,15 +53,15 @@ class Signals:
     def __init__(self) -> None:
         self._words: dict[int, Word] = {}
 
-    def publish(self, event: Event, addresses: np.ndarray, size: int, changed: bool) -> None:
+    def publish(self, event: AccessEvent, addresses: np.ndarray, size: int, changed: bool) -> None:
         """`changed`: it wrote something new. A poll that adds 0 is not meant as a signal."""
         actor = event.actor
-        clock = actor.published(event.tensor) if event.sem in _RELEASES else None
+        clock = actor.published(event.tensor) if event.sem in RELEASES else None
         key = (event.scope, actor if event.scope == "cta" else actor.rank)
         for address in addresses.flat:
             word = self._words.setdefault(int(address), Word(size))
             last = word.signals.get(actor)
-            released = last is not None and last.event.sem in _RELEASES
+            released = last is not None and last.event.sem in RELEASES
             if clock is not None or (changed and not released):
                 at = int(address)
                 word.signals[actor] = Signal(actor, event, actor.barriers, actor.steps, at)
@@ -79,21 +76,21 @@ class Signals:
                 join(merged, clock)
                 word.published[key] = merged
 
-    def hear(self, event: Event, addresses: np.ndarray) -> None:
+    def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
         """An atomic reads the words: learn what reaches, and note what does not."""
         for address in addresses.flat:
             word = self._words.get(int(address))
             if word is not None:
                 self._hear_word(event, word)
 
-    def _hear_word(self, event: Event, word: Word) -> None:
+    def _hear_word(self, event: AccessEvent, word: Word) -> None:
         actor = event.actor
         acquires = event.sem in ACQUIRES
         for signal in word.signals.values():
             if event.sem == "release" and signal.actor in actor.heard:
                 continue  # meant to signal, not to wait: what was heard before counts
             if signal.actor is not actor:
-                actor.heard[signal.actor] = Heard(signal, event, _fault(signal.event, event))
+                actor.heard[signal.actor] = Heard(signal, event)
                 if event.tensor and acquires:
                     actor.pending_from[signal.actor] = None
         reaching = _reaching(event, word) if acquires else []
@@ -105,18 +102,18 @@ class Signals:
             else:
                 actor.learn(clock)
 
-    def reaching(self, event: Event, address: int) -> list[Clock]:
+    def reaching(self, event: AccessEvent, address: int) -> list[Clock]:
         """What one lane of a tensor atomic learns, for its own thread."""
         word = self._words.get(address)
         acquires = event.sem in ACQUIRES
         return _reaching(event, word) if word is not None and acquires else []
 
-    def hear_plainly(self, event: Event, address: int) -> None:
+    def hear_plainly(self, event: AccessEvent, address: int) -> None:
         """A plain scalar load of a word that others signal on."""
         word = self._words.get(address)
         for signal in word.signals.values() if word is not None else ():
             if signal.actor is not event.actor:
-                event.actor.heard[signal.actor] = Heard(signal, event, "plain access to a flag")
+                event.actor.heard[signal.actor] = Heard(signal, event)
 
     def break_chains(self, addresses: np.ndarray, size: int) -> None:
         """A plain store ends the release sequences on the words that it overwrites."""
@@ -139,7 +136,7 @@ class Signals:
             del self._words[address]
 
 
-def _reaching(event: Event, word: Word) -> list[Clock]:
+def _reaching(event: AccessEvent, word: Word) -> list[Clock]:
     """What has been published on a word for the actor of this event."""
     actor = event.actor
     return [
@@ -149,7 +146,7 @@ def _reaching(event: Event, word: Word) -> list[Clock]:
     ]
 
 
-def _same(event: Event, actor: Actor) -> Any:
+def _same(event: AccessEvent, actor: Actor) -> Any:
     """Who an actor is, in terms of its scope: itself for cta, else its rank."""
     return actor if event.scope == "cta" else actor.rank
 
@@ -164,85 +161,6 @@ def _reaches(scope: str, who: Any, other: Any) -> bool:
     return rank == other_rank
 
 
-def both_reach(a: Event, b: Event) -> bool:
+def both_reach(a: AccessEvent, b: AccessEvent) -> bool:
     """Whether two atomics are atomic to each other."""
     return _reaches(a.scope, a.actor, b.actor) and _reaches(b.scope, b.actor, a.actor)
-
-
-def _fault(signal: Event, event: Event) -> str:
-    if signal.sem not in _RELEASES:
-        return "relaxed release"
-    if event.sem not in ACQUIRES:
-        return "relaxed acquire"
-    return "" if both_reach(signal, event) else "scope does not reach"
-
-
-def explain(old: Mark, event: Event, lo: int, hi: int) -> tuple[str, str]:
-    """Which edge is missing between two accesses to [lo, hi), as a rule and in words."""
-    actor, other = event.actor, old.event.actor
-    if old.event.atomic and event.atomic:
-        return "scope does not reach", (
-            f"both are atomic, but scope {old.event.scope} and scope {event.scope} do not both "
-            "reach both programs, so they are not atomic to each other"
-        )
-    heard, learner = actor.heard.get(other), actor
-    if heard is None:
-        heard, learner = _heard_through(actor, other)
-    mixed = old.event.atomic != event.atomic
-    if heard is not None and not (mixed and lo <= heard.signal.address < hi):
-        return _explain_heard(heard, old, learner)
-    if mixed:
-        return "plain access to a flag", (
-            "one side is atomic, the other is a plain access: a plain one makes no order and is "
-            "not atomic to anything"
-        )
-    return "no order", "no signal, barrier or launch stands between them in either direction"
-
-
-def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
-    """A chain of three: the faulty link (first to middle, middle to last), and who learns by it."""
-    for middle, last in actor.heard.items():
-        first = middle.heard.get(other)
-        if first is not None and (first.fault or other in middle.pending_from):
-            return first, middle
-        if first is not None and last.fault:
-            return last, actor
-    return None, actor
-
-
-def _explain_heard(heard: Heard, old: Mark, actor: Any) -> tuple[str, str]:
-    signal, event = heard.signal.event, heard.event
-    flag = f"the signal at {_at(signal)} was read at {_at(event)}"
-    if heard.fault == "scope does not reach":
-        scopes = f"signalled with scope {signal.scope}, read with scope {event.scope}"
-        return heard.fault, f"{flag}, but {scopes}: that does not reach the other side"
-    if heard.fault == "relaxed release":
-        return heard.fault, f"{flag}, but it is {signal.sem}: it publishes nothing"
-    if heard.fault == "relaxed acquire":
-        return heard.fault, f"{flag}, but that is {event.sem}: nothing behind it is ordered"
-    if heard.fault:
-        return heard.fault, f"{flag} by a plain load: nothing behind it is ordered"
-    if heard.signal.actor in getattr(actor, "pending_from", {}):
-        return "no CTA barrier after the acquire", (
-            f"{flag} by a tensor atomic: each lane learnt for its own thread only, and no CTA "
-            "barrier stands between it and this access by all threads"
-        )
-    if old.event.proxy and old.event.writes:
-        return "descriptor store before the release", (
-            f"{flag}, but what a descriptor writes is published by no release: behind it Triton "
-            "waits until its shared memory is free again, not until the data has arrived"
-        )
-    own = old.event.actor is heard.signal.actor
-    if own and old.step > heard.signal.step:
-        return "no order", f"{flag}, but the {old.event.verb} stands behind that signal, not before"
-    if own and old.event.tensor and old.stamp[1] >= heard.signal.barriers:
-        return "no CTA barrier before the release", (
-            f"{flag}, but no CTA barrier stands between the tile and the signal: the release, made "
-            "by one thread, does not publish what the other warps did"
-        )
-    return "no order", f"{flag}, but this access is not behind what that signal published"
-
-
-def _at(event: Event) -> str:
-    path, line, _ = event.where
-    return f"{relative(path)}:{line}"

@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.findings import Rule
+from sundog.checker.races import NO_ORDER, PLAIN_FLAG
 
-from .pair import NO_ORDER, PLAIN, Kernel, Pair, values
+from .pair import Kernel, Pair, values
 
 __all__ = ["PAIRS"]
 
@@ -197,11 +199,11 @@ def staged(kernel: Kernel, world: sundog.World) -> None:
     assert torch.equal(out, x)
 
 
-def _pair(family: str, name: str, wrong: partial, fixed: partial, rule: str) -> Pair:
-    return Pair(family, name, wrong, fixed, 1, "race", rule)
+def _pair(family: str, name: str, wrong: partial, fixed: partial, rule: Rule) -> Pair:
+    return Pair(family, name, wrong, fixed, 1, rule)
 
 
-def _sums(family: str, name: str, wrong: Kernel, fixed: Kernel, factor: int, rule: str) -> Pair:
+def _sums(family: str, name: str, wrong: Kernel, fixed: Kernel, factor: int, rule: Rule) -> Pair:
     return _pair(family, name, partial(summed, wrong, factor), partial(summed, fixed, factor), rule)
 
 
@@ -212,16 +214,16 @@ PAIRS = [
         "counter read by a plain load",
         partial(counted, count_wrong),
         partial(counted, count_fixed),
-        PLAIN,
+        PLAIN_FLAG,
     ),
-    _sums(MIXED, "sum cleared while others add", clear_wrong, clear_fixed, 1, PLAIN),
-    _sums(MIXED, "sum read while others add", read_sum_wrong, read_sum_fixed, 2, PLAIN),
+    _sums(MIXED, "sum cleared while others add", clear_wrong, clear_fixed, 1, PLAIN_FLAG),
+    _sums(MIXED, "sum read while others add", read_sum_wrong, read_sum_fixed, 2, PLAIN_FLAG),
     _pair(
         MIXED,
         "release sequence broken by a store",
         partial(staged, broken_chain_wrong),
         partial(staged, unbroken_chain_fixed),
-        PLAIN,
+        PLAIN_FLAG,
     ),
     _sums("plain add instead of atomic", "split-k", split_k_wrong, split_k_fixed, 1, NO_ORDER),
     _pair(

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.races import BARRIER_AFTER
 from sundog.device import memory, signal
 
-from .pair import BARRIER_AFTER, Kernel, Pair, everyone, values
+from .pair import Kernel, Pair, everyone, values
 
 __all__ = ["PAIRS"]
 
@@ -112,7 +113,6 @@ PAIRS = [
         partial(gather, gather_wrong),
         partial(gather, gather_fixed),
         2,
-        "race",
         BARRIER_AFTER,
     ),
     Pair(
@@ -121,7 +121,6 @@ PAIRS = [
         partial(again, again_wrong),
         partial(again, again_fixed),
         2,
-        "race",
         BARRIER_AFTER,
     ),
 ]

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.races import BARRIER_BEFORE
 from sundog.device import memory, signal
 
-from .pair import BARRIER_BEFORE, Kernel, Pair, everyone, neighbour, values
+from .pair import Kernel, Pair, everyone, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -220,7 +221,7 @@ def phases(kernel: Kernel, world: sundog.World) -> None:
 def _pair(name: str, host: Kernel, wrong: Kernel, fixed: Kernel, world_size: int) -> Pair:
     family = "missing CTA barrier before the flag"
     hosts = partial(host, wrong), partial(host, fixed)
-    return Pair(family, name, *hosts, world_size, "race", BARRIER_BEFORE)
+    return Pair(family, name, *hosts, world_size, BARRIER_BEFORE)
 
 
 PAIRS = [

@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.failures import BAD_ACCESS, ERROR
+from sundog.checker.races import NO_ORDER
 from sundog.device import memory, signal
 
-from .pair import NO_ORDER, Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -144,7 +146,7 @@ def diverge(wrong: bool, world: sundog.World) -> None:
 
 def _pair(family: str, name: str, host: Kernel, world_size: int, wrong: bool) -> Pair:
     hosts = partial(host, wrong), partial(host, not wrong)
-    return Pair(family, name, *hosts, world_size, "bad access")
+    return Pair(family, name, *hosts, world_size, BAD_ACCESS)
 
 
 FREED, ASYMMETRIC = "use after free", "asymmetric allocation"
@@ -155,7 +157,7 @@ PAIRS = [
         partial(ragged, copy_wrong),
         partial(ragged, copy_fixed),
         1,
-        "bad access",
+        BAD_ACCESS,
     ),
     _pair("ragged tail past the end", "rows of the other rank", pull_tail, 2, wrong=True),
     _pair("off-by-one peer", "no wrap at the last rank", pull_from, 2, wrong=False),
@@ -167,7 +169,6 @@ PAIRS = [
         partial(free_and_reuse, False),
         partial(free_and_reuse, True),
         2,
-        "race",
         NO_ORDER,
     ),
     _pair(ASYMMETRIC, "ordinary tensor", not_symmetric, 2, wrong=True),
@@ -178,6 +179,6 @@ PAIRS = [
         partial(diverge, True),
         partial(diverge, False),
         2,
-        "error",
+        ERROR,
     ),
 ]

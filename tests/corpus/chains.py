@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.findings import Rule
+from sundog.checker.races import BARRIER_AFTER, RELAXED_ACQUIRE, RELAXED_RELEASE, SCOPE
 from sundog.device import memory, signal
 
-from .pair import BARRIER_AFTER, RELAXED_ACQUIRE, RELAXED_RELEASE, SCOPE, Kernel, Pair, values
+from .pair import Kernel, Pair, values
 
 __all__ = ["PAIRS"]
 
@@ -136,8 +138,8 @@ def relay_by_program(scope: str, world: sundog.World) -> None:
         assert torch.equal(out, values(0, BLOCK))
 
 
-def _pair(family: str, name: str, wrong: Kernel, fixed: Kernel, rule: str) -> Pair:
-    return Pair(family, name, partial(relay, wrong), partial(relay, fixed), 3, "race", rule)
+def _pair(family: str, name: str, wrong: Kernel, fixed: Kernel, rule: Rule) -> Pair:
+    return Pair(family, name, partial(relay, wrong), partial(relay, fixed), 3, rule)
 
 
 ACQUIRE, RELEASE = "missing middle acquire in a chain", "missing middle release in a chain"
@@ -151,7 +153,6 @@ PAIRS = [
         partial(relay_by_program, "gpu"),
         partial(relay_by_program, "sys"),
         2,
-        "race",
         SCOPE,
     ),
 ]

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.failures import DEADLOCK
 from sundog.device import memory, signal
 
 from .pair import Kernel, Pair, everyone, neighbour, values
@@ -249,7 +250,7 @@ def barrier_between(wrong: bool, world: sundog.World) -> None:
 def _pair(
     family: str, name: str, wrong: partial, fixed: partial, world_size: int, num_sms: int = 16
 ) -> Pair:
-    return Pair(family, name, wrong, fixed, world_size, "deadlock", "", num_sms)
+    return Pair(family, name, wrong, fixed, world_size, DEADLOCK, num_sms)
 
 
 RESIDENT = "waiting for a program that is not resident"

@@ -9,9 +9,12 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.failures import DEADLOCK
+from sundog.checker.findings import Rule
+from sundog.checker.races import NO_ORDER, PLAIN_FLAG
 from sundog.device import memory, signal
 
-from .pair import NO_ORDER, PLAIN, Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -185,10 +188,8 @@ def two_tiles(kernel: Kernel, world: sundog.World) -> None:
     assert torch.equal(out, values(neighbour(world), 2, BLOCK))
 
 
-def _pair(
-    family: str, name: str, wrong: partial, fixed: partial, kind: str = "race", rule: str = ""
-) -> Pair:
-    return Pair(family, name, wrong, fixed, 2, kind, rule)
+def _pair(family: str, name: str, wrong: partial, fixed: partial, rule: Rule) -> Pair:
+    return Pair(family, name, wrong, fixed, 2, rule)
 
 
 REUSED = "flag value reused without reset"
@@ -205,7 +206,7 @@ PAIRS = [
         "reset by the host, no barrier",
         partial(reset_by_host, False),
         partial(reset_by_host, True),
-        rule=PLAIN,
+        rule=PLAIN_FLAG,
     ),
     _pair(
         REUSED,
@@ -234,13 +235,13 @@ PAIRS = [
         partial(two_grids, 1),
         partial(two_grids, 2),
         1,
-        "deadlock",
+        DEADLOCK,
     ),
     _pair(
         "waits for one exact value",
         "a counter goes past it",
         partial(two_tiles, exactly_wrong),
         partial(two_tiles, at_least_fixed),
-        "deadlock",
+        DEADLOCK,
     ),
 ]

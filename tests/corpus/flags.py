@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.failures import BAD_ACCESS
+from sundog.checker.races import NO_ORDER
 from sundog.device import memory, signal
 
-from .pair import NO_ORDER, Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -152,7 +154,7 @@ def matrix(kernel: Kernel, world: sundog.World) -> None:
 
 def _pair(family: str, name: str, wrong: Kernel, fixed: Kernel, programs: int) -> Pair:
     hosts = partial(exchange, wrong, programs, TILES), partial(exchange, fixed, programs, TILES)
-    return Pair(family, name, *hosts, 2, "race", NO_ORDER)
+    return Pair(family, name, *hosts, 2, NO_ORDER)
 
 
 WRONG_TILE, SMALL = "flag of the wrong tile", "flag array too small"
@@ -168,7 +170,6 @@ PAIRS = [
         partial(matrix, wrong_stride_wrong),
         partial(matrix, same_stride_fixed),
         2,
-        "race",
         NO_ORDER,
     ),
     _pair("signal before the store", "swapped lines", signal_first_wrong, own_tile_fixed, TILES),
@@ -179,7 +180,7 @@ PAIRS = [
         partial(exchange, own_tile_fixed, TILES, SIZE // BLOCK),
         partial(exchange, own_tile_fixed, TILES, TILES),
         2,
-        "bad access",
+        BAD_ACCESS,
     ),
     Pair(
         SMALL,
@@ -187,6 +188,6 @@ PAIRS = [
         partial(exchange, by_peer_fixed, TILES, TILES),
         partial(exchange, by_peer_fixed, TILES, 2 * TILES),
         2,
-        "bad access",
+        BAD_ACCESS,
     ),
 ]

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.races import NO_ORDER
 from sundog.device import memory
 
-from .pair import NO_ORDER, Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -112,7 +113,7 @@ def write_peer(fixed: bool, world: sundog.World) -> None:
 
 
 def _pair(family: str, name: str, host: Kernel) -> Pair:
-    return Pair(family, name, partial(host, False), partial(host, True), 2, "race", NO_ORDER)
+    return Pair(family, name, partial(host, False), partial(host, True), 2, NO_ORDER)
 
 
 FILL, READ = "no barrier between fill and read", "host reads before the wait"

@@ -9,19 +9,11 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.findings import Rule
+from sundog.checker.races import BARRIER_BEFORE, NO_ORDER, RELAXED_ACQUIRE, RELAXED_RELEASE, SCOPE
 from sundog.device import memory
 
-from .pair import (
-    BARRIER_BEFORE,
-    NO_ORDER,
-    RELAXED_ACQUIRE,
-    RELAXED_RELEASE,
-    SCOPE,
-    Kernel,
-    Pair,
-    everyone,
-    values,
-)
+from .pair import Kernel, Pair, everyone, values
 
 __all__ = ["PAIRS"]
 
@@ -128,9 +120,9 @@ def ranks_add(scope: str, world: sundog.World) -> None:
         assert torch.equal(total, everyone(world, BLOCK).sum(0))
 
 
-def _pair(name: str, wrong: Kernel, rule: str) -> Pair:
+def _pair(name: str, wrong: Kernel, rule: Rule) -> Pair:
     hosts = partial(programs_add, wrong), partial(programs_add, add_fixed)
-    return Pair(FAMILY, name, *hosts, 1, "race", rule)
+    return Pair(FAMILY, name, *hosts, 1, rule)
 
 
 PAIRS = [
@@ -146,7 +138,6 @@ PAIRS = [
         partial(ranks_add, "gpu"),
         partial(ranks_add, "sys"),
         2,
-        "race",
         SCOPE,
     ),
 ]

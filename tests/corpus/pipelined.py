@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.pipelined import BARRIER_IN_LOOP
 from sundog.device import memory, signal
 
-from .pair import PIPELINED, Kernel, Pair
+from .pair import Kernel, Pair
 
 __all__ = ["PAIRS"]
 
@@ -117,7 +118,7 @@ def add(kernel: Kernel, world: sundog.World) -> None:
 
 def _pair(name: str, host: Callable[..., None], wrong: Kernel, fixed: Kernel) -> Pair:
     return Pair(
-        FAMILY, name, partial(host, wrong), partial(host, fixed), 2, "race", PIPELINED
+        FAMILY, name, partial(host, wrong), partial(host, fixed), 2, BARRIER_IN_LOOP
     )  # fmt: skip
 
 

@@ -13,9 +13,11 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import sundog
+from sundog.checker.proxies import NO_FENCE
+from sundog.checker.races import DESCRIPTOR_STORE
 from sundog.device import memory, proxy, signal
 
-from .pair import NO_FENCE, Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -185,12 +187,12 @@ def exchange(kernel: Kernel, world: sundog.World) -> None:
 
 def _pair(name: str, wrong: Kernel, fixed: Kernel, programs: int) -> Pair:
     hosts = partial(stage, wrong, programs), partial(stage, fixed, programs)
-    return Pair(FAMILY, name, *hosts, 1, "proxy", NO_FENCE)
+    return Pair(FAMILY, name, *hosts, 1, NO_FENCE)
 
 
 def _store(name: str, wrong: Kernel) -> Pair:
     hosts = partial(hand_over, wrong, 1), partial(hand_over, read_next_fixed, 2)
-    return Pair(STORE, name, *hosts, 1, "race", STORE)
+    return Pair(STORE, name, *hosts, 1, DESCRIPTOR_STORE)
 
 
 PAIRS = [
@@ -206,7 +208,6 @@ PAIRS = [
         partial(exchange, from_peer_wrong),
         partial(exchange, from_peer_fixed),
         2,
-        "proxy",
         NO_FENCE,
     ),
 ]

@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.findings import Rule
+from sundog.checker.races import NO_ORDER, RELAXED_RELEASE
 from sundog.device import memory
 
-from .pair import NO_ORDER, RELAXED_RELEASE, Kernel, Pair, everyone, values
+from .pair import Kernel, Pair, everyone, values
 
 __all__ = ["PAIRS"]
 
@@ -116,8 +118,8 @@ def mailbox(kernel: Kernel, world: sundog.World) -> None:
         assert _sorted(out) == _sorted(everyone(world, BLOCK))
 
 
-def _pair(name: str, host: Kernel, wrong: Kernel, fixed: Kernel, size: int, rule: str) -> Pair:
-    return Pair(FAMILY, name, partial(host, wrong), partial(host, fixed), size, "race", rule)
+def _pair(name: str, host: Kernel, wrong: Kernel, fixed: Kernel, size: int, rule: Rule) -> Pair:
+    return Pair(FAMILY, name, partial(host, wrong), partial(host, fixed), size, rule)
 
 
 PAIRS = [

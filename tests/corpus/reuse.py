@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.races import NO_ORDER
 from sundog.device import memory, signal
 
-from .pair import NO_ORDER, Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -162,7 +163,7 @@ def broadcast(kernel: Kernel, world: sundog.World) -> None:
 
 
 def _pair(family: str, name: str, wrong: partial, fixed: partial, world_size: int = 2) -> Pair:
-    return Pair(family, name, wrong, fixed, world_size, "race", NO_ORDER)
+    return Pair(family, name, wrong, fixed, world_size, NO_ORDER)
 
 
 MISSING = "missing done flag on reuse"

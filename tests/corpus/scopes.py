@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.races import SCOPE
 from sundog.device import memory
 
-from .pair import SCOPE, Pair, everyone, neighbour, values
+from .pair import Pair, everyone, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -126,11 +127,11 @@ def grid_barrier(scope: str, world: sundog.World) -> None:
 
 
 def _ranks(name: str, wrong: partial, fixed: partial, world_size: int) -> Pair:
-    return Pair("gpu scope between ranks", name, wrong, fixed, world_size, "race", SCOPE)
+    return Pair("gpu scope between ranks", name, wrong, fixed, world_size, SCOPE)
 
 
 def _programs(name: str, wrong: partial, fixed: partial) -> Pair:
-    return Pair("cta scope between programs", name, wrong, fixed, 1, "race", SCOPE)
+    return Pair("cta scope between programs", name, wrong, fixed, 1, SCOPE)
 
 
 _sys = partial(exchange, "sys", "sys")

@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.findings import Rule
+from sundog.checker.races import PLAIN_FLAG, RELAXED_ACQUIRE, RELAXED_RELEASE
 from sundog.device import memory, signal
 
-from .pair import PLAIN, RELAXED_ACQUIRE, RELAXED_RELEASE, Kernel, Pair, neighbour, values
+from .pair import Kernel, Pair, neighbour, values
 
 __all__ = ["PAIRS"]
 
@@ -141,8 +143,8 @@ def exchange(kernel: Kernel, world: sundog.World) -> None:
     assert torch.equal(out, values(neighbour(world, -1), BLOCK))
 
 
-def _pair(family: str, name: str, wrong: Kernel, fixed: Kernel, rule: str) -> Pair:
-    return Pair(family, name, partial(exchange, wrong), partial(exchange, fixed), 2, "race", rule)
+def _pair(family: str, name: str, wrong: Kernel, fixed: Kernel, rule: Rule) -> Pair:
+    return Pair(family, name, partial(exchange, wrong), partial(exchange, fixed), 2, rule)
 
 
 POLL, SIGNAL = "relaxed poll", "relaxed signal"
@@ -158,7 +160,7 @@ PAIRS = [
     _pair(POLL, "compare and swap, release", cas_poll_wrong, cas_poll_fixed, RELAXED_ACQUIRE),
     _pair(SIGNAL, "exchange, relaxed", relaxed_signal_wrong, push_fixed, RELAXED_RELEASE),
     _pair(SIGNAL, "exchange, acquire", acquire_signal_wrong, push_fixed, RELAXED_RELEASE),
-    _pair("plain poll", "load in a loop", plain_poll_wrong, push_fixed, PLAIN),
-    _pair("volatile poll", "volatile load in a loop", volatile_poll_wrong, push_fixed, PLAIN),
-    _pair("plain signal", "store to the flag", plain_signal_wrong, push_fixed, PLAIN),
+    _pair("plain poll", "load in a loop", plain_poll_wrong, push_fixed, PLAIN_FLAG),
+    _pair("volatile poll", "volatile load in a loop", volatile_poll_wrong, push_fixed, PLAIN_FLAG),
+    _pair("plain signal", "store to the flag", plain_signal_wrong, push_fixed, PLAIN_FLAG),
 ]

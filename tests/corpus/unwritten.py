@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.unwritten import NEVER_WRITTEN
 from sundog.device import memory, signal
 
 from .pair import Kernel, Pair, everyone, neighbour, values
@@ -126,7 +127,7 @@ def fill_some(everywhere: bool, world: sundog.World) -> None:
 
 
 def _pair(name: str, wrong: partial, fixed: partial, world_size: int) -> Pair:
-    return Pair(FAMILY, name, wrong, fixed, world_size, "unwritten")
+    return Pair(FAMILY, name, wrong, fixed, world_size, NEVER_WRITTEN)
 
 
 PAIRS = [

@@ -194,5 +194,10 @@ def _write(path: str, report: Report, outcomes: list[Outcome], verdicts: Verdict
             for o in outcomes
         ]  # fmt: skip
         findings = [finding.as_json() for finding in report.findings]
-        content = {"schedules": report.schedules, "findings": findings, "mutants": mutants}
+        content = {
+            "schedules": report.schedules,
+            "findings": findings,
+            "notes": report.notes,
+            "mutants": mutants,
+        }
         write_json(path, content, indent=1)

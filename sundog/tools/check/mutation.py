@@ -17,13 +17,12 @@ from types import ModuleType
 from typing import Any
 
 from ...checker.mutants import Mutant, mutants
+from ...checker.rules import OBJECTIONS
 from ...interpreter.interpreter import recorded, replaced
 from ...world.world import World
 from .schedules import Report, check
 
 __all__ = ["Outcome", "Verdicts", "accepted_by", "find_mutants", "judge", "mutate"]
-
-KILLS = ("race", "deadlock", "wrong result", "proxy", "unwritten", "bad access")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def mutate(
             report = check(
                 fn, world_size, schedules, seed, num_sms, stop_early=True, link=link
             )  # fmt: skip
-        kinds = [f.kind for f in report.findings if f.kind in KILLS]
+        kinds = [f.kind for f in report.findings if f.kind in OBJECTIONS]
         yield Outcome(name, mutant, kinds[0] if kinds else "", report)
 
 

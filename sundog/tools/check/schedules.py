@@ -17,17 +17,16 @@ from typing import Any
 
 from ... import knobs
 from ...backends.sim import simulate
-from ...callsite import relative
+from ...checker import failures
+from ...checker.checker import Checker
 from ...checker.findings import Finding
-from ...checker.races import Checker
-from ...errors import BadAccess, CannotInterpret, Deadlock, SundogError, WaitTimeout
 from ...machine.machine import Machine
 from ...machine.schedule import from_token
 from ...world.world import World
 
 __all__ = ["Report", "check", "check_once", "tokens"]
 
-CANNOT_INTERPRET = "cannot be interpreted"
+CANNOT_INTERPRET = failures.CANNOT_INTERPRET.name
 _HEAP = 16 << 20
 
 
@@ -40,6 +39,7 @@ class Report:
     first_schedule: int | None = None  # how many it took to find something
     trace: list[tuple] | None = None
     results: list[Any] = field(default_factory=list)  # of the last schedule, by rank
+    notes: list[str] = field(default_factory=list)  # what could not be looked at
 
     def merge(self, other: Report) -> None:
         self.schedules += other.schedules
@@ -52,12 +52,12 @@ class Report:
         if self.findings and self.first_schedule is None:
             self.first_schedule = self.schedules
         self.results = other.results
+        self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
-        if not self.findings:
-            return f"no findings in {self.schedules} schedules"
-        head = f"{len(self.findings)} findings in {self.schedules} schedules"
-        return "\n\n".join([head, *(str(finding) for finding in self.findings)])
+        head = f"{len(self.findings) or 'no'} findings in {self.schedules} schedules"
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n\n".join([head, *(str(finding) for finding in self.findings), *notes])
 
 
 def check(
@@ -97,18 +97,19 @@ def check_once(
 ) -> Report:
     """One schedule. What a rank or a kernel raises is a finding, sys.exit too; Ctrl-C is not."""
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
-    machine.checker = Checker(machine.memory)
-    machine.checker.trace = [] if trace else None
+    checker = machine.checker = Checker(machine.memory)
+    checker.trace = [] if trace else None
     with _no_garbage_collection():
         nbytes = heap_size or knobs.heap_size.get() or _HEAP
         simulate(machine, fn, world_size, nbytes, link=link)
-    machine.checker.ask_compiler()
-    findings = list(machine.checker.findings.values())
+    notes = checker.ask_compiler()
+    findings = list(checker.findings.values())
     if machine.failure is not None:
         findings.append(_failure(machine))
     for finding in findings:
         finding.token = finding.token or schedule
-    return Report(findings, 1, None, machine.checker.trace, [h.result for h in machine.hosts])
+    results = [host.result for host in machine.hosts]
+    return Report(findings, 1, None, checker.trace, results, notes)
 
 
 @contextmanager
@@ -125,28 +126,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def _failure(machine: Machine) -> Finding:
     error = machine.failure
-    assert error is not None
     if not isinstance(error, Exception | SystemExit):
+        assert error is not None
         raise error
     rank = next((host.rank for host in machine.hosts if host.error is error), None)
-    who = f"rank {rank}: " if rank is not None else ""
-    if isinstance(error, Deadlock):
-        return Finding("deadlock", "", str(error), suggestion="Follow the waits above.")
-    if isinstance(error, CannotInterpret):
-        return Finding("error", CANNOT_INTERPRET, str(error))
-    if isinstance(error, BadAccess):
-        return Finding("bad access", "", str(error))
-    if isinstance(error, WaitTimeout):  # no wait runs out in a check: this one left too early
-        return Finding("wrong result", "", str(error))
-    if isinstance(error, AssertionError):
-        return Finding("wrong result", "", f"{who}{_where(error)}: {error}")
-    kind = type(error).__name__
-    text = str(error) if isinstance(error, SundogError) else f"{kind}: {error}"
-    return Finding("error", "", f"{who}{_where(error)}: {text}")
-
-
-def _where(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{relative(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
+    return failures.find_failure(error, rank)

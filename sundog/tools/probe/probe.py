@@ -19,7 +19,7 @@ from typing import Any
 from ... import knobs
 from ...backends.sim import simulate
 from ...callsite import raised_at, relative
-from ...checker.races import Checker
+from ...checker.checker import Checker
 from ...errors import CaptureError, Deadlock, WaitTimeout
 from ...launch import run
 from ...machine.deadlock import Wait
@@ -169,13 +169,13 @@ def _gpu_heap() -> int:
 
 def _simulated(rank: Callable[[World], Observed], size: int, schedule: str) -> Cell:
     machine = Machine(from_token(schedule), knobs.num_sms.get(), expire=False)
-    machine.checker = Checker(machine.memory)
+    checker = machine.checker = Checker(machine.memory)
     simulate(machine, rank, size, knobs.heap_size.get() or _HEAP)
     if machine.failure is not None:
         return _failed(machine.failure)
     cell = _judged([host.result for host in machine.hosts])
-    machine.checker.ask_compiler()
-    findings = list(machine.checker.findings.values())
+    checker.ask_compiler()
+    findings = list(checker.findings.values())
     if findings:  # whatever came out of it, another schedule may give something else
         findings[0].token = schedule
         return Cell(WRONG, str(findings[0]), cell.replay)

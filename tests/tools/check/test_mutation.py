@@ -64,7 +64,7 @@ def test_kernel_is_itself_again_after_its_mutants():
 
 def test_an_error_of_the_tool_is_no_kill(monkeypatch):
     found, _ = find_mutants(kernels.clean, 2)
-    monkeypatch.setattr("sundog.checker.races.Checker.cta_barrier", lambda *args: 1 / 0)
+    monkeypatch.setattr("sundog.checker.checker.Checker.cta_barrier", lambda *args: 1 / 0)
     outcome = next(mutate(kernels.clean, 2, found[-1:], schedules=1))
     assert [f.kind for f in outcome.report.findings] == ["error"]
     assert outcome.killed_by == ""

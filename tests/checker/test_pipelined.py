@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sundog.checker.findings import SUGGESTIONS
+from sundog.checker import confirm
+from sundog.checker.pipelined import BARRIER_IN_LOOP
 from sundog.compiled import hoisted
 from sundog.dataset.triton.compile import lower_source, source_of
 from sundog.tools._launches import record
@@ -46,7 +47,7 @@ def test_the_finding_names_the_acquire_the_loop_and_the_fix() -> None:
     assert "the acquire at tests/checker/pipelined_loops.py:" in finding.why
     assert "sm_90, gfx942" in finding.why
     assert finding.first.allocation == finding.second.allocation == "a"
-    assert finding.suggestion == SUGGESTIONS[RULE]
+    assert finding.suggestion == BARRIER_IN_LOOP.advice
     assert "tl.debug_barrier()" in finding.suggestion
 
 
@@ -68,3 +69,30 @@ def test_isa_marks_the_line() -> None:
         assert "tl.debug_barrier()" in mark.text
     (kernel,) = isa.inspect(f"{loops.__file__}:run_dot_and_barrier", ("sm_90",), world=2)
     assert not [mark for mark in kernel.marks if mark.rule == "hoisted"]
+
+
+def test_a_target_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known about the order there, so the report says so."""
+
+    def lower(*args: Any, arch: str, **options: Any) -> Any:
+        if arch == "gfx942":
+            raise RuntimeError("PassManager::run failed\nand more")
+        return lower_source(*args, arch=arch, **options)
+
+    monkeypatch.setattr(confirm, "lower_source", lower)
+    monkeypatch.setattr(confirm, "_compiled", {})
+    report = check(loops.host(loops.dot), 2, schedules=2)
+    (finding,) = report.findings
+    assert "(sm_90)" in finding.why
+    (note,) = report.notes
+    assert "consume does not compile for gfx942 (PassManager::run failed)" in note
+    assert "the load at tests/checker/pipelined_loops.py:" in note
+    assert f"note: {note}" in str(report)
+
+
+def test_a_kernel_without_suspicious_loads_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirm, "lower_source", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(confirm, "_compiled", {})
+    report = check(loops.host(loops.dot_and_barrier), 2, schedules=2)
+    assert not report.findings
+    assert not report.notes

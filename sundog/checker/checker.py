@@ -1,0 +1,284 @@
+"""The checker: docs/memory_model.md as code. Follows every access of kernels and hosts.
+
+What an actor knows (`clocks`) comes from launches, barriers and signals (`signals`). Each access
+meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..machine.accesses import MAKE, READ, Touch
+from ..machine.polling import kernel_frames, site_of, stack_of
+from ..machine.regions import Memory, Region
+from ..machine.tasks import Launch, Program, Stream
+from .clocks import Actor, Clocks, StreamClocks
+from .confirm import Suspicion, confirm, suspect
+from .encounter import Encounter, Found
+from .findings import AccessEvent, Finding
+from .rules import LOOKS
+from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, index_range
+from .signals import ACQUIRES, Signals
+
+__all__ = ["Checker"]
+
+
+class Checker:
+    """An observer of the machine, which collects findings."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.findings: dict[tuple, Finding] = {}
+        self._suspicions: list[Suspicion] = []
+        self.trace: list[tuple] | None = None
+        self._memory = memory
+        self._clocks = Clocks()
+        self._states = States()
+        self.streams = StreamClocks(self._clocks)
+        self._actors: dict[Program, Actor] = {}
+        self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
+        self._signals = Signals()
+        self._shadows = Shadows(memory, self._signals.forget)
+        self._events: dict[tuple, AccessEvent] = {}
+        self._num_launches = 0
+        self._running: dict[Actor, Launch] = {}
+
+    # order
+
+    def start(self, program: Program, stream: Stream) -> None:
+        """A program becomes resident: it knows what its stream knew when the kernel began."""
+        launch = program.launch
+        if launch not in self._launches:
+            self._launches[launch] = self._num_launches, []
+            self.streams.learn(stream, launch.known)
+            self.streams.of(stream).advance()
+            self._note("launch", launch.rank, self._num_launches)
+            self._num_launches += 1
+        number, programs = self._launches[launch]
+        known = self.streams.of(stream).clock
+        self._actors[program] = Actor(
+            program.rank, program.index, launch.name, number, program.number,
+            self._clocks.component(), self._clocks.component(), self._clocks.component(),
+            dict(known), dict(known),
+        )  # fmt: skip
+        self._running[self._actors[program]] = launch
+        programs.append(program)
+
+    def end(self, launch: Launch, stream: Stream) -> None:
+        if launch in self._launches:  # not so for an empty grid
+            number, programs = self._launches.pop(launch)
+            actors = [self._actors.pop(program) for program in programs]
+            for actor in actors:
+                del self._running[actor]
+            self._clocks.end(actors, self.streams.of(stream))
+            self._note("end", launch.rank, number)
+
+    def world_barrier(self, streams: list[Stream]) -> None:
+        self.streams.barrier(streams)
+        if self.trace is not None:
+            ranks = tuple(dict.fromkeys(stream.rank for stream in streams))
+            self.trace.append(("world_barrier", *[None] * 4, ranks, *[None] * 4))
+
+    def cta_barrier(self, program: Program) -> None:
+        actor = self._actors[program]
+        actor.barrier()
+        self._note("barrier", actor.rank, actor.launch, actor)
+
+    def proxy_fence(self, program: Program) -> None:
+        actor = self._actors[program]
+        actor.fenced = actor.published(tensor=False)
+
+    # accesses
+
+    def load(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
+        # a scalar load is made by all threads
+        verb = "descriptor load" if proxy else "load"
+        event = self._event(program, verb, writes=False, tensor=True, proxy=proxy)
+        self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
+        if not tensor and touch.addresses.size:
+            self._signals.hear_plainly(event, int(touch.addresses.flat[0]))
+        self._access(event, touch)
+
+    def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
+        verb = "descriptor store" if proxy else "store"
+        event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy)
+        self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
+        self._access(event, touch)
+        self._signals.break_chains(touch.addresses, touch.size)
+
+    def atomic(
+        self,
+        program: Program,
+        touch: Touch,
+        op: str,
+        sem: str,
+        scope: str,
+        tensor: bool,
+        proxy: bool,
+        changed: bool,
+    ) -> None:
+        writes = op != "LOAD"
+        event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, True, proxy)
+        actor = event.actor
+        self._note("atomic", actor.rank, actor.launch, event, touch, tensor)
+        # An acquire comes after what it learns, so it learns first.
+        self._signals.hear(event, touch.addresses)
+        if tensor and sem in ACQUIRES:
+            lanes = touch.addresses.ravel()
+            for place in range(lanes.size):  # what a lane learns orders that lane's own access
+                actor.lane = self._signals.reaching(event, int(lanes[place]))
+                self._access(event, touch._replace(addresses=lanes[place : place + 1]))
+            actor.lane = []
+        else:
+            self._access(event, touch)
+        if op == "STORE":
+            self._signals.break_chains(touch.addresses, touch.size)
+        if writes:
+            self._signals.publish(event, touch.addresses, touch.size, changed)
+        actor.steps += 1
+
+    def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
+        """A torch operation of a host touched a tensor: READ, WRITE or MAKE (its result)."""
+        actor = self.streams.of(stream)
+        writes = verb != READ
+        key = (actor, verb, at)
+        event = self._events.get(key)
+        if event is None:
+            event = AccessEvent(actor, verb, writes, atomic=False, tensor=True, stack=(at,))
+            self._events[key] = event
+        if verb != MAKE:
+            self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
+        lo, hi = int(touch.addresses.min()), int(touch.addresses.max()) + touch.size
+        known = self._memory.find(lo, hi)  # on a heap: an allocation, not the whole storage
+        self._access(event, touch if known is None else touch._replace(region=known))
+        if writes:
+            self._signals.break_chains(touch.addresses, touch.size)
+
+    # allocations
+
+    def allocated(self, region: Region) -> None:
+        self._shadows.allocated(region, UNWRITTEN)
+
+    def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
+        """Before an ordinary tensor is touched. An `unwritten` one was made now and not filled."""
+        self._shadows.meet(storage, unwritten)
+
+    def freed(self, start: int) -> None:
+        self._shadows.freed(start)
+
+    # inside
+
+    def _event(
+        self,
+        program: Program,
+        verb: str,
+        writes: bool,
+        tensor: bool,
+        sem: str = "",
+        scope: str = "",
+        atomic: bool = False,
+        proxy: bool = False,
+    ) -> AccessEvent:
+        frames = kernel_frames()
+        actor = self._actors[program]
+        key = (actor, verb, tensor, sem, scope, site_of(frames))
+        found = self._events.get(key)
+        if found is None:
+            stack = tuple(stack_of(frames))
+            found = AccessEvent(actor, verb, writes, atomic, tensor, sem, scope, proxy, stack)
+            self._events[key] = found
+        return found
+
+    def _access(self, event: AccessEvent, touch: Touch) -> None:
+        addresses, size, region = touch
+        if addresses.size == 0:
+            return
+        if region is None:  # a tile over several allocations
+            for address in addresses.flat:
+                self._access(event, self._one(int(address), size))
+            return
+        shadow = self._shadows.of(region)
+        places = shadow.places(addresses, size)
+        if isinstance(places, slice) and places.stop - places.start == 1:  # most accesses
+            state = self._states[int(shadow.numbers[places.start])]
+            state = self._step(state, event, (region, shadow, places), touch)
+            shadow.numbers[places.start] = self._states.number(state)
+            return
+        numbers = shadow.numbers[places]
+        first = int(numbers[0])
+        if (numbers == first).all():
+            state = self._step(self._states[first], event, (region, shadow, places), touch)
+            shadow.numbers[places] = self._states.number(state)
+            return
+        if isinstance(places, slice):
+            places = np.arange(places.start, places.stop)
+        new = np.empty_like(numbers)
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            span = region, shadow, places[here]
+            state = self._step(self._states[number], event, span, touch)
+            new[here] = self._states.number(state)
+        shadow.numbers[places] = new
+
+    def _one(self, address: int, size: int) -> Touch:
+        region = self._memory.find(address, address + size)
+        return Touch(np.array([address], np.uint64), size, region)
+
+    def _step(self, state: State, event: AccessEvent, span: Span, touch: Touch) -> State:
+        """Let the rules look at one access; return what the state of these bytes becomes."""
+        here = Encounter(event, state, self._clocks, span, touch)
+        for look in LOOKS:
+            for found in look(here):
+                if found.acquire is None:
+                    self._report(found, event, span)
+                else:
+                    launch = self._running[event.actor]
+                    self._suspicions.append(suspect(found, event, span, launch))
+        actor = event.actor
+        stamp = actor.stamp(event.tensor, event.proxy and event.writes)
+        return after(self._clocks, state, PastAccess(stamp, event, actor.steps))
+
+    # findings
+
+    def _report(self, found: Found, event: AccessEvent, span: Span) -> None:
+        """Add a finding, or count it if these two lines have one already."""
+        region, indices = span[0], index_range(span)
+        first = found.earlier.access(region.name, indices) if found.earlier is not None else None
+        finding = found.rule.finding(found.why, first, event.access(region.name, indices))
+        known = self.findings.setdefault(finding.key(), finding)
+        if known is not finding:
+            known.count += 1
+
+    def ask_compiler(self) -> list[str]:
+        """After the run: report the loads that moved; return notes on what did not compile."""
+        notes: dict[str, None] = {}
+        for suspicion in self._suspicions:
+            found, unknown = confirm(suspicion)
+            notes |= dict.fromkeys(unknown)
+            if found is not None:
+                self._report(found, suspicion.event, suspicion.span)
+        self._suspicions.clear()
+        return list(notes)
+
+    def _note(
+        self,
+        what: str,
+        rank: int | None,
+        launch: int | None,
+        event: Any = None,
+        touch: Touch | None = None,
+        tensor: bool | None = None,
+    ) -> None:
+        """One entry of the trace, for the oracle of the tests."""
+        if self.trace is None:
+            return
+        actor = getattr(event, "actor", event)
+        stack = getattr(event, "stack", ())
+        self.trace.append((
+            what, rank, launch, getattr(actor, "number", None), stack[0][1] if stack else None,
+            tuple(int(a) for a in touch.addresses.flat) if touch is not None else None,
+            touch.size if touch is not None else None,
+            getattr(event, "sem", None), getattr(event, "scope", None), tensor,
+        ))  # fmt: skip

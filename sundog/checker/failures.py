@@ -1,0 +1,55 @@
+"""What a run that failed says: a deadlock, a bad access, a wrong result, or an error."""
+
+from __future__ import annotations
+
+from ..callsite import relative
+from ..errors import BadAccess, CannotInterpret, Deadlock, SundogError, WaitTimeout
+from .findings import Finding, Rule
+
+__all__ = [
+    "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "RULES", "WRONG_RESULT", "find_failure",
+]  # fmt: skip
+
+BAD_ACCESS = Rule(
+    "bad access", "", "an access outside a live allocation, or to freed memory"
+)  # fmt: skip
+DEADLOCK = Rule(
+    "deadlock",
+    "",
+    "nothing can run; the report says who waits for what, where, and who could end the wait",
+    "Follow the waits above.",
+)
+WRONG_RESULT = Rule("wrong result", "", "an assertion of the rank's function fails")
+ERROR = Rule("error", "", "a kernel or a host raises an exception", is_verdict=False)
+CANNOT_INTERPRET = Rule(
+    "error",
+    "cannot be interpreted",
+    "a kernel uses something that the simulator does not have; the exit status is 2",
+    is_verdict=False,
+)
+RULES = [BAD_ACCESS, DEADLOCK, WRONG_RESULT, ERROR, CANNOT_INTERPRET]
+
+
+def find_failure(error: Exception | SystemExit, rank: int | None) -> Finding:
+    """Return the finding of what ended a run; `rank` is the one whose host raised it, if any."""
+    who = f"rank {rank}: " if rank is not None else ""
+    if isinstance(error, Deadlock):
+        return DEADLOCK.finding(str(error))
+    if isinstance(error, CannotInterpret):
+        return CANNOT_INTERPRET.finding(str(error))
+    if isinstance(error, BadAccess):
+        return BAD_ACCESS.finding(str(error))
+    if isinstance(error, WaitTimeout):  # no wait runs out in a check: this one left too early
+        return WRONG_RESULT.finding(str(error))
+    if isinstance(error, AssertionError):
+        return WRONG_RESULT.finding(f"{who}{_where(error)}: {error}")
+    kind = type(error).__name__
+    text = str(error) if isinstance(error, SundogError) else f"{kind}: {error}"
+    return ERROR.finding(f"{who}{_where(error)}: {text}")
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{relative(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
