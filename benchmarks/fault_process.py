@@ -156,6 +156,7 @@ def _rank_script(case: Case, folder: Path, rank: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(case.size), "LOCAL_RANK": str(rank)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(case.size), "MASTER_ADDR": "localhost"}
     os.environ["MASTER_PORT"] = str(port)
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     if not case.store_of_rank_0:
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     note = partial(_note, folder, rank)

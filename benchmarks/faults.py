@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,15 +57,19 @@ def campaign(cases: list[Case], jobs: int, console: Console) -> list[Verdict]:
 
 
 def _wave(cases: list[Case]) -> list[Verdict]:
-    before = _outside(cases[0].backend)
+    """Run some cases at the same time. Killed ranks get no MPS, which may not survive them."""
+    backend = cases[0].backend
+    before = _outside(backend)
     folder = tempfile.mkdtemp(prefix="sundog-faults-")  # no object that a fork removes at its exit
     places = [Path(folder) / str(number) for number in range(len(cases))]
-    leaders = [_start(case, place) for case, place in zip(cases, places, strict=True)]
-    left = []
-    for leader in leaders:
-        os.waitpid(leader, 0)
-        left.append(_end_session(leader))
-    shared, memory = _left_outside(before, cases[0].backend)
+    shares = backend in ON_GPU and not any(case.kind == "killed" for case in cases)
+    with mps() if shares else nullcontext():
+        leaders = [_start(case, place) for case, place in zip(cases, places, strict=True)]
+        left = []
+        for leader in leaders:
+            os.waitpid(leader, 0)
+            left.append(_end_session(leader))
+    shared, memory = _left_outside(before, backend)
     verdicts = [
         judge(case, place, "; ".join(filter(None, (mine, memory))), shared)
         for case, place, mine in zip(cases, places, left, strict=True)
@@ -195,19 +199,11 @@ def main(
 
 
 def _run(cases: list[Case], controls: list[Case], jobs: int, console: Console) -> list[Verdict]:
-    """Those that are killed go last and without MPS, which does not survive a killed client."""
-    killed = [case for case in cases if case.kind == "killed" and case.backend in ON_GPU]
-    rest = [case for case in cases if case not in killed]
-    on_gpu = any(case.backend in ON_GPU for case in cases + controls)
-    with mps() if on_gpu else _no_daemon():
-        verdicts = campaign(controls, 2 * jobs if on_gpu else jobs, console)
-        verdicts += campaign(rest, jobs, console)
-    return verdicts + campaign(killed, 1, console)
-
-
-@contextmanager
-def _no_daemon() -> Iterator[None]:
-    yield
+    """Run those without a fault, which fill Triton's cache, then the rest, killed ranks last."""
+    apart = [case for case in cases if case.kind == "killed" and case.backend in ON_GPU]
+    rest = [case for case in cases if case not in apart]
+    verdicts = campaign(controls, 2 * jobs if jobs > 1 else 1, console)
+    return verdicts + campaign(rest, jobs, console) + campaign(apart, 1, console)
 
 
 def _show(found: list[dict[str, Any]], backend: str, seconds: float, console: Console) -> None:
