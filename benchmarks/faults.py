@@ -31,21 +31,22 @@ from .fault_verdicts import COLUMNS, Verdict, as_json, judge, line, rows_of
 __all__ = ["campaign", "main"]
 
 ON_GPU = ("virtual", "symm")
-_TRIES = 4  # to come to the fault
+_TRIES = 3  # more, to come to the fault
 _GPU_NOISE = 64  # MiB; what the driver keeps for itself
 
 
 # running
 
 
-def campaign(cases: list[Case], jobs: int, console: Console) -> list[Verdict]:
-    """Run the cases in waves of `jobs` and judge each. One that never struck runs again.
+def campaign(cases: list[Case], jobs: int, end: float, console: Console) -> list[Verdict]:
+    """Run the cases in waves of `jobs` and judge each; no wave starts after `end`.
 
-    That happens on a busy machine, where a healthy rank is late by more than the timeout.
+    A case that never struck runs again. That happens on a busy machine, where a healthy rank is
+    late by more than the timeout.
     """
     verdicts: dict[Case, Verdict] = {}
     waiting = [(case, 0) for case in cases]
-    while waiting:
+    while waiting and time.monotonic() < end:
         wave, waiting = waiting[:jobs], waiting[jobs:]
         for (case, tries), verdict in zip(wave, _wave([case for case, _ in wave]), strict=True):
             verdicts[case] = verdict
@@ -53,7 +54,7 @@ def campaign(cases: list[Case], jobs: int, console: Console) -> list[Verdict]:
                 waiting.append((case, tries + 1))
             elif not (verdict.good or (case.kind == CONTROL and not any(verdict.statuses))):
                 console.print(line(verdict), markup=False, highlight=False)
-    return [verdicts[case] for case in cases]
+    return [verdicts[case] for case in cases if case in verdicts]
 
 
 def _wave(cases: list[Case]) -> list[Verdict]:
@@ -174,6 +175,7 @@ def main(
     json_file: Annotated[str, typer.Option("--json", help="write every case to this file")] = "",
     only: Annotated[str, typer.Option(help="one kind of fault, or case numbers: 3,14")] = "",
     control: Annotated[bool, typer.Option(help="run programs without faults first")] = True,
+    minutes: Annotated[float, typer.Option(help="start nothing after this time")] = 60.0,
 ) -> None:
     """Inject faults and count those that were named, in time, with nothing left behind."""
     if backend not in KINDS:
@@ -185,7 +187,11 @@ def main(
     if only:
         wanted = only.split(",")
         cases = [case for case in cases if case.kind == only or str(case.number) in wanted]
-    verdicts = _run(cases, control_cases(backend) if control else [], jobs, console)
+    controls = control_cases(backend) if control else []
+    verdicts = _run(cases, controls, jobs, begin + 60 * minutes, console)
+    if len(verdicts) < len(cases) + len(controls):
+        missing = len(cases) + len(controls) - len(verdicts)
+        console.print(f"{missing} cases did not run: {minutes:g} minutes were over")
     found = [as_json(verdict) for verdict in verdicts]
     seconds = time.monotonic() - begin
     _show(found, backend, seconds, console)
@@ -198,12 +204,14 @@ def main(
     raise typer.Exit(1 if bad or broken else 0)
 
 
-def _run(cases: list[Case], controls: list[Case], jobs: int, console: Console) -> list[Verdict]:
+def _run(
+    cases: list[Case], controls: list[Case], jobs: int, end: float, console: Console
+) -> list[Verdict]:
     """Run those without a fault, which fill Triton's cache, then the rest, killed ranks last."""
     apart = [case for case in cases if case.kind == "killed" and case.backend in ON_GPU]
     rest = [case for case in cases if case not in apart]
-    verdicts = campaign(controls, 2 * jobs if jobs > 1 else 1, console)
-    return verdicts + campaign(rest, jobs, console) + campaign(apart, 1, console)
+    verdicts = campaign(controls, 2 * jobs if jobs > 1 else 1, end, console)
+    return verdicts + campaign(rest, jobs, end, console) + campaign(apart, 1, end, console)
 
 
 def _show(found: list[dict[str, Any]], backend: str, seconds: float, console: Console) -> None:
