@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import knobs
+from .backends import Capabilities, WorldOptions, load
 from .backends._link import LINKS
 from .backends.sim import Sim
 from .errors import SundogError
@@ -21,6 +22,9 @@ from .world.world import World
 __all__ = ["GPU_HEAP", "init", "run"]
 
 _CPU_HEAP = 64 << 20
+# Backends if none is named: without a GPU, and with one.
+_WITHOUT_TORCHRUN = ("sim", "virtual")
+_UNDER_TORCHRUN = ("shm", "symm")
 
 
 def run(
@@ -44,35 +48,15 @@ def run(
         raise ValueError(f"fn {fn!r}: expected a function of a world")
     if not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size {world_size!r}: a world has at least one rank")
-    asked = backend or (None if sim is None else "sim")
-    name = _backend(asked, "virtual" if has_gpu() else "sim")
-    _check_link(link, name)
-    seconds = _seconds(timeout)
-    if name == "virtual":
-        from .backends import virtual
-
-        _no_sim(sim, name)
-        return virtual.run(fn, world_size, _gpu_heap_size(heap_size), seconds, link)
-    if name == "symm":
-        from .backends import _processes, symm
-
-        _no_sim(sim, name)
-        symm.check_can_fork()
-        size = _gpu_heap_size(heap_size)
-        return _processes.run(
-            fn, world_size, lambda r, n, store: symm.open_alone(r, n, store, size, seconds)
-        )
-    nbytes = _heap_size(heap_size, world_size)
-    if name == "sim":
-        from .backends import sim as simulated
-
-        return simulated.run(fn, world_size, nbytes, sim or Sim(), link)
-    from .backends import _processes, shm
-
-    _no_sim(sim, name)
-    return _processes.run(
-        fn, world_size, lambda r, n, store: shm.open_world(r, n, store, nbytes, seconds)
-    )
+    name = _chosen(backend or ("sim" if sim is not None else ""), _WITHOUT_TORCHRUN)
+    module = load(name)
+    can = module.CAPABILITIES
+    _check_link(link, name, can)
+    if sim is not None and not can.takes_sim:
+        raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
+    nbytes = _heap_size(heap_size, can.on_gpu, world_size)
+    options = WorldOptions(nbytes, _seconds(timeout), link, sim)
+    return module.run(fn, world_size, options)
 
 
 def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) -> World:
@@ -81,21 +65,18 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
     Without a backend's name: `symm` if there is a GPU, else `shm`. Uses the default group of
     torch.distributed, or makes one with gloo.
     """
-    name = _backend(backend, "symm" if has_gpu() else "shm", allowed=("shm", "symm"))
+    name = _chosen(backend, _UNDER_TORCHRUN)
+    module = load(name)
+    if not module.CAPABILITIES.processes:
+        raise ValueError(f"sundog.init: ranks of backend {name!r} are no processes: use sundog.run")
     _check_no_other()
     from .backends._rendezvous import join
 
     seconds = _seconds(timeout)
     rank, size, store = join(seconds)
-    if name == "symm":
-        from .backends import symm
-
-        world = symm.open_world(rank, size, store, _gpu_heap_size(heap_size), seconds)
-    else:
-        from .backends import shm
-
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        world = shm.open_world(rank, size, store, _heap_size(heap_size, local), seconds)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    nbytes = _heap_size(heap_size, module.CAPABILITIES.on_gpu, local)
+    world = module.open_world(rank, size, store, nbytes, seconds)
     if not _initialized:
         atexit.register(_say_why)
     _initialized[:] = [world]
@@ -120,31 +101,30 @@ def _check_no_other() -> None:
         )
 
 
-def _check_link(link: str, name: str) -> None:
+def _check_link(link: str, name: str, can: Capabilities) -> None:
     if link not in LINKS:
         raise ValueError(f"link {link!r}: expected 'pcie', or none")
-    if link and name not in ("virtual", "sim"):
+    if link not in can.links:
         raise ValueError(
             f"link={link!r} puts a real link between ranks on one GPU: it is for backend "
-            f"'virtual', and for 'sim', which proves it on a CPU, not {name!r}"
+            f"'virtual', and for 'sim', which checks it on a CPU, not {name!r}"
         )
 
 
-def _no_sim(sim: Sim | None, name: str) -> None:
-    if sim is not None:
-        raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
-
-
-def _backend(name: str | None, default: str, allowed: tuple[str, ...] = knobs.BACKENDS) -> str:
-    chosen = name or knobs.backend.get() or default
-    if chosen not in allowed:
-        raise ValueError(f"backend {chosen!r}: expected one of {', '.join(allowed)}")
+def _chosen(name: str | None, defaults: tuple[str, str]) -> str:
+    chosen = name or knobs.backend.get() or defaults[has_gpu()]
+    if chosen not in knobs.BACKENDS:
+        raise ValueError(f"backend {chosen!r}: expected one of {', '.join(knobs.BACKENDS)}")
     return chosen
 
 
-def _heap_size(asked: int, local_ranks: int) -> int:
+def _heap_size(asked: int, on_gpu: bool, local_ranks: int) -> int:
     """Bytes per rank; refused if the ranks of this machine together can't have them."""
-    nbytes = _at_least(asked or knobs.heap_size.get() or _CPU_HEAP)
+    nbytes = _at_least(asked or knobs.heap_size.get() or (GPU_HEAP if on_gpu else _CPU_HEAP))
+    if on_gpu:
+        # On AMD Triton takes offsets in storage below 2 GiB as 32-bit numbers, which cuts the
+        # distance to a peer's heap (`sundog isa` marks it).
+        return max(nbytes, 2 << 30) if torch.version.hip else nbytes
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if nbytes * local_ranks > memory:
         raise ValueError(
@@ -152,13 +132,6 @@ def _heap_size(asked: int, local_ranks: int) -> int:
             f"this machine has {memory:,}. Ask for at most {memory // local_ranks:,} each."
         )
     return nbytes
-
-
-def _gpu_heap_size(asked: int) -> int:
-    nbytes = _at_least(asked or knobs.heap_size.get() or GPU_HEAP)
-    # On AMD Triton takes offsets in storage below 2 GiB as 32-bit numbers, which cuts the distance
-    # to a peer's heap (`sundog isa` marks it).
-    return max(nbytes, 2 << 30) if torch.version.hip else nbytes
 
 
 def _at_least(nbytes: int) -> int:

@@ -24,7 +24,7 @@ from ..machine.machine import Machine
 from ..machine.tasks import Host
 from ..target import Footprint, Target
 
-__all__ = ["Device", "Event", "Flight", "Gang", "Kind", "Prepared", "check_resident"]
+__all__ = ["Device", "Flight", "Gang", "GpuEvent", "Kind", "Prepared", "check_resident"]
 
 
 class Kind(NamedTuple):
@@ -87,7 +87,7 @@ _MANY = 64  # launches on a stream, before we look which have ended
 _LONGEST_NAP = 2e-4
 
 
-class Event(Protocol):
+class GpuEvent(Protocol):
     def query(self) -> bool:
         """Has all that was on the stream when it was recorded ended?"""
 
@@ -121,7 +121,7 @@ class Device(Protocol):
 
     def current_stream(self) -> Any: ...
 
-    def event(self, stream: Any) -> Event: ...
+    def event(self, stream: Any) -> GpuEvent: ...
 
     def prepare(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Prepared: ...
 
@@ -146,7 +146,7 @@ class Queue:
     """What a rank has on one stream and has not ended, as far as we know."""
 
     rank: int
-    flights: deque[tuple[Event, Kind]] = field(default_factory=deque)
+    flights: deque[tuple[GpuEvent, Kind]] = field(default_factory=deque)
     kinds: Counter[Kind] = field(default_factory=Counter)  # hundreds of launches may wait: a few
 
     def add(self, kind: Kind, stream: Any, device: Device) -> None:
@@ -175,7 +175,7 @@ class Queue:
 @dataclass(eq=False)
 class Waiter:
     host: Host
-    events: list[Event]
+    events: list[GpuEvent]
     to_load: bool
 
 
@@ -248,7 +248,7 @@ class Gang:
         if not self._device.is_capturing():
             self._wait([self._device.event(self._device.current_stream())], "its stream", False)
 
-    def _wait(self, events: list[Event], what: str, to_load: bool) -> None:
+    def _wait(self, events: list[GpuEvent], what: str, to_load: bool) -> None:
         if all(event.query() for event in events):
             return
         self._waiters.append(Waiter(self._machine.host, events, to_load))

@@ -34,8 +34,8 @@ __all__ = [
     "Contexts",
     "Direct",
     "Gpu",
+    "GpuLaunch",
     "Known",
-    "Launch",
     "SynchronizeFirst",
     "footprint_of",
     "grid_of",
@@ -181,16 +181,16 @@ class Gpu:
         event.record(stream)
         return event
 
-    def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Launch:
+    def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> GpuLaunch:
         with torch._C.DisableTorchFunction():  # who looks at tensors here waits for nothing
             known = self._direct.find(kernel, grid, args, kwargs)
-            launch = Launch(kernel, grid, args, kwargs, known)
+            launch = GpuLaunch(kernel, grid, args, kwargs, known)
             if known is None:
                 self._direct.note(kernel, grid, args, kwargs, launch.compiled)
         return launch
 
 
-class Launch:
+class GpuLaunch:
     """A call of a kernel, compiled at once, if need be; loaded and started when told to."""
 
     def __init__(

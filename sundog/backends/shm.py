@@ -31,6 +31,7 @@ from ..world.capture import Graph
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
+from . import Capabilities, WorldOptions, _processes
 from ._processes import opened
 from ._quiet import NBYTES, Quiet
 from ._rendezvous import (
@@ -43,10 +44,21 @@ from ._rendezvous import (
 )
 from .sim import UNBOUNDED, end_waits, region_of
 
-__all__ = ["open_world"]
+__all__ = ["CAPABILITIES", "open_world", "run"]
+
+CAPABILITIES = Capabilities(on_gpu=False, processes=True)
 
 _LONGEST_NAP = 1e-3
 _LOOK_AT_PEERS = 0.02  # seconds between two looks
+
+
+def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> list[Any]:
+    """Fork a process per rank and run `fn` in each."""
+
+    def opened_by(rank: int, size: int, store: Any) -> World:
+        return open_world(rank, size, store, options.heap_size, options.timeout)
+
+    return _processes.run(fn, world_size, opened_by)
 
 
 def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:

@@ -13,21 +13,24 @@ import torch
 
 from .. import knobs
 from ..device import context
-from ..machine.launcher import Installed, current_machine
+from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.queues import switched
 from ..machine.recording import Recording
 from ..machine.regions import Memory, Region, SplitHeaps
 from ..machine.schedule import from_token
-from ..machine.tasks import Event, Host, Program
-from ..world.backend import Backend, Exchange
+from ..machine.tasks import Event, Program
+from ..world.backend import Exchange
 from ..world.capture import Graph
-from ..world.heap import ALIGNMENT, Allocation, Heap
+from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
-from ._codec import decode, encode
+from . import Capabilities, WorldOptions
+from ._hosts import Meeting, refuse_inside_a_rank, run_rank, with_rank
 
-__all__ = ["Sim", "run"]
+__all__ = ["CAPABILITIES", "Sim", "run"]
+
+CAPABILITIES = Capabilities(on_gpu=False, processes=False, links=("", "pcie"), takes_sim=True)
 
 UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or time is made to run out (`expire`)
 GUARD = ALIGNMENT
@@ -51,39 +54,6 @@ class Sim:
             raise ValueError(f"num_sms {self.num_sms}: at least 1, or 0 for SUNDOG_SIM_SMS's")
 
 
-class Meeting:
-    """Where the members of a group exchange values: the last to come wakes the others."""
-
-    def __init__(self, machine: Machine, ranks: tuple[int, ...]) -> None:
-        self._machine = machine
-        self._ranks = ranks
-        self._values: dict[int, bytes] = {}
-        self._waiting: list[Host] = []
-
-    def exchange(self, value: Any, what: str, kind: Exchange = Exchange.VALUES) -> list[Any]:
-        machine = self._machine
-        # Each rank gets a copy of its own, as it would from another process.
-        self._values[machine.host.rank] = encode(value, what, kind.may_pickle)
-        missing = [rank for rank in self._ranks if rank not in self._values]
-        ranks = ", ".join(map(str, missing))
-        waits_for = f"rank{'s' if len(missing) > 1 else ''} {ranks} at a {what}"
-        if missing:
-            for host in self._waiting:
-                host.waits_for = waits_for
-            self._waiting.append(machine.host)
-            everyone = machine.block(waits_for)
-        else:
-            everyone = [self._values[rank] for rank in self._ranks]
-            waiting, self._waiting, self._values = self._waiting, [], {}
-            if machine.checker is not None and kind is Exchange.BARRIER:
-                hosts = [*waiting, machine.host]
-                streams = [stream for h in hosts for stream in machine.streams.of(h.rank)]
-                machine.checker.world_barrier(streams)
-            for host in waiting:
-                machine.wake(host, everyone)
-        return [decode(each, "a value", kind.may_pickle) for each in everyone]
-
-
 class SimBackend:
     """One rank of a simulated world."""
 
@@ -94,7 +64,7 @@ class SimBackend:
     guard = GUARD
     polls = UNBOUNDED
 
-    def __init__(self, shared: Shared, rank: int) -> None:
+    def __init__(self, shared: SimShared, rank: int) -> None:
         self.rank = rank
         self.size = len(shared.segments)
         self.num_sms = shared.machine.num_sms
@@ -164,7 +134,7 @@ class SimBackend:
 
 
 @dataclass
-class Shared:
+class SimShared:
     """What all ranks of one simulated world have in common."""
 
     machine: Machine
@@ -201,15 +171,14 @@ def make_segments(world_size: int, nbytes: int) -> list[torch.Tensor]:
     ]
 
 
-def run(
-    fn: Callable[[World], Any], world_size: int, heap_size: int, options: Sim, link: str = ""
-) -> list[Any]:
+def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> list[Any]:
     """Run `fn` on every rank, interleaved, until all have returned."""
-    token = options.schedule or f"random:{knobs.seed.get()}"
-    machine = Machine(from_token(token), options.num_sms or knobs.num_sms.get(), options.expire)
-    simulate(machine, fn, world_size, heap_size, options.split_heaps, link)
+    how = options.sim or Sim()
+    token = how.schedule or f"random:{knobs.seed.get()}"
+    machine = Machine(from_token(token), how.num_sms or knobs.num_sms.get(), how.expire)
+    simulate(machine, fn, world_size, options.heap_size, how.split_heaps, options.link)
     if machine.failure is not None:
-        raise _with_rank(machine.failure, machine.hosts)
+        raise with_rank(machine.failure, machine.hosts)
     return [host.result for host in machine.hosts]
 
 
@@ -222,13 +191,12 @@ def simulate(
     link: str = "",
 ) -> None:
     """The same on a given machine, whose hosts have the results and `failure` the first error."""
-    if current_machine() is not None:
-        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
+    refuse_inside_a_rank()
     segments = flags = make_segments(world_size, heap_size)
     if split_heaps or link:
         machine.memory.split = SplitHeaps.make(world_size, heap_size)
         segments, flags = machine.memory.split.data, machine.memory.split.flags
-    shared = Shared(machine, segments, flags, {}, bool(link))
+    shared = SimShared(machine, segments, flags, {}, bool(link))
     for rank in range(world_size):
         machine.add_host(rank, _host(fn, shared, rank), [])
     machine.on_expire = lambda programs: end_waits(machine.memory, programs)
@@ -237,23 +205,8 @@ def simulate(
     machine.close()
 
 
-def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
+def _host(fn: Callable[[World], Any], shared: SimShared, rank: int) -> Callable[[], Any]:
     return lambda: run_rank(fn, SimBackend(shared, rank))
-
-
-def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
-    """What the host of a rank does where ranks are threads."""
-    heap = Heap(backend.segment(backend.rank).numel(), backend.guard)
-    world = World(backend, tuple(range(backend.size)), "world", heap)
-    try:
-        world.barrier()
-        result = fn(world)
-        if not world._closed:
-            world.synchronize()
-        world.forget()
-        return result
-    finally:
-        world._end("the world was closed")
 
 
 def end_waits(memory: Memory, programs: list[Program]) -> None:
@@ -268,15 +221,3 @@ def end_waits(memory: Memory, programs: list[Program]) -> None:
             if region is not None and region.is_context:
                 word = region.start + 8 * context.POLLS.value
                 ctypes.c_int64.from_address(word).value = 0
-
-
-def _with_rank(error: BaseException, hosts: list[Host]) -> BaseException:
-    """Say which rank raised, on the exception itself: its type stays what the rank raised."""
-    rank = next((host.rank for host in hosts if host.error is error), None)
-    if rank is not None:
-        note = f"sundog: raised on rank {rank} of {len(hosts)}"
-        if hasattr(error, "add_note"):
-            error.add_note(note)
-        elif error.args and isinstance(error.args[0], str):  # Python 3.10
-            error.args = (f"{error.args[0]} [{note}]", *error.args[1:])
-    return error

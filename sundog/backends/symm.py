@@ -32,22 +32,35 @@ from ..world.capture import Graph
 from ..world.heap import Allocation
 from ..world.streams import Order
 from ..world.world import World
+from . import Capabilities, WorldOptions, _processes
 from ._cuda_graph import CudaRecording
-from ._gpu import Contexts, Direct, Gpu, Launch, grid_of, pinned_words, polls_per_second
+from ._gpu import Contexts, Direct, Gpu, GpuLaunch, grid_of, pinned_words, polls_per_second
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
 from ._rendezvous import Peers, StoreExchange, check, facts, open_store
 from ._resident import ResidentCounter, largest_that_fits
 
-__all__ = ["check_can_fork", "open_alone", "open_world"]
+__all__ = ["CAPABILITIES", "open_world", "run"]
+
+CAPABILITIES = Capabilities(on_gpu=True, processes=True)
 
 _LOOK_AT_PEERS = 0.02  # seconds between two looks
 _LONGEST_NAP = 2e-4
 _SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
-def check_can_fork() -> None:
-    """`sundog.run` forks a process per rank, and CUDA does not live through a fork."""
+def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> list[Any]:
+    """Fork a process per rank and run `fn` in each."""
+    _check_can_fork()
+
+    def opened_by(rank: int, size: int, store: Any) -> World:
+        return _open_alone(rank, size, store, options.heap_size, options.timeout)
+
+    return _processes.run(fn, world_size, opened_by)
+
+
+def _check_can_fork() -> None:
+    """CUDA does not survive a fork."""
     if not target.has_gpu():
         raise SundogError(
             "backend 'symm' needs a GPU, and torch finds none. The same program runs on the CPU "
@@ -60,7 +73,7 @@ def check_can_fork() -> None:
         )
 
 
-def open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
+def _open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
     """In a process of its own that `sundog.run` started: make the default group, then the world."""
     dist.init_process_group(
         "gloo",
@@ -271,10 +284,10 @@ class SymmBackend:
         shape = grid_of(kernel, grid, args, kwargs)
         if self.recording is not None:
             capturing = torch.cuda.is_current_stream_capturing()
-            launch = Launch(kernel, shape, args, kwargs)
+            launch = GpuLaunch(kernel, shape, args, kwargs)
             self.recording.launched(launch, self._streams[handle], capturing)
         if math.prod(shape) * kwargs.get("num_ctas", 1) > self.num_sms:  # one an SM always fits
-            self._check_resident(Launch(kernel, shape, args, kwargs))
+            self._check_resident(GpuLaunch(kernel, shape, args, kwargs))
         compiled = Installed.original(kernel, *args, grid=shape, warmup=False, **kwargs)
         self._direct.note(kernel, grid, args, kwargs, compiled)
         return compiled
@@ -299,7 +312,7 @@ class SymmBackend:
             launch.put(handle)
         return True
 
-    def _check_resident(self, launch: Launch) -> None:
+    def _check_resident(self, launch: GpuLaunch) -> None:
         launch.load()
         footprint = launch.footprint()
         if footprint is None:

@@ -1,7 +1,7 @@
 """Backend `virtual`: every rank on one GPU, in one process. One heap and one stream per rank.
 
-The hosts are threads that take turns, as on `sim`; the kernels run on the GPU, all ranks' at the same time, each
-rank on its share of the SMs. `Gang` starts them together.
+The hosts are threads that take turns, as on `sim`; the kernels of all ranks run on the GPU at the
+same time, each rank's on its share of the SMs. `Gang` starts them together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from .. import knobs
 from ..errors import SundogError
-from ..machine.launcher import Installed, current_machine
+from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.schedule import from_token
 from ..world.backend import Exchange
@@ -25,14 +25,17 @@ from ..world.capture import Graph
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
+from . import Capabilities, WorldOptions
 from ._cuda_graph import CudaRecording
 from ._gang import Flight, Gang
 from ._gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
+from ._hosts import Meeting, refuse_inside_a_rank, run_rank, with_rank
 from ._link import check_host_memory, pinned_heap
 from ._relaunch import Again, again, is_hooked
-from .sim import Meeting, _with_rank, run_rank
 
-__all__ = ["run"]
+__all__ = ["CAPABILITIES", "run"]
+
+CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie"))
 
 # Streams beyond the number of hardware queues share one, and a kernel that spins in it would hold
 # back the one that it waits for. 32 is the most that CUDA has.
@@ -40,7 +43,7 @@ _QUEUES = 32
 
 
 @dataclass
-class Shared:
+class VirtualShared:
     """What all ranks of one world have in common."""
 
     machine: Machine
@@ -63,7 +66,7 @@ class VirtualBackend:
     graph: Graph | None = None
     guard = 0
 
-    def __init__(self, shared: Shared, rank: int) -> None:
+    def __init__(self, shared: VirtualShared, rank: int) -> None:
         self.rank = rank
         self.size = len(shared.segments)
         self.device = shared.segments[rank].device
@@ -155,13 +158,11 @@ class VirtualBackend:
             self.synchronize()
 
 
-def run(
-    fn: Callable[[World], Any], world_size: int, heap_size: int, timeout: float, link: str = ""
-) -> list[Any]:
+def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> list[Any]:
     """Run `fn` on every rank, interleaved, until all have returned."""
-    if current_machine() is not None:
-        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
-    shared = _open(world_size, heap_size, timeout, link)
+    refuse_inside_a_rank()
+    link = options.link
+    shared = _open(world_size, options.heap_size, options.timeout, link)
     machine = shared.machine
     hosts = []
     for rank in range(world_size):
@@ -172,7 +173,7 @@ def run(
             machine.run()
         if machine.failure is not None:
             _end_kernels(shared)
-            raise _with_rank(machine.failure, hosts)
+            raise with_rank(machine.failure, hosts)
         return [host.result for host in hosts]
     finally:
         # Hosts and what they hold are cycles: without this, heaps wait for the collector.
@@ -183,7 +184,7 @@ def run(
             host.result = None
 
 
-def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Shared:
+def _open(world_size: int, heap_size: int, timeout: float, link: str) -> VirtualShared:
     device = _device()
     gpu = Gpu(device)
     # Behind a link, passive ranks need one SM each and rank 0 may fill the others. All ranks are
@@ -202,7 +203,7 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Shared:
     if link:
         check_host_memory(world_size - 1, heap_size)
         segments[1:] = [pinned_heap(heap_size, device) for _ in flags[1:]]
-    return Shared(
+    return VirtualShared(
         machine,
         gpu,
         Gang(machine, gpu),
@@ -261,7 +262,7 @@ def _streams(index: int) -> dict[int, torch.cuda.Stream]:
     return {}
 
 
-def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[], Any]:
+def _host(fn: Callable[[World], Any], shared: VirtualShared, rank: int) -> Callable[[], Any]:
     def host() -> Any:
         torch.cuda.set_stream(shared.streams[rank])
         return run_rank(fn, VirtualBackend(shared, rank))
@@ -269,7 +270,7 @@ def _host(fn: Callable[[World], Any], shared: Shared, rank: int) -> Callable[[],
     return host
 
 
-def _end_kernels(shared: Shared) -> None:
+def _end_kernels(shared: VirtualShared) -> None:
     """After a failure: end the waits of what still runs, before its memory is given back."""
     # Of another pool than those of the ranks: on one of these it would wait for its kernels.
     side = torch.cuda.Stream(shared.segments[0].device, priority=-1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sundog.backends._gang import Gang
-from sundog.backends.sim import Meeting
+from sundog.backends._hosts import Meeting
 from sundog.errors import Deadlock, NotResident
 from sundog.machine.machine import Machine
 from sundog.machine.schedule import RandomSchedule

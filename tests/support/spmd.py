@@ -20,7 +20,7 @@ from sundog.backends import symm
 from sundog.backends._codec import decode, encode
 from sundog.backends._processes import _picklable, _results
 from sundog.backends._rendezvous import join
-from sundog.launch import _gpu_heap_size
+from sundog.launch import _heap_size
 
 __all__ = ["Ranks"]
 
@@ -53,7 +53,7 @@ class Ranks:
         return _results(answers, [0] * size, size)
 
     def _answer(self, fn: Callable[[World], Any], heap_size: int, timeout: float) -> Any:
-        nbytes = _gpu_heap_size(heap_size)
+        nbytes = _heap_size(heap_size, True, self._size)
         seconds = timeout or knobs.timeout.get()
         world = None
         try:

@@ -1,0 +1,85 @@
+"""Ranks of one process, on one machine: how they meet, what each runs, and whose error it was.
+
+`sim` and `virtual` share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..machine.launcher import current_machine
+from ..machine.machine import Machine
+from ..machine.tasks import Host
+from ..world.backend import Backend, Exchange
+from ..world.heap import Heap
+from ..world.world import World
+from ._codec import decode, encode
+
+__all__ = ["Meeting", "refuse_inside_a_rank", "run_rank", "with_rank"]
+
+
+def refuse_inside_a_rank() -> None:
+    """The process has one machine, which runs the ranks of one world."""
+    if current_machine() is not None:
+        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
+
+
+class Meeting:
+    """Where the members of a group exchange values: the last to come wakes the others."""
+
+    def __init__(self, machine: Machine, ranks: tuple[int, ...]) -> None:
+        self._machine = machine
+        self._ranks = ranks
+        self._values: dict[int, bytes] = {}
+        self._waiting: list[Host] = []
+
+    def exchange(self, value: Any, what: str, kind: Exchange = Exchange.VALUES) -> list[Any]:
+        machine = self._machine
+        # Each rank gets a copy of its own, as it would from another process.
+        self._values[machine.host.rank] = encode(value, what, kind.may_pickle)
+        missing = [rank for rank in self._ranks if rank not in self._values]
+        ranks = ", ".join(map(str, missing))
+        waits_for = f"rank{'s' if len(missing) > 1 else ''} {ranks} at a {what}"
+        if missing:
+            for host in self._waiting:
+                host.waits_for = waits_for
+            self._waiting.append(machine.host)
+            everyone = machine.block(waits_for)
+        else:
+            everyone = [self._values[rank] for rank in self._ranks]
+            waiting, self._waiting, self._values = self._waiting, [], {}
+            if machine.checker is not None and kind is Exchange.BARRIER:
+                hosts = [*waiting, machine.host]
+                streams = [stream for h in hosts for stream in machine.streams.of(h.rank)]
+                machine.checker.world_barrier(streams)
+            for host in waiting:
+                machine.wake(host, everyone)
+        return [decode(each, "a value", kind.may_pickle) for each in everyone]
+
+
+def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
+    """Open the world of a rank, run `fn` in it, and end it."""
+    heap = Heap(backend.segment(backend.rank).numel(), backend.guard)
+    world = World(backend, tuple(range(backend.size)), "world", heap)
+    try:
+        world.barrier()
+        result = fn(world)
+        if not world._closed:
+            world.synchronize()
+        world.forget()
+        return result
+    finally:
+        world._end("the world was closed")
+
+
+def with_rank(error: BaseException, hosts: list[Host]) -> BaseException:
+    """Say which rank raised, on the exception itself: its type stays what the rank raised."""
+    rank = next((host.rank for host in hosts if host.error is error), None)
+    if rank is not None:
+        note = f"sundog: raised on rank {rank} of {len(hosts)}"
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        elif error.args and isinstance(error.args[0], str):  # Python 3.10
+            error.args = (f"{error.args[0]} [{note}]", *error.args[1:])
+    return error
