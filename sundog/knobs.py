@@ -18,6 +18,7 @@ __all__ = [
     "backend",
     "cache",
     "heap_size",
+    "max_plans",
     "num_sms",
     "seed",
     "timeout",
@@ -97,6 +98,18 @@ allow_pickle = Knob(
     _parse_switch,
     "1: world.exchange and broadcast_object may use pickle (docs/security.md)",
 )
+max_plans = Knob(
+    "SUNDOG_MAX_PLANS", 256, _parse_count, "Plans of ops that a world keeps, besides captured ones"
+)
 cache = Knob("SUNDOG_CACHE", "~/.cache/sundog", str, "Folder of what was tuned here")
 
-KNOBS: tuple[Knob, ...] = (backend, heap_size, timeout, seed, num_sms, allow_pickle, cache)
+KNOBS: tuple[Knob, ...] = (
+    backend,
+    heap_size,
+    timeout,
+    seed,
+    num_sms,
+    allow_pickle,
+    max_plans,
+    cache,
+)

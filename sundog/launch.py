@@ -6,6 +6,7 @@ import atexit
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +79,7 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
     nbytes = _heap_size(heap_size, module.CAPABILITIES.on_gpu, local)
     world = module.open_world(rank, size, store, nbytes, seconds)
     if not _initialized:
-        atexit.register(_say_why)
+        atexit.register(_look_at_exit)
     _initialized[:] = [world]
     return world
 
@@ -86,10 +87,22 @@ def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) 
 _initialized: list[World] = []  # the world that `init` returned last, if any
 
 
-def _say_why() -> None:
-    """At the end of a process whose world is open: the other ranks hear what happened."""
-    if not _initialized[0]._closed:
-        _initialized[0]._backend.fail(getattr(sys, "last_value", None) or SystemExit())
+def _look_at_exit() -> None:
+    """At the end of a process whose world is open: a wait that expired sets its exit status.
+
+    The other ranks hear what happened.
+    """
+    world, error = _initialized[0], getattr(sys, "last_value", None)
+    if world._closed:
+        return
+    failure = None if error else world._failure()
+    world._backend.fail(error or failure or SystemExit())
+    if failure is not None:
+        # An exception that leaves this function would be printed, and the status would stay 0.
+        traceback.print_exception(type(failure), failure, failure.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _check_no_other() -> None:

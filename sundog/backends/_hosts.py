@@ -67,7 +67,7 @@ def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
         result = fn(world)
         if not world._closed:
             world.synchronize()
-        world.forget()
+        world._forget()
         return result
     finally:
         world._end("the world was closed")

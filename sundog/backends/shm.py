@@ -202,8 +202,11 @@ class ShmBackend:
     def begin_capture(self) -> Recording:
         return Recording(self.machine)
 
-    def again(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
+    def relaunch(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
         run()  # kernels are interpreted: that alone takes far longer
+
+    def after_drain(self, check: Callable[[], None]) -> None:
+        self.machine.hosts[0].on_drained = check
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         for rank in range(self.size):  # a peer's copy is where the peer, doing the same, put it

@@ -109,8 +109,11 @@ class SimBackend:
     def begin_capture(self) -> Recording:
         return Recording(self._shared.machine)
 
-    def again(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
+    def relaunch(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
         run()  # kernels are interpreted: that alone takes far longer
+
+    def after_drain(self, check: Callable[[], None]) -> None:
+        self._shared.machine.hosts[self.rank].on_drained = check
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         region = region_of(base, allocation, self.rank)

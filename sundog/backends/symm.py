@@ -253,6 +253,9 @@ class SymmBackend:
             self._lost = PeerLost(f"this rank failed with {type(error).__name__}: {error}")
         self._exchange.leave(error)
 
+    def after_drain(self, check: Callable[[], None]) -> None:
+        """Nothing: reads of GPU memory are torch's; calls, synchronize and close raise."""
+
     def allocated(self, base: int, allocation: Allocation) -> None:
         assert self._contexts is not None
         self._contexts.allocated(base, allocation)
@@ -299,7 +302,7 @@ class SymmBackend:
             self._streams[handle] = self._gpu.current_stream()
         return handle
 
-    def again(
+    def relaunch(
         self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
     ) -> Callable[[], bool] | None:
         return again(run, given, self._start_again)

@@ -126,7 +126,7 @@ class VirtualBackend:
     def wait_event(self, event: torch.cuda.Event) -> None:
         torch.cuda.current_stream().wait_event(event)
 
-    def again(
+    def relaunch(
         self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
     ) -> Callable[[], bool] | None:
         return again(run, given, functools.partial(self._start_again, []))
@@ -142,6 +142,9 @@ class VirtualBackend:
         for flight in flights:
             shared.gang.go(flight)
         return True
+
+    def after_drain(self, check: Callable[[], None]) -> None:
+        """Nothing: reads of GPU memory are torch's; calls, synchronize and close raise."""
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].allocated(base, allocation)
@@ -229,7 +232,7 @@ def _device() -> torch.device:
 
 
 def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.Tensor]:
-    """Evenly spaced, so that one descriptor can reach them all (`world.apart`)."""
+    """Evenly spaced, so that one descriptor can reach them all (`world.rank_stride`)."""
     apart = heap_size + -heap_size % ALIGNMENT
     try:
         whole = torch.empty(world_size * apart, dtype=torch.uint8, device=device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import Options, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
 from ..ops.op import Cost
 from ._copy import random_tensor
 
@@ -65,7 +65,7 @@ def all_gather(
     there is copied: push, partitioned and gluon want `out` symmetric, pull wants `x`. With
     `async_op` a handle, whose `wait()` gives the result.
     """
-    asked, options = ("all_gather",), Options(algo, config, async_op, explain)
+    asked, options = ("all_gather",), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out
     check_contiguous("all_gather", x=x)
@@ -74,4 +74,4 @@ def all_gather(
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     check_out("all_gather", x, out, world.size * x.numel())
     problem = Problem(x.numel(), x.dtype, world.size)
-    return call(world, "all_gather", problem, x, out, options, asked)
+    return call(world, "all_gather", problem, {"x": x, "out": out}, options, asked)

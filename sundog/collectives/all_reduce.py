@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import Options, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
 from ..ops.op import Cost
 from . import _reduce
 
@@ -69,7 +69,7 @@ def all_reduce(
     ring and atomic sum in an order of their own, so their bits differ: they run only if `algo`
     names them.
     """
-    asked, options = ("all_reduce", op), Options(algo, config, async_op, explain)
+    asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out
     check_contiguous("all_reduce", x=x, out=out)
@@ -83,7 +83,7 @@ def all_reduce(
             "all_reduce: atomic adds up in out, so out=x is not possible; leave it out"
         )
     problem = Problem(x.numel(), x.dtype, world.size, op)
-    return call(world, "all_reduce", problem, x, out, options, asked)
+    return call(world, "all_reduce", problem, {"x": x, "out": out}, options, asked)
 
 
 def _is_same(x: torch.Tensor, out: torch.Tensor) -> bool:

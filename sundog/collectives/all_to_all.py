@@ -20,14 +20,14 @@ import torch
 from ..errors import RankMismatch
 from ..ops.dispatch import (
     ASYNC_STREAM,
-    Options,
+    CallOptions,
     call,
     check_contiguous,
     check_out,
     on_stream,
     repeated,
 )
-from ..ops.op import Cost
+from ..ops.op import Cost, Plan
 from ._copy import Config, random_tensor
 from ._mailbox import Mail, Message, default_mail
 from ._push_spans import wrong_programs
@@ -93,7 +93,7 @@ def all_to_all(
     symmetric `out`, and by way of one if it is not; others through mailboxes (mail.py), from and
     to any tensor. With `async_op` a handle, whose `wait()` gives the result.
     """
-    asked, options = ("all_to_all",), Options(algo, config, async_op, explain)
+    asked, options = ("all_to_all",), CallOptions(algo, config, async_op, explain)
     if in_splits is None is out_splits and repeated(world, asked, x, out, options):
         return out
     check_contiguous("all_to_all", x=x)
@@ -109,7 +109,7 @@ def all_to_all(
         out = torch.empty_like(x)
     check_out("all_to_all", x, out, x.numel())
     problem = Problem(x.numel() // world.size, x.dtype, world.size)
-    return call(world, "all_to_all", problem, x, out, options, asked)
+    return call(world, "all_to_all", problem, {"x": x, "out": out}, options, asked)
 
 
 _USUAL = 1 << 20  # bytes of a message that the boxes are made for; any others go through them too
@@ -127,7 +127,7 @@ def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple
 
 def by_mail(
     world: World, x: torch.Tensor, out: torch.Tensor | None, in_splits: Sequence[int] | None,
-    out_splits: Sequence[int] | None, options: Options,
+    out_splits: Sequence[int] | None, options: CallOptions,
 ) -> Any:  # fmt: skip
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")
@@ -142,14 +142,13 @@ def by_mail(
     result = out
 
     def run() -> torch.Tensor:
-        mail = _mail(world, options, told)
-        mail.launch(x.view(-1), result.view(-1), told)
+        _mail(world, options, told).launch(x.view(-1), result.view(-1), told)
         return result
 
     return on_stream(world, ASYNC_STREAM, run, x) if options.async_op else run()
 
 
-def _mail(world: World, options: Options, told: tuple[Message, ...]) -> Mail:
+def _mail(world: World, options: CallOptions, told: tuple[Message, ...]) -> Plan:
     """The boxes of this stream: any splits go through them."""
     if options.algo not in ("auto", "mail"):
         raise ValueError(f"all_to_all: algo {options.algo!r} takes equal parts only; use mail")
@@ -158,31 +157,34 @@ def _mail(world: World, options: Options, told: tuple[Message, ...]) -> Mail:
         config = default_mail(_USUAL, world.size, world.num_sms)
     elif not isinstance(config, Config):
         raise ValueError(f"all_to_all: config {config!r} is not a {Config.__module__}.Config")
-    key = ("all_to_all.mail", config, world.stream_number)
-    mail: Mail = world.cached_plan(key, lambda: _make(world, config, told))
-    if options.explain and world.rank == 0:
-        print(f"all_to_all: mail, since the parts are not equal, with {config}")
-    return mail
-
-
-def _make(world: World, config: Config, told: tuple[Message, ...]) -> Mail:
-    """A collective on the host. The first splits are compared here, later ones by the kernel."""
     refused = wrong_programs(config, world.size)
     if refused is not None:
         raise ValueError(f"all_to_all: {refused}")
-    everyone = world.exchange((config, told), "plan of all_to_all")
-    if len({each for each, _ in everyone}) > 1:
-        raise RankMismatch(f"all_to_all: ranks gave different configs: {[c for c, _ in everyone]}")
-    for i, (_, ours) in enumerate(everyone):
-        for j, (_, theirs) in enumerate(everyone):
+    key = ("all_to_all.mail", config, world.stream_number)
+    plan = world._plans.plan(
+        key, "all_to_all", f"unequal parts by mail, {config}", lambda: _make(world, config),
+        told, _compare_splits,
+    )  # fmt: skip
+    if options.explain and world.rank == 0:
+        print(f"all_to_all: mail, since the parts are not equal, with {config}")
+    return plan
+
+
+def _make(world: World, config: Config) -> Plan:
+    mail = Mail(world, "all_to_all", config)
+    world.barrier()  # everybody's flags are zero before the first signal
+    return Plan(world, "unequal parts", config, mail.workspaces, mail.launch)
+
+
+def _compare_splits(everyone: list[Any]) -> None:
+    """The first splits are compared here, later ones by the kernel."""
+    for i, ours in enumerate(everyone):
+        for j, theirs in enumerate(everyone):
             if ours[j][1] != theirs[i][3]:
                 raise RankMismatch(
                     f"all_to_all: rank {i} sends {ours[j][1]} bytes to rank {j}, which expects "
                     f"{theirs[i][3]}: in_splits[{j}] here must be out_splits[{i}] there"
                 )
-    mail = Mail(world, "all_to_all", config)
-    world.barrier()  # everybody's flags are zero before the first signal
-    return mail
 
 
 def _check_splits(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:

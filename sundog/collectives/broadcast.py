@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import Options, call, check_contiguous, check_out
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out
 from ..ops.op import Cost, Plan, agree
 from . import _copy
 from ._copy import Config, random_tensor
@@ -85,7 +85,13 @@ def broadcast(
     if out is not x:
         check_out("broadcast", x, out, x.numel())
     problem = Problem(x.numel(), x.dtype, world.size, src)
-    return call(world, "broadcast", problem, x, out, Options(algo, config, async_op, explain))
+    return call(
+        world,
+        "broadcast",
+        problem,
+        {"x": x, "out": out},
+        CallOptions(algo, config, async_op, explain),
+    )
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from ..device import signal
+from ..ops.op import Plan
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -39,14 +39,17 @@ def device_barrier(world: World) -> None:
     The first one on a stream makes the flags, which is a collective on the host.
     """
     key = ("device_barrier", world.stream_number)
-    flags, epochs = world.cached_plan(key, lambda: _plan(world))
-    _barrier_kernel[(1,)](
-        flags, epochs, world.ctx, LANES=triton.next_power_of_2(world.size), num_warps=1
-    )
+    plan = world._plans.plan(key, "device_barrier", f"{world.size} ranks", lambda: _plan(world))
+    plan.launch()
 
 
-def _plan(world: World) -> tuple[torch.Tensor, torch.Tensor]:
+def _plan(world: World) -> Plan:
     flags = world.signals(world.size, "device_barrier.flags")
     epochs = world.signals(1, "device_barrier.epochs")
+    lanes = triton.next_power_of_2(world.size)
     world.barrier()  # everybody's flags are zero before the first signal
-    return flags, epochs
+
+    def launch() -> None:
+        _barrier_kernel[(1,)](flags, epochs, world.ctx, LANES=lanes, num_warps=1)
+
+    return Plan(world, f"{world.size} ranks", None, (flags, epochs), launch)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, trace
-from ..ops.dispatch import Handle, Options, call, check_contiguous, check_out
+from ..ops.dispatch import AsyncHandle, CallOptions, call, check_contiguous, check_out
 from ..ops.op import Cost, Plan, agree
 from . import _copy
 from ._copy import Config, random_tensor
@@ -93,11 +93,12 @@ def gather(
     if out is not None:
         check_out("gather", x, out, world.size * x.numel())
     problem = Problem(x.numel(), x.dtype, world.size, dst)
-    options = Options(algo, config, async_op, explain)
-    answer = call(world, "gather", problem, x, x if out is None else out, options)
+    options = CallOptions(algo, config, async_op, explain)
+    tensors = {"x": x, "out": x if out is None else out}
+    answer = call(world, "gather", problem, tensors, options)
     if world.rank == dst:
         return answer
-    return Handle(world, answer.done, None, (x,)) if async_op else None
+    return AsyncHandle(world, answer.done, None, (x,)) if async_op else None
 
 
 @triton.jit(do_not_specialize=["n", "dst"])

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, trace
-from ..ops.dispatch import ASYNC_STREAM, Options, call, check_contiguous, check_out, on_stream
+from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_contiguous, check_out, on_stream
 from ..ops.op import Cost, Plan, agree
 from . import _reduce
 
@@ -99,7 +99,7 @@ def reduce(
     if not 0 <= dst < world.size:
         raise ValueError(f"reduce: dst {dst} is none of the ranks 0 to {world.size - 1}")
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)
-    options = Options(algo, config, False, explain)
+    options = CallOptions(algo, config, False, explain)
     if world.rank != dst:
         out = x.new_empty(0)
     else:
@@ -107,7 +107,7 @@ def reduce(
         check_out("reduce", x, out, x.numel())
 
     def run() -> torch.Tensor | None:
-        call(world, "reduce", problem, x, out, options)
+        call(world, "reduce", problem, {"x": x, "out": out}, options)
         return out if world.rank == dst else None
 
     return on_stream(world, ASYNC_STREAM, run, x, out) if async_op else run()

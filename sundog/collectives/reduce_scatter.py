@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, trace
-from ..ops.dispatch import Options, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
 from ..ops.op import Cost, Plan, agree
 from . import _reduce
 
@@ -99,7 +99,7 @@ def reduce_scatter(
     `op` as for all_reduce. Without `out` the result is an ordinary tensor. An x that is not
     symmetric is copied to the heap. With `async_op` a handle, whose `wait()` gives the result.
     """
-    asked, options = ("reduce_scatter", op), Options(algo, config, async_op, explain)
+    asked, options = ("reduce_scatter", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out
     check_contiguous("reduce_scatter", x=x)
@@ -115,7 +115,7 @@ def reduce_scatter(
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     check_out("reduce_scatter", x, out, x.numel() // world.size)
     problem = Problem(out.numel(), x.dtype, world.size, op)
-    return call(world, "reduce_scatter", problem, x, out, options, asked)
+    return call(world, "reduce_scatter", problem, {"x": x, "out": out}, options, asked)
 
 
 @triton.jit

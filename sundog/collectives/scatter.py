@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import Options, call, check_contiguous, check_out
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out
 from ..ops.op import Cost, Plan, agree
 from . import _copy
 from ._copy import Config, random_tensor
@@ -94,8 +94,9 @@ def scatter(
     assert out is not None
     check_contiguous("scatter", out=out)
     problem = Problem(out.numel(), out.dtype, world.size, src)
-    options = Options(algo, config, async_op, explain)
-    return call(world, "scatter", problem, out if x is None else x, out, options)
+    options = CallOptions(algo, config, async_op, explain)
+    tensors = {"x": out if x is None else x, "out": out}
+    return call(world, "scatter", problem, tensors, options)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

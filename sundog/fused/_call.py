@@ -1,99 +1,37 @@
-"""What the fused ops share on the host: checks, the choice of tiles, the call itself.
-
-An algorithm's file says which tensors peers touch: SYMMETRIC = ("a",), ("out",) or (). A tensor of
-the user's that is not on the heap is copied through one that is, which belongs to the cached call.
-"""
+"""What the fused ops share on the host: checks of their matrices, and the choice of tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
 
-from ..ops.dispatch import Options, agreed, reached
-from ..ops.op import Plan, agree_place, check_grad
+from ..ops.dispatch import CallOptions, call
+from ..ops.op import check_grad
 from . import _gemm
 
 if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "FEW_SMS", "Options", "call", "check_matrices", "check_tensors", "fitting", "hint_of",
-    "resident",
+    "FEW_SMS", "call_matrices", "check_matrices", "check_tensors", "fitting", "hint_of", "resident",
 ]  # fmt: skip
 
 _WIDEST = 16  # bytes of an access
 
 
-class _Staged(NamedTuple):
-    """Which tensors are not on the heap; None: no peer reaches it, so it may lie anywhere."""
-
-    a: bool | None
-    out: bool | None
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A plan, and where the tensors go that peers must reach."""
-
-    plan: Plan
-    on_heap: tuple[str, ...]  # which of the user's tensors peers reach
-    a: torch.Tensor | None
-    out: torch.Tensor | None
-    why: str
-
-    def run(self, tensors: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        a, *others = tensors
-        if self.a is not None:
-            a = self.a.copy_(a.detach())  # else it keeps all calls' autograd graphs
-        self.plan.launch(a, *others, out if self.out is None else self.out)
-        if self.out is not None:
-            out.detach().copy_(self.out)  # also if it is a parameter
-
-
-def call(
-    world: World, op: str, problem: Any, tensors: tuple[torch.Tensor, ...], out: torch.Tensor,
-    options: Options,
+def call_matrices(
+    world: World, op: str, problem: Any, a: torch.Tensor, b: torch.Tensor,
+    bias: torch.Tensor | None, out: torch.Tensor, options: CallOptions,
 ) -> torch.Tensor:  # fmt: skip
-    """Run an op of `a`, ... into `out`, which have the problem's sizes; with a plan made before."""
+    """Run an op on matrices that were checked."""
     if out.numel() == 0:
         return out
-    if not isinstance(options.config, Hashable):
-        raise ValueError(f"{op}: config {options.config!r} is no Config of any of its algorithms")
-    touched = reached(op, options.algo)
-    staged = _Staged(
-        not world.is_symmetric(tensors[0]) if "a" in touched else None,
-        not world.is_symmetric(out) if "out" in touched else None,
-    )
-    key = (op, problem, options.algo, options.config, staged, world.stream_number)
-    made = world.cached_plan(key, lambda: _plan(world, op, problem, tensors, out, options, staged))
-    if options.explain and world.rank == 0:
-        print(made.why)
-    for name in made.on_heap:
-        tensor = tensors[0] if name == "a" else out
-        agree_place(world, op, name, tensor, tensor.stride())
-    made.run(tensors, out)
-    return out
-
-
-def _plan(
-    world: World, op: str, problem: Any, tensors: tuple[torch.Tensor, ...], out: torch.Tensor,
-    options: Options, staged: _Staged,
-) -> _Call:  # fmt: skip
-    module, config, why = agreed(world, op, problem, options, staged)
-    copies: dict[str, torch.Tensor] = {}
-    on_heap = []
-    for name, tensor, is_staged in (("a", tensors[0], staged.a), ("out", out, staged.out)):
-        if name in module.SYMMETRIC and not is_staged:
-            on_heap.append(name)
-        elif name in module.SYMMETRIC:
-            copies[name] = world.empty(tensor.shape, tensor.dtype, f"{op}.{name}")
-            why += f"; {name} is not on the heap and goes through a copy that is"
-    plan = module.plan(world, problem, config)
-    return _Call(plan, tuple(on_heap), copies.get("a"), copies.get("out"), why)
+    tensors = {"a": a, "b": b, "bias": bias, "out": out}
+    passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    result: torch.Tensor = call(world, op, problem, passed, options, is_flat=False)
+    return result
 
 
 def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from ..ops.dispatch import agreed
+from ..ops.dispatch import CallOptions, decide
 from ..ops.op import Plan, find
 from . import _gemm
-from ._call import Options, call, check_matrices, check_tensors, fitting
+from ._call import call_matrices, check_matrices, check_tensors, fitting
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -117,7 +117,7 @@ def sum_of(
 def call_op(
     world: World, op: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
     activation: str | None, out_dtype: torch.dtype | None, out: torch.Tensor | None, slices: int,
-    options: Options,
+    options: CallOptions,
 ) -> torch.Tensor:  # fmt: skip
     """Check the tensors and run the op; a rank's result has one of `slices` slices of the rows."""
     check_tensors(world, op, a=a, b=b, bias=bias, out=out)
@@ -132,14 +132,13 @@ def call_op(
     dtype = out_dtype or a.dtype
     out = check_matrices(op, a, b, k, bias, activation, out, m // slices, dtype)
     problem = Problem(m, b.shape[1], k, a.dtype, world.size, bias is not None, activation, dtype)
-    tensors = (a, b) if bias is None else (a, b, bias)
-    return call(world, op, problem, tensors, out, options)
+    return call_matrices(world, op, problem, a, b, bias, out, options)
 
 
 def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
     """A plan of a collective, with the algorithm and config that a call of it would choose."""
     problem = find(op).Problem(numel, dtype, world.size)
-    module, config, _ = agreed(world, op, problem, Options(), ())
+    _, module, config, _ = decide(world, op, problem, CallOptions())
     made: Plan = module.plan(world, problem, config)
     return made
 

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..ops.dispatch import CallOptions
 from ..ops.op import Cost
 from . import _gemm
-from ._call import Options, call, check_matrices, check_tensors
+from ._call import call_matrices, check_matrices, check_tensors
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -139,5 +140,5 @@ def all_gather_matmul(
     out = check_matrices(OP, a, b, k, bias, activation, out, m, dtype)
     has_bias = bias is not None
     problem = Problem(m, b.shape[1], k, a.dtype, world.size, shard, has_bias, activation, dtype)
-    tensors = (a, b) if bias is None else (a, b, bias)
-    return call(world, OP, problem, tensors, out, Options(algo, config, False, explain))
+    options = CallOptions(algo, config, False, explain)
+    return call_matrices(world, OP, problem, a, b, bias, out, options)

@@ -199,7 +199,7 @@ def arguments(
 def _all_ranks(config: Config, a: torch.Tensor, world: World) -> tuple[Any, str]:
     """A descriptor of all ranks' A, if they are evenly spaced, and its kind."""
     block = (config.tile_m, config.tile_k)
-    kind, apart = _gemm.kind_of(a, config.descriptors), world.apart
+    kind, apart = _gemm.kind_of(a, config.descriptors), world.rank_stride
     if kind == _gemm.VIEW or apart is None or apart % 16 or apart >= _FARTHEST:
         return None, _gemm.VIEW
     first = world.peer(a, 0)

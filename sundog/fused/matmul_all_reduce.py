@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..ops.dispatch import CallOptions
 from ..ops.op import Cost
 from . import _matmul_reduce
-from ._call import Options
 from ._matmul_reduce import Problem, inputs
 
 if TYPE_CHECKING:
@@ -60,5 +60,5 @@ def matmul_all_reduce(
     Any strides. The bias is added once, to the sum, and must be the same on all ranks. Without
     `out` the result is an ordinary tensor; two_shot wants `out` on the heap, else it copies.
     """
-    options = Options(algo, config, False, explain)
+    options = CallOptions(algo, config, False, explain)
     return _matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, 1, options)

@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 
 from ..device import tiles, trace
+from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree
 from . import _matmul_reduce, _partials
-from ._call import Options, resident
+from ._call import resident
 from ._matmul_reduce import Config, Problem, inputs, space, uneven
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def matmul_reduce_scatter(
 
     Any strides. The bias is added once, to the sum. Without `out` the result is an ordinary tensor.
     """
-    options = Options(algo, config, False, explain)
+    options = CallOptions(algo, config, False, explain)
     return _matmul_reduce.call_op(
         world, OP, a, b, bias, activation, out_dtype, out, world.size, options
     )

@@ -93,10 +93,12 @@ class Streams:
         """
         machine, host = self._machine, self._machine.host
         in_backward = torch._C._current_graph_task_id() >= 0
-        if machine.checker is None and (host.stream.number == 0 or in_backward):
-            self.drain(host.stream, may_go_on=not in_backward)
-        watched = machine.checker is not None or host.recording is not None
-        host.sight.set(watched or bool(host.stream.queue))
+        try:
+            if machine.checker is None and (host.stream.number == 0 or in_backward):
+                self.drain(host.stream, may_go_on=not in_backward)
+        finally:
+            watched = machine.checker is not None or host.recording is not None
+            host.sight.set(watched or bool(host.stream.queue))
 
     def drain(self, stream: Stream, may_go_on: bool = False) -> None:
         """The host goes on when all that was put on the stream has ended.
@@ -111,6 +113,7 @@ class Streams:
             if host in stream.waiters:
                 stream.waiters.remove(host)
                 return
+        self._machine.host.on_drained()  # WaitTimeout if a wait in one of them expired
 
     def drain_all(self, rank: int) -> None:
         for stream in self.of(rank):

@@ -115,6 +115,7 @@ class Host:
     site: tuple[str, int, str] = ("", 0, "")  # where it waits: file, line, function
     may_go_on: bool = False  # it waits only as long as others can run
     mail: Any = None  # what woke it
+    on_drained: Callable[[], None] = lambda: None  # called when it may read what kernels wrote
     done: bool = False
     result: Any = None
     error: BaseException | None = None

@@ -1,14 +1,17 @@
-"""What every collective's call does: choose an algorithm, plan once, stage what must be symmetric.
+"""One call path: what every collective and every fused op does when it is called.
+
+Choose an algorithm, agree once, stage what must be symmetric, launch; and when the same call comes
+again, only launch.
 
 An algorithm's file says which of its tensors peers touch: SYMMETRIC = ("x",), ("out",) or both. A
-tensor of the user's that is not on the heap is copied through one that is, which belongs to the
-cached call. Its reuse by the next call is safe because no kernel ends before its peers are done
-with this rank's tensors.
+tensor of the user's that is not on the heap is copied through a buffer that is (plans.py). Its
+reuse by the next call on the stream is safe because no kernel ends before its peers are done with
+this rank's tensors.
 
 A plan is found again by all that it depends on, the stream too: one plan runs on one stream at a
 time. Making one is where ranks agree; what they disagree about is named before anything is
-allocated. A tensor on the heap lies at the same place of it on every rank if peers reach it: that
-is compared with the first call for each place, but not in a capture.
+allocated. A tensor on the heap must be at the same place of it on every rank if peers reach it:
+ranks compare that with the first call for each place, but not in a capture.
 """
 
 from __future__ import annotations
@@ -23,24 +26,25 @@ import torch
 
 from .. import target
 from ..errors import RankMismatch, by_rank
-from .op import Plan, agree_place, algorithms, check_grad
+from .op import algorithms, check_grad
+from .plans import CachedCall, Plans
 from .select import choose, config_for
 
 if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "ASYNC_STREAM", "Handle", "Options", "agreed", "call", "check_contiguous", "check_out",
-    "on_stream", "reached", "repeated",
+    "ASYNC_STREAM", "AsyncHandle", "CallOptions", "call", "check_contiguous", "check_out",
+    "decide", "on_stream", "repeated",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
-_USUAL = (None, False, False)  # options behind `algo`
-_MOST_RECENT = 256
+_USUAL = (None, False, False)  # options after `algo`
+_WHERE = ("on the heap", "an ordinary tensor")
 
 
-class Options(NamedTuple):
-    """What every collective takes besides its tensors."""
+class CallOptions(NamedTuple):
+    """What every op takes besides its tensors."""
 
     algo: str = "auto"
     config: Any = None
@@ -49,7 +53,7 @@ class Options(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Handle:
+class AsyncHandle:
     """An op under way on the rank's second stream. `wait` returns its result."""
 
     world: World
@@ -58,91 +62,48 @@ class Handle:
     used: tuple[torch.Tensor, ...]  # memory that must not go to others before the op is done
 
     def wait(self) -> Any:
-        """What this rank launches from here on comes behind the op. The host does not wait."""
+        """Order what this rank launches from here on after the op. The host does not wait."""
         self.world.wait_event(self.done)
         return self.result
 
 
-class _Staged(NamedTuple):
-    """Which tensors are not on the heap; None: no peer reaches it, so it may lie anywhere."""
-
-    x: bool | None
-    out: bool | None
-
-    def __str__(self) -> str:
-        asked = zip(self._fields, self, strict=True)
-        return ", ".join(f"{name} {_WHERE[s]}" for name, s in asked if s is not None)
-
-
-_WHERE = ("on the heap", "an ordinary tensor")
-
-
-@functools.cache
-def reached(op: str, algo: str) -> frozenset[str]:
-    """The tensors that peers touch: in this algorithm, or in any that "auto" may come to.
-
-    Where the others lie is each rank's own affair: the plan is the same. In a gather only one rank
-    has an output.
-    """
-    modules = algorithms(op)
-    meant = (modules[algo],) if algo in modules else modules.values()
-    return frozenset(name for module in meant for name in module.SYMMETRIC)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A plan, and where the tensors go that peers must reach."""
-
-    plan: Plan
-    in_place: tuple[str, ...]  # which of the user's tensors peers reach
-    x: torch.Tensor | None
-    out: torch.Tensor | None
-    why: str
-
-    def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        source = x if x.dim() == 1 else x.view(-1)
-        result = out if out.dim() == 1 else out.view(-1)
-        if self.x is not None:
-            source = self.x.copy_(source.detach())  # else it keeps all calls' autograd graphs
-        if self.out is None:
-            self.plan.launch(source, result)
-        else:
-            self.plan.launch(source, self.out)
-            result.detach().copy_(self.out)  # also if it is a parameter
+# the same call again
 
 
 @dataclass
-class _Recent:
+class _Repeat:
     """A call that was made with certain tensors."""
 
-    call: _Call
+    call: CachedCall
     start: Callable[[], bool] | None = None  # its kernels, from the third time on
     is_known: bool = False
 
     def run(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
+        world._plans.begin(self.call)
         if self.start is not None and self.start():
             return
-        world.uses_stream()
-        if self.is_known or world.is_capturing:
-            self.call.run(x, out)
+        backend = world._backend
+        if self.is_known or backend.graph is not None:
+            world._streams.mark_captured(self.call)
+            self.call.run((x, out))
         else:
-            self.start = world.again(lambda: self.call.run(x, out), x, out)
+            self.start = backend.relaunch(lambda: self.call.run((x, out)), (x, out))
             self.is_known = True
 
 
 def repeated(
-    world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor | None, options: Options
+    world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor | None, options: CallOptions
 ) -> bool:
-    """Run an op as it was run before, if it was, with these very tensors: all checks hold still.
+    """Run an op as it was run before, if it was, with these very tensors: all checks still hold.
 
     Half of the host's time for a small op is spent in them. Only where the options are the usual.
     """
     if options[1:] != _USUAL or not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
         return False
-    recent = world.recent.get(_identity(world, (*asked, options.algo), x, out))
-    if recent is None:
+    repeat = world._plans.repeats.get(_identity(world, (*asked, options.algo), x, out))
+    if repeat is None:
         return False
-    recent.run(world, x, out)
+    repeat.run(world, x, out)
     return True
 
 
@@ -151,102 +112,184 @@ def _identity(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) ->
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
         return (
             asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
-            x.dtype, out.dtype, x.device, out.device, world.stream_number, world.heap_calls,
-            world.trace, torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
+            x.dtype, out.dtype, x.device, out.device, world._backend.stream_number,
+            world._plans.heap.num_calls, world.trace,
+            torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
         )  # fmt: skip
 
 
+# a call
+
+
 def call(
-    world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options,
-    asked: tuple = (),
+    world: World, op: str, problem: Any, tensors: dict[str, torch.Tensor], options: CallOptions,
+    asked: tuple = (), is_flat: bool = True,
 ) -> Any:  # fmt: skip
-    """Run an op from `x` into `out`, which have the problem's sizes; with a plan made before.
+    """Run an op on tensors of the problem's sizes, the output last; with a plan made before.
 
     `asked`: for `repeated`, the op's name and what else it was given but tensors and options.
+    `is_flat`: its kernels take tensors of one dimension.
     """
+    request = _Request(world, op, problem, tensors, options, is_flat)
     if options.async_op:
-        return on_stream(world, ASYNC_STREAM, lambda: _run(world, op, problem, x, out, options), x)
-    return _run(world, op, problem, x, out, options, asked)
+        return on_stream(world, ASYNC_STREAM, request.run, next(iter(tensors.values())))
+    result = request.run()
+    if asked and options[1:] == _USUAL:
+        identity = _identity(world, (*asked, options.algo), *tensors.values())
+        world._plans.remember(identity, _Repeat(request.cached))
+    return result
 
 
-def on_stream(world: World, number: int, run: Any, *used: torch.Tensor) -> Handle:
-    """`run` on another stream of this rank, behind all that is on the current one."""
+def on_stream(
+    world: World, number: int, run: Callable[[], Any], *used: torch.Tensor
+) -> AsyncHandle:
+    """Call `run` on another stream of this rank, after all that is on the current one."""
     before = world.record_event()
     with world.stream(number):
         world.wait_event(before)  # what wrote the inputs, and what used the output before
-        world.uses_stream()
+        world._streams.mark_captured()
         result = run()
-        return Handle(world, world.record_event(), result, used)
+        return AsyncHandle(world, world.record_event(), result, used)
 
 
-def _run(
-    world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options,
-    asked: tuple = (),
-) -> torch.Tensor:  # fmt: skip
-    if options.config is not None and not isinstance(options.config, Hashable):
-        raise ValueError(
-            f"{op}: config {options.config!r} is not a Config of one of its algorithms"
+@dataclass
+class _Request:
+    """One call of an op, from its arguments to its launch."""
+
+    world: World
+    op: str
+    problem: Any
+    tensors: dict[str, torch.Tensor]
+    options: CallOptions
+    is_flat: bool
+
+    def run(self) -> torch.Tensor:
+        self._check()
+        world, plans = self.world, self.world._plans
+        key = (self.op, self.problem, self.options[:2], self.staged, world.stream_number)
+        world._streams.mark_captured()
+        found = plans.find(key)
+        self.cached = found or self._make(plans, key)
+        if self.options.explain and world.rank == 0:
+            print(self.cached.why)
+        if found and not world.is_capturing:
+            self._agree_place(found)
+        world._streams.mark_captured(self.cached)
+        plans.begin(self.cached)
+        self.cached.run([*self.tensors.values()])
+        return [*self.tensors.values()][-1]
+
+    def _check(self) -> None:
+        """Raise for what no algorithm takes."""
+        if not isinstance(self.options.config, Hashable):
+            raise ValueError(
+                f"{self.op}: config {self.options.config!r} is not a Config of one of its "
+                "algorithms"
+            )
+        for name, tensor in self.tensors.items():
+            if name == "x" and tensor.device != self.world.device:
+                raise ValueError(
+                    f"{self.op}: x is on {tensor.device}, but this rank is on {self.world.device}; "
+                    "move it"
+                )
+
+    @functools.cached_property
+    def staged(self) -> tuple[bool | None, ...]:
+        """Which tensors are not on the heap; None: no peer reaches it, so it may be anywhere."""
+        touched = _reached(self.op, self.options.algo)
+        return tuple(
+            not self.world.is_symmetric(tensor) if name in touched else None
+            for name, tensor in self.tensors.items()
         )
-    if x.device != world.device:
-        raise ValueError(f"{op}: x is on {x.device}, but this rank is on {world.device}; move it")
-    touched = reached(op, options.algo)
-    staged = _Staged(
-        not world.is_symmetric(x) if "x" in touched else None,
-        not world.is_symmetric(out) if "out" in touched else None,
-    )
-    key = (op, problem, options.algo, options.config, staged, world.stream_number)
-    made = world.cached_plan(key, lambda: _plan(world, op, problem, x, out, options, staged))
-    if options.explain and world.rank == 0:
-        print(made.why)
-    for name in () if world.is_capturing else made.in_place:
-        agree_place(world, op, name, x if name == "x" else out)
-    made.run(x, out)
-    if asked and options[1:] == _USUAL:
-        if len(world.recent) >= _MOST_RECENT:
-            world.recent.clear()
-        world.recent[_identity(world, (*asked, options.algo), x, out)] = _Recent(made)
-    return out
 
+    def _place(self, name: str) -> tuple:
+        """Where a tensor on the heap is; peers find theirs by it."""
+        tensor = self.tensors[name]
+        return self.world.offset_of(tensor), () if self.is_flat else tensor.stride()
 
-def _plan(
-    world: World, op: str, problem: Any, x: torch.Tensor, out: torch.Tensor, options: Options,
-    staged: _Staged,
-) -> _Call:  # fmt: skip
-    module, config, why = agreed(world, op, problem, options, staged)
-    copies: dict[str, torch.Tensor] = {}
-    for name, tensor, is_staged in zip(staged._fields, (x, out), staged, strict=True):
-        if is_staged and name in module.SYMMETRIC:
-            copies[name] = world.empty((tensor.numel(),), tensor.dtype, f"{op}.{name}")
+    def _make(self, plans: Plans, key: tuple) -> CachedCall:
+        """Agree with all ranks, then make the plan."""
+        refused: str | None = None
+        try:
+            algo, module, config, why = decide(self.world, self.op, self.problem, self.options)
+            mine = f"{self.problem}, {algo}, {config}, {self._where()}"
+        except ValueError as error:
+            refused = str(error)
+            mine = f"{self.problem}, refused: {refused}"
+        on_heap = [name for name, s in zip(self.tensors, self.staged, strict=True) if s is False]
+        places = {name: self._place(name) for name in on_heap}
+        everyone = plans.agree(self.op, mine, places)
+        if refused is not None:
+            raise ValueError(refused)
+        in_place = [name for name in on_heap if name in module.SYMMETRIC]
+        for name in in_place:
+            _compare_places(self.op, name, [each[name] for each in everyone])
+        made = plans.make(key, lambda: self._build(plans, module, config, why))
+        made.places.update((name, *places[name]) for name in in_place)
+        return made
+
+    def _build(self, plans: Plans, module: ModuleType, config: Any, why: str) -> CachedCall:
+        names, last = list(self.tensors), len(self.tensors) - 1
+        staged, in_place = {}, []
+        for at, name in enumerate(names):
+            if name not in module.SYMMETRIC:
+                continue
+            if not self.staged[at]:
+                in_place.append(at)
+                continue
+            tensor = self.tensors[name]
+            staged[at] = plans.stage(
+                tensor.view(-1) if self.is_flat else tensor, "out" if at == last else "in"
+            )
             why += f"; {name} is not on the heap and goes through a copy that is"
-    in_place = tuple(name for name in module.SYMMETRIC if name not in copies)
-    plan = module.plan(world, problem, config)
-    return _Call(plan, in_place, copies.get("x"), copies.get("out"), why)
+        plans.agreed = (self.problem, config)
+        try:
+            plan = module.plan(self.world, self.problem, config)
+        finally:
+            plans.agreed = None
+        return CachedCall(self.op, plan, why, self.is_flat, tuple(in_place), staged)
+
+    def _where(self) -> str:
+        where = zip(self.tensors, self.staged, strict=True)
+        return ", ".join(f"{name} {_WHERE[s]}" for name, s in where if s is not None)
+
+    def _agree_place(self, cached: CachedCall) -> None:
+        """Compare, once for each place, where a tensor is that peers reach."""
+        names = list(self.tensors)
+        for name in (names[at] for at in cached.in_place):
+            place = self._place(name)
+            if (name, *place) not in cached.places:
+                everyone = self.world.exchange(place, f"place of {name}")
+                _compare_places(self.op, name, everyone)
+                cached.places.add((name, *place))
 
 
-def agreed(
-    world: World, op: str, problem: Any, options: Options, staged: tuple[bool | None, ...]
-) -> tuple[ModuleType, Any, str]:
-    """The choice, once all ranks have made the same one; where they differ, or it is wrong, why."""
-    refused: str | None = None
-    try:
-        algo, module, config, why = _decide(world, op, problem, options)
-        mine = f"{problem}, {algo}, {config}, {staged}"
-    except ValueError as error:
-        refused = str(error)
-        mine = f"{problem}, refused: {refused}"
-    everyone = world.exchange(mine, f"plan of {op}")
-    if len(set(everyone)) > 1:
-        text = by_rank(everyone)
-        raise RankMismatch(f"{op}: ranks ask for different things:\n{text}")
-    if refused is not None:
-        raise ValueError(refused)
-    return module, config, why
+def _compare_places(op: str, name: str, everyone: list[Any]) -> None:
+    places = [(offset, tuple(strides)) for offset, strides in everyone]
+    if len(set(places)) > 1:
+        lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in places]
+        raise RankMismatch(
+            f"{op}: {name} does not lie at the same place of every rank's heap:\n"
+            f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."
+        )
 
 
-def _decide(
-    world: World, op: str, problem: Any, options: Options
+@functools.cache
+def _reached(op: str, algo: str) -> frozenset[str]:
+    """The tensors that peers touch: in this algorithm, or in any that "auto" may choose.
+
+    Where the others are is each rank's own affair: the plan is the same. In a gather only one rank
+    has an output.
+    """
+    modules = algorithms(op)
+    meant = (modules[algo],) if algo in modules else modules.values()
+    return frozenset(name for module in meant for name in module.SYMMETRIC)
+
+
+def decide(
+    world: World, op: str, problem: Any, options: CallOptions
 ) -> tuple[str, ModuleType, Any, str]:
-    """Algorithm, its module, config, and why."""
+    """Choose an algorithm, its module and config, and say why."""
     modules = algorithms(op)
     algo, config = options.algo, options.config
     kind = target.key_of(world.device)

@@ -23,17 +23,9 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "BY_REQUEST",
-    "OPS",
-    "SHAPE",
-    "Cost",
-    "Plan",
-    "agree",
-    "algorithms",
-    "check_grad",
-    "find",
-    "is_op",
-]
+    "BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "check_grad", "find",
+    "functions", "is_op",
+]  # fmt: skip
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
 OPS = {
@@ -61,6 +53,12 @@ OPS = {
     "matmul_all_reduce.one_shot": "sundog.fused.matmul_all_reduce_one_shot",
     "matmul_all_reduce.two_shot": "sundog.fused.matmul_all_reduce_two_shot",
     "matmul_all_reduce.barrier": "sundog.fused.matmul_all_reduce_barrier",
+}
+# What else a world offers, as functions of it without algorithms.
+_FUNCTIONS = {
+    "device_barrier": "sundog.collectives.device_barrier",
+    "send": "sundog.collectives.send_recv",
+    "recv": "sundog.collectives.send_recv",
 }
 BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
 SHAPE = (
@@ -96,7 +94,7 @@ class Plan:
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         check_grad("a plan", *tensors)
-        self.world.uses(self)
+        self.world._mark_used(self)
         return self.launch(*tensors)
 
     def free(self) -> None:
@@ -133,34 +131,27 @@ def check_grad(op: str, *tensors: Any, name: str = "") -> None:
 
 
 def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:
-    """A collective on the host: every rank plans the same, or all are told the difference.
+    """Compare problem and config on all ranks: a collective on the host.
 
-    `refused` is what `valid` says. Ranks agree first, so that one that refuses alone is named.
+    `refused` is what `valid` says. Compare before raising, so that the error names the rank that
+    disagrees. A call of the op (dispatch.py) has compared them already.
     """
-    everyone = world.exchange((repr(problem), repr(config)), f"plan of {op}")
-    if len(set(everyone)) > 1:
-        text = by_rank([f"{p}, {c}" for p, c in everyone])
-        raise RankMismatch(f"{op}: ranks ask for different things:\n{text}")
+    if world._plans.agreed != (problem, config):
+        everyone = world.exchange(f"{problem}, {config}", f"plan of {op}")
+        if len(set(everyone)) > 1:
+            text = by_rank(everyone)
+            raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
     if refused is not None:
         raise ValueError(f"{op}: {refused}")
 
 
-def agree_place(
-    world: World, op: str, name: str, tensor: torch.Tensor, strides: tuple[int, ...] = ()
-) -> None:
-    """Peers find theirs by this rank's offset (and strides): all ranks compare them, once."""
-    place = world.offset_of(tensor), strides
-
-    def compare() -> None:
-        everyone = world.exchange(place, f"place of {name}")
-        if len(set(everyone)) > 1:
-            lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in everyone]
-            raise RankMismatch(
-                f"{op}: {name} does not lie at the same place of every rank's heap:\n"
-                f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."
-            )
-
-    world.cached_plan(("place", op, name, place), compare)
+def functions() -> dict[str, Callable[..., Any]]:
+    """Every op's function of a world, by its name: it is in the file that is named as the op."""
+    found = dict(_FUNCTIONS)
+    for key, path in OPS.items():
+        name = key.partition(".")[0]
+        found.setdefault(name, f"{path.rpartition('.')[0]}.{name}")
+    return {name: getattr(load(path), name) for name, path in found.items()}
 
 
 def algorithms(name: str) -> dict[str, ModuleType]:

@@ -148,7 +148,7 @@ def _role(world: World, tensor: torch.Tensor | tuple) -> str:
         address = tensor.data_ptr()
         if address == world.ctx.data_ptr():
             return CTX
-        for flags in world._signals.values():
+        for flags in world._memory.flags.values():
             if 0 <= address - flags.data_ptr() < max(flags.nbytes, 1):
                 return FLAGS
         return FEW if tensor.nbytes <= _FEW_BYTES else DATA

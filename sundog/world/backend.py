@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .capture import Graph, Recording
+from .capture import BackendRecording, Graph
 from .heap import Allocation
 from .streams import Order
 
@@ -73,15 +73,18 @@ class Backend(Protocol):
     def wait_event(self, event: Any) -> None:
         """The current stream waits for an event of this rank; the host does not."""
 
-    def begin_capture(self) -> Recording:
+    def begin_capture(self) -> BackendRecording:
         """From here on nothing runs: this rank's work is recorded."""
 
-    def again(
+    def relaunch(
         self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
     ) -> Callable[[], bool] | None:
-        """Run it: a call with these tensors. What starts its kernels once more, with no look at
-        anything else, and says whether it could now; None if there is more to the call than that.
+        """Run it: a call with these tensors. Return what starts its kernels once more, with no
+        look at anything else, and says whether it could; None if there is more to the call.
         """
+
+    def after_drain(self, check: Callable[[], None]) -> None:
+        """Call `check` whenever the host has waited for its streams in order to use memory."""
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         """An allocation became live; `base` is where the heap it came from starts."""

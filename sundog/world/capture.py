@@ -1,4 +1,4 @@
-"""Graphs: what a rank launched inside `with world.capture() as graph:`, to be done again.
+"""Graphs: what a rank launched inside `with world.capture() as graph:`, to be launched again.
 
     plan(x)                              # once before: kernels are loaded, plans are made
     with world.capture() as graph:       # nothing runs here
@@ -13,6 +13,7 @@ their arguments, and what a GPU would refuse during capture is refused. docs/cap
 from __future__ import annotations
 
 import linecache
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..callsite import caller_frame, relative
@@ -20,11 +21,11 @@ from ..errors import CaptureError, SundogError
 
 if TYPE_CHECKING:
     from ..ops.op import Plan
-    from .streams import Streams
+    from ..ops.plans import CachedCall
 
 __all__ = [
     "ALLOCATION", "BARRIER", "COLLECTIVE", "COPY", "LOAD", "NESTED", "PLAN", "READ", "RUNTIME",
-    "STREAM", "Graph", "Recording", "refusal",
+    "STREAM", "BackendRecording", "Graph", "refusal",
 ]  # fmt: skip
 
 # Why something can't be in a graph, in words.
@@ -40,7 +41,7 @@ STREAM = "stream outside the capture"
 RUNTIME = "refused by the runtime"
 
 
-class Recording(Protocol):
+class BackendRecording(Protocol):
     """A backend's part of a capture."""
 
     def refuse(self, call: str, reason: str, instead: str) -> CaptureError:
@@ -65,12 +66,15 @@ class Recording(Protocol):
 class Graph:
     """One rank's recorded work. It holds the plans that it uses alive."""
 
-    def __init__(self, world: Streams, recording: Recording) -> None:
-        self._world = world
-        self._recording: Recording | None = recording
+    def __init__(
+        self, replay: Callable[[Graph, Callable[[], None]], None], recording: BackendRecording
+    ) -> None:
+        self._replay = replay
+        self._recording: BackendRecording | None = recording
         self._open = True
-        self.plans: list[Plan] = []
-        self.streams: set[int] = set()  # whose plans the calls in it use
+        self.plans: list[Plan] = []  # that were called themselves
+        self.calls: set[CachedCall] = set()  # of ops: their plans are not evicted
+        self.streams: set[int] = set()  # on which the calls have their plans
 
     def replay(self) -> None:
         """Launch all of it again on the current stream, from the memory that it was captured with.
@@ -80,14 +84,18 @@ class Graph:
         if self._recording is None or self._open:
             why = "its capture has not ended" if self._open else "it was freed, or never captured"
             raise SundogError(f"graph.replay(): {why}")
-        self._world._replay(self, self._recording.replay)
+        self._replay(self, self._recording.replay)
 
     def free(self) -> None:
         """Let go of the plans and tensors that it holds. It can't be replayed any more."""
         recording, self._recording = self._recording, None
-        self.plans.clear()
+        self._let_go()
         if recording is not None and not self._open:
             recording.free()
+
+    def _let_go(self) -> None:
+        self.plans.clear()
+        self.calls.clear()
 
     def refuse(self, call: str, reason: str, instead: str) -> CaptureError:
         assert self._recording is not None
@@ -99,7 +107,7 @@ class Graph:
             self._recording.end()
         except BaseException:
             self._recording = None
-            self.plans.clear()
+            self._let_go()
             raise
         finally:
             self._open = False
@@ -109,7 +117,7 @@ class Graph:
         recording, self._recording = self._recording, None
         assert recording is not None
         self._open = False
-        self.plans.clear()  # it will never use them
+        self._let_go()  # it will never use them
         recording.abort()
         return recording.explain(error) if isinstance(error, RuntimeError) else None
 

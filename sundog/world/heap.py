@@ -176,7 +176,8 @@ class Heap:
             f"{self.free_bytes:,} of {self.capacity:,} free, largest free block "
             f"{self.largest_free:,}.\nlargest live allocations:\n"
             + "\n".join(lines or ["  none"])
-            + "\nFree what is no longer used (world.free, world.scope), or open the world with a "
+            + "\nFree what is no longer used (world.free, world.scope, world.free_plans), or "
+            "open the world with a "
             f"larger heap_size (or SUNDOG_HEAP_SIZE): about {enough:,} would do."
         )
 

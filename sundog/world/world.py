@@ -1,39 +1,62 @@
-"""World: the ranks, seen from one of them. Memory, barrier, groups; the same on every backend."""
+"""World: the ranks, seen from one of them. Memory, streams, barrier, groups, on every backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import knobs
-from ..collectives.all_gather import all_gather
-from ..collectives.all_reduce import all_reduce
-from ..collectives.all_to_all import all_to_all
-from ..collectives.broadcast import broadcast
-from ..collectives.device_barrier import device_barrier
-from ..collectives.gather import gather
-from ..collectives.reduce import reduce
-from ..collectives.reduce_scatter import reduce_scatter
-from ..collectives.scatter import scatter
-from ..collectives.send_recv import mailboxes, recv, send
+from ..collectives.send_recv import mailboxes
 from ..device import context
-from ..errors import OutOfHeap, RankMismatch, WorldClosed, by_rank
-from ..fused.all_gather_matmul import all_gather_matmul
-from ..fused.matmul_all_reduce import matmul_all_reduce
-from ..fused.matmul_reduce_scatter import matmul_reduce_scatter
+from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
+from ..ops.op import functions
+from ..ops.plans import Plans
 from .backend import Backend, Exchange
-from .capture import BARRIER, COLLECTIVE, PLAN, READ
+from .capture import ALLOCATION, BARRIER, COLLECTIVE, NESTED, PLAN, READ, Graph
+from .context import Progress, Waits, table
 from .heap import Heap, divergence
-from .tensors import Symmetric, Tensors
-from .waits import Waits, table
+from .streams import RankStreams, StreamEvent
+from .tensors import Shape, Symmetric
+
+if TYPE_CHECKING:
+    from ..collectives.all_gather import all_gather
+    from ..collectives.all_reduce import all_reduce
+    from ..collectives.all_to_all import all_to_all
+    from ..collectives.broadcast import broadcast
+    from ..collectives.device_barrier import device_barrier
+    from ..collectives.gather import gather
+    from ..collectives.reduce import reduce
+    from ..collectives.reduce_scatter import reduce_scatter
+    from ..collectives.scatter import scatter
+    from ..collectives.send_recv import recv, send
+    from ..fused.all_gather_matmul import all_gather_matmul
+    from ..fused.matmul_all_reduce import matmul_all_reduce
+    from ..fused.matmul_reduce_scatter import matmul_reduce_scatter
 
 __all__ = ["World"]
 
 
-class World(Tensors):
+class World:
     """What a rank's function gets. Allocation is local, a barrier is where ranks agree."""
+
+    if TYPE_CHECKING:  # the loop at the end of this file adds every op of the table
+        all_gather = all_gather
+        all_reduce = all_reduce
+        all_to_all = all_to_all
+        broadcast = broadcast
+        device_barrier = device_barrier
+        gather = gather
+        recv = recv
+        reduce = reduce
+        reduce_scatter = reduce_scatter
+        scatter = scatter
+        send = send
+        all_gather_matmul = all_gather_matmul
+        matmul_all_reduce = matmul_all_reduce
+        matmul_reduce_scatter = matmul_reduce_scatter
 
     def __init__(
         self, backend: Backend, ranks: tuple[int, ...], channel: str, heap: Heap, origin: int = 0
@@ -49,83 +72,194 @@ class World(Tensors):
         self._ranks = ranks
         self._channel = channel
         self._heap = heap
-        self._memory = Symmetric(backend, ranks, heap, origin)
         self._closed = ""
         self._num_groups = 0
-        self._groups: dict[int, World | None] = {}  # by the offset of their heaps in this one
-        self._scopes: list[list[int]] = []
-        self._signals: dict[int, torch.Tensor] = {}  # by offset
-        self._plans: dict[Hashable, Any] = {}
-        self.recent: dict[Hashable, Any] = {}  # calls with these very tensors (ops/dispatch.py)
+        self._streams = RankStreams(backend)
+        self._memory = Symmetric(backend, ranks, heap, origin, self._streams.check_unused)
         self.ctx = self._make_context()
+        self._progress = Progress()
+        self._plans = Plans(self, self._memory, self._waits, self._progress)
         self._mail = mailboxes(self, heap.capacity)
+        if channel == "world":
+            backend.after_drain(self._raise_if_expired)
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, backend={self.backend!r})"
 
-    # ops: functions of a world, one file each
+    # symmetric tensors
 
-    all_gather = all_gather
-    all_to_all = all_to_all
-    broadcast = broadcast
-    device_barrier = device_barrier
-    gather = gather
-    recv = recv
-    scatter = scatter
-    send = send
-    all_reduce = all_reduce
-    reduce_scatter = reduce_scatter
-    reduce = reduce
-    all_gather_matmul = all_gather_matmul
-    matmul_all_reduce = matmul_all_reduce
-    matmul_reduce_scatter = matmul_reduce_scatter
+    def empty(
+        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
+        """Make a symmetric tensor: the same offset on every rank that makes the same calls.
 
-    def cached_plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The plan made for this key before, or a new one (a collective on the host)."""
-        self.uses_stream()
-        if key not in self._plans:
-            self._refuse_in_capture("this call", PLAN, "Call it once before, with such tensors.")
-            # A plan outlives the scope that asked for it, but what it allocated before all ranks
-            # were refused it goes back: the caller may ask for another algorithm.
-            scopes, self._scopes = self._scopes, [[]]
-            try:
-                self._plans[key] = make()
-            except (OutOfHeap, RankMismatch, ValueError):
-                self._end_scope()
-                raise
-            finally:
-                self._scopes = scopes
-        return self._plans[key]
+        Nobody waits. Peers may touch it after a barrier. What it holds is poison on the simulator.
+        """
+        return self._allocate(shape, dtype, name, "data")
 
-    def again(self, run: Callable[[], None], *given: torch.Tensor) -> Callable[[], bool] | None:
-        """Run a call with these tensors; what repeats it faster, if that can be (see `Backend`)."""
-        return self._backend.again(run, given)
+    def zeros(
+        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
+        """As `empty`, zeroed."""
+        return self.empty(shape, dtype, name).zero_()
+
+    def full(
+        self, shape: Shape, value: float, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
+        """As `empty`, all elements `value`."""
+        return self.empty(shape, dtype, name).fill_(value)
+
+    def randn(
+        self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
+    ) -> torch.Tensor:
+        """As `empty`, random by torch's generator, which each rank seeds for itself."""
+        return self.empty(shape, dtype, name).normal_()
+
+    def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
+        """As `empty`, with the shape and dtype of any tensor."""
+        return self.empty(other.shape, other.dtype, name)
+
+    def zeros_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
+        """As `zeros`, with the shape and dtype of any tensor."""
+        return self.zeros(other.shape, other.dtype, name)
+
+    def signals(self, shape: Shape, name: str) -> torch.Tensor:
+        """Make flags and epochs: zeroed int64, set to zero again if the world must recover.
+
+        A peer's are reached by `device.signal`, a peer's data by `device.memory`: under a link
+        they are in different memories.
+        """
+        return self._allocate(shape, torch.int64, name, "flags")
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
+        self._check_open()
+        self._refuse_in_capture("world.free", ALLOCATION, "Free it outside.")
+        self._memory.free_tensor(tensor)
+
+    def scope(self) -> AbstractContextManager[None]:
+        """`with world.scope():` what is allocated inside is freed at the end, the latest first."""
+        return self._memory.scope()
+
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Is it, or is it a part of, a live tensor of this world's heap?"""
+        return self._memory.find(tensor) is not None
+
+    def as_symmetric(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        """Return the tensor itself if it is on the heap, else a copy of it that is."""
+        if self.is_symmetric(tensor):
+            return tensor
+        return self.empty(tensor.shape, tensor.dtype, name).copy_(tensor)
+
+    def offset_of(self, tensor: torch.Tensor) -> int:
+        """Where a symmetric tensor starts in its heap, in bytes: for an allocation, on every rank
+        the same, also where addresses differ in other ways."""
+        return self._memory.offset_of(tensor)
+
+    def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """View the peer's copy, where the host can reach its memory. Orders nothing."""
+        self._check_open()
+        self._check_rank(rank)
+        return self._memory.peer(tensor, rank)
+
+    @property
+    def rank_stride(self) -> int | None:
+        """Bytes from each rank's copy of a tensor to the next one's, where that is one number.
+
+        Then a descriptor (TMA) with a dimension for the ranks reaches them all.
+        """
+        return self._memory.rank_stride
+
+    # streams
+
+    @property
+    def stream_number(self) -> int:
+        """Where a rank's work goes now. Groups share it: streams are the backend's."""
+        return self._backend.stream_number
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        """`with world.stream(1):` launches and torch operations inside go to that stream."""
+        self._check_open()
+        if type(number) is not int or number < 0:
+            raise ValueError(f"stream {number!r}: expected a number, 0 or more")
+        return self._streams.switched(number)
+
+    def record_event(self) -> StreamEvent:
+        """Record a point on the current stream, after all that was put there so far."""
+        self._check_open()
+        return self._streams.record()
+
+    def wait_event(self, event: StreamEvent) -> None:
+        """Order what is put on the current stream from now on after the event."""
+        self._check_open()
+        self._streams.wait(event)
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """`with world.capture() as graph:` what is launched inside runs at graph.replay() only."""
+        self._refuse_in_capture("world.capture", NESTED, "A graph can't hold another.")
+        self.synchronize()
+        return self._streams.capture(self._replay)
+
+    def _replay(self, graph: Graph, start: Callable[[], None]) -> None:
+        self._check_open()
+        self._refuse_in_capture("graph.replay", NESTED, "A graph can't hold another.")
+        self._raise_if_expired()
+        self._streams.replay(graph, start)
+
+    @property
+    def is_capturing(self) -> bool:
+        """Is this rank inside `with world.capture()`?"""
+        return self._backend.graph is not None
+
+    # plans
+
+    @property
+    def max_plans(self) -> int:
+        """How many plans stay cached, besides those that captured graphs hold.
+
+        Set it on every rank alike (default: SUNDOG_MAX_PLANS). It counts when a plan is made.
+        """
+        return self._plans.max_plans
+
+    @max_plans.setter
+    def max_plans(self, count: int) -> None:
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"max_plans must be at least 1, got {count!r}")
+        self._plans.max_plans = count
+
+    def free_plans(self) -> None:
+        """Give back what cached plans hold of the heap, but for those that captured graphs hold.
+
+        All ranks, as a barrier. A later call makes its plan again.
+        """
+        self._refuse_in_capture("world.free_plans", ALLOCATION, "Free them outside.")
+        self._plans.free()
 
     # ranks together
 
     def barrier(self) -> None:
-        """All ranks: wait for what this rank launched, then for the others. On the host.
+        """Wait for what this rank launched, then for the other ranks. On the host.
 
-        Also where ranks find out that their heaps differ, and where a world whose waits ran out
-        sets its flags back and goes on.
+        Also where ranks find out that their heaps differ, and where a world whose waits expired
+        resets its flags and goes on.
         """
         self._refuse_in_capture("world.barrier", BARRIER, "world.device_barrier() can be captured.")
         self.synchronize()
-        mine = (self._heap.num_calls, self._heap.digest, self._waits.expired)
+        mine = (self._heap.num_calls, self._heap.digest, self._waits.error is not None)
         everyone = self._exchange(mine, "barrier", Exchange.BARRIER)
-        if len({state[:2] for state in everyone}) > 1:
+        if len({tuple(state[:2]) for state in everyone}) > 1:
             raise divergence(self.exchange(list(self._heap.log), "heap logs"))
         self._heap.agree()
         if any(expired for _, _, expired in everyone):
             self._recover()
 
     def synchronize(self) -> None:
-        """Wait for what this rank launched; raises WaitTimeout if a wait inside it ran out."""
+        """Wait for what this rank launched; raise WaitTimeout if a wait inside it expired."""
         self._check_open()
         self._refuse_in_capture("world.synchronize", READ, "Nothing runs during a capture.")
         self._backend.synchronize()
         self._backend.order.synchronize()
-        self._waits.raise_if_expired(self.rank, self._memory.name_of)
+        self._raise_if_expired()
 
     def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
         """Every rank's value, by rank. A collective on the host, with a timeout.
@@ -137,13 +271,115 @@ class World(Tensors):
         asked = pickle or knobs.allow_pickle.get()
         return self._exchange(value, what, Exchange.PICKLED if asked else Exchange.VALUES)
 
+    def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
+        """Rank `src`'s value, on every rank. What it may be, `exchange` says."""
+        self._check_rank(src)
+        mine = value if self.rank == src else None
+        return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
+
+    def group(self, ranks: Sequence[int], heap_size: int = 0) -> World | None:
+        """Make a world of some of the ranks. Every rank calls this; those outside get None.
+
+        The group has a heap of its own, `heap_size` bytes of this one (default: an eighth), so
+        that its members may allocate without the others. It ends with the scope that it was made
+        in, or with this world.
+        """
+        if not isinstance(heap_size, int) or heap_size < 0:
+            raise ValueError(
+                f"group: heap_size must be >= 0 bytes (0 takes an eighth of this heap), got "
+                f"{heap_size!r}"
+            )
+        members = self._check_members(ranks)
+        self._num_groups += 1
+        nbytes = heap_size or self._heap.capacity // 8
+        arena = self._memory.allocate_arena(nbytes, f"group{self._num_groups}")
+        if self.rank not in members:
+            return None
+        heap = Heap(nbytes, self._heap.guard)
+        chosen = tuple(self._ranks[r] for r in members)
+        channel = f"{self._channel}/{self._num_groups}"
+        group = World(self._backend, chosen, channel, heap, self._memory.origin + arena.offset)
+        group.max_plans = self.max_plans
+        self._memory.groups[arena.offset] = group
+        group.barrier()  # nobody talks to a member whose context is not there yet
+        return group
+
+    # the end
+
+    def close(self) -> None:
+        """Wait for what this rank launched and give everything back. Closing twice is fine.
+
+        Raises WaitTimeout if a wait expired that nothing has reported yet. A group only ends: its
+        memory goes back with the scope that it was made in.
+        """
+        if self._closed:
+            return
+        error = self._failure()
+        if error is not None:
+            self._backend.fail(error)
+        self._close()
+        if error is not None:
+            raise error
+
+    def _failure(self) -> SundogError | None:
+        """Wait for what this rank launched; the error that nothing has reported yet, if any."""
+        try:
+            self.synchronize()
+        except SundogError as error:
+            return error
+        return None
+
+    def _close(self) -> None:
+        self._end("the world was closed")
+        try:
+            if self._channel == "world":
+                self._backend.close()
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """At the end: plans know their world, and would keep it and its heap."""
+        self._plans.clear()
+        self._progress.close()
+        self._mail = None
+        if self._channel == "world":
+            self._backend.after_drain(lambda: None)
+        for group in self._memory.groups.values():
+            if group is not None:
+                group._forget()
+
+    def _end(self, why: str) -> None:
+        self._closed = self._closed or why
+        for group in self._memory.groups.values():
+            if group is not None:
+                group._end(why)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self._backend.fail(error)
+            self._close()
+
+    # inside
+
+    def _allocate(self, shape: Shape, dtype: torch.dtype, name: str, kind: str) -> torch.Tensor:
+        self._check_open()
+        self._refuse_in_capture("world.empty", ALLOCATION, "Allocate before the capture.")
+        return self._memory.allocate(shape, dtype, name, kind)
+
     def _exchange(self, value: Any, what: str, kind: Exchange) -> list[Any]:
         self._check_open()
         reason = PLAN if what.startswith("plan of") else COLLECTIVE
         self._refuse_in_capture(f"world.exchange ({what})", reason, "Do it before the capture.")
         mine = (kind.value, what, value)
+        self._progress.note(f"its host waits for the other ranks at a {what}")
         everyone = self._backend.exchange(mine, what, self._ranks, self._channel, kind)
-        calls = [call[:2] for call in everyone]
+        self._progress.note("")
+        calls = [tuple(call[:2]) for call in everyone]
         if len(set(calls)) > 1:
             same_name = len({what for _, what in calls}) == 1
             shown = [f"{what} ({kind})" if same_name else what for kind, what in calls]
@@ -153,83 +389,31 @@ class World(Tensors):
             )
         return [value for _, _, value in everyone]
 
-    def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
-        """Rank `src`'s value, on every rank. What it may be, `exchange` says."""
-        self._check_rank(src)
-        mine = value if self.rank == src else None
-        return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
-
-    def group(self, ranks: Sequence[int], heap_size: int = 0) -> World | None:
-        """A world of some of the ranks. Every rank calls this; those outside get None.
-
-        The group has a heap of its own, `heap_size` bytes of this one (default: an eighth), so
-        that its members may allocate without the others. It ends with the scope that it was made
-        in, or with this world.
-        """
-        if not isinstance(heap_size, int) or heap_size < 0:
-            raise ValueError(f"group: heap_size {heap_size!r}: expected bytes, or 0 for an eighth")
-        members = self._check_members(ranks)
-        self._num_groups += 1
-        nbytes = heap_size or self._heap.capacity // 8
-        arena = self._heap.alloc(nbytes, f"group{self._num_groups}", kind="arena")
-        self._groups[arena.offset] = None
-        if self._scopes:
-            self._scopes[-1].append(arena.offset)
-        if self.rank not in members:
-            return None
-        heap = Heap(nbytes, self._heap.guard)
-        chosen = tuple(self._ranks[r] for r in members)
-        channel = f"{self._channel}/{self._num_groups}"
-        group = World(self._backend, chosen, channel, heap, self._memory.origin + arena.offset)
-        self._groups[arena.offset] = group
-        group.barrier()  # nobody talks to a member whose context is not there yet
-        return group
-
-    def close(self) -> None:
-        """Wait for what this rank launched and give everything back. Closing twice is fine.
-
-        A group only ends: its memory goes back with the scope that it was made in.
-        """
-        if self._closed:
-            return
-        self._end("the world was closed")
-        if self._channel == "world":
-            self._backend.close()
-        else:
-            self._backend.synchronize()
-        self.forget()
-
-    def forget(self) -> None:
-        """At the end: plans know their world, and would keep it and its heap."""
-        self._plans.clear()
-        self.recent.clear()
-        self._mail = None
-        for group in self._groups.values():
-            if group is not None:
-                group.forget()
-
-    def _end(self, why: str) -> None:
-        self._closed = self._closed or why
-        for group in self._groups.values():
-            if group is not None:
-                group._end(why)
-
-    def __enter__(self) -> World:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._backend.fail(error)
-        self.close()
-
-    # inside
-
     def _make_context(self) -> torch.Tensor:
         words = table(self.rank, self._memory.deltas(), self._backend.polls)
         ctx = self._allocate(len(words), torch.int64, "ctx", "context")
         self._waits = Waits(ctx, self._backend.record(context.RECORD_WORDS.value))
         words[context.RECORD.value] = self._waits.distance
         return ctx.copy_(torch.tensor(words, dtype=torch.int64))
+
+    def _mark_used(self, plan: Any) -> None:
+        self._check_open()
+        self._streams.mark_used(plan)
+
+    def _raise_if_expired(self) -> None:
+        """Raise WaitTimeout, once, if a wait of this rank expired, in this world or a group."""
+        if self._closed:
+            return
+        self._waits.raise_if_expired(
+            self.rank, self._memory.name_of, lambda: self._progress.shown(self._plans.name_of)
+        )
+        for group in self._memory.groups.values():
+            if group is not None:
+                group._raise_if_expired()
+
+    def _refuse_in_capture(self, call: str, reason: str, instead: str) -> None:
+        if self._backend.graph is not None:
+            raise self._backend.graph.refuse(call, reason, instead)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -248,7 +432,7 @@ class World(Tensors):
         if not members or len(set(members)) != len(members):
             raise ValueError(f"group of ranks {members}: name each member once, and at least one")
         everyone = self.exchange(tuple(members), "group")
-        if len(set(everyone)) > 1:
+        if len(set(map(tuple, everyone))) > 1:
             raise RankMismatch(
                 f"group: ranks named different members:\n{by_rank(everyone)}\nName the same ones, "
                 "in the same order, on every rank."
@@ -256,9 +440,13 @@ class World(Tensors):
         return members
 
     def _recover(self) -> None:
-        for tensor in self._signals.values():
+        for tensor in self._memory.flags.values():
             tensor.zero_()
         self._waits.set_back(self._backend.polls)
         self._backend.synchronize()
         # Nobody signals before everybody's flags are back.
         self._exchange(None, "recovery", Exchange.BARRIER)
+
+
+for _name, _function in functions().items():
+    setattr(World, _name, _function)

@@ -221,7 +221,7 @@ def data(rank: int, step: int) -> torch.Tensor:
 
 def is_short(world: sundog.World) -> bool:
     """Does the latest call start its kernels without looking at anything?"""
-    return [*world.recent.values()][-1].start is not None
+    return [*world._plans.repeats.values()][-1].start is not None
 
 
 def check(world: sundog.World, op: str, out: torch.Tensor, step: int) -> None:
@@ -265,24 +265,24 @@ def test_other_streams(run: Run) -> None:
             x.copy_(data(world.rank, step))
             call()
         check(world, "all_reduce", out, 3)
-        known = len(world.recent)
+        known = len(world._plans.repeats)
         world.synchronize()
         with world.stream(1):
             x.copy_(data(world.rank, 5))
             call()
             check(world, "all_reduce", out, 5)
-        assert len(world.recent) == known + 1
+        assert len(world._plans.repeats) == known + 1
         world.synchronize()
         if world.device.type == "cuda":
             for _ in range(3):  # once more the short way: the plan of stream 1 took memory
                 call()
-            known = len(world.recent)
+            known = len(world._plans.repeats)
             world.synchronize()
             with torch.cuda.stream(torch.cuda.Stream()):
                 x.copy_(data(world.rank, 6))
                 call()
                 check(world, "all_reduce", out, 6)
-            assert len(world.recent) == known
+            assert len(world._plans.repeats) == known
         world.barrier()
 
     run(main, 2)
@@ -352,10 +352,10 @@ def test_traced_calls_have_their_trace(run: Run) -> None:
         call, _, _ = called(world, "all_reduce")
         for _ in range(3):
             call()
-        assert len(world.recent) == 1
+        assert len(world._plans.repeats) == 1
         world.trace = 1
         call()
-        assert len(world.recent) == 2
+        assert len(world._plans.repeats) == 2
 
     run(main, 2)
 

@@ -218,7 +218,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"in_splits": [2, 2], "out_splits": [2, 2], "config": Config(programs=3)}, "3 do not divide"),
     (
         {"in_splits": [2, 2], "out_splits": [2, 2], "config": {}},
-        "config {} is not a .*words.Config",
+        "config {} is not a .*_copy.Config",
     ),
     ({"out": torch.zeros(4).half()}, "out has 4 elements of torch.float16, expected 4 of"),
     ({"x": torch.zeros(4, 4).t()}, "not contiguous"),

@@ -71,7 +71,7 @@ def test_what_no_peer_reaches_may_lie_anywhere(run: Run) -> None:
             found.append([world.broadcast(x, 0), own, x[:0] if gathered is None else gathered])
             found[-1] = [each.tolist() for each in found[-1]]
         for op in ("broadcast", "gather", "scatter"):
-            assert len([key for key in world._plans if key[0] == op]) == 1
+            assert len([call for call in world._plans if call.op == op]) == 1
         return found
 
     first, second = run(main, 2)

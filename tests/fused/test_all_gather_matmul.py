@@ -130,8 +130,8 @@ def test_direct_in_a_group(
         if group is None:
             return []
         if world.backend in ("sim", "virtual") and len(members) > 1:
-            assert world.apart is not None
-            assert group.apart == (apart and apart * world.apart)
+            assert world.rank_stride is not None
+            assert group.rank_stride == (apart and apart * world.rank_stride)
         return answers(direct, problem, config)(group)
 
     compare(run(main, 4))
@@ -210,7 +210,7 @@ BAD = {
     ),
     "out shares memory with b": lambda w, a, b: (a, b, dict(out=b[:4])),
     "algo 'fast' is not known": lambda w, a, b: (a, b, dict(algo="fast")),
-    "config {} is no Config": lambda w, a, b: (a, b, dict(config={})),
+    "config {} is not a Config": lambda w, a, b: (a, b, dict(config={})),
     "tile_m 3 is not a power": lambda w, a, b: (
         a, b, dict(algo="hbm_buffer", config=replace(SMALL, tile_m=3)),
     ),
@@ -357,7 +357,7 @@ def test_what_the_compilers_make_of_direct(arch: str, monkeypatch: pytest.Monkey
     config = direct.default(problem, 16)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     a, b, out, words = _tensors(problem)
-    world = SimpleNamespace(ctx=words, trace=0, size=8, apart=1 << 30, peer=lambda x, rank: x)
+    world = SimpleNamespace(ctx=words, trace=0, size=8, rank_stride=1 << 30, peer=lambda x, rank: x)
     flags = direct._Flags(words, words, words)
     arguments = direct.arguments(problem, config, a, b, out, None, flags, world)
     made = compiled(direct._direct_kernel, arch, arguments, options)

@@ -212,7 +212,7 @@ def test_bad_members(run: Run, members: list[int]) -> None:
 def test_bad_heap_sizes(run: Run, nbytes: Any) -> None:
     def main(world: sundog.World) -> int:
         free = world._heap.free_bytes
-        with pytest.raises(ValueError, match=f"heap_size {nbytes}: expected bytes"):
+        with pytest.raises(ValueError, match=f"heap_size must be >= 0 bytes .* got {nbytes}"):
             world.group([0, 1], nbytes)
         return free - world._heap.free_bytes
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -382,10 +383,15 @@ def two_counters(world: sundog.World) -> Call:
     return call
 
 
+_scratch: WeakKeyDictionary[sundog.World, torch.Tensor] = WeakKeyDictionary()
+
+
 def shared_scratch(world: sundog.World) -> Call:
     """All instances of it have one scratch buffer: two on two streams get in each other's way."""
     op = Shift(world)
-    scratch = world.cached_plan("scratch", lambda: torch.empty(N, device=world.device))
+    if world not in _scratch:
+        _scratch[world] = torch.empty(N, device=world.device)
+    scratch = _scratch[world]
 
     def call(x: torch.Tensor) -> torch.Tensor:
         result = torch.empty_like(x)

@@ -1,0 +1,306 @@
+"""The plans of a world: found again by what they depend on; made and evicted by all ranks alike.
+
+Making a plan is where ranks agree. One exchange compares what they ask for and where their tensors
+are, and says which plans may go: those that no rank's graph holds, in the order in which rank 0
+used them last. So every rank evicts the same ones, and their heaps stay the same.
+
+Before the exchange each rank waits for its streams. After it nothing runs that uses a plan of this
+world, on any rank: no kernel ends before its peers are done with this rank's memory. So what is
+evicted may be handed out again at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import knobs
+from ..errors import OutOfHeap, RankMismatch, WaitTimeout, by_rank
+from .op import Plan
+
+if TYPE_CHECKING:
+    from ..world.context import Progress, Waits
+    from ..world.tensors import Symmetric
+    from ..world.world import World
+
+__all__ = ["CachedCall", "Plans", "StagedTensor", "Staging"]
+
+_MOST_REPEATS = 256
+
+
+@dataclass(eq=False)
+class Staging:
+    """Heap memory through which the calls on one stream copy a tensor, one call after the other.
+
+    All plans of the stream share it: a call is done with it when its kernel has ended.
+    """
+
+    buffer: torch.Tensor
+    offset: int
+
+
+@dataclass(eq=False)
+class StagedTensor:
+    """The part of a staging buffer that has the shape of a call's tensor."""
+
+    staging: Staging
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    _view: torch.Tensor | None = None
+    _buffer: torch.Tensor | None = None
+
+    def view(self) -> torch.Tensor:
+        if self._view is None or self._buffer is not self.staging.buffer:  # it has grown
+            self._buffer = self.staging.buffer
+            nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
+            self._view = self._buffer[:nbytes].view(self.dtype).view(self.shape)
+        return self._view
+
+
+@dataclass(eq=False)
+class CachedCall:
+    """A plan, and how the user's tensors get to it: as they are, or through a staging buffer."""
+
+    op: str
+    plan: Plan
+    why: str = ""
+    is_flat: bool = False  # the kernels take tensors of one dimension
+    in_place: tuple[int, ...] = ()  # which tensors peers reach where the user put them
+    staged: dict[int, StagedTensor] = field(default_factory=dict)
+    places: set[tuple] = field(default_factory=set)  # of those in place, that ranks have compared
+    offsets: list[int] = field(default_factory=list)  # what it holds of the heap
+    serial: int = 0  # the same on every rank
+    used: int = 0  # the number of its latest call
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Launch. The last tensor is the output."""
+        if self.is_flat:
+            tensors = [t if t.dim() == 1 else t.view(-1) for t in tensors]
+        if not self.staged:
+            self.plan.launch(*tensors)
+            return
+        passed, last = list(tensors), len(tensors) - 1
+        for place, staged in self.staged.items():
+            passed[place] = staged.view()
+            if place != last:  # detached: else the buffer would keep every call's autograd graph
+                passed[place].copy_(tensors[place].detach())
+        self.plan.launch(*passed)
+        if last in self.staged:
+            tensors[last].detach().copy_(passed[last])  # also if it is a parameter
+
+    def __repr__(self) -> str:
+        return f"{self.op} of {self.plan.problem} with {self.plan.config}"
+
+
+class Plans:
+    """One rank's cached plans. At most `max_plans` stay, besides those that graphs hold."""
+
+    def __init__(self, world: World, memory: Symmetric, waits: Waits, progress: Progress) -> None:
+        self.heap = memory.heap
+        self._memory = memory
+        self._waits = waits
+        self._progress = progress
+        self.max_plans = knobs.max_plans.get()
+        self.repeats: dict[tuple, Any] = {}  # calls with these very tensors (dispatch.py)
+        self.agreed: tuple | None = None  # the problem and config that ranks have just compared
+        self.count = 0  # calls so far
+        self._world: World = weakref.proxy(world)  # which has this: no cycle keeps the heap
+        self._calls: dict[Hashable, CachedCall] = {}
+        self._staging: dict[tuple[int, str], Staging] = {}
+        self._retired: list[tuple[Staging, set[int]]] = []  # that captured calls have addresses of
+        self._pinned: set[int] = set()  # serials of plans that a graph of some rank holds
+        self._evictable: list[int] = []  # the others, the least recently used first
+        self._serial = 0
+
+    def __iter__(self) -> Any:
+        return iter(self._calls.values())
+
+    def find(self, key: Hashable) -> CachedCall | None:
+        return self._calls.get(key)
+
+    def begin(self, call: CachedCall) -> None:
+        """Note that this rank calls it now. Every call comes here."""
+        self.raise_if_expired()
+        self.count += 1
+        call.used = self.count
+        self._progress.call(self.count, call.serial)
+
+    def raise_if_expired(self) -> None:
+        """Raise WaitTimeout if a wait of this rank expired, each time until the world recovers."""
+        if self._waits.word.value:
+            self._world._raise_if_expired()
+            error = self._waits.error  # it was caught; without a barrier this call would go wrong
+            if error is not None:
+                raise WaitTimeout(str(error), error.record)
+
+    def name_of(self, serial: int) -> str:
+        """Name a plan for a message."""
+        found = [call for call in self if call.serial == serial]
+        return repr(found[0]) if found else f"a plan that is gone (number {serial})"
+
+    def remember(self, identity: tuple, repeat: Any) -> None:
+        if len(self.repeats) >= _MOST_REPEATS:
+            self.repeats.clear()
+        self.repeats[identity] = repeat
+
+    def plan(
+        self, key: Hashable, op: str, asked: str, build: Callable[[], Plan], more: Any = None,
+        compare: Callable[[list[Any]], None] = lambda everyone: None,
+    ) -> Plan:  # fmt: skip
+        """The plan that was made for this key, or a new one if all ranks ask for the same.
+
+        `compare` gets every rank's `more`, and raises if they do not fit.
+        """
+        self._world._streams.mark_captured()
+        call = self.find(key)
+        if call is None:
+            compare(self.agree(op, asked, more))
+            call = self.make(key, lambda: CachedCall(op, build()))
+        self._world._streams.mark_captured(call)
+        self.begin(call)
+        return call.plan
+
+    # where ranks agree
+
+    def agree(self, op: str, asked: str, more: Any = None) -> list[Any]:
+        """Compare what the ranks ask for: a collective on the host. Every rank's `more`."""
+        self.raise_if_expired()
+        self._world._refuse_in_capture(
+            "this call", "plan made during capture", "Call it once before, with such tensors."
+        )
+        # This rank's streams are idle then: what all ranks evict is nobody's any more.
+        self._world.synchronize()
+        place = self._progress.place
+        mine = [asked, self._idle_serials(), self._serial, self.max_plans, more, place]
+        everyone = self._world.exchange(mine, f"plan of {op}")
+        if len({each[0] for each in everyone}) > 1:
+            text = by_rank([each[0] for each in everyone])
+            raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
+        self._progress.share([each[5] for each in everyone], self._world.exchange)
+        self._settle(everyone)
+        while self._evictable and len(self._calls) >= everyone[0][3]:
+            self._evict(1)
+        return [each[4] for each in everyone]
+
+    def make(self, key: Hashable, build: Callable[[], CachedCall]) -> CachedCall:
+        """Build a call that all ranks have agreed on; evict others as long as there is no room."""
+        count = 1
+        while True:
+            try:
+                call = self._allocating(build)
+                break
+            except OutOfHeap:
+                if not self._evict(count):
+                    raise
+                count *= 2
+        self._serial += 1
+        call.serial = self._serial
+        self._calls[key] = call
+        return call
+
+    def _allocating(self, build: Callable[[], CachedCall]) -> CachedCall:
+        """Plans outlive the current scope. If building fails on every rank, free its memory."""
+        with self._memory.own_scope() as offsets:
+            try:
+                call = build()
+            except (OutOfHeap, RankMismatch, ValueError):
+                self._memory.end_scope()
+                self._free_unused()
+                raise
+        call.offsets = offsets
+        return call
+
+    def free(self) -> None:
+        """Evict all that no graph holds: a collective on the host."""
+        self._world.synchronize()
+        mine = ["", self._idle_serials(), self._serial]
+        self._settle(self._world.exchange(mine, "freeing of plans"))
+        self._evict(len(self._calls))
+
+    def clear(self) -> None:
+        """Forget all: plans know their world, and would keep it and its heap."""
+        self._calls.clear()
+        self.repeats.clear()
+        self._staging.clear()
+        self._retired.clear()
+
+    # memory
+
+    def stage(self, tensor: torch.Tensor, role: str) -> StagedTensor:
+        """A place on the heap for a tensor of the calls on this stream; `role`: in or out."""
+        key = (self._world.stream_number, role)
+        nbytes = tensor.numel() * tensor.itemsize
+        staging = self._staging.get(key)
+        if staging is None or staging.buffer.numel() < nbytes:
+            staging = self._staging[key] = self._grown(staging, nbytes, f"staging.{role}")
+        return StagedTensor(staging, tuple(tensor.shape), tensor.dtype)
+
+    def _grown(self, old: Staging | None, nbytes: int, name: str) -> Staging:
+        """A larger buffer, which the calls that had the old one use too from now on."""
+        buffer = self._memory.allocate(_step(nbytes), torch.uint8, name, "data", scoped=False)
+        offset = self._memory.block_of(buffer).offset
+        if old is None:
+            return Staging(buffer, offset)
+        users = {call.serial for call in self if old in _stagings(call)}
+        self._let_go(Staging(old.buffer, old.offset), users)
+        old.buffer, old.offset = buffer, offset
+        return old
+
+    def _let_go(self, staging: Staging, users: set[int]) -> None:
+        holders = users & self._pinned
+        if holders:
+            self._retired.append((staging, holders))
+        else:
+            self._memory.free(staging.offset)
+
+    def _evict(self, count: int) -> bool:
+        """The least recently used ones. False if there was none."""
+        serials, self._evictable = set(self._evictable[:count]), self._evictable[count:]
+        for call in [call for call in self if call.serial in serials]:
+            self._remove(call)
+        self._free_unused()
+        return bool(serials)
+
+    def _remove(self, call: CachedCall) -> None:
+        self._calls = {key: each for key, each in self._calls.items() if each is not call}
+        self.repeats.clear()
+        for offset in reversed(call.offsets):
+            self._memory.free(offset)
+
+    def _free_unused(self) -> None:
+        """Free the staging buffers that no call uses."""
+        used = {staging for call in self for staging in _stagings(call)}
+        for key, staging in list(self._staging.items()):
+            if staging not in used:
+                del self._staging[key]
+                self._let_go(staging, set())
+
+    def _idle_serials(self) -> list[int]:
+        """Of the plans that no graph of this rank holds, the least recently used first."""
+        held = self._world._streams.captured_calls()
+        calls = sorted(self, key=lambda call: call.used)
+        return [call.serial for call in calls if call not in held]
+
+    def _settle(self, everyone: list[Any]) -> None:
+        """Which plans may go: those that every rank would let go, in rank 0's order."""
+        common = set(everyone[0][1]).intersection(*[each[1] for each in everyone])
+        self._serial = max(each[2] for each in everyone)
+        self._evictable = [serial for serial in everyone[0][1] if serial in common]
+        self._pinned = {call.serial for call in self} - common
+        retired, self._retired = self._retired, []
+        for staging, holders in retired:
+            self._let_go(staging, holders)
+
+
+def _stagings(call: CachedCall) -> list[Staging]:
+    return [staged.staging for staged in call.staged.values()]
+
+
+def _step(nbytes: int) -> int:
+    """Rounded up to a quarter of a power of two: few sizes, and little that is not used."""
+    unit = max(1 << max(nbytes.bit_length() - 3, 0), 256)
+    return -(-nbytes // unit) * unit

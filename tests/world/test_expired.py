@@ -1,0 +1,215 @@
+"""A wait that expired is never silent: reads, calls, close, the end of a run, and the exit raise.
+
+Rank 1 skips one all-reduce. The others wait for it in vain, and what they have then is no result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sundog
+from sundog.backends.sim import Sim
+from sundog.errors import WaitTimeout
+
+HERE = Path(sundog.__file__).parent.parent
+Way = Callable[[torch.Tensor], Any]
+
+
+def run(fn: Callable[[sundog.World], Any], size: int, backend: str) -> list[Any]:
+    if backend == "sim":
+        return sundog.run(fn, size, "sim", sim=Sim(expire=True))
+    return sundog.run(fn, size, "shm", timeout=2)
+
+
+def skip_one(world: sundog.World, numel: int = 4) -> torch.Tensor:
+    """The second call, with a plan that is cached, is not made by rank 1."""
+    x, out = world.full((numel,), 1.0), world.zeros((numel,))
+    world.all_reduce(x, out=out)
+    world.barrier()
+    if world.rank != 1:
+        world.all_reduce(x, out=out)
+    return out
+
+
+READS: dict[str, Way] = {
+    "item": lambda out: out[0].item(),
+    "tolist": lambda out: out.tolist(),
+    "cpu": lambda out: out.cpu().clone(),
+    "numpy": lambda out: out.numpy().sum(),
+    "use": lambda out: out + 1,
+    "print": str,
+}
+
+
+both = pytest.mark.parametrize("backend", ["sim", "shm"])
+
+
+@both
+@pytest.mark.parametrize("way", READS)
+def test_a_host_read_raises(backend: str, way: str) -> None:
+    def main(world: sundog.World) -> bool:
+        out = skip_one(world)
+        if world.rank != 1:
+            with pytest.raises(WaitTimeout, match="rank 1 owes the signal"):
+                READS[way](out)
+        return True
+
+    assert run(main, 3, backend) == [True] * 3
+
+
+ENDS: dict[str, Callable[[sundog.World], Any]] = {
+    "the end of the run": lambda world: None,
+    "close": lambda world: world.close(),
+    "synchronize": lambda world: world.synchronize(),
+    "exit": lambda world: world.__exit__(None, None, None),
+}
+
+
+@both
+@pytest.mark.parametrize("how", ENDS)
+def test_no_run_ends_as_if_nothing_had_been(backend: str, how: str) -> None:
+    """It returned [nan, None, nan]."""
+
+    def main(world: sundog.World) -> None:
+        skip_one(world)
+        ENDS[how](world)
+
+    with pytest.raises(WaitTimeout, match="rank 1 owes the signal"):
+        run(main, 3, backend)
+
+
+@both
+def test_calls_raise_until_every_rank_recovers(backend: str) -> None:
+    def main(world: sundog.World) -> list[float]:
+        x, other = torch.ones(4), torch.zeros(4)
+        out = skip_one(world)
+        if world.rank != 1:
+            with pytest.raises(WaitTimeout):
+                world.synchronize()
+            for _ in range(2):  # caught: without a barrier this would be garbage
+                with pytest.raises(WaitTimeout, match="rank 1 owes the signal"):
+                    world.all_reduce(x, out=other)
+                with pytest.raises(WaitTimeout):
+                    world.all_gather(x)  # also with a plan that is new
+        world.barrier()
+        for _ in range(3):
+            world.all_reduce(x, out=out)
+        return out.tolist()
+
+    assert run(main, 3, backend) == [[3.0] * 4] * 3
+
+
+def test_an_error_of_the_users_own_stays_the_error() -> None:
+    def main(world: sundog.World) -> None:
+        skip_one(world)
+        with pytest.raises(KeyError), world:
+            raise KeyError("mine")
+
+    run(main, 3, "sim")
+
+
+@both
+def test_a_wait_in_a_group(backend: str) -> None:
+    """What the world reports covers its groups."""
+
+    def main(world: sundog.World) -> None:
+        group = world.group([0, 1])
+        if group is not None:
+            skip_one(group)
+        world.synchronize()
+
+    with pytest.raises(WaitTimeout, match="rank 1 owes the signal"):
+        run(main, 3, backend)
+
+
+DIFFERENT: dict[str, tuple[Callable[[sundog.World, Any], Any], str]] = {
+    "op": (lambda w, x: w.all_gather(x[4]), r"call 4, all_reduce .*numel=4.*call 4, all_gather "),
+    "shape": (lambda w, x: w.all_reduce(x[8]), "call 4, all_reduce .*numel=4.*call 4.*numel=8"),
+    "order": (lambda w, x: (w.all_reduce(x[8]), w.all_reduce(x[4])), "numel=4.*numel=8"),
+    "none": (lambda w, x: None, "call 4, .*rank 1: call 3, "),
+}
+
+
+@both
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_the_error_shows_what_each_rank_called(backend: str, what: str) -> None:
+    """All plans are cached: no rank compares anything before it waits."""
+    call, pattern = DIFFERENT[what]
+
+    def main(world: sundog.World) -> str:
+        x = {n: world.full((n,), 1.0) for n in (4, 8)}
+        for each in (world.all_reduce, world.all_gather):
+            each(x[4])
+        world.all_reduce(x[8])
+        world.barrier()
+        try:
+            if world.rank:
+                call(world, x)
+            else:
+                world.all_reduce(x[4])
+            world.synchronize()
+        except WaitTimeout as error:
+            return str(error)
+        return ""
+
+    text = run(main, 2, backend)[0]
+    pattern = f"(?s)What each rank called last:.*rank 0: .*{pattern}"
+    assert re.search(pattern, text), text
+    assert "Make the same calls, in the same order, on every rank." in text
+
+
+SCRIPT = """
+import sys, time
+sys.path[:0] = [{tests!r}, {root!r}]
+import sundog, test_expired, torch
+world = sundog.init("shm", heap_size=1 << 20)
+out = test_expired.skip_one(world)
+if world.rank == 1:
+    time.sleep(5)
+{then}
+"""
+SCRIPTS = {
+    "reads nothing": "sys.exit(0)",
+    "catches all": "try:\n    out.tolist()\nexcept Exception:\n    pass\nworld.all_gather(out)",
+}
+
+
+@pytest.mark.parametrize("then", SCRIPTS)
+def test_a_script_that_never_closes_its_world_fails(tmp_path: Path, then: str) -> None:
+    """The rank that waited in vain exited with 0, as if nothing had been."""
+    path = tmp_path / "script.py"
+    here = os.path.dirname(os.path.abspath(__file__))
+    path.write_text(SCRIPT.format(tests=here, root=str(HERE), then=SCRIPTS[then]))
+    store = f"127.0.0.1:{free_port()}".split(":")
+    ranks = []
+    for rank in range(2):
+        own = {"RANK": str(rank), "WORLD_SIZE": "2", "SUNDOG_TIMEOUT": "4",
+               "MASTER_ADDR": store[0], "MASTER_PORT": store[1]}  # fmt: skip
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(path)], env={**os.environ, **own}, stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, text=True,
+            )
+        )  # fmt: skip
+    texts = [rank.communicate(timeout=100)[1] for rank in ranks]
+    codes = [rank.returncode for rank in ranks]
+    assert codes[0] != 0, texts
+    assert "WaitTimeout" in texts[0]
+    assert "rank 1 owes the signal" in texts[0]
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port: int = made.getsockname()[1]
+        return port
