@@ -19,12 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..backends._link import on_host
 from ..collectives.device_barrier import device_barrier
 from ..fused import _gemm, _matmul_reduce, all_gather_matmul_barrier
 from ..fused._call import fitting
 from ..world.world import World
 
-__all__ = ["BASELINES", "Baseline", "chosen"]
+__all__ = ["BASELINES", "GEMM_ALONE", "OVER_LINK", "Baseline", "chosen"]
+
+GEMM_ALONE = "cuBLAS alone"  # part of the limit over a link
 
 Call = Callable[[], Any]
 Make = Callable[[World, Any, tuple[torch.Tensor, ...], torch.Tensor], Call]
@@ -272,6 +275,67 @@ def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, dim=1 if problem.shard == "k" else 0)
 
 
+# over a link: rank 0 is measured, the others are passive (docs/gpu.md)
+
+
+def _parts_over_link(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """All ranks' tensors: the peers' as the host sees them, so that the copy engine copies."""
+    peers = [world.peer(tensor, rank) for rank in range(world.size)]
+    return [part if rank == 0 else on_host(part) for rank, part in enumerate(peers)]
+
+
+def _nothing() -> None:
+    """A passive rank only waits for its turn."""
+
+
+def _engine_gather(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    if world.passive:
+        return _nothing
+    return _copy_over(_parts_over_link(world, inputs[0]), list(out.chunk(world.size)))
+
+
+def _engine_then_gemm(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    """Copy into one matrix, then one product. Torch copies a part of columns through a buffer: what
+    crosses the link is contiguous on both sides."""
+    if world.passive:
+        return _nothing
+    whole, places = _room_for_all(world, problem)
+    gather = _copy_over(_parts_over_link(world, inputs[0]), places)
+
+    def call() -> None:
+        gather()
+        torch.mm(whole, inputs[1], out=out)
+
+    return call
+
+
+def _gemm_alone(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    if world.passive:
+        return _nothing
+    whole, places = _room_for_all(world, problem)
+    _copy_over(_parts_over_link(world, inputs[0]), places)()
+    return lambda: torch.mm(whole, inputs[1], out=out)
+
+
+def _room_for_all(world: World, problem: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    whole = torch.empty((problem.m, problem.k), dtype=problem.dtype, device=world.device)
+    return whole, list(whole.chunk(world.size, dim=1 if problem.shard == "k" else 0))
+
+
+def _copy_over(parts: list[torch.Tensor], places: list[torch.Tensor]) -> Call:
+    def call() -> None:
+        for part, place in zip(parts, places, strict=True):
+            place.copy_(part, non_blocking=True)
+
+    return call
+
+
 BASELINES: dict[str, dict[str, Baseline]] = {
     "all_gather": {
         "torch.cat": Baseline(_cat), "copy_": Baseline(_copies), **_distributed(_all_gather),
@@ -302,6 +366,15 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         "torch.mm, then our all-reduce": Baseline(_torch_then("all_reduce"), _is_plain),
     },
 }  # fmt: skip
+
+
+OVER_LINK: dict[str, dict[str, Baseline]] = {
+    "all_gather": {"copy engine": Baseline(_engine_gather)},
+    "all_gather_matmul": {
+        "copy engine, then cuBLAS": Baseline(_engine_then_gemm),
+        GEMM_ALONE: Baseline(_gemm_alone),
+    },
+}
 
 
 def chosen(known: dict[str, Baseline], only: Sequence[str]) -> dict[str, Baseline]:

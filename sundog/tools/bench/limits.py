@@ -16,11 +16,13 @@ import triton.language as tl
 
 from ...ops.op import Cost
 
-__all__ = ["Rates", "measure_rates", "seconds", "time_of"]
+__all__ = ["Rates", "link_rate", "measure_rates", "seconds", "time_of"]
 
 _BYTES = 1 << 30
 _SAMPLES = 15
 _GEMM = 8192
+_LINK_BYTES = 256 << 20
+_WARM_COPIES = 150  # in a process's first second the link was seen a fifth slower
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,15 @@ def measure_rates(device: torch.device) -> Rates:
         read=_BYTES / time_of(lambda: _read[(programs,)](words, sink, words.numel(), BLOCK=4096)),
         gemm=2 * _GEMM**3 / time_of(lambda: torch.matmul(left, right, out=product)),
     )
+
+
+def link_rate(device: torch.device) -> float:
+    """Measure bytes per second from pinned host memory by the copy engine, in one copy."""
+    host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    here = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
+    for _ in range(_WARM_COPIES):
+        here.copy_(host, non_blocking=True)
+    return _LINK_BYTES / time_of(lambda: here.copy_(host, non_blocking=True))
 
 
 def time_of(work: Callable[[], object]) -> float:

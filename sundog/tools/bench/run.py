@@ -29,9 +29,9 @@ from ...ops.select import Entry, config_for, stored
 from ...world.world import World
 from .._console import progress
 from .._subject import Algorithm, algorithms_of, expected_here, output
-from ..baselines import BASELINES, Baseline, chosen
+from ..baselines import BASELINES, GEMM_ALONE, OVER_LINK, Baseline, chosen
 from ..timing import Times, Variant, blame, measure
-from . import limits, over_link
+from . import limits
 from .axes import Choice, parse_axes
 
 __all__ = ["BenchOptions", "Row", "bench"]
@@ -115,7 +115,7 @@ def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
         raise ValueError("--world and --samples must be at least 1")
     algorithms = algorithms_of(options.op)
     problems, choices = parse_axes(algorithms, options.axes, options.world)
-    table = over_link.BASELINES if options.link else BASELINES
+    table = OVER_LINK if options.link else BASELINES
     compared = chosen(table.get(options.op.partition(".")[0], {}), options.baselines)
     if not target.has_gpu():
         raise SundogError(
@@ -183,7 +183,7 @@ def _rates(world: World, link: str) -> limits.Rates | None:
         return None
     rates = limits.measure_rates(world.device)
     if link:
-        rates = dataclasses.replace(rates, link=over_link.link_rate(world.device))
+        rates = dataclasses.replace(rates, link=limits.link_rate(world.device))
     return rates
 
 
@@ -224,7 +224,20 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
         dataclasses.replace(each.row, wrong=wrong, times=found.get(id(each)))
         for each, wrong in checked
     ]
-    return over_link.limited(rows, rates) if rates.link else rows
+    return _limited_by_link(rows, rates) if rates.link else rows
+
+
+def _limited_by_link(rows: list[Row], rates: limits.Rates) -> list[Row]:
+    """Give one problem's rows the limit over a link: the larger of two times that could overlap.
+
+    They are the bytes that must cross, at the rate of one large copy in the same run, and the
+    matrix product by cuBLAS on data that is already there.
+    """
+    alone = [row.times.median for row in rows if row.variant == GEMM_ALONE and row.times]
+    return [
+        dataclasses.replace(row, limit=max(row.cost.link_bytes / rates.link, *alone, 0.0))
+        for row in rows
+    ]
 
 
 def _own(

@@ -225,7 +225,7 @@ def test_torch_distributed_gives_the_same_answers(op: str, tmp_path: Path) -> No
 def test_over_a_link_rank_0_alone_counts(
     simulated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.over_link, "link_rate", lambda _: 3e8)
+    monkeypatch.setattr(bench.limits, "link_rate", lambda _: 3e8)
     axes = ["m=24,192", "n=16", "k=96"]
     rows, rates = bench.bench(options("all_gather_matmul", axes, link="pcie"))
     assert rates.link == 3e8

@@ -1,0 +1,86 @@
+"""Budgets that keep the house in order. A feature raises its folder's in the same commit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+from house import House
+
+# Lines per folder, with the files directly in it.
+BUDGETS = {
+    "(top)": 1200, "backends": 3400, "checker": 1500, "collectives": 3250, "compiled": 1000,
+    "dataset": 2550, "dataset/helion": 1700, "dataset/triton": 1500, "device": 850, "fused": 2600,
+    "interpreter": 1950, "machine": 2900, "ops": 1300, "tools": 1700, "tools/bench": 900,
+    "tools/check": 500, "tools/isa": 260, "tools/probe": 890, "tools/trace": 660,
+    "tools/tune": 1520, "world": 1550,
+}  # fmt: skip
+LONGEST_FILE = 450
+COLLIDING_CLASSES = 13  # goal: 5. `Problem` and `Config` are names that every op has.
+ONE_IMPORTER = 39  # goal: 35
+CLOSURE = 17  # files that a collective's import reads; goal: 12
+KERNEL_ARGUMENTS = 17  # goal: 12
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    return House.read()
+
+
+def test_every_folder_keeps_its_budget(house: House) -> None:
+    over = {f: n for f, n in house.lines.items() if n > BUDGETS.get(f, 0)}
+    assert not over, "cut lines, or raise the budget here and say why in the commit"
+    assert set(BUDGETS) == set(house.lines), "a folder is gone: remove its budget"
+
+
+def test_no_file_is_too_long(house: House) -> None:
+    assert not [(m.name, m.lines) for m in house.modules.values() if m.lines > LONGEST_FILE]
+
+
+def test_names_are_unique(house: House) -> None:
+    assert not house.colliding_stems
+    assert len(house.colliding_classes) <= COLLIDING_CLASSES, house.colliding_classes
+
+
+def test_few_modules_have_one_importer(house: House) -> None:
+    """A command is imported by cli.py alone, and cli.py by __main__.py: those are not counted."""
+    entries = ("sundog.cli", "sundog.__main__")
+    found = {name: by for name, by in house.one_importer.items() if by not in entries}
+    assert len(found) <= ONE_IMPORTER, found
+
+
+def test_a_collective_reads_few_files(house: House) -> None:
+    closures = {n: house.closure(n) for n in house.modules if n.startswith("sundog.collectives.")}
+    largest = max(closures, key=lambda name: len(closures[name]))
+    assert len(closures[largest]) <= CLOSURE, (largest, sorted(closures[largest]))
+
+
+def test_kernels_have_few_arguments(house: House) -> None:
+    """A NamedTuple counts as its fields."""
+    assert not {n: c for n, c in house.wide_kernels.items() if c > KERNEL_ARGUMENTS}
+
+
+def test_the_counting_itself(tmp_path: Path) -> None:
+    """On a small package whose figures are known."""
+    files = {
+        "__init__.py": "",
+        "a/__init__.py": "",
+        "a/one.py": "from ..b import two\nclass Same: pass\n",
+        "b/__init__.py": "",
+        "b/two.py": "def f():\n    from ..a import three\nclass Same: pass\n",
+        "a/three.py": "if TYPE_CHECKING:\n    from . import one\n",
+        "b/three.py": "@jit\ndef k(x, y: T): pass\nclass T(NamedTuple):\n    p: int; q: int\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "sundog" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    small = House.read(tmp_path)
+    assert small.colliding_stems == {"three": ["sundog.a.three", "sundog.b.three"]}
+    assert small.colliding_classes == {"Same": ["sundog.a.one", "sundog.b.two"]}
+    assert small.one_importer == {"sundog.a.three": "sundog.b.two", "sundog.b.two": "sundog.a.one"}
+    assert small.closure("sundog.a.one") == {"sundog.a.one", "sundog.b.two"}
+    assert small.wide_kernels == {"sundog.b.three.k": 3}
