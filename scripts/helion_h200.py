@@ -4,9 +4,9 @@
     python scripts/helion_h200.py --check OUT                   check only: needs no GPU
     python scripts/helion_h200.py --check OUT --json FILE --data data/h200
 
-The last command keeps the table for docs/measured.md and copies the rows into the dataset. WHEELS is
-a folder of wheels, or of what was unpacked from them, that the GPU machine lacks: helion, filecheck,
-greenlet, and packaging and psutil where they are missing. Each case is a process of its own, so one
+The last command keeps the table for docs/measured.md and copies the rows into the dataset. WHEELS
+is a folder of wheels, or of what was unpacked from them, that the GPU machine lacks: helion,
+filecheck, greenlet, and packaging and psutil where they are missing. Each case is a process of its own, so one
 that dies costs no other; all share --total seconds. Reading the files needs pandas and pyarrow:
 where these are missing, take OUT to a machine that has them and --check it there.
 """
@@ -40,7 +40,7 @@ CASES: tuple[tuple[str, list[tuple[int, ...]]], ...] = (
 )
 SPARE = 8  # seconds of a case's share for binding, the baseline, and the check at its end
 TEXT = """\
-Helion {helion} tunes {cases} cases with quick effort, about {budget} s each; the one line of ours is
+Helion {helion} tunes {cases} cases with quick effort, about {budget} s each; our one line is
 `autotuner_fn=record_autotuning(base)`. It left {rows} rows, {runs} runs and {graphs} graphs, in
 which `sundog data validate` finds nothing wrong: they are `data/h200/helion`. "failed" are configs
 that Triton could not compile or that need more shared memory than there is. Helion times in the
@@ -96,7 +96,7 @@ def _parse() -> argparse.Namespace:
 
 
 def run(number: int, base: Path, begin: float, options: argparse.Namespace) -> bool:
-    """Tune one case in a child; False if it died or failed. It gets an equal part of what is left."""
+    """Tune one case in a child, with an equal part of the time left; False if it failed."""
     name, shapes = CASES[number]
     share = (begin + options.total - time.monotonic()) / (len(CASES) - number)
     budget = max(int(share) - SPARE, 5)

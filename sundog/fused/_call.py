@@ -9,6 +9,7 @@ import triton
 
 from ..ops.dispatch import CallOptions, call
 from ..ops.op import check_grad
+from ..ops.plain_tensor import check_plain
 from . import _gemm
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None
             continue
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{op}: {name} is a {type(tensor).__name__}, expected a tensor")
+        check_plain(op, name, tensor)
         if tensor.device != world.device:
             raise ValueError(
                 f"{op}: {name} is on {tensor.device}, but this rank is on {world.device}; move it"

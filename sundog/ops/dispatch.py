@@ -27,6 +27,7 @@ import torch
 from .. import target
 from ..errors import RankMismatch, by_rank
 from .op import algorithms, check_grad
+from .plain_tensor import check_plain
 from .plans import CachedCall, Plans
 from .select import choose, config_for
 
@@ -100,7 +101,10 @@ def repeated(
     """
     if options[1:] != _USUAL or not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
         return False
-    repeat = world._plans.repeats.get(_identity(world, (*asked, options.algo), x, out))
+    try:
+        repeat = world._plans.repeats.get(_identity(world, (*asked, options.algo), x, out))
+    except RuntimeError:  # a tensor without an address: the checks say which
+        return False
     if repeat is None:
         return False
     repeat.run(world, x, out)
@@ -112,7 +116,8 @@ def _identity(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) ->
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
         return (
             asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
-            x.dtype, out.dtype, x.device, out.device, world._backend.stream_number,
+            x.dtype, out.dtype, x.device, out.device, x.is_conj() or x.is_neg(),
+            out.is_conj() or out.is_neg(), world._backend.stream_number,
             world._plans.heap.num_calls, world.trace,
             torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
         )  # fmt: skip
@@ -320,6 +325,7 @@ def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
                 "first, then the output"
             )
         check_grad(op, tensor, name=name)
+        check_plain(op, name, tensor)
         if not tensor.is_contiguous():
             raise ValueError(
                 f"{op}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
