@@ -6,7 +6,8 @@
 
 The last command keeps the table for docs/measured.md and copies the rows into the dataset. WHEELS
 is a folder of wheels, or of what was unpacked from them, that the GPU machine lacks: helion,
-filecheck, greenlet, and packaging and psutil where they are missing. Each case is a process of its own, so one
+filecheck, greenlet, and packaging and psutil where they are missing. Each case is a process of its
+own, so one
 that dies costs no other; all share --total seconds. Reading the files needs pandas and pyarrow:
 where these are missing, take OUT to a machine that has them and --check it there.
 """
