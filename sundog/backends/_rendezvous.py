@@ -104,6 +104,7 @@ class StoreExchange:
         self._rank = rank
         self._store = store
         self._count: dict[str, int] = {}
+        self._has_left = False
 
     def come(
         self, value: Any, what: str, ranks: tuple[int, ...], channel: str, kind: Exchange
@@ -118,7 +119,10 @@ class StoreExchange:
 
     def leave(self, error: BaseException) -> None:
         """Tell the others why this rank won't come any more, though its process may live on."""
-        with suppress(RuntimeError):  # the store may be gone too; its end has told them then
+        if self._has_left:  # what came of it later is not why
+            return
+        self._has_left = True
+        with suppress(RuntimeError):  # if the store is gone, they know
             self._store.set(f"left/{self._rank}", encode(_what_happened(error), "failure"))
             self._store.set("left", b"1")
 

@@ -107,7 +107,9 @@ class Progress:
         if self._pages:
             return
         if len({pid for pid, _ in places}) == 1:
-            self._pages = [Progress._here[number]._page for _, number in places]
+            # A rank that raised since it came here has none any more.
+            here = [Progress._here.get(number) for _, number in places]
+            self._pages = [None if each is None else each._page for each in here]
             return
         self._fd = os.memfd_create("sundog-progress")
         os.ftruncate(self._fd, _PAGE)

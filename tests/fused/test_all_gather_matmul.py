@@ -417,7 +417,7 @@ def test_a_product_over_nothing_fetches_nothing_and_compiles(shard: str) -> None
         plan = hbm_buffer.plan(world, problem, config)
         plan(a, b, bias, torch.empty(6, 3, dtype=BF16))
 
-    (launch,) = record(main, 2, 8, 1 << 20, 1 << 30)
+    (launch,) = record(main, 2, 1 << 20, 8, 1 << 30)
     assert launch.kernel is _gemm._gemm_kernel
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     assert spills(compiled(launch.kernel, "sm_90", launch.args, options)) == 0

@@ -65,6 +65,5 @@ class Ranks:
             return result, None, ""
         except BaseException as error:
             if world is not None:
-                world._backend.fail(error)  # type: ignore[attr-defined]
-                world.close()
+                world.__exit__(type(error), error, error.__traceback__)
             return None, _picklable(error), traceback.format_exc()
