@@ -47,7 +47,7 @@ def interleaving(schedule: str) -> list[int]:
     return sundog.run(main, 3, "sim", sim=Sim(schedule=schedule))[0]
 
 
-@pytest.mark.parametrize("schedule", ["random:7", "pct:7:3"])
+@pytest.mark.parametrize("schedule", ["random:7", "pct:7:3", "pct:7:3:40"])
 def test_same_seed_same_interleaving(schedule: str) -> None:
     first = interleaving(schedule)
     assert sorted(first) == sorted(list(range(6)) * 4)

@@ -86,7 +86,7 @@ def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
         return check_once(function, options.world, options.schedule, options.sms)
     report = Report()
     with progress() as show, suppress(KeyboardInterrupt):
-        for token in tokens(options.schedules, options.seed):
+        for token in tokens(options.schedules, options.seed, report):
             with _quiet() if report.schedules else nullcontext():
                 report.merge(check_once(function, options.world, token, options.sms))
             found = f"{len(report.findings)} findings"

@@ -40,6 +40,7 @@ class Report:
     trace: list[tuple] | None = None
     results: list[Any] = field(default_factory=list)  # of the last schedule, by rank
     notes: list[str] = field(default_factory=list)  # what could not be looked at
+    steps: int = 0  # of the first schedule: how often it chose who runs next
 
     def merge(self, other: Report) -> None:
         self.schedules += other.schedules
@@ -52,6 +53,7 @@ class Report:
         if self.findings and self.first_schedule is None:
             self.first_schedule = self.schedules
         self.results = other.results
+        self.steps = self.steps or other.steps
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
@@ -72,18 +74,22 @@ def check(
 ) -> Report:
     """Run `fn` once per schedule and collect what is wrong. `stop_early`: the first is enough."""
     report = Report()
-    for token in tokens(schedules, seed):
+    for token in tokens(schedules, seed, report):
         report.merge(check_once(fn, world_size, token, num_sms, heap_size, link=link))
         if stop_early and report.findings:
             break
     return report
 
 
-def tokens(schedules: int, seed: int) -> Iterator[str]:
-    """Random and PCT in turn, PCT of depth 2 to 4."""
+def tokens(schedules: int, seed: int, report: Report) -> Iterator[str]:
+    """Yield random and PCT by turns, PCT of depth 2 to 4.
+
+    Merge each run into the report: its first one shows how long the window of PCT should be.
+    """
     for place in range(schedules):
         number = seed + place // 2
-        yield f"random:{number}" if place % 2 == 0 else f"pct:{number}:{2 + place // 2 % 3}"
+        depth = 2 + place // 2 % 3
+        yield f"random:{number}" if place % 2 == 0 else f"pct:{number}:{depth}:{report.steps}"
 
 
 def check_once(
@@ -109,7 +115,7 @@ def check_once(
     for finding in findings:
         finding.token = finding.token or schedule
     results = [host.result for host in machine.hosts]
-    return Report(findings, 1, None, checker.trace, results, notes)
+    return Report(findings, 1, None, checker.trace, results, notes, machine.schedule.step)
 
 
 @contextmanager

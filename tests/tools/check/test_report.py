@@ -14,7 +14,7 @@ import torch
 from sundog.checker.findings import Finding
 from sundog.machine.schedule import from_token
 from sundog.testing import check as must_be_clean
-from sundog.tools.check.schedules import check, check_once, tokens
+from sundog.tools.check.schedules import Report, check, check_once, tokens
 
 from . import kernels
 
@@ -127,8 +127,8 @@ def test_the_pytest_fixture_checks_a_users_kernel(tmp_path):
 
 
 def test_half_of_the_schedules_are_pct():
-    chosen = list(tokens(8, seed=5))
-    assert chosen[:4] == ["random:5", "pct:5:2", "random:6", "pct:6:3"]
+    chosen = list(tokens(8, 5, Report(steps=40)))
+    assert chosen[:4] == ["random:5", "pct:5:2:40", "random:6", "pct:6:3:40"]
     assert [from_token(token).token for token in chosen] == chosen
 
 
