@@ -1,8 +1,11 @@
-"""The arithmetic half of the interpreter's instruction set, on numbers instead of bits.
+"""Compute: the arithmetic of the interpreter's instruction set, reductions and scans.
 
-The base class is Triton's; what is overridden here it gets wrong in at least one of the versions
+The base class is Triton's. What is overridden here it gets wrong in at least one of the versions
 that we support (bfloat16 and float8, NaN, bool, unsigned all-ones, one rounding in fma), or takes
-long for.
+long for. Its reductions call the combine function once per element; here that function gets tiles.
+A reduction combines one half with the other in each of log2(n) steps, a scan doubles its reach. A
+scan keeps the order of the elements; a reduction does not, as on a GPU (seen on an H200), so that a
+combine function which is not commutative is found out.
 """
 
 from __future__ import annotations
@@ -15,21 +18,23 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder
+from triton.runtime.jit import JITFunction
 
 from .numerics import (
-    Handle,
+    Value,
     constant,
     fma,
     is_raw,
     narrow,
     np_dtype,
+    tile,
     to_integer,
     toward_zero,
     widen,
 )
 from .running import RunningMachine
 
-__all__ = ["Arithmetic"]
+__all__ = ["Arithmetic", "reduce", "scan"]
 
 _COMPARISONS = {
     np.less: "<",
@@ -42,7 +47,7 @@ _COMPARISONS = {
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def _constant(dtype: tl.dtype) -> Callable[[Any, Any], Handle]:
+def _constant(dtype: tl.dtype) -> Callable[[Any, Any], Value]:
     return lambda self, value: constant(value, dtype)
 
 
@@ -64,18 +69,18 @@ class Arithmetic(InterpreterBuilder):
     get_fp32 = _constant(tl.float32)
     get_fp64 = _constant(tl.float64)
 
-    def get_bf16(self, value: float) -> Handle:
-        return Handle(narrow(np.array([value], np.float64), tl.bfloat16), tl.bfloat16)
+    def get_bf16(self, value: float) -> Value:
+        return Value(narrow(np.array([value], np.float64), tl.bfloat16), tl.bfloat16)
 
-    def get_null_value(self, type: tl.dtype) -> Handle:
-        return Handle(np.zeros(1, np_dtype(type)), type.scalar)
+    def get_null_value(self, type: tl.dtype) -> Value:
+        return Value(np.zeros(1, np_dtype(type)), type.scalar)
 
-    def get_all_ones_value(self, type: tl.dtype) -> Handle:
-        return Handle(~np.zeros(1, np_dtype(type)), type.scalar)
+    def get_all_ones_value(self, type: tl.dtype) -> Value:
+        return Value(~np.zeros(1, np_dtype(type)), type.scalar)
 
     # one value from two
 
-    def binary_op(self, lhs: Handle, rhs: Handle, op: Any) -> Handle:
+    def binary_op(self, lhs: Value, rhs: Value, op: Any) -> Value:
         dtype = lhs.dtype.scalar
         a, b = lhs.data, rhs.data
         sign = _COMPARISONS.get(op)
@@ -83,54 +88,54 @@ class Arithmetic(InterpreterBuilder):
             a, b = widen(a, dtype), widen(b, rhs.dtype.scalar)
         if sign is not None:
             self.machine.program.compared_with(sign, b)
-            return Handle(op(a, b), tl.int1)
+            return Value(op(a, b), tl.int1)
         if a.dtype == np.bool_:  # a 1-bit integer, which numpy has not
-            return Handle((op(a.astype(np.uint8), b.astype(np.uint8)) & 1).astype(bool), dtype)
+            return Value((op(a.astype(np.uint8), b.astype(np.uint8)) & 1).astype(bool), dtype)
         return _result(op(a, b), dtype)
 
-    def create_minnumf(self, lhs: Handle, rhs: Handle) -> Handle:
+    def create_minnumf(self, lhs: Value, rhs: Value) -> Value:
         return self.binary_op(lhs, rhs, np.fmin)
 
-    def create_maxnumf(self, lhs: Handle, rhs: Handle) -> Handle:
+    def create_maxnumf(self, lhs: Value, rhs: Value) -> Value:
         return self.binary_op(lhs, rhs, np.fmax)
 
-    def create_approx_divf(self, lhs: Handle, rhs: Handle) -> Handle:
+    def create_approx_divf(self, lhs: Value, rhs: Value) -> Value:
         return self.binary_op(lhs, rhs, np.divide)
 
-    def create_ashr(self, lhs: Handle, rhs: Handle) -> Handle:
+    def create_ashr(self, lhs: Value, rhs: Value) -> Value:
         return self.binary_op(lhs, rhs, np.right_shift)
 
-    def create_idiv(self, lhs: Handle, rhs: Handle) -> Handle:
+    def create_idiv(self, lhs: Value, rhs: Value) -> Value:
         """Toward zero, as in C."""
         whole = lhs.data - np.fmod(lhs.data, rhs.data)
-        return Handle(whole // rhs.data, lhs.dtype.scalar)
+        return Value(whole // rhs.data, lhs.dtype.scalar)
 
-    def create_umulhi(self, lhs: Handle, rhs: Handle) -> Handle:
+    def create_umulhi(self, lhs: Value, rhs: Value) -> Value:
         data = lhs.data
         bits = 8 * data.itemsize
         unsigned = np.dtype(f"u{data.itemsize}")
         wide = np.uint64 if bits < 64 else object  # Python's integers have no end
         product = data.view(unsigned).astype(wide) * rhs.data.view(unsigned).astype(wide)
-        return Handle((product >> bits).astype(unsigned).view(data.dtype), lhs.dtype.scalar)
+        return Value((product >> bits).astype(unsigned).view(data.dtype), lhs.dtype.scalar)
 
     # one from one
 
-    def unary_op(self, arg: Handle, op: Any) -> Handle:
+    def unary_op(self, arg: Value, op: Any) -> Value:
         dtype = arg.dtype.scalar
         return _result(op(widen(arg.data, dtype)), dtype)
 
-    def create_fneg(self, arg: Handle) -> Handle:
+    def create_fneg(self, arg: Value) -> Value:
         return self.unary_op(arg, np.negative)
 
-    def create_rsqrt(self, arg: Handle) -> Handle:
+    def create_rsqrt(self, arg: Value) -> Value:
         return self.unary_op(arg, lambda x: 1 / np.sqrt(x))
 
-    def create_erf(self, arg: Handle) -> Handle:
+    def create_erf(self, arg: Value) -> Value:
         return self.unary_op(arg, lambda x: np.asarray(_erf(x), x.dtype))
 
     # one from three
 
-    def create_clampf(self, arg: Handle, lo: Handle, hi: Handle, propagate_nan: Any) -> Handle:
+    def create_clampf(self, arg: Value, lo: Value, hi: Value, propagate_nan: Any) -> Value:
         dtype = arg.dtype.scalar
         x, low, high = (widen(v.data, dtype) for v in (arg, lo, hi))
         bounded = np.fmin(np.fmax(x, low), high)
@@ -138,74 +143,196 @@ class Arithmetic(InterpreterBuilder):
             bounded = np.where(np.isnan(x), x, bounded)
         return _result(bounded, dtype)
 
-    def create_select(self, condition: Handle, lhs: Handle, rhs: Handle) -> Handle:
+    def create_select(self, condition: Value, lhs: Value, rhs: Value) -> Value:
         other = rhs.data.view(lhs.data.dtype)  # Triton mistypes the result of a float's atomic_min
-        return Handle(np.where(condition.data, lhs.data, other), lhs.dtype.scalar)
+        return Value(np.where(condition.data, lhs.data, other), lhs.dtype.scalar)
 
-    def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
+    def create_fma(self, x: Value, y: Value, z: Value) -> Value:
         dtype = z.dtype.scalar
         return _result(fma(*(widen(v.data, dtype) for v in (x, y, z))), dtype)
 
     # casts
 
-    def cast_impl(self, src: Handle, dst_type: tl.dtype) -> Handle:
+    def cast_impl(self, src: Value, dst_type: tl.dtype) -> Value:
         source, target = src.dtype.scalar, dst_type.scalar
         numbers = widen(src.data, source)
         kind = np_dtype(target)
         if is_raw(target):
-            return Handle(narrow(numbers, target), target)
+            return Value(narrow(numbers, target), target)
         if numbers.dtype.kind == "f" and kind.kind in "iu":
-            return Handle(to_integer(numbers, kind), target)
-        return Handle(numbers.astype(kind), target)
+            return Value(to_integer(numbers, kind), target)
+        return Value(numbers.astype(kind), target)
 
-    def create_fp_to_fp(self, src: Handle, dst_type: tl.dtype, rounding_mode: Any = None) -> Handle:
+    def create_fp_to_fp(self, src: Value, dst_type: tl.dtype, rounding_mode: Any = None) -> Value:
         if rounding_mode != ir.ROUNDING_MODE.RTZ:
             return self.cast_impl(src, dst_type)
         target = dst_type.scalar
-        return Handle(toward_zero(widen(src.data, src.dtype.scalar), target), target)
+        return Value(toward_zero(widen(src.data, src.dtype.scalar), target), target)
 
-    def create_bitcast(self, src: Handle, dst_type: tl.dtype) -> Handle:
-        return Handle(src.data.view(np_dtype(dst_type)), dst_type.scalar)
+    def create_bitcast(self, src: Value, dst_type: tl.dtype) -> Value:
+        return Value(src.data.view(np_dtype(dst_type)), dst_type.scalar)
 
     create_int_to_ptr = create_bitcast
     create_ptr_to_int = create_bitcast
 
     # tiles
 
-    def create_dot(self, a: Handle, b: Handle, d: Handle, *precision: Any) -> Handle:
+    def create_dot(self, a: Value, b: Value, d: Value, *precision: Any) -> Value:
         """Exact products, summed in float32 or wider and rounded to the accumulator's type once."""
         dtype = d.dtype.scalar
         if dtype.is_int():  # 8-bit factors: float64 holds every sum, and has a fast product
             product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
-            return Handle(product.astype(np.int64).astype(d.data.dtype) + d.data, dtype)
+            return Value(product.astype(np.int64).astype(d.data.dtype) + d.data, dtype)
         kind = np.float64 if dtype == tl.float64 else np.float32
         left, right = widen(a.data, a.dtype.scalar), widen(b.data, b.dtype.scalar)
         total = np.matmul(left, right, dtype=kind) + widen(d.data, dtype)
         return _result(total, dtype)
 
-    def create_splat(self, ret_ty: tl.dtype, arg: Handle) -> Handle:
-        return Handle(np.broadcast_to(arg.data, tuple(ret_ty.shape)), arg.dtype.scalar)
+    def create_splat(self, ret_ty: tl.dtype, arg: Value) -> Value:
+        return Value(np.broadcast_to(arg.data, tuple(ret_ty.shape)), arg.dtype.scalar)
 
-    def create_unsplat(self, arg: Handle) -> Handle:
-        return Handle(arg.data.reshape(-1)[:1], arg.dtype.scalar)
+    def create_unsplat(self, arg: Value) -> Value:
+        return Value(arg.data.reshape(-1)[:1], arg.dtype.scalar)
 
-    def create_addptr(self, ptr: Handle, offset: Handle) -> Handle:
+    def create_addptr(self, ptr: Value, offset: Value) -> Value:
         size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
         # Negative offsets wrap around in 64 bits, and so does the sum: exact in the end.
-        return Handle(ptr.data + offset.data.astype(np.uint64) * np.uint64(size), ptr.dtype)
+        return Value(ptr.data + offset.data.astype(np.uint64) * np.uint64(size), ptr.dtype)
 
-    def create_histogram(self, data: Handle, bins: int, mask: Handle | None) -> Handle:
+    def create_histogram(self, data: Value, bins: int, mask: Value | None) -> Value:
         """What is masked off or outside of [0, bins) is not counted."""
         chosen = (data.data >= 0) & (data.data < bins)
         if mask is not None:
             chosen = chosen & mask.data
         counts = np.bincount(data.data[chosen].astype(np.int64), minlength=bins)
-        return Handle(counts.astype(np.int32), tl.int32)
+        return Value(counts.astype(np.int32), tl.int32)
 
 
-def _result(numbers: np.ndarray, dtype: tl.dtype) -> Handle:
+def _result(numbers: np.ndarray, dtype: tl.dtype) -> Value:
     """Numbers as values of a type: bits where it is kept as bits, never wider than the type."""
     if is_raw(dtype):
-        return Handle(narrow(numbers, dtype), dtype)
+        return Value(narrow(numbers, dtype), dtype)
     kind = np_dtype(dtype)
-    return Handle(numbers if numbers.dtype == kind else numbers.astype(kind), dtype)
+    return Value(numbers if numbers.dtype == kind else numbers.astype(kind), dtype)
+
+
+Arrays = list[np.ndarray]
+
+
+def reduce(input: Any, axis: Any, combine_fn: JITFunction, keep_dims: Any = False, **_: Any) -> Any:
+    """Do as `tl.reduce`: one value, or a tuple of values that are reduced together."""
+    tiles = _tiles(input)
+    dtypes = [each.dtype for each in tiles]
+    shape = tiles[0].handle.data.shape
+    arrays = [each.handle.data for each in tiles]
+    axis = tl.core._unwrap_if_constexpr(axis)
+    if axis is None:
+        arrays = [data.reshape(-1) for data in arrays]
+    place = 0 if axis is None else _checked(axis, len(shape))
+    reduced = _reduce(arrays, place, combine_fn, dtypes)
+    if not tl.core._unwrap_if_constexpr(keep_dims):
+        reduced = [data.squeeze(place) for data in reduced]
+    elif axis is None:
+        reduced = [data.reshape([1] * len(shape)) for data in reduced]
+    return _like(input, [tile(data, dtype) for data, dtype in zip(reduced, dtypes, strict=True)])
+
+
+def scan(input: Any, axis: Any, combine_fn: JITFunction, reverse: Any = False, **_: Any) -> Any:
+    """Do as `tl.associative_scan`, inclusive; `reverse` starts at the end."""
+    tiles = _tiles(input)
+    dtypes = [each.dtype for each in tiles]
+    arrays = [each.handle.data for each in tiles]
+    place = _checked(tl.core._unwrap_if_constexpr(axis), arrays[0].ndim)
+    backwards = tl.core._unwrap_if_constexpr(reverse)
+    if backwards:
+        arrays = [np.flip(data, place) for data in arrays]
+    arrays = _scan(arrays, place, combine_fn, dtypes)
+    if backwards:
+        arrays = [np.flip(data, place) for data in arrays]
+    return _like(input, [tile(data, dtype) for data, dtype in zip(arrays, dtypes, strict=True)])
+
+
+def _reduce(arrays: Arrays, axis: int, combine: JITFunction, dtypes: list[tl.dtype]) -> Arrays:
+    ufunc = _ufunc(combine, dtypes, _REDUCTIONS)
+    if ufunc is not None:
+        return [ufunc.reduce(arrays[0], axis=axis, dtype=arrays[0].dtype, keepdims=True)]
+    while arrays[0].shape[axis] > 1:
+        half = arrays[0].shape[axis] // 2
+        first = [data[_at(axis, slice(0, half))] for data in arrays]
+        second = [data[_at(axis, slice(half, None))] for data in arrays]
+        arrays = _combined(combine, first, second, dtypes)
+    return arrays
+
+
+def _scan(arrays: Arrays, axis: int, combine: JITFunction, dtypes: list[tl.dtype]) -> Arrays:
+    ufunc = _ufunc(combine, dtypes, _SCANS)
+    if ufunc is not None:
+        return [ufunc.accumulate(arrays[0], axis=axis, dtype=arrays[0].dtype)]
+    reach = 1
+    while reach < arrays[0].shape[axis]:
+        # Combined in full, as a tile's size is a power of two; the first `reach` are done already.
+        before = [np.roll(data, reach, axis) for data in arrays]
+        combined = _combined(combine, before, arrays, dtypes)
+        for data, done in zip(combined, arrays, strict=True):
+            data[_at(axis, slice(0, reach))] = done[_at(axis, slice(0, reach))]
+        arrays = combined
+        reach *= 2
+    return arrays
+
+
+def _combined(combine: JITFunction, left: Arrays, right: Arrays, dtypes: list[tl.dtype]) -> Arrays:
+    operands = [tile(data, dtype) for data, dtype in zip(left + right, dtypes * 2, strict=True)]
+    results = combine(*operands)
+    shape = left[0].shape
+    return [
+        np.array(np.broadcast_to(_data(result, dtype), shape))
+        for result, dtype in zip(_tiles(results), dtypes, strict=True)
+    ]
+
+
+def _data(result: Any, dtype: tl.dtype) -> np.ndarray:
+    if not isinstance(result, tl.tensor):
+        return np.asarray(tl.core._unwrap_if_constexpr(result)).astype(np_dtype(dtype))
+    assert result.dtype == dtype, f"combine function made {result.dtype} of {dtype}"
+    return result.handle.data
+
+
+def _ufunc(combine: JITFunction, dtypes: list[tl.dtype], known: dict[str, Any]) -> np.ufunc | None:
+    """Return numpy's version of a combine function of the standard library, if it is one."""
+    dtype = dtypes[0]
+    if len(dtypes) > 1 or is_raw(dtype) or dtype == tl.int1:
+        return None
+    name = combine.fn.__name__
+    if getattr(tl.standard, name, None) is not combine:
+        return None
+    return known.get(f"{name} of floats" if dtype.is_floating() else name, known.get(name))
+
+
+_REDUCTIONS = {
+    "_sum_combine": np.add,
+    "_elementwise_max": np.maximum,
+    "_elementwise_min": np.minimum,
+    "_elementwise_max of floats": np.fmax,  # a NaN loses
+    "_elementwise_min of floats": np.fmin,
+    "_xor_combine": np.bitwise_xor,
+    "_or_combine": np.bitwise_or,
+}
+_SCANS = {"_sum_combine": np.add, "_prod_combine": np.multiply}
+
+
+def _tiles(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, (tuple, tl.core.tuple)) else [values]
+
+
+def _like(input: Any, results: list[Any]) -> Any:
+    return tuple(results) if isinstance(input, (tuple, tl.core.tuple)) else results[0]
+
+
+def _checked(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} of a tile with {rank} axes")
+    return axis % rank
+
+
+def _at(axis: int, where: slice) -> tuple[slice, ...]:
+    return (slice(None),) * axis + (where,)

@@ -22,7 +22,7 @@ from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 from ..device import proxy, trace
 from ..errors import CannotInterpret
 from .arithmetic import Arithmetic
-from .numerics import Handle, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
+from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
 
 __all__ = ["Atomics", "Builder", "array_of", "full_mask", "is_tile"]
 
@@ -43,16 +43,16 @@ class Atomics(Arithmetic):
     def create_atomic_rmw(
         self,
         op: Any,
-        ptr: Handle,
-        value: Handle,
-        mask: Handle,
+        ptr: Value,
+        value: Value,
+        mask: Value,
         sem: Any,
         scope: Any,
         proxy: bool = False,
-    ) -> Handle:
+    ) -> Value:
         # The native atomics, unlike its loads and stores, take every array to be contiguous.
         chosen = np.ascontiguousarray(full_mask(array_of(mask), ptr.data))
-        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
+        ptr = Value(np.ascontiguousarray(ptr.data), ptr.dtype)
         dtype = value.dtype.scalar
         data = _spread(value, ptr)
         if dtype.is_floating() and dtype.primitive_bitwidth == 16 and op == ir.ATOMIC_OP.FADD:
@@ -71,14 +71,14 @@ class Atomics(Arithmetic):
         return self._atomic(execute, ptr, dtype, chosen, operands, sem, scope, proxy)
 
     def create_atomic_cas(
-        self, ptr: Handle, expected: Handle, value: Handle, sem: Any, scope: Any
-    ) -> Handle:
+        self, ptr: Value, expected: Value, value: Value, sem: Any, scope: Any
+    ) -> Value:
         element = ptr.get_element_ty()
         if not expected.dtype.scalar == value.dtype.scalar == element:
             kinds = f"{expected.dtype.scalar} and {value.dtype.scalar}"
             raise ValueError(f"atomic_cas of {element} with {kinds}; cast them")
         native_sem = self.ir_sem_to_interpreter_sem[sem]
-        ptr = Handle(np.ascontiguousarray(ptr.data), ptr.dtype)
+        ptr = Value(np.ascontiguousarray(ptr.data), ptr.dtype)
         compare, new = _spread(expected, ptr), _spread(value, ptr)
 
         def execute() -> np.ndarray:
@@ -91,14 +91,14 @@ class Atomics(Arithmetic):
     def _atomic(
         self,
         execute: Callable[[], np.ndarray],
-        ptr: Handle,
+        ptr: Value,
         dtype: tl.dtype,
         chosen: np.ndarray,
         operands: tuple[str, bytes],
         sem: Any,
         scope: Any,
         proxy: bool = False,
-    ) -> Handle:
+    ) -> Value:
         kind = np_dtype(dtype)
         addresses = ptr.data[chosen]
         tile = is_tile(ptr.data)
@@ -107,11 +107,11 @@ class Atomics(Arithmetic):
         )
         if addresses.size < chosen.size:  # the other lanes have no old value
             old = np.where(chosen, old, poison_like(chosen.shape, kind, dtype))
-        return Handle(old, dtype)
+        return Value(old, dtype)
 
     # Triton 3.9's own entry points
 
-    def create_atomic_load(self, ptr: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
+    def create_atomic_load(self, ptr: Value, mask: Value, sem: Any, scope: Any) -> Value:
         element = ptr.get_element_ty()
         dtype = np_dtype(element)
         chosen = full_mask(array_of(mask), ptr.data)
@@ -122,7 +122,7 @@ class Atomics(Arithmetic):
         return self._atomic(execute, ptr, element, chosen, ("LOAD", b""), sem, scope)
 
     def create_atomic_store(
-        self, ptr: Handle, value: Handle, mask: Handle, sem: Any, scope: Any
+        self, ptr: Value, value: Value, mask: Value, sem: Any, scope: Any
     ) -> None:
         chosen = full_mask(array_of(mask), ptr.data)
 
@@ -134,15 +134,15 @@ class Atomics(Arithmetic):
         self._atomic(execute, ptr, value.dtype.scalar, chosen, operands, sem, scope)
 
     def create_atomic_poll(
-        self, ptr: Handle, expected: Handle, timeout_ns: Any, sem: Any, scope: Any
-    ) -> Handle:
-        everywhere = Handle(np.ones(ptr.data.shape, bool), tl.int1)
+        self, ptr: Value, expected: Value, timeout_ns: Any, sem: Any, scope: Any
+    ) -> Value:
+        everywhere = Value(np.ones(ptr.data.shape, bool), tl.int1)
         while True:
             seen = self.create_atomic_load(ptr, everywhere, sem, scope)
             self.machine.program.compared_with("==", expected.data)
             matched = seen.data == expected.data
             if matched.all() or (timeout_ns is not None and self.machine.program.expired):
-                return Handle(matched, tl.int1)
+                return Value(matched, tl.int1)
 
 
 def is_tile(addresses: np.ndarray) -> bool:
@@ -161,7 +161,7 @@ def full_mask(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
     return mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
 
 
-def _spread(value: Handle, ptr: Handle) -> np.ndarray:
+def _spread(value: Value, ptr: Value) -> np.ndarray:
     """The value for every address, side by side in memory, as the native atomics want it."""
     data = value.data
     same = data.shape == ptr.data.shape
@@ -169,7 +169,7 @@ def _spread(value: Handle, ptr: Handle) -> np.ndarray:
 
 
 def _add_16_bits(
-    ptr: Handle, data: np.ndarray, dtype: tl.dtype, chosen: np.ndarray
+    ptr: Value, data: np.ndarray, dtype: tl.dtype, chosen: np.ndarray
 ) -> Callable[[], np.ndarray]:
     """By compare and swap, as the interpreter has no 16-bit add; atomic between processes."""
 
@@ -218,29 +218,29 @@ class Builder(Atomics):
 
     # memory: the trailing arguments are cache hints, which differ between Triton's versions
 
-    def create_load(self, ptr: Handle, *hints: Any) -> Handle:
+    def create_load(self, ptr: Value, *hints: Any) -> Value:
         return self._load(ptr, None, None, volatile=hints[-1])
 
     def create_masked_load(
-        self, ptrs: Handle, mask: Handle, other: Handle | None, *hints: Any
-    ) -> Handle:
+        self, ptrs: Value, mask: Value, other: Value | None, *hints: Any
+    ) -> Value:
         return self._load(ptrs, array_of(mask), other, volatile=hints[-1])
 
-    def create_store(self, ptr: Handle, value: Handle, *hints: Any) -> None:
+    def create_store(self, ptr: Value, value: Value, *hints: Any) -> None:
         self._store(ptr, value, None)
 
-    def create_masked_store(self, ptrs: Handle, value: Handle, mask: Handle, *hints: Any) -> None:
+    def create_masked_store(self, ptrs: Value, value: Value, mask: Value, *hints: Any) -> None:
         self._store(ptrs, value, array_of(mask))
 
     def _load(
         self,
-        ptrs: Handle,
+        ptrs: Value,
         mask: np.ndarray | None,
-        other: Handle | None,
+        other: Value | None,
         *,
         volatile: bool = False,
         proxy: bool = False,
-    ) -> Handle:
+    ) -> Value:
         element = ptrs.get_element_ty()
         dtype = np_dtype(element)
         addresses = ptrs.data
@@ -254,10 +254,10 @@ class Builder(Atomics):
             fill = poison_like(addresses.shape, dtype, element)
         else:
             fill = np.ascontiguousarray(np.broadcast_to(other.data, addresses.shape), dtype)
-        return Handle(native.load(addresses, chosen, fill, dtype), element)
+        return Value(native.load(addresses, chosen, fill, dtype), element)
 
     def _store(
-        self, ptrs: Handle, value: Handle, mask: np.ndarray | None, *, proxy: bool = False
+        self, ptrs: Value, value: Value, mask: np.ndarray | None, *, proxy: bool = False
     ) -> None:
         addresses = ptrs.data
         chosen = _chosen(addresses, mask)
@@ -271,25 +271,25 @@ class Builder(Atomics):
     # descriptors: the same memory through the other proxy
 
     def create_descriptor_load(
-        self, desc: TensorDescHandle, indices: list[Handle], *hints: Any
-    ) -> Handle:
+        self, desc: TensorDescHandle, indices: list[Value], *hints: Any
+    ) -> Value:
         ptrs, mask = desc.materialize_pointers(indices)
         loaded = self._load(ptrs, array_of(mask), _padding(ptrs, desc.padding), proxy=True)
         if getattr(desc, "round_f32_to_tf32", False) and loaded.dtype == tl.float32:
-            return Handle(round_to_tf32(loaded.data), tl.float32)
+            return Value(round_to_tf32(loaded.data), tl.float32)
         return loaded
 
     def create_descriptor_store(
-        self, desc: TensorDescHandle, value: Handle, indices: list[Handle]
+        self, desc: TensorDescHandle, value: Value, indices: list[Value]
     ) -> None:
         ptrs, mask = desc.materialize_pointers(indices)
         self._store(ptrs, value, array_of(mask), proxy=True)
 
     def create_descriptor_reduce(
-        self, kind: Any, desc: TensorDescHandle, value: Handle, indices: list[Handle]
+        self, kind: Any, desc: TensorDescHandle, value: Value, indices: list[Value]
     ) -> None:
         ptrs, mask = desc.materialize_pointers(indices)
-        everyone = Handle(array_of(mask), tl.int1)
+        everyone = Value(array_of(mask), tl.int1)
         name = _unsigned_name(kind.name, value.dtype.scalar)
         sem, scope = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
         op = getattr(ir.ATOMIC_OP, name)
@@ -297,7 +297,7 @@ class Builder(Atomics):
 
     def create_tensor_pointer_load(
         self, ptr: Any, boundary_check: Any, padding_option: Any, *hints: Any
-    ) -> Handle:
+    ) -> Value:
         """Block pointers, which Triton 3.9 no longer has."""
         ptrs, mask = ptr.materialize_pointers(boundary_check)
         other = None if padding_option is None else _padding(ptrs, padding_option)
@@ -308,14 +308,14 @@ class Builder(Atomics):
 
     # for people
 
-    def create_print(self, prefix: str, hex: bool, values: list[Handle], *signed: Any) -> None:
+    def create_print(self, prefix: str, hex: bool, values: list[Value], *signed: Any) -> None:
         for value in values:
             numbers = widen(value.data, value.dtype.scalar)
             numbers = numbers[0] if value.data.shape == (1,) else numbers
             text = _hexadecimal(value.data) if hex else str(numbers)
             print(f"{self.machine.program}:{prefix}{text}")
 
-    def create_assert(self, condition: Handle, message: str) -> None:
+    def create_assert(self, condition: Value, message: str) -> None:
         if not condition.data.all():
             raise AssertionError(f"tl.device_assert: {message}")
 
@@ -324,10 +324,10 @@ class Builder(Atomics):
     def create_inline_asm(self, assembly: str, *args: Any) -> Any:
         if assembly == proxy.FENCE.value:
             self.machine.accesses.proxy_fence()
-            nothing = Handle(np.zeros(1, np.int32), tl.int32)
+            nothing = Value(np.zeros(1, np.int32), tl.int32)
             return SimpleNamespace(get_result=lambda place: nothing)
         if assembly == trace.READ_GLOBALTIMER.value:
-            now = Handle(np.array([self.machine.accesses.count], np.int64), tl.int64)
+            now = Value(np.array([self.machine.accesses.count], np.int64), tl.int64)
             return SimpleNamespace(get_result=lambda place: now)
         raise CannotInterpret("inline assembly runs only on a GPU; use tl operations")
 
@@ -339,13 +339,13 @@ def _chosen(addresses: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     return addresses if mask is None else addresses[full_mask(mask, addresses)]
 
 
-def _padding(ptrs: Handle, option: Any) -> Handle:
+def _padding(ptrs: Value, option: Any) -> Value:
     """What a descriptor, or a block pointer, reads outside of its tensor."""
     element = ptrs.get_element_ty()
     dtype = np_dtype(element)
     if option in _NAN:
-        return Handle(poison_like(ptrs.data.shape, dtype, element), element)
-    return Handle(np.zeros(ptrs.data.shape, dtype), element)
+        return Value(poison_like(ptrs.data.shape, dtype, element), element)
+    return Value(np.zeros(ptrs.data.shape, dtype), element)
 
 
 def _unsigned_name(kind: str, dtype: tl.dtype) -> str:

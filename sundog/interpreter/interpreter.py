@@ -30,9 +30,9 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITFunction, mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .arithmetic import reduce, scan
 from .builder import Builder
-from .numerics import Block, Handle, Tile, is_raw, np_dtype, scalar
-from .reductions import reduce, scan
+from .numerics import Block, Tile, Value, is_raw, np_dtype, scalar
 from .rewrite import Helpers, called_by_gluon, function_tree, rewrite
 
 __all__ = ["Language", "Semantic", "convert_argument", "language", "recorded", "replaced", "twin"]
@@ -75,7 +75,7 @@ class Semantic(TritonSemantic):
             data = input.handle.data.astype(np_dtype(target))
             like = input.type
             kind = like.with_element_ty(target) if isinstance(like, Block) else target
-            return Tile(Handle(data, target), kind)
+            return Tile(Value(data, target), kind)
         return super().cast(input, dst_ty, fp_downcast_rounding)
 
     def broadcast_impl_value(self, lhs: Any, rhs: Any) -> Any:
@@ -95,7 +95,7 @@ class Semantic(TritonSemantic):
 
 def _splat(value: Any, like: Block) -> Tile:
     data = np.broadcast_to(value.handle.data, like.sizes)
-    return Tile(Handle(data, value.handle.dtype), like.with_element_ty(value.type))
+    return Tile(Value(data, value.handle.dtype), like.with_element_ty(value.type))
 
 
 _MISSING = object()
@@ -280,7 +280,7 @@ def convert_argument(value: Any) -> Any:
         return _convert_descriptor(value)
     if hasattr(value, "data_ptr"):
         pointer = tl.str_to_ty(mangle_type(value), None)
-        return Tile(Handle(np.array([value.data_ptr()], np.uint64), pointer), pointer)
+        return Tile(Value(np.array([value.data_ptr()], np.uint64), pointer), pointer)
     return value
 
 

@@ -27,8 +27,8 @@ from ..world.poison import FNUZ_NAN_BYTE, NAN_BYTE, POISON_BYTE
 
 __all__ = [
     "Block",
-    "Handle",
     "Tile",
+    "Value",
     "block",
     "constant",
     "fma",
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-class Handle(TensorHandle):
+class Value(TensorHandle):
     """An array and the Triton type of its elements. A scalar is an array of one element."""
 
     def __init__(self, data: np.ndarray, dtype: tl.dtype) -> None:
@@ -105,8 +105,8 @@ class Tile(tl.tensor):
 def tile(data: np.ndarray, dtype: tl.dtype) -> Tile:
     """An array as a value; one without axes is a scalar."""
     if data.ndim == 0:
-        return Tile(Handle(data.reshape(1), dtype), dtype)
-    return Tile(Handle(data, dtype), block(dtype, data.shape))
+        return Tile(Value(data.reshape(1), dtype), dtype)
+    return Tile(Value(data, dtype), block(dtype, data.shape))
 
 
 def scalar(value: Any, dtype: tl.dtype) -> Tile:
@@ -114,8 +114,8 @@ def scalar(value: Any, dtype: tl.dtype) -> Tile:
     return Tile(constant(value, dtype), dtype)
 
 
-def constant(value: Any, dtype: tl.dtype) -> Handle:
-    return Handle(np.array([value]).astype(np_dtype(dtype)), dtype)
+def constant(value: Any, dtype: tl.dtype) -> Value:
+    return Value(np.array([value]).astype(np_dtype(dtype)), dtype)
 
 
 _FLOAT8 = {
