@@ -28,12 +28,6 @@ class Accessed:
     made: list[torch.Tensor] = field(default_factory=list)
     unwritten: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, other: Accessed) -> None:
-        self.reads += other.reads
-        self.writes += other.writes
-        self.made += other.made
-        self.unwritten += other.unwritten
-
 
 def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
     """Of one call of an operator."""

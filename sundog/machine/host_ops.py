@@ -22,7 +22,13 @@ from ..callsite import caller_frame
 from .accessed import Accessed, accessed, is_view, tell
 from .accesses import Observer
 from .host_waits import reads_back
-from .torch_state import pop_modes, push_modes
+from .torch_state import (
+    compiler_stance,
+    pop_modes,
+    push_modes,
+    set_compiler_stance,
+    uncompiled,
+)
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -32,6 +38,7 @@ __all__ = ["Sight"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read, unseen
+_READS = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")  # without an operator
 
 # Of what a host does with tensors, these only look at shapes and addresses, not at memory.
 _METADATA = {
@@ -48,6 +55,7 @@ class Sight:
     def __init__(self, machine: Machine) -> None:
         self._functions, self._operators = HostFunctions(machine), HostOperators(machine)
         self._is_on = False
+        self._stance: Any = None  # of the compiler, before
 
     def set(self, on: bool) -> None:
         """In the host's thread. Below the modes that the host's code has entered and will leave."""
@@ -58,9 +66,12 @@ class Sight:
             at = sum(isinstance(mode, DeviceContext) for mode in functions[:1])
             functions.insert(at, self._functions)
             operators.insert(0, self._operators)
+            self._stance = compiler_stance()
+            set_compiler_stance(uncompiled())  # compiled code would pass the modes by
         else:
             functions.remove(self._functions)
             operators.remove(self._operators)
+            set_compiler_stance(self._stance)
         push_modes(functions, operators)
         self._is_on = on
 
@@ -93,7 +104,7 @@ class HostFunctions(TorchFunctionMode):
         return result
 
     def _tell(self, checker: Observer, host: Host, name: str, args: tuple) -> None:
-        if name in ("tolist", "numpy", "__array__"):
+        if name in _READS:
             read = Accessed(reads=[a for a in args if isinstance(a, torch.Tensor)])
             _tell_host(checker, host, read)
         if reads_back(name, args):

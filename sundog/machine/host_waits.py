@@ -12,7 +12,8 @@ __all__ = ["reads_back", "waits"]
 _WAITING = {
     "item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__",
     "equal", "allclose", "nonzero", "unique", "masked_select", "__repr__", "__format__", "__iter__",
-    "__contains__", "is_nonzero", "argwhere", "bincount", "repeat_interleave", "multinomial",
+    "__contains__", "__reduce_ex__", "is_nonzero", "argwhere", "bincount", "repeat_interleave",
+    "multinomial",
 }  # fmt: skip
 
 

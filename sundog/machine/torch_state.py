@@ -2,11 +2,13 @@
 
 Each rank has a thread of its own, which starts with the caller's grad mode, inference mode,
 autocast, default device and modes. What a process has one of is exchanged when ranks take turns:
-the random generators, the default dtype, and whether a dispatch mode is active.
+the random generators, the default dtype, whether a dispatch mode is active, and whether functions
+are compiled.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +18,10 @@ from torch.utils import _python_dispatch
 
 from .random_states import Generators
 
-__all__ = ["ProcessState", "ThreadState", "pop_modes", "push_modes"]
+__all__ = [
+    "ProcessState", "ThreadState", "compiler_stance", "pop_modes", "push_modes",
+    "set_compiler_stance", "uncompiled",
+]  # fmt: skip
 
 _AUTOCAST = ("cpu", "cuda")
 # torch.compile looks at these, and skips a function for good that it meets in a dispatch mode.
@@ -75,6 +80,7 @@ class ProcessState:
         self._generators.save()
         self._default = torch.get_default_dtype()
         self._flags = [getattr(_python_dispatch, name) for name in _FLAGS]
+        self._stance = compiler_stance()
 
     def load(self) -> None:
         """After another one's `save`, with nothing in between that changes any of it."""
@@ -84,6 +90,26 @@ class ProcessState:
             torch.set_default_dtype(self._default)
         for name, value in zip(_FLAGS, self._flags, strict=True):
             setattr(_python_dispatch, name, value)
+        set_compiler_stance(self._stance)
+
+
+def compiler_stance() -> Any:
+    """What torch.compiler.set_stance has set; None if nobody has imported the compiler."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return None if compiler is None else compiler._stance
+
+
+def set_compiler_stance(stance: Any) -> None:
+    """As torch.compiler.set_stance, also while a compiled function runs. None: the default."""
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None:
+        compiler._stance = compiler.DynamoStance() if stance is None else stance
+
+
+def uncompiled() -> Any:
+    """The stance in which compiled functions run as they were written."""
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return None if compiler is None else compiler.DynamoStance("force_eager")
 
 
 def _current_stream() -> tuple[int, int, int]:

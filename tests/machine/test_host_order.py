@@ -264,17 +264,42 @@ def test_a_compiled_function(run: Run, compiler: str) -> None:
 
 
 def test_a_compiled_function_on_a_side_stream(run: Run) -> None:
-    """Not compiled while a result is pending there, and right."""
+    """Uncompiled while a result is pending there, compiled afterwards, and right in both ways."""
+    graphs: list[Any] = []
 
-    @torch.compile(backend="aot_eager")
+    def remember(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=remember, fullgraph=True)
     def twice(x: torch.Tensor) -> torch.Tensor:
         return 2 * x + 1
 
     def main(world: sundog.World) -> list[list[float]]:
         with world.stream(1):
-            return [twice(_reduced(world)).tolist() for _ in range(3)]
+            answers = [twice(_reduced(world)).tolist() for _ in range(3)]
+        return [*answers, twice(_reduced(world)).tolist()]
 
-    assert run(main, SIZE) == [[[2 * TOTAL + 1] * N] * 3] * SIZE
+    assert run(main, SIZE) == [[[2 * TOTAL + 1] * N] * 4] * SIZE
+    assert len(graphs) == 1
+
+
+def test_a_compiled_function_under_the_checker() -> None:
+    """It runs uncompiled: the checker sees what it reads and writes."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def twice(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(2 * x + 1)
+
+    def main(world: sundog.World) -> None:
+        x, out = _reduced(world), torch.zeros(N)
+        world.barrier()
+        with world.stream(1):
+            twice(x, out)
+        assert out.tolist() == [2 * TOTAL + 1] * N  # on stream 0, with nothing between
+
+    report = check(main, world_size=SIZE, schedules=1)
+    assert [finding.kind for finding in report.findings] == ["race"]
 
 
 @triton.jit
