@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from .. import target
 from ..device import context, signal
-from ..machine.host_waits import waits
+from ..machine.host_ops import waits
 from ..machine.launcher import Installed
 from ..target import Footprint
 from ..world.heap import Allocation

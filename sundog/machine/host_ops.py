@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..callsite import caller_frame
 from .accessed import Accessed, accessed, is_view, tell
 from .accesses import Observer
-from .host_waits import reads_back
 from .torch_state import (
     compiler_stance,
     pop_modes,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .tasks import Host
 
-__all__ = ["Sight"]
+__all__ = ["Sight", "reads_back", "waits"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read, unseen
@@ -46,6 +45,17 @@ _METADATA = {
     "element_size", "is_contiguous", "is_floating_point", "is_complex", "nelement", "ndimension",
     "__len__", "view", "view_as", "as_strided", "detach", "expand", "narrow", "permute",
     "transpose", "t", "select", "unsqueeze", "squeeze", "is_pinned", "storage_type", "__hash__",
+}  # fmt: skip
+
+# The result, or the size of it, is something that the host must know.
+_WAITING = {
+    "item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__",
+    "equal", "allclose", "nonzero", "unique", "masked_select", "__repr__", "__format__", "__iter__",
+    "__contains__", "__reduce_ex__", "is_nonzero", "argwhere", "bincount", "repeat_interleave",
+    "multinomial",
+}  # fmt: skip
+_MAY_WAIT = _WAITING | {
+    "to", "cuda", "tensor", "as_tensor", "copy_", "__getitem__", "__setitem__",
 }  # fmt: skip
 
 
@@ -151,3 +161,28 @@ def _is_slicing(index: Any) -> bool:
     """x[1:, 3]: a view, whatever the memory holds."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or type(part) in (int, slice, type(...)) for part in parts)
+
+
+def waits(name: str, args: tuple, kwargs: dict) -> bool:
+    """Does this torch function make the host wait, or copy between its memory and the GPU's?"""
+    if name not in _MAY_WAIT:  # most: this is asked at every call
+        return False
+    if reads_back(name, args):
+        return True
+    if name in ("to", "cuda", "tensor", "as_tensor"):
+        places = [*args[1:], kwargs.get("device")]
+        return name == "cuda" or any(isinstance(p, str | torch.device) for p in places)
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    return name in ("copy_", "__setitem__") and len({t.device for t in tensors}) > 1
+
+
+def reads_back(name: str, args: tuple) -> bool:
+    """Does the host need what is in device memory? Known by the name alone, also on a CPU."""
+    if name == "to":
+        return "cpu" in args[1:]
+    return name in _WAITING or (name in ("__getitem__", "__setitem__") and _by_mask(args))
+
+
+def _by_mask(args: tuple) -> bool:
+    index: Any = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(i, torch.Tensor) for i in index)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from sundog.backends import virtual
 from sundog.backends._gpu import Direct, Gpu, may_wait
-from sundog.machine.host_waits import waits
+from sundog.machine.host_ops import waits
 from sundog.machine.launcher import Installed
 from sundog.target import Footprint, Target
 
