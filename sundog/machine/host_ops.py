@@ -19,8 +19,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..callsite import caller_frame
-from .accessed import Accessed, accessed, is_view, tell
-from .accesses import Observer
+from .accesses import Accessed, Observer, accessed, is_view, tell
 from .torch_state import (
     compiler_stance,
     pop_modes,

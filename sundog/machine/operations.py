@@ -18,7 +18,7 @@ from ..callsite import caller_frame
 from ..errors import SundogError
 from ..world.capture import COPY, READ
 from ..world.poison import poison_tensor
-from .accessed import Accessed, accessed, is_view, tell
+from .accesses import Accessed, accessed, is_view, tell
 from .machine import Machine
 from .tasks import Operation, Stream
 
