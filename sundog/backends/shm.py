@@ -20,10 +20,10 @@ import triton
 
 from .. import knobs
 from ..errors import RankMismatch, by_rank
+from ..machine.graph import Recording
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.queues import switched
-from ..machine.recording import Recording
 from ..machine.schedule import RandomSchedule
 from ..machine.tasks import Event, Program
 from ..world.backend import Exchange

@@ -16,7 +16,7 @@ from ..device import context
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.queues import switched
-from ..machine.recording import Recording
+from ..machine.graph import Recording
 from ..machine.regions import Memory, Region, SplitHeaps
 from ..machine.schedule import from_token
 from ..machine.tasks import Event, Program
