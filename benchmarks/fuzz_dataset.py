@@ -35,7 +35,7 @@ from sundog.dataset.graph_file import GraphReader, Place
 ENDINGS = ("csv", "meta.jsonl", "ir.jsonl")
 COMMANDS = ("info", "validate", "join", "export", "show")
 SECONDS = 30
-PICTURES = 25  # one `show` in so many draws; the others print
+PICTURES = 200  # every 200th `show` draws; the others print
 Files = dict[str, bytes]
 
 
@@ -73,7 +73,11 @@ def fuzz(cases: int, first_seed: int) -> tuple[Counter[str], list[str], int]:
         while counts.total() < cases:
             wanted = min(500, cases - counts.total())
             _batch(wanted, first_seed + counts.total(), bases, folder, counts, failures)
-            print(f"{counts.total()} of {cases}", file=sys.stderr, flush=True)
+            print(
+                f"{counts.total()} of {cases}, {len(failures)} failures",
+                file=sys.stderr,
+                flush=True,
+            )
     return counts, failures, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
@@ -105,6 +109,7 @@ def _batch(
         counts[command] += 1
         if wrong := run(command, files, folder, draws):
             failures.append(f"seed {number}, {command}: {wrong}")
+            print(failures[-1], file=sys.stderr, flush=True)
 
     case()
 

@@ -7,9 +7,8 @@
 The last command keeps the table for docs/measured.md and copies the rows into the dataset. WHEELS
 is a folder of wheels, or of what was unpacked from them, that the GPU machine lacks: helion,
 filecheck, greenlet, and packaging and psutil where they are missing. Each case is a process of its
-own, so one
-that dies costs no other; all share --total seconds. Reading the files needs pandas and pyarrow:
-where these are missing, take OUT to a machine that has them and --check it there.
+own, so one that dies costs no other; all share --total seconds. Reading the files needs pandas and
+pyarrow: where these are missing, take OUT to a machine that has them and --check it there.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def _parse() -> argparse.Namespace:
 
 
 def run(number: int, base: Path, begin: float, options: argparse.Namespace) -> bool:
-    """Tune one case in a child, with an equal part of the time left; False if it failed."""
+    """Tune one case in a child, in an equal part of the time left; False if it died or failed."""
     name, shapes = CASES[number]
     share = (begin + options.total - time.monotonic()) / (len(CASES) - number)
     budget = max(int(share) - SPARE, 5)

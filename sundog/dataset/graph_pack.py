@@ -47,14 +47,13 @@ def to_rows(record: IrGraphRecord) -> list[str]:
 def from_rows(rows: Sequence[str]) -> IrGraphRecord:
     """Return the record of `to_rows`; ValueError where the rows describe none."""
     try:
-        num_nodes, record = json.loads(rows[0])
+        (num_nodes, record), *coded = json.loads(f"[{','.join(rows)}]")
+        if not 0 <= num_nodes <= len(coded):
+            raise ValueError(f"{len(coded)} rows are too few for {num_nodes} nodes")
         coder = _Decoder()
-        nodes = [coder.row("nodes", json.loads(row)) for row in rows[1 : 1 + num_nodes]]
-        links = [coder.row("links", json.loads(row)) for row in rows[1 + num_nodes :]]
-        if len(nodes) != num_nodes:
-            raise ValueError(f"{len(nodes)} nodes instead of {num_nodes}")
-        # Through JSON: what is one object here must be separate objects in the record.
-        return cast(IrGraphRecord, json.loads(_encode({**record, "nodes": nodes, "links": links})))
+        nodes = [coder.row("nodes", row) for row in coded[:num_nodes]]
+        links = [coder.row("links", row) for row in coded[num_nodes:]]
+        return cast(IrGraphRecord, {**record, "nodes": nodes, "links": links})
     except (TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"the rows describe no record: {error!r}") from error
 
@@ -104,13 +103,18 @@ class _Encoder(_Fields):
 
 
 class _Decoder(_Fields):
-    num_values = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_values = 0
+        self._paths: dict[tuple[str, str], str] = {}
 
     def row(self, part: str, coded: list[Any]) -> dict[str, Any]:
         keys, _ = self._value(coded[0], f"{part}#")
         item, kind = {}, part
         for key, value in zip(_kind_first(keys), coded[1:], strict=True):
-            path = f"{kind}.{key}"
+            path = self._paths.get((kind, key))
+            if path is None:
+                path = self._paths[kind, key] = f"{kind}.{key}"
             if type(value) is int:
                 self.last[path, ""] = item[key] = self.last.get((path, ""), 0) + value
             else:
@@ -131,7 +135,9 @@ class _Decoder(_Fields):
                 return self._keep(path, [i for i, _ in items], sum(size for _, size in items))
             recent = self.recent[path]
             recent.insert(0, recent.pop(value[0]))
-            return cast(tuple[Any, int], recent[0])
+            found, size = recent[0]
+            self._count(size)
+            return _copied(found), size  # a record has no object twice
         if isinstance(value, str) and "~" in value:
             return self._text(value, path), 1
         return value, 1
@@ -159,7 +165,17 @@ class _Decoder(_Fields):
 
 def _kind_first(keys: list[str]) -> list[str]:
     """The kind decides what the other fields are compared with, so it is read first."""
-    return sorted(keys, key=lambda key: (key not in _KINDS, key))
+    found = sorted(keys)
+    for kind in _KINDS:
+        if kind in found:
+            found.insert(0, found.pop(found.index(kind)))
+    return found
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def pack(rows: Sequence[str], reference: Sequence[str] | None = None) -> bytes:

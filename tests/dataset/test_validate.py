@@ -18,7 +18,7 @@ from sundog.dataset.schema import CSV_FIELDS, META_END_FIELDS, META_START_FIELDS
 from sundog.dataset.validate import validate
 
 ENDINGS = ("csv", "meta.jsonl", "ir.jsonl")
-VALUES = (("", "x", "-1", "1.5", "1e400", "nan"), ("", "[", "a" * 64))  # of numbers, of text
+VALUES = (("", "x", "-1", "1e400"), ("", "[", "a" * 64))  # of numbers, of text
 NULLS = {
     "start": ("kernel_source", "codegen_settings", "arguments", "settings", "backend", "hardware")
     + ("versions", "ir_id"),
@@ -31,15 +31,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three runs in one base, the second killed: it has no end record."""
     base = str(tmp_path_factory.mktemp("run") / "b")
     with Recorder(base, info("a"), graph=graph(2)) as recorder:
-        for block in (1, 2, 3):
-            recorder.start({"B": block}, decorator=f"B={block}").end("ok", samples=[block] * 3)
+        recorder.start({"B": 1}, decorator="B=1").end("ok", samples=[1, 2, 3])
     killed = Recorder(base, info("b"), graph=graph(6))
     killed.start({"B": 1})
     with Recorder(base, info("c")) as recorder:
         trial = recorder.start({"B": 1}, generation=1)
         trial.end("ok", perf_ms=0.5, ir_id=[recorder.add_graph(graph(n)) for n in (3, 4)])
         trial.end("ok", perf_ms=0.7, metrics={"spills": 0}, timer="events", compile_time_s=0.5)
-        recorder.start({"B": 2}).end("error", error="out of memory")
+        recorder.start({"B": 2})
     assert validate(read(base)).damage == []
     return base
 
@@ -66,10 +65,10 @@ def variants(lines: list[bytes], at: int) -> Iterator[tuple[str, list[bytes]]]:
     yield "removed", others
     yield "repeated", lines[: at + 1] + lines[at:]
     yield "repeated at the end", [*lines, lines[at]]
-    for to in (0, 1, at - 1, at + 1, len(lines) // 2, len(lines) - 1):
+    for to in {1, at - 1, at + 1, len(lines) - 1}:
         if to != at and 0 <= to < len(lines):
             yield f"moved to {to}", others[:to] + [lines[at]] + others[to:]
-    for cut in (1, len(lines[at]) // 2, len(lines[at]) - 2):
+    for cut in (len(lines[at]) // 2, len(lines[at]) - 2):
         yield (
             f"torn after {cut} and ended",
             [*lines[:at], lines[at][:cut] + b"\n", *lines[at + 1 :]],
@@ -102,13 +101,13 @@ def test_an_emptied_csv_is_named(base: str) -> None:
     header = Path(f"{base}.csv").read_bytes().splitlines(keepends=True)[0]
     for text in (b"", header):
         Path(f"{base}.csv").write_bytes(text)
-        assert any("0 rows, but its end record counts 6 (" in each for each in found(base))
+        assert any("0 rows, but its end record counts 2 (" in each for each in found(base))
 
 
-def wrong_values(name: str, kind: str, event: str) -> Iterator[Any]:
-    yield from ([], {}, "x", 7, True, None, -1, 10**400, {"a": {}}, [7], [{}])
+def wrong_values(kind: str) -> Iterator[Any]:
+    yield from ({}, "x", True, None, -1, 10**400, [{}])
     if kind in ("int", "float"):
-        yield from ("1", -3, 2**70)
+        yield from ("1", 2**70)
 
 
 def is_right(value: Any, field: Any, event: str) -> bool:
@@ -130,29 +129,22 @@ def test_each_field_of_a_record_with_a_wrong_value(base: str, event: str) -> Non
     at = len(lines) - 1 if event == "end" else len(lines) - 2
     record = json.loads(lines[at])
     assert record["event"] == event
-    missed = []
     for field in META_START_FIELDS if event == "start" else META_END_FIELDS:
-        for value in wrong_values(field.name, field.type, event):
-            if record[field.name] == value and type(record[field.name]) is type(value):
-                continue
+        for value in wrong_values(field.type):
             changed = json.dumps({**record, field.name: value})
             path.write_text("\n".join([*lines[:at], changed, *lines[at + 1 :]]) + "\n")
-            try:
-                data = read(base)
-            except Exception as error:
-                pytest.fail(f"{field.name}={value!r}: {type(error).__name__}: {error}")
-            here = [d for d in data.damage + data.gaps if d.line == at + 1]
-            if not here and not is_right(value, field, event):
-                named = validate(data).damage
-                if not named:
-                    missed.append((field.name, value))
-    assert missed == []
+            data = read(base)
+            damage = [d.text for d in data.damage if d.line == at + 1]
+            gaps = [d.text for d in data.gaps if d.line == at + 1]
+            assert damage or gaps, (field.name, value)  # any change at all
+            if not is_right(value, field, event) and field.name not in ("chain", "event"):
+                assert damage[0].startswith(field.name), (field.name, value, damage)
 
 
 def test_each_cell_of_a_row_with_a_wrong_value(base: str) -> None:
     path = Path(f"{base}.csv")
     lines = path.read_text().splitlines(keepends=True)
-    cells = next(csv.reader([lines[-3]]))
+    cells = next(csv.reader([lines[-2]]))
     assert cells[CSV_COLUMNS.index("repeat")] == "1"
     missed = []
     for column, field in enumerate(CSV_FIELDS):
@@ -163,13 +155,13 @@ def test_each_cell_of_a_row_with_a_wrong_value(base: str) -> None:
             csv.writer(row, lineterminator="\n").writerow(
                 [*cells[:column], value, *cells[column + 1 :]]
             )
-            path.write_text("".join([*lines[:-3], row.getvalue(), *lines[-2:]]))
+            path.write_text("".join([*lines[:-2], row.getvalue(), lines[-1]]))
             named = found(base)
             if not named:
                 missed.append((field.name, value))
-            impossible = value in ("x", "1e400", "nan")
+            impossible = value in ("x", "1e400")
             if field.type in ("int", "float") and impossible:
-                assert f"{base}.csv:{len(lines) - 2}: {field.name} " in named[0], (value, named)
+                assert f"{base}.csv:{len(lines) - 1}: {field.name} " in named[0], (value, named)
     assert missed == []
 
 
