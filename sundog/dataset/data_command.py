@@ -43,7 +43,7 @@ Out = Annotated[str | None, typer.Option(help="where to write; by default beside
 
 @app.command()
 def info(base: Base) -> None:
-    """Counts and best of every run.
+    """Show counts and the best configuration of every run.
 
     Example: sundog data info runs/matmul
     """
@@ -82,7 +82,7 @@ def _summary(data: Dataset, session: str, rows: object) -> list[str]:
 
 @app.command()
 def validate(base: Base) -> None:
-    """Check schema, joins and ids; exit status 1 and file:line for each damage.
+    """Check types, joins, ids and hashes; exit status 1 and file:line for each damage.
 
     Example: sundog data validate runs/matmul
     """
@@ -103,7 +103,7 @@ def validate(base: Base) -> None:
 
 @app.command()
 def join(base: Base, out: Out = None) -> None:
-    """Rows with their runs as one CSV table, to the screen or a file.
+    """Print rows with their runs as one CSV table, or write it to a file.
 
     Example: sundog data join runs/matmul --out joined.csv
     """
@@ -116,7 +116,7 @@ def join(base: Base, out: Out = None) -> None:
 
 @app.command()
 def export(base: Base, out: Out = None) -> None:
-    """The joined table and the graphs as Parquet: OUT.parquet and OUT.graphs.parquet.
+    """Write the joined table and the graphs as Parquet: OUT.parquet and OUT.graphs.parquet.
 
     Example: sundog data export runs/matmul --out matmul
     """
@@ -245,7 +245,7 @@ def import_helion_log(
 
 
 def _graphs_of(data: Dataset, session: str) -> list[str]:
-    """The graphs of the run, or of its best configuration where they depend on the config."""
+    """Return the graphs of the run, or of its best configuration if they depend on it."""
     run = data.runs[data.runs.session == session]
     if len(run) and isinstance(run.ir_id.iloc[0], str):
         return [i for i in [run.ir_id.iloc[0]] if i in data.ir_lines]
@@ -271,7 +271,7 @@ def _read(base: str, damaged: int = 2) -> Dataset:
 
 
 def _hint(base: str) -> str:
-    """Where a file of a base was named in its place."""
+    """Explain what a base is, if one of its files was given instead."""
     for suffix in (".csv", ".meta.jsonl", ".ir.jsonl"):
         if base.endswith(suffix) and os.path.exists(base):
             return f". A base is the name before {suffix}: {base.removesuffix(suffix)}"
@@ -305,7 +305,7 @@ def _write(path: str, write: Callable[[str], object]) -> None:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal, gone when done; nothing where the output is no terminal."""
+    """Show a bar until the work is done; nothing if the output is not a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

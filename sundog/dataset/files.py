@@ -373,7 +373,7 @@ def _finite(text: str) -> float:
 
 
 def _is_nested(record: dict[str, Any]) -> bool:
-    """True if writing the record as JSON might exceed Python's depth of calls."""
+    """Return True if writing the record as JSON might exceed Python's depth of calls."""
     level: list[Any] = [record]
     for _ in range(_NESTED):
         inner = [value.values() if isinstance(value, dict) else value for value in level]

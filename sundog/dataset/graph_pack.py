@@ -164,7 +164,7 @@ class _Decoder(_Fields):
 
 
 def _kind_first(keys: list[str]) -> list[str]:
-    """The kind decides what the other fields are compared with, so it is read first."""
+    """Sort keys, the kind first: it decides what the other fields are compared with."""
     found = sorted(keys)
     for kind in _KINDS:
         if kind in found:

@@ -30,7 +30,7 @@ _SMI_FIELDS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem", "dr
 
 
 def hardware(device: int | None = None) -> dict[str, Any]:
-    """The GPU, by its number or the current one; the CPU where there is none."""
+    """Describe the GPU, by its number or the current one; the CPU if there is none."""
     found: dict[str, Any] = dict.fromkeys(HARDWARE_FIELDS)
     try:
         import torch

@@ -80,7 +80,7 @@ def describe_run(
     backend: str | None = None,
     kernel_name: str | None = None,
 ) -> RunInfo:
-    """All that identifies a run; what fails becomes null, with one warning, never an error."""
+    """Describe all that identifies a run; what fails becomes null, with one warning."""
     name = kernel_name or getattr(getattr(kernel, "fn", kernel), "__name__", type_name(kernel))
     return RunInfo(
         kernel_name=str(name),
@@ -109,7 +109,7 @@ def _describe_arguments(args: Mapping[str, object] | Sequence[object]) -> list[d
 
 
 def describe_value(value: object) -> dict[str, Any]:
-    """One argument: a tensor's layout, a function's source, a container's items, or the value."""
+    """Describe an argument: a tensor's layout, a function's source, items, or a value."""
     if is_tensor(value):
         return _describe_tensor(value)
     if isinstance(value, Mapping):
@@ -146,7 +146,7 @@ def _dim(size: object) -> int | str:
 
 
 def _alignment(tensor: Any, device: str | None) -> int | None:
-    """The pointer's alignment in bytes, up to 16: Triton compiles other code for less."""
+    """Return the pointer's alignment in bytes, up to 16: Triton compiles other code for less."""
     if device == "meta" or "Fake" in type(tensor).__name__:
         return None
     try:
@@ -190,7 +190,7 @@ def run_id_of(record: Mapping[str, Any]) -> str:
 
 
 def _identity_of(value: Any) -> Any:
-    """The arguments without the paths of functions among them."""
+    """Return the arguments without the paths of functions among them."""
     if isinstance(value, dict):
         return {k: _identity_of(v) for k, v in value.items() if k != "path"}
     return [_identity_of(v) for v in value] if isinstance(value, list) else value

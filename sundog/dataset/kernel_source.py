@@ -34,7 +34,7 @@ _MISSING = object()
 
 
 def kernel_source(kernel: object) -> list[dict[str, Any]]:
-    """The kernel and, in order of first use, every function and class that it reaches."""
+    """Return the kernel and, in order of first use, every function and class that it reaches."""
     found: list[dict[str, Any]] = []
     queue: deque[object] = deque([kernel])
     seen: list[object] = []  # objects, not ids: a bound method made on the way would be freed
@@ -57,7 +57,7 @@ def _entry(name: str, path: str | None, text: str | None) -> dict[str, Any]:
 
 
 def _unwrap(item: object, queue: deque[object]) -> tuple[object, dict[str, Any]]:
-    """The function inside wrappers, with the options that they carry."""
+    """Return the function inside wrappers, with the options that they carry."""
     options: dict[str, Any] = {}
     while not isinstance(item, (types.FunctionType, type)):
         for name in _JIT_OPTIONS:
@@ -109,7 +109,7 @@ def _describe_class(cls: type, queue: deque[object]) -> dict[str, Any]:
 
 
 def _text(fn: types.FunctionType) -> tuple[str | None, bool]:
-    """The function without its decorators, and whether the text says all of it.
+    """Return the function's text without its decorators, and whether it says all of it.
 
     The decorators are left out because they hold what is being searched (configs) or what is
     recorded elsewhere (settings): the same kernel under `@autotune` is the same kernel.
@@ -197,7 +197,7 @@ def _is_method_of_plain(value: object) -> bool:
 
 
 def _is_called(value: object) -> bool:
-    """A function or class of the user's, or a wrapper of one."""
+    """Return True for a function or class of the user's, or a wrapper of one."""
     if _is_library(value) or isinstance(value, types.ModuleType):
         return False
     if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type)):

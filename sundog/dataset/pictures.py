@@ -15,13 +15,13 @@ _MAX_LABELS = 150  # more are unreadable at any size
 
 
 def best_so_far(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """The timed rows in order, with the lowest time up to each as `best_ms`."""
+    """Return the timed rows in order, with the lowest time up to each as `best_ms`."""
     timed = rows[(rows.status == "ok") & rows.perf_ms.notna()].sort_values("timestamp_s")
     return timed.assign(best_ms=timed.perf_ms.cummin())
 
 
 def draw_convergence(rows: pandas.DataFrame, title: str, path: str) -> None:
-    """Every time, failures as crosses at the bottom, and the best so far."""
+    """Draw every time, failures as crosses at the bottom, and the best so far."""
     timed = best_so_far(rows)
     failed = rows[~rows.status.isin(["started", "ok"])]
     figure, axes = _figure(9, 5)
@@ -39,7 +39,7 @@ def draw_convergence(rows: pandas.DataFrame, title: str, path: str) -> None:
 
 
 def draw_graph(graph: networkx.MultiDiGraph, title: str, path: str) -> None:
-    """Nodes in layers from top to bottom; data edges grey, others coloured and dashed."""
+    """Draw nodes in layers from top to bottom; data edges grey, others coloured and dashed."""
     import networkx as nx
 
     positions = _positions(graph)
@@ -67,7 +67,7 @@ def draw_graph(graph: networkx.MultiDiGraph, title: str, path: str) -> None:
 
 
 def _colours(graph: networkx.MultiDiGraph) -> list[int]:
-    """A number per node: Helion's are coloured by graph, Triton's by kind of node."""
+    """Return a colour per node: by graph for Helion's, by kind of node for Triton's."""
     groups = [str(d.get("graph_id", d.get("node_kind"))) for _, d in graph.nodes(data=True)]
     order = sorted(set(groups))
     return [order.index(group) % 10 for group in groups]
@@ -81,7 +81,7 @@ def _edge_styles(graph: networkx.MultiDiGraph) -> dict[Any, tuple[str, str]]:
 
 
 def layers(graph: networkx.MultiDiGraph) -> dict[Hashable, int]:
-    """Each node below its operands. Edges that run backwards (loops) do not count."""
+    """Put each node below its operands. Edges that run backwards (loops) do not count."""
     import networkx as nx
 
     order = {node: i for i, node in enumerate(graph)}
@@ -93,7 +93,7 @@ def layers(graph: networkx.MultiDiGraph) -> dict[Hashable, int]:
 
 
 def _positions(graph: networkx.MultiDiGraph) -> dict[Hashable, tuple[float, float]]:
-    """Layers from top to bottom; in a layer, nodes in the order of where their operands stand."""
+    """Place layers from top to bottom; in a layer, nodes in the order of their operands."""
     rows: dict[int, list[Hashable]] = {}
     for node, depth in layers(graph).items():
         rows.setdefault(depth, []).append(node)
@@ -111,7 +111,7 @@ def _middle(positions: Iterable[float]) -> float:
 
 
 def node_label(node: Hashable, data: dict[str, Any]) -> str:
-    """The operation's name, whichever front end wrote it, without its module."""
+    """Return the operation's name, whichever front end wrote it, without its module."""
     name = str(next((data[k] for k in ("target", "op", "name") if data.get(k)), node))
     return name.rsplit(":", 1)[-1][-24:]
 

@@ -111,7 +111,7 @@ def safe_str(value: object) -> str:
 
 
 def is_tensor(value: object) -> bool:
-    """True for torch tensors, fake ones too, and whatever looks like one."""
+    """Return True for torch tensors, fake ones too, and whatever looks like one."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and not _is_numpy_number(value)
 
 
@@ -126,7 +126,7 @@ def type_name(value: object) -> str:
 
 
 def relative_path(path: str) -> str:
-    """`path` from the folder that holds its outermost package; a script's is its name alone."""
+    """Return `path` from the folder of its outermost package; a script's is its name alone."""
     if not os.path.isabs(path):
         return path
     folder, name = os.path.split(path)
@@ -137,5 +137,5 @@ def relative_path(path: str) -> str:
 
 
 def relative_text(text: str) -> str:
-    """`text` with the folders of absolute paths left out: records hold no machine's paths."""
+    """Leave out the folders of absolute paths: records hold no machine's paths."""
     return _FOLDERS.sub("", text)

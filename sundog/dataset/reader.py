@@ -64,7 +64,7 @@ class Dataset:
 
     @property
     def ir_lines(self) -> dict[str, Place]:
-        """Where each graph's line stands in the IR file, by ir_id."""
+        """Return where each graph's line stands in the IR file, by ir_id."""
         return self.graph_reader.places
 
     def record(self, ir_id: str) -> IrGraphRecord:
@@ -77,7 +77,7 @@ class Dataset:
         return to_networkx(self.record(ir_id))
 
     def session_of(self, run: str) -> str:
-        """The session that `run` names: a run_id or session, or the start of either."""
+        """Find the session that `run` names: a run_id or session, or the start of either."""
         pairs = [self.rows[["session", "run_id"]].drop_duplicates(), self.runs]
         ids = {s: r for frame in pairs for s, r in zip(frame.session, frame.run_id, strict=True)}
         matches = [s for s, r in ids.items() if s.startswith(run) or r.startswith(run)]
@@ -89,11 +89,11 @@ class Dataset:
         raise ValueError(f"{run!r} is {len(matches)} sessions: name one of {names}")
 
     def select(self, run: str) -> pandas.DataFrame:
-        """The rows of one session; ValueError if `run` was repeated and names several."""
+        """Return the rows of one session; ValueError if `run` was repeated and names several."""
         return self.rows[self.rows.session == self.session_of(run)]
 
     def join(self) -> pandas.DataFrame:
-        """One table: every ended attempt, and those that a crash left unended, with their run.
+        """Return one table: every attempt that ended or that a crash left open, with its run.
 
         Nested fields of the run are JSON text, so that any table format takes them.
         """
@@ -115,7 +115,7 @@ class Dataset:
 def read(
     base: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
 ) -> Dataset:
-    """Everything readable of `<base>.csv`, `.meta.jsonl` and `.ir.jsonl`; see `damage`.
+    """Read all that is whole in `<base>.csv`, `.meta.jsonl` and `.ir.jsonl`; see `damage`.
 
     Raises ValueError if there is no such base, or its CSV has other columns. `progress` is called
     with (bytes done, bytes in all).
@@ -247,7 +247,7 @@ def _summary(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _shown(value: Any) -> Any:
-    """A lone surrogate (of a file's name that is no UTF-8) as its escape: pandas takes no other."""
+    """Escape lone surrogates (of a file's name that is not UTF-8), which pandas refuses."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 

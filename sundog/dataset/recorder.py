@@ -363,7 +363,7 @@ class Recorder:
         )
 
     def _best(self) -> dict[str, Any] | None:
-        """The configuration with the lowest median over its measurements."""
+        """Return the configuration with the lowest median over its measurements."""
         timed = [trial for trial in self._trials if trial.times]
         if not timed:
             return None

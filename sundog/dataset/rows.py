@@ -27,7 +27,7 @@ _BLOCK = 1 << 24
 _INT = re.compile(r"-?[0-9]{1,19}")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _NUMBERS = {field.name: field.type for field in CSV_FIELDS if field.type in ("int", "float")}
-# A row without these cannot be told from other rows; other cells may be empty.
+# A row needs these; other cells may be empty.
 _REQUIRED = ("timestamp_s", "config_index", "status", "config", "session", "repeat")
 _LEAST = {**dict.fromkeys(_NUMBERS, 0), "world": 1, "generation": -(1 << 63)}
 _MOST, _HUGE = (1 << 63) - 1, sys.float_info.max
@@ -92,7 +92,7 @@ def _measure_lines(path: str, size: int) -> tuple[int, int]:
 
 
 def _parse(data: Any, block_size: int = 1 << 24) -> Any:
-    """The rows as a table, or None if any line does not fit."""
+    """Return the rows as a table, or None if any line does not fit."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
@@ -263,7 +263,7 @@ def format_row(cells: Mapping[str, object]) -> str:
 
 
 def split_row(line: str) -> list[str]:
-    """The cells of a line without its end; csv.Error where it is torn inside one."""
+    """Split a line without its newline into cells; csv.Error where it is torn inside one."""
     if len(line) > csv.field_size_limit():
         csv.field_size_limit(len(line))  # csv's own is 128 KB, an error's text may be longer
     return next(csv.reader([line], strict=True), [])

@@ -140,7 +140,7 @@ def csv_header() -> str:
 
 
 def file_names(base: str) -> tuple[str, str, str]:
-    """The CSV, metadata and IR files of a base; its dots stay."""
+    """Return the names of the CSV, metadata and IR files of a base; its dots stay."""
     return f"{base}.csv", f"{base}.meta.jsonl", f"{base}.ir.jsonl"
 
 

@@ -57,7 +57,7 @@ Found = Iterator[tuple[int, str]]
 
 
 def _check_rows(data: Dataset) -> Found:
-    """Each row has its run, a known status, JSON, and the sample_id of its config."""
+    """Check that each row has its run, a known status, JSON, and the sample_id of its config."""
     rows, runs = data.rows, data.runs
     known = set(zip(runs.run_id, runs.session, strict=True))
     kernels = dict(zip(runs.session, runs.kernel_id, strict=True))
@@ -94,7 +94,7 @@ def _is_json(text: str) -> bool:
 
 
 def _check_attempts(rows: pandas.DataFrame) -> Found:
-    """A `started` row first, then one row per repeat; `ok` has a time, a failure a reason."""
+    """Check for a `started` row, then one per repeat; `ok` has a time, a failure a reason."""
     started = rows[rows.status == "started"]
     ended = rows[rows.status != "started"]
     for line in started.index[started.duplicated(["session", "config_index"])]:
@@ -199,7 +199,7 @@ def _spans(sessions: list[_Session], path: str) -> dict[tuple[int, int], str]:
 
 
 def _check_runs(data: Dataset) -> Found:
-    """The ids are the hashes of what the record says, and the graph that it names is there."""
+    """Check that ids are the hashes of what the record says, and that its graph is there."""
     for run in data.runs.to_dict("records"):
         line, ir_id = int(run["line"]), run["ir_id"]
         try:
@@ -214,7 +214,7 @@ def _check_runs(data: Dataset) -> Found:
 
 
 def _check_graphs(data: Dataset, progress: Callable[[int, int], None] | None) -> Found:
-    """Each graph is somebody's, is what its id says, and its links end at its nodes."""
+    """Check that each graph has a run, is what its id says, and has links between its nodes."""
     named = {i for ids in data.rows.ir_id.unique() for i in ids.split()} | set(data.runs.ir_id)
     sessions = set(data.runs.run_id)
     graphs = data.graphs[["ir_id", "run_id", "line"]].itertuples(index=False, name=None)

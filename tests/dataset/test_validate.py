@@ -119,6 +119,8 @@ def is_right(value: Any, field: Any, event: str) -> bool:
         return isinstance(value, dict) and (name != "counts" or value == {})
     if name in ("arguments", "kernel_source"):
         return value == []
+    if name == "session":
+        return event == "start" and value == "x"
     return name in ("kernel_name", "backend", "error") and isinstance(value, str)
 
 

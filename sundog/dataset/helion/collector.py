@@ -7,8 +7,8 @@
 
     collect(softmax, (x,), "runs/softmax")  # no tuning: what the kernel is, and its IR
 
-The hook sets two attributes on Helion's search object: the logger, which Helion tells every
-result as it comes, and the benchmark provider's class, to keep all timings beside their median.
+The hook sets two attributes on Helion's search object: the logger, to which Helion reports every
+result, and the benchmark provider's class, to keep all timings beside their median.
 Nothing is patched, and nothing here may break the tuning: what fails is one warning and a null.
 """
 
@@ -61,7 +61,7 @@ def _bind(kernel: Any, args: Sequence[object]) -> Any:
 def describe(
     bound: Any, args: Sequence[object], **settings: object
 ) -> tuple[RunInfo, IrGraphRecord | None] | None:
-    """What identifies a bound kernel with these arguments, and its graph if there is one."""
+    """Return what identifies a bound kernel with these arguments, and its graph if it has one."""
     info = _quietly("describe the kernel", lambda: _run_info(bound, args, settings))
     if info is None:
         return None
@@ -110,7 +110,7 @@ def _quietly(what: str, work: Callable[[], Any]) -> Any:
 
 
 def record_autotuning(base: Base, inner: Callable[..., Any] = default_autotuner_fn) -> Any:
-    """An `autotuner_fn` for `@helion.kernel`: `inner`'s search, recorded on `base`.
+    """Make an `autotuner_fn` for `@helion.kernel` that records the search of `inner` on `base`.
 
     A result from Helion's cache of best configurations runs no search and leaves no rows, and
     neither does choosing among `configs=[...]`, for which Helion does not ask `autotuner_fn`.
@@ -260,7 +260,7 @@ class RecordingLogger(AutotuningLogger):
         )
 
     def _reason(self, entry: Any, trial: Trial) -> str:
-        """The error at hand, or Helion's last words on this configuration."""
+        """Return the error at hand, or Helion's last message about this configuration."""
         error = sys.exc_info()[1]
         if error is not None:
             return f"{type(error).__name__}: {error}"
@@ -273,7 +273,7 @@ class RecordingLogger(AutotuningLogger):
 
 
 def _entry(result: Any, config_id: str | None) -> Any:
-    """A BenchmarkResult as the log entry that Helion's own provider makes of it."""
+    """Turn a BenchmarkResult into the log entry that Helion's own provider makes of it."""
     perf = result.perf if math.isfinite(result.perf) else None
     return AutotuneLogEntry(
         generation=None,

@@ -106,7 +106,7 @@ def extract_ir_graph(
     input_shapes: Any,
     env: Any = None,
 ) -> IrGraphRecord:
-    """The record of one bound kernel. `env` is `bound.env`: without it, and outside of an active
+    """Record one bound kernel. `env` is `bound.env`: without it, and outside of an active
     one, `blocks` is None, because Helion keeps block sizes there and not in the device IR."""
     ids = _Ids(device_ir)
     nodes = [_node(ids, info, i, n) for info in ids.infos for i, n in enumerate(info.graph.nodes)]
@@ -190,14 +190,14 @@ def _graph_entry(ids: _Ids, info: Any) -> dict[str, Any]:
 
 
 def _alternate_of(ids: _Ids, info: Any) -> int | None:
-    """The graph that this one would replace: where most of its nodes come from."""
+    """Return the graph that this one would replace: where most of its nodes come from."""
     found = [ids.original[n].graph for n in info.graph.nodes if n in ids.original]
     owners = Counter(i.graph_id for g in found for i in ids.infos if i.graph is g)
     return min(owners, key=lambda g: (-owners[g], g)) if owners else None
 
 
 def _info_fields(info: Any) -> dict[str, Any]:
-    """The region's own fields; `node_args` are the region edges, `graph` the nodes."""
+    """Return the region's own fields; `node_args` are the region edges, `graph` the nodes."""
     if not dataclasses.is_dataclass(info):
         return {}
     skipped = {"graph_id", "graph", "node_args", "block_ids"}
@@ -241,7 +241,7 @@ def _target(node: Node) -> str | None:
 
 
 def _attribute(node: Node) -> Any:
-    """The constant that a get_attr node reads from the graph's module."""
+    """Return the constant that a get_attr node reads from the graph's module."""
     if node.op != "get_attr":
         return None
     value: Any = node.graph.owning_module

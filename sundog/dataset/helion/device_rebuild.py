@@ -76,12 +76,12 @@ def _make(
 
 
 def differences(device_ir: Any, record: IrGraphRecord, *, env: Any = None) -> list[str]:
-    """What of the device IR the record does not give back; [] if it is lossless."""
+    """List what of the device IR the record does not give back; [] if it is lossless."""
     return graph_differences(device_ir, record) or list(_features(device_ir, record, env))
 
 
 def graph_differences(device_ir: Any, record: IrGraphRecord) -> list[str]:
-    """The part that only reads rebuilt fx graphs: names, operations, targets, arguments."""
+    """Compare rebuilt fx graphs only: names, operations, targets, arguments."""
     try:
         graphs = rebuild(record)
     except ValueError as error:
@@ -148,7 +148,7 @@ def _same_scalar(old: Any, new: Any) -> bool:
 
 
 def _features(device_ir: Any, record: IrGraphRecord, env: Any) -> Iterator[str]:
-    """Every field that is not an argument: shapes, lowering, edges between graphs, block map."""
+    """Return every field that is not an argument: shapes, lowering, edges, block map."""
     graph = record["graph"]
     identity = {k: graph.get(k) for k in ("run_id", "kernel_id", "kernel_name", "input_shapes")}
     fresh = extract_ir_graph(device_ir, env=env, **identity)
@@ -166,5 +166,5 @@ def _features(device_ir: Any, record: IrGraphRecord, env: Any) -> Iterator[str]:
 
 
 def _field(node: dict[str, Any], key: str) -> str:
-    """A field that is absent is not the same as one that is null."""
+    """Return a field; one that is absent is not the same as one that is null."""
     return canonical_json(node[key]) if key in node else "absent"

@@ -79,7 +79,7 @@ class RegionLink(NamedTuple):
 
 
 def is_graph_id(value: object) -> TypeGuard[int]:
-    """True and False are integers in Python, but not graph ids."""
+    """Tell a graph id from True and False, which are integers in Python."""
     return type(value) is int
 
 
@@ -88,7 +88,7 @@ def target_name(node: Node) -> str | None:
 
 
 def calls_of(node: Node, graphs: dict[int, Any]) -> list[RegionCall]:
-    """The child graphs that `node` calls; [] and one warning if it is malformed."""
+    """Return the child graphs that `node` calls; [] and one warning if it is malformed."""
     if node.op != "call_function" or (name := target_name(node)) not in _CALLS:
         return []
     calls = [_call(node, role, at, args, graphs) for role, at, args in _CALLS[name]]
@@ -134,7 +134,7 @@ def output_of(graph: Graph) -> Node | None:
 
 
 def _returned(graph: Graph) -> list[Any]:
-    """The values a graph returns, in order."""
+    """Return the values that a graph returns, in order."""
     node = output_of(graph)
     value = node.args[0] if node is not None and node.args else None
     return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -155,7 +155,7 @@ def live_graphs(graphs: dict[int, Any], root_ids: list[int]) -> dict[int, list[R
 
 
 def links_of(calls: list[RegionCall]) -> Iterator[RegionLink]:
-    """Every edge that the calls of one graph make."""
+    """Yield every edge that the calls of one graph make."""
     for call in calls:
         slots = placeholders(call.child.graph)
         first = next(iter(call.child.graph.nodes), None)
@@ -196,7 +196,7 @@ def _node(values: list[Any], index: int) -> Node | None:
 
 
 def _branch_output(call: RegionCall, index: Any) -> Any:
-    """What result `index` of an `_if` is in this branch: an output, an outer node, or None.
+    """Find what result `index` of an `_if` is in this branch: an output, an outer node, or None.
 
     The results are those of the if branch, then those of the else branch; Helion notes per
     result an output number, or the name of a variable that the branch does not assign.
@@ -244,7 +244,7 @@ def _renewed(call: RegionCall, outputs: int) -> Iterator[tuple[int, int, bool]]:
         free = [p for p in places if p not in taken]
         if free:
             # Outputs come in the order of the arguments; two variables that start from one
-            # node cannot always be told apart, which `exact` says.
+            # node cannot always be distinguished, which `exact` says.
             taken.add(free[0])
             yield index, free[0], len(places) == 1
 
@@ -256,7 +256,7 @@ _TILE_INDEX = "helion.language.tile_ops:tile_index"
 
 
 def block_map(env: Any) -> list[dict[str, Any]] | None:
-    """One entry per block id of the compile environment; None without one, or if it changed."""
+    """Describe each block id of the compile environment; None without one, or if it changed."""
     try:
         env = env if env is not None else _active_env()
         return None if env is None else [_block(env, info) for info in env.block_sizes]
@@ -302,7 +302,7 @@ def _slots_of(config_spec: Any, block_id: int) -> dict[str, int]:
 
 
 def symbol_map(device_ir: Any) -> list[dict[str, Any]]:
-    """Where every symbol of the shapes comes from: a block size, a tensor's size, an argument."""
+    """List what each symbol of the shapes is: a block size, a tensor's size, an argument."""
     host = getattr(device_ir, "host_function", None)
     entries = []
     for expr, info in (getattr(host, "expr_to_origin", None) or {}).items():
@@ -343,7 +343,7 @@ def memory_slots(
 
 
 def _generated(children: list[RegionCall]) -> list[int]:
-    """The order in which Helion generates the children; a loop's condition is generated twice."""
+    """Return the order in which Helion generates the children; a loop's condition comes twice."""
     order = [c.child.graph_id for c in children]
     return order + [c.child.graph_id for c in children if c.role == "cond"]
 

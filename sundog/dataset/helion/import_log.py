@@ -171,7 +171,7 @@ def _end(trial: Trial, row: dict[str, str], ir_id: str | None) -> None:
 
 
 def _info(record: dict[str, Any]) -> RunInfo:
-    """What Helion's record says of the run. Shapes and dtypes are text there, and stay text."""
+    """Convert Helion's record of a run. Shapes and dtypes are text there, and stay text."""
     settings: Any = record.get("settings")
     settings = settings if isinstance(settings, dict) else {}
     source = {"name": record["kernel_name"], "path": None, "text": record["kernel_source"]}

@@ -47,18 +47,18 @@ class Opaque:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """One warning per message and process; `warn_once.cache_clear()` forgets them."""
+    """Warn once per message and process; `warn_once.cache_clear()` forgets them."""
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def display(value: object) -> str:
-    """For people, not for the rebuild: cut to MAX_DISPLAY characters."""
+    """Return text for people, not for the rebuild: cut to MAX_DISPLAY characters."""
     text = str(value)
     return text if len(text) <= MAX_DISPLAY else text[: MAX_DISPLAY - 3] + "..."
 
 
 def expr_tree(expr: Any) -> Any:
-    """A sympy expression as JSON: numbers, `symbol`s, and functions with arguments."""
+    """Encode a sympy expression as JSON: numbers, `symbol`s, and functions with arguments."""
     if isinstance(expr, (bool, int, float)):
         return expr
     if expr.is_Symbol:
@@ -73,13 +73,13 @@ def expr_tree(expr: Any) -> Any:
 
 
 def sym_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-    """The sympy expression of a symbolic scalar, read without adding a guard."""
+    """Return the sympy expression of a symbolic scalar, without adding a guard."""
     expr = getattr(value.node, "_expr", None)
     return value.node.expr if expr is None else expr
 
 
 def encode(value: object, path: Path = (), uses: Uses | None = None) -> Any:
-    """`value` as JSON; every fx node in it becomes a hole, and is appended to `uses`."""
+    """Encode `value` as JSON; every fx node in it becomes a hole, and is appended to `uses`."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, Node):
@@ -135,7 +135,7 @@ def _is_fake(value: torch.Tensor) -> bool:
 
 
 def decode(value: Any, node_at: Callable[[Path], Node], path: Path = ()) -> Any:
-    """The inverse of `encode`; `node_at` fills the holes, and raises where it cannot."""
+    """Decode what `encode` made; `node_at` fills the holes, and raises where it cannot."""
     if not isinstance(value, dict):
         return value
     tag, inner = value["t"], cast(Any, value.get("v"))
@@ -182,7 +182,7 @@ def _no_node(path: Path) -> Node:
 
 
 def encode_target(target: Callable[..., Any]) -> str | None:
-    """A name that `resolve_target` finds again: `aten.amax.default`, or `_operator:getitem`."""
+    """Return a name for `resolve_target`: `aten.amax.default`, or `_operator:getitem`."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     if isinstance(target, torch._ops.HigherOrderOperator):
@@ -199,7 +199,7 @@ def encode_target(target: Callable[..., Any]) -> str | None:
 
 @functools.cache
 def resolve_target(name: str) -> Any:
-    """The function that `encode_target` named: `module:name`, or an operator of torch.ops."""
+    """Find the function that `encode_target` named: `module:name`, or an operator of torch.ops."""
     module, colon, name_in_module = name.partition(":")
     found: Any = importlib.import_module(module) if colon else torch.ops
     parts = (name_in_module if colon else name).split(".")
@@ -237,7 +237,7 @@ class SourceFeatures(TypedDict):
 
 
 def val_features(val: object) -> ValFeatures:
-    """What fx knows about a node's value; a list of values has its own features in `items`."""
+    """Return what fx knows about a node's value; of a list, each value's features in `items`."""
     features: ValFeatures = dict.fromkeys(ValFeatures.__annotations__)  # type: ignore[assignment]
     if isinstance(val, torch.Tensor):
         features["dtype"] = str(val.dtype)
@@ -257,7 +257,7 @@ def val_features(val: object) -> ValFeatures:
 
 
 def _concrete(size: Any) -> int | None:
-    """The number behind a size; None for block sizes, which the config chooses."""
+    """Return the number that a size stands for; None for block sizes, which the config chooses."""
     if isinstance(size, int):
         return size
     try:
@@ -276,7 +276,7 @@ def source_features(node: Node) -> SourceFeatures:
 
 
 def lowering_features(node: Node) -> LoweringFeatures:
-    """All None for a node that Helion does not lower (placeholder, output)."""
+    """Describe a node's lowering; all None if Helion does not lower it (placeholder, output)."""
     lowering: Any = node.meta.get("lowering") if node.op == "call_function" else None
     data = getattr(getattr(lowering, "buffer", None), "data", None)
     reduction = getattr(data, "reduction_type", None)

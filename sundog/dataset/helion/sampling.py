@@ -69,7 +69,7 @@ class SampledJob(BenchmarkJob):
 
 
 def _comparable(times: Any) -> Any:
-    """The timings, if their median is the number that Helion would have reported; else that."""
+    """Return the timings if their median is the number that Helion reports; else that number."""
     if not isinstance(times, (list, tuple)):
         return times  # Helion's wall-clock timer knows no "all" and gives the median
     if median(times) <= 0:  # a cache flush was subtracted; Helion has a rule for this
@@ -106,7 +106,7 @@ class SamplingWorker(BenchmarkWorker):
 def recording_provider(
     provider_cls: Any, samples: Samples, on_results: Callable[[list[Any]], None]
 ) -> Any:
-    """A subclass that keeps all timings of Helion's own provider, and tells those of any other.
+    """Make a subclass that keeps all timings of Helion's own provider, and reports any other's.
 
     Helion's provider reports to the logger as it goes; one of the user's may not, so its results
     are handed to `on_results` when a batch is done.

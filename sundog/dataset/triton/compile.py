@@ -40,7 +40,7 @@ def lower(
     arch: str = "sm_90",
     stage: str = "ttgir",
 ) -> Any:
-    """The module that a launch `kernel[grid](*args, **kwargs)` on `arch` would compile.
+    """Return the module that a launch `kernel[grid](*args, **kwargs)` on `arch` would compile.
 
     `kwargs` are what a launch takes: arguments by name, constexprs, num_warps and other options.
     Tensors may be on any device, `meta` included.
@@ -52,7 +52,7 @@ def lower(
 def source_of(
     kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, arch: str
 ) -> tuple[Any, dict[str, Any]]:
-    """What a launch hands to Triton's compiler: its ASTSource, and all options."""
+    """Return what a launch hands to Triton's compiler: its ASTSource, and all options."""
     from triton.compiler.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
@@ -70,7 +70,7 @@ def source_of(
 def lower_source(
     source: Any, options: Mapping[str, Any], *, arch: str = "sm_90", stage: str = "ttgir"
 ) -> Any:
-    """The same from an explicit `triton.compiler.ASTSource`: signature, constexprs, attrs."""
+    """Do the same from an explicit `triton.compiler.ASTSource`: signature, constexprs, attrs."""
     from triton.compiler.compiler import make_backend
 
     if stage not in STAGES:
@@ -94,7 +94,7 @@ def lower_source(
 
 
 def _launch_knobs(kernel: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `JITFunction.run` adds to the options of a launch from Triton's settings."""
+    """Return what `JITFunction.run` adds to the options of a launch from Triton's settings."""
     from triton import knobs
 
     added: dict[str, Any] = {}

@@ -214,7 +214,7 @@ class _ModuleReader:
         return block
 
     def _label(self, name: str) -> MlirBlock:
-        """The block of this name in the current region, which may come later in the text."""
+        """Return the block of this name in the current region, which may come later in the text."""
         return self._scopes[-1].blocks.setdefault(name, MlirBlock())
 
     def _use(self, use: str, op: MlirOperation) -> None:

@@ -16,7 +16,7 @@ _SYMBOL = re.compile(r"[A-Za-z_][\w$.-]*")
 
 
 def unescape(text: str) -> str:
-    """The string that MLIR spells `text`; bytes that are no UTF-8 become lone surrogates."""
+    """Return the string that MLIR spells `text`; bytes that are not UTF-8 become surrogates."""
     if "\\" not in text:
         return text
     raw = text.encode("utf-8", "surrogateescape")
@@ -25,7 +25,7 @@ def unescape(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """MLIR's spelling of a string, in quotes."""
+    """Return MLIR's spelling of a string, in quotes."""
     spelled = []
     for byte in text.encode("utf-8", "surrogateescape"):
         if byte == 0x5C:
@@ -38,7 +38,7 @@ def escape(text: str) -> str:
 
 
 def spell(value: Value) -> str:
-    """The text of an attribute or a type."""
+    """Return the text of an attribute or a type."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -62,7 +62,7 @@ def spell_entries(entries: dict[str, Value]) -> str:
 
 
 def spell_location(location: Value) -> str:
-    """The text inside `loc(...)`."""
+    """Return the text inside `loc(...)`."""
     kind = location["kind"]
     if kind == "unknown":
         return "unknown"
@@ -131,7 +131,7 @@ def _symbol(value: dict[str, Value]) -> str:
 
 
 def _params(params: list[Value]) -> str:
-    # The paddings of #ttg.padded_shared have no comma behind them.
+    # The paddings of #ttg.padded_shared have no comma after them.
     padded = bool(params) and isinstance(params[0], dict) and params[0]["kind"] == "paddings"
     return " ".join([spell(params[0]), _join(params[1:])]).rstrip() if padded else _join(params)
 

@@ -39,7 +39,7 @@ class MlirSyntaxError(ValueError):
 
 
 class Cursor:
-    """A position in a text; each method reads one thing there and moves behind it."""
+    """A position in a text; each method reads one thing there and moves past it."""
 
     __slots__ = ("pos", "text")
 
@@ -78,7 +78,7 @@ class Cursor:
         return found
 
     def whole(self) -> Value:
-        """The value that is all of the rest of the text."""
+        """Read the value that is all of the rest of the text."""
         found = self.value()
         if self.pos != len(self.text):
             raise self.error("the end")
@@ -249,7 +249,7 @@ class Cursor:
 
     def _params(self) -> list[Value]:
         found: list[Value] = []
-        if match := self.take(_PADDINGS):  # of #ttg.padded_shared, a space behind
+        if match := self.take(_PADDINGS):  # of #ttg.padded_shared, a space after
             pairs = [[int(n) for n in pair.split(":+")] for pair in match[1].split(", ")]
             return [{"kind": "paddings", "pairs": pairs}, *self._params()]
         while not self.skip(">"):
@@ -266,7 +266,7 @@ class Cursor:
         return found
 
     def _opaque(self, start: int) -> dict[str, Value]:
-        """The spelling from `start` to the bracket that closes the one here."""
+        """Return the spelling from `start` to the bracket that closes the one here."""
         depth = 0
         for match in _BRACKETS.finditer(self.text, self.pos):
             depth += {"<": 1, ">": -1}.get(match[0], 0)
@@ -314,7 +314,7 @@ class LocationReader:
         self._definitions[alias] = text
 
     def read(self, text: str) -> Value:
-        """The location spelled `loc(...)`."""
+        """Read the location spelled `loc(...)`."""
         cursor = Cursor(text)
         found = self.take(cursor)
         if cursor.pos != len(text):
@@ -322,7 +322,7 @@ class LocationReader:
         return found
 
     def take(self, cursor: Cursor) -> Value:
-        """The location `loc(...)` at the cursor."""
+        """Read the location `loc(...)` at the cursor."""
         cursor.expect("loc(")
         found = self._body(cursor)
         cursor.expect(")")

@@ -182,7 +182,7 @@ def _files(text: str) -> dict[str, str]:
 
 
 def _assembly_lines(text: str, names: Mapping[str, str]) -> Iterator[tuple[int, list[Place]]]:
-    """A `.loc` holds until the next one, or until the function ends."""
+    """Read assembly: a `.loc` holds until the next one, or until the function ends."""
     files = {number: names[path] for number, path in _files(text).items()}
     here: list[Place] = []
     for number, line in enumerate(text.splitlines(), 1):

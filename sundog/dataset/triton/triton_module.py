@@ -18,7 +18,7 @@ __all__ = ["generic_text", "load_module", "read_module"]
 
 
 def read_module(module_or_kernel: Any) -> MlirModule:
-    """The operations of an `ir.module`, a compiled kernel's TTGIR, or TTIR or TTGIR text."""
+    """Read the operations of an `ir.module`, a compiled kernel's TTGIR, or TTIR or TTGIR text."""
     source = module_or_kernel
     if hasattr(source, "asm"):
         if "ttgir" not in source.asm:
@@ -41,7 +41,7 @@ def load_module(text: str) -> Any:
 
 
 def generic_text(module: Any) -> str:
-    """The module in generic form with locations; one empty block too many at its end."""
+    """Print the module in generic form with locations; it has one empty block more at its end."""
     from triton._C.libtriton import ir
 
     context = getattr(module, "context", None)

@@ -140,7 +140,7 @@ def extract_ttir_graph(
     kernel_name: str | None = None,
     input_shapes: Any = None,
 ) -> IrGraphRecord:
-    """The record of a Triton module, of a compiled kernel's TTGIR, or of TTIR or TTGIR text.
+    """Record a Triton module, a compiled kernel's TTGIR, or TTIR or TTGIR text.
 
     From text the locations that the pretty form does not print (of a loop's variables) are
     unknown; a module from `sundog.dataset.triton.compile.lower` still has them.
@@ -186,7 +186,7 @@ def rebuild_module_text(record: IrGraphRecord) -> str:
 
 
 def _stages_of(module_or_kernel: Any) -> dict[str, Any] | None:
-    """The line maps of a compiled kernel; None for what was not compiled to the end."""
+    """Return the line maps of a compiled kernel; None for what was not compiled to the end."""
     asm = getattr(module_or_kernel, "asm", None)
     return None if asm is None else describe_stages(asm)
 
@@ -196,7 +196,7 @@ def _stage(module: MlirOperation) -> str:
 
 
 def _kernel_name(module: MlirOperation) -> str | None:
-    """The public function's name."""
+    """Return the public function's name."""
     for op in (op for block in module.regions[0] for op in block.operations):
         if op.properties.get("sym_visibility") == {"kind": "string", "value": "public"}:
             return str(op.properties["sym_name"]["value"])
@@ -340,7 +340,7 @@ class _Rebuilder:
         return MlirModule(module, aliases)
 
     def _ordered(self, links: list[Link], field: str, name: str) -> list[Link]:
-        """The edges by number; each number from 0 up once."""
+        """Sort edges by number, and check that each number from 0 up occurs once."""
         ordered = sorted(links, key=lambda link: int(link[field]))
         if [link[field] for link in ordered] != list(range(len(ordered))):
             numbers = [link[field] for link in ordered]
