@@ -35,7 +35,11 @@ class WorldClosed(SundogError):
 
 
 class PeerLost(SundogError):
-    """Another rank died, or did not arrive within the timeout."""
+    """Another rank died, raised, or did not arrive within the timeout; the message says which."""
+
+
+class BadValue(SundogError):
+    """Another rank's value is not data that sundog wrote. Nothing of it was run."""
 
 
 class Deadlock(SundogError):

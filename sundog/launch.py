@@ -40,15 +40,15 @@ def run(
 ) -> list[Any]:
     """Run `fn(world)` once per rank and return the results by rank.
 
-    Without a backend's name: the GPU if there is one (`virtual`), else the simulator. `sim` says
-    how to simulate (schedule, SMs, whether waits run out) and is for that backend alone. With
+    Without a backend's name: `virtual` if there is a GPU, else `sim`. The argument `sim` says how
+    to simulate (schedule, SMs, whether waits expire) and is for that backend alone. With
     link="pcie" all ranks but the first are passive (docs/gpu.md): on `virtual` their data lies in
-    host memory; on `sim` it lies apart from their flags, as it does there.
+    host memory; on `sim` it lies apart from their flags, as on `virtual`.
     """
     if not callable(fn):
-        raise ValueError(f"fn {fn!r}: expected a function of a world")
+        raise ValueError(f"fn must be callable as fn(world), got {fn!r}")
     if not isinstance(world_size, int) or world_size < 1:
-        raise ValueError(f"world_size {world_size!r}: a world has at least one rank")
+        raise ValueError(f"world_size must be a whole number of at least 1, got {world_size!r}")
     name = _chosen(backend or ("sim" if sim is not None else ""), _WITHOUT_TORCHRUN)
     module = load(name)
     can = module.CAPABILITIES
@@ -61,7 +61,7 @@ def run(
 
 
 def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) -> World:
-    """The world of this process, which torchrun started as one of several ranks.
+    """Return the world of this process, which torchrun started as one of several ranks.
 
     Without a backend's name: `symm` if there is a GPU, else `shm`. Uses the default group of
     torch.distributed, or makes one with gloo.
@@ -88,9 +88,9 @@ _initialized: list[World] = []  # the world that `init` returned last, if any
 
 
 def _look_at_exit() -> None:
-    """At the end of a process whose world is open: a wait that expired sets its exit status.
+    """At the end of a process with an open world, tell the other ranks what happened.
 
-    The other ranks hear what happened.
+    A wait that expired sets the exit status.
     """
     world, error = _initialized[0], getattr(sys, "last_value", None)
     if world._closed:
@@ -106,7 +106,7 @@ def _look_at_exit() -> None:
 
 
 def _check_no_other() -> None:
-    """A process has one world at a time: a second one would take over its launches."""
+    """Refuse a second world in a process: it would take over the launches of the first."""
     if _initialized and not _initialized[0]._closed:
         raise SundogError(
             f"sundog.init: this process already has {_initialized[0]!r}. Use that one "
@@ -116,7 +116,7 @@ def _check_no_other() -> None:
 
 def _check_link(link: str, name: str, can: Capabilities) -> None:
     if link not in LINKS:
-        raise ValueError(f"link {link!r}: expected 'pcie', or none")
+        raise ValueError(f"link must be 'pcie' or '', got {link!r}")
     if link not in can.links:
         raise ValueError(
             f"link={link!r} puts a real link between ranks on one GPU: it is for backend "
@@ -132,7 +132,7 @@ def _chosen(name: str | None, defaults: tuple[str, str]) -> str:
 
 
 def _heap_size(asked: int, on_gpu: bool, local_ranks: int) -> int:
-    """Bytes per rank; refused if the ranks of this machine together can't have them."""
+    """Return the bytes per rank; raise if this machine has not enough for all of its ranks."""
     nbytes = _at_least(asked or knobs.heap_size.get() or (GPU_HEAP if on_gpu else _CPU_HEAP))
     if on_gpu:
         # On AMD Triton takes offsets in storage below 2 GiB as 32-bit numbers, which cuts the
@@ -149,11 +149,11 @@ def _heap_size(asked: int, on_gpu: bool, local_ranks: int) -> int:
 
 def _at_least(nbytes: int) -> int:
     if not isinstance(nbytes, int) or nbytes < 1 << 16:
-        raise ValueError(f"heap_size {nbytes!r}: a heap has at least {1 << 16} bytes")
+        raise ValueError(f"heap_size must be at least {1 << 16} bytes, got {nbytes!r}")
     return nbytes
 
 
 def _seconds(timeout: float) -> float:
     if not 0 <= timeout < math.inf:
-        raise ValueError(f"timeout {timeout}: expected seconds, or 0 for SUNDOG_TIMEOUT's")
+        raise ValueError(f"timeout must be >= 0 seconds (0 uses SUNDOG_TIMEOUT), got {timeout}")
     return timeout or knobs.timeout.get()

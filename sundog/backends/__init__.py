@@ -39,7 +39,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class WorldOptions:
-    """What `sundog.run` was asked for, complete and checked."""
+    """The arguments of `sundog.run`, complete and checked."""
 
     heap_size: int  # bytes per rank
     timeout: float  # seconds
@@ -62,10 +62,10 @@ class Module(Protocol):
 
 
 def load(name: str) -> Module:
-    """The backend of this name. Imported now: most need torch or Triton."""
+    """Import the backend of this name: not before it is used, since most need torch or Triton."""
     return cast(Module, importlib.import_module(f".{name}", __name__))
 
 
 def capabilities(name: str) -> Capabilities:
-    """What the backend of this name can do."""
+    """Return what the backend of this name can do."""
     return load(name).CAPABILITIES

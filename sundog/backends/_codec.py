@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import SundogError
+from ..errors import BadValue
 
-__all__ = ["BadValue", "decode", "encode"]
+__all__ = ["decode", "encode"]
 
 _HEADER = b"sundog1:"
 _DEEPEST = 100
@@ -42,19 +42,15 @@ _PLAIN = (
 )
 
 
-class BadValue(SundogError):
-    """Bytes that are no value of sundog's. Nothing in them was run."""
-
-
 def encode(value: Any, what: str = "exchange", allow_pickle: bool = False) -> bytes:
-    """The bytes of a value; ValueError if it would need pickle and `allow_pickle` is False."""
+    """Return the bytes of a value; raise ValueError if it needs pickle and that is not allowed."""
     parts = [_HEADER]
     _Writer(parts.append, what, allow_pickle).write(value, 0)
     return b"".join(parts)
 
 
 def decode(data: bytes, whose: str = "a value", allow_pickle: bool = False) -> Any:
-    """The value of these bytes; BadValue, which starts with `whose`, if they hold none."""
+    """Return the value of these bytes; raise BadValue, which names `whose`, if they hold none."""
     reader = _Reader(data, allow_pickle)
     try:
         reader.expect(_HEADER)
@@ -124,7 +120,7 @@ class _Writer:
             )
 
     def _tensor(self, tensor: torch.Tensor) -> None:
-        """Its elements alone, whatever storage it is a view of."""
+        """Write the elements alone, whatever storage the tensor is a view of."""
         on_gpu = tensor.device.type != "cpu"
         # The copy is ordered after what computes it, as any operation of torch on the host.
         host = tensor.detach().cpu() if on_gpu else tensor.detach().clone()
@@ -154,7 +150,7 @@ class _Reader:
         self._data, self._at, self._allow_pickle = memoryview(data), 0, allow_pickle
 
     def expect(self, text: bytes) -> None:
-        """This text comes next; an empty one: the end."""
+        """Read this text, or raise. An empty text stands for the end."""
         length = len(text) or len(self._data) - self._at
         if self._bytes(length) != text:
             raise _Unreadable("it has no header" if text else f"{length} bytes are left over")
@@ -257,7 +253,7 @@ def _array(dtype: str, shape: tuple, is_scalar: bool, data: bytes) -> Any:
 
 
 def _class(module: str, name: str) -> Any:
-    """A class that this process has imported; nothing is imported for it."""
+    """Find a class among the imported modules; import nothing for it."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
@@ -269,7 +265,7 @@ def _found(kind: type) -> bool:
 
 
 def _names(kind: type) -> list[str] | None:
-    """The fields of a class that holds nothing else: a dataclass or a named tuple."""
+    """Return the fields of a class that holds nothing else: a dataclass or a named tuple."""
     if issubclass(kind, tuple):
         return list(kind._fields) if hasattr(kind, "_fields") else None
     if not dataclasses.is_dataclass(kind) or kind.__new__ is not object.__new__:
@@ -278,7 +274,7 @@ def _names(kind: type) -> list[str] | None:
 
 
 def _has_more(value: Any) -> bool:
-    """Does it have attributes, besides its fields, that can't be computed from them?"""
+    """Return whether it has attributes besides its fields that can't be computed from them."""
     kind = type(value)
     more = set(getattr(value, "__dict__", ())).difference(_names(kind) or ())
     return any(

@@ -28,7 +28,7 @@ from ..errors import CaptureError
 from ..target import Footprint
 from ..world.capture import LOAD, RUNTIME, STREAM, refusal
 from ._gang import Prepared
-from ._gpu import on
+from ._gpu import use_stream
 
 __all__ = ["CudaRecording"]
 
@@ -58,7 +58,7 @@ class CudaRecording:
     def __init__(
         self, holder: Any, stream: torch.cuda.Stream, put: Callable[[CudaRecording], Any]
     ) -> None:
-        """`holder.recording` is this while it lasts; `put` starts it on the current stream."""
+        """Begin. `holder.recording` is this object until the end; `put` starts the graph."""
         self._holder, self._put = holder, put
         self.programs = 0  # that wait for others, at one time
         self._most: dict[Any, int] = {}  # of any kernel, by stream
@@ -92,7 +92,7 @@ class CudaRecording:
         return error
 
     def launched(self, prepared: Prepared, stream: Any, capturing: bool) -> None:
-        """Before a kernel is added to the graph."""
+        """Check a kernel before it is added to the graph, and count its programs."""
         if not capturing:
             raise self.refuse(
                 f"launch of {prepared.name}",
@@ -113,7 +113,7 @@ class CudaRecording:
             self.programs = sum(self._most.values())
 
     def explain(self, error: RuntimeError) -> CaptureError | None:
-        """A CUDA error that the capture caused, as ours."""
+        """Turn a CUDA error that the capture caused into a CaptureError with its line."""
         if isinstance(error, CaptureError) or "captur" not in str(error).lower():
             return None
         first = str(error).splitlines()[0]
@@ -130,7 +130,7 @@ class CudaRecording:
             raise self._refused
 
     def abort(self) -> None:
-        with suppress(RuntimeError):  # which the first error has told
+        with suppress(RuntimeError):  # the first error is the one to report
             self._leave(failed=True)
         self.free()
 
@@ -138,7 +138,7 @@ class CudaRecording:
         self._holder.recording = None
         try:
             with warnings.catch_warnings():
-                if failed:  # an empty graph is then no wonder
+                if failed:  # torch warns of an empty graph, which is no surprise then
                     warnings.simplefilter("ignore", UserWarning)
                 self._graph.capture_end()
         except RuntimeError:
@@ -154,8 +154,8 @@ class CudaRecording:
     def _restore_torch(self) -> None:
         """Undo what torch does at the beginning of a capture: it doesn't if CUDA fails to end it.
 
-        Its allocator would serve the capture for ever, and its generator would believe that one is
-        under way, so that the next torch.randn raises. An empty capture that ends well tells it.
+        Its allocator would serve the capture for ever. Its generator would stay in capture mode,
+        so that the next torch.randn raises; an empty capture that succeeds resets it.
         """
         device = torch.cuda.current_device()
         with suppress(RuntimeError):
@@ -186,6 +186,6 @@ class CudaRecording:
         return self._footprint
 
     def start(self, stream: torch.cuda.Stream | None = None) -> None:
-        """By default on the current one."""
-        with on(stream) if stream is not None else nullcontext():
+        """Launch the graph on a stream; default: the current one."""
+        with use_stream(stream) if stream is not None else nullcontext():
             self._graph.replay()

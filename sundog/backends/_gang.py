@@ -1,13 +1,12 @@
-"""Do the programs of many ranks that wait for each other all find a place on one GPU?
-
-Launches of many ranks on one GPU: held until all that may wait for each other can start.
+"""Launches of many ranks on one GPU: held until all that may wait for each other can start.
 
 A kernel that is loaded while another one spins waits for that one, which may be waiting for it. So
 a launch is compiled and loaded first, then held until every other rank's host has come to a launch
 too, or waits, or has ended; then all of them start, each on its own stream. For the same reason no
 host ever blocks the process: it waits for an event, and the other hosts run on.
 
-If the programs that wait for each other don't fit on the GPU together, none of them starts.
+Co-residency: all programs that wait on each other must run at once. If they don't fit on the GPU
+together, none of them starts.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["Device", "Flight", "Gang", "GpuEvent", "Kind", "Prepared", "check_re
 
 
 class Kind(NamedTuple):
-    """What counts of a launch."""
+    """What matters of a launch for co-residency."""
 
     name: str
     programs: int
@@ -38,8 +37,9 @@ class Kind(NamedTuple):
 def check_resident(
     target: Target, kinds: Mapping[tuple[int, Any], Iterable[Kind]]
 ) -> NotResident | None:
-    """`kinds`: what is on each rank's streams. Those on one run one after the other, so that the
-    largest counts.
+    """Return the error to raise if what waits doesn't fit. `kinds`: what is on each rank's streams.
+
+    Launches on one stream run one after the other, so the largest counts.
 
     A program finds no place only if every SM is full for it. An SM that is full holds at least as
     many programs as fit of one that takes the most of everything, so no more than that many per SM
@@ -79,8 +79,8 @@ def _refusal(
     )
 
 
-# A rank that waits for its own kernels usually launches next: for so long its peers' launches wait
-# for it, in seconds. Longer than most kernels run, far shorter than a timeout.
+# A rank that waits for its own kernels usually launches next: its peers' launches wait for it this
+# long, in seconds. Longer than most kernels run, far shorter than a timeout.
 _GRACE = 0.02
 _BUSY_LOOKS = 100  # before the first nap
 _MANY = 64  # launches on a stream, before we look which have ended
@@ -89,10 +89,10 @@ _LONGEST_NAP = 2e-4
 
 class GpuEvent(Protocol):
     def query(self) -> bool:
-        """Has all that was on the stream when it was recorded ended?"""
+        """Return whether all that was on the stream when it was recorded has ended."""
 
     def record(self, stream: Any) -> None:
-        """Once more, behind what is on the stream now."""
+        """Record again, after what is on the stream now."""
 
 
 class Prepared(Protocol):
@@ -107,7 +107,7 @@ class Prepared(Protocol):
     def load(self) -> None: ...
 
     def footprint(self) -> Footprint | None:
-        """What a program takes, once it is loaded; None if the kernel waits for nobody."""
+        """Return what a program takes, once it is loaded; None if the kernel waits for nobody."""
 
     def start(self, stream: Any) -> Any: ...
 
@@ -150,7 +150,7 @@ class Queue:
     kinds: Counter[Kind] = field(default_factory=Counter)  # hundreds of launches may wait: a few
 
     def add(self, kind: Kind, stream: Any, device: Device) -> None:
-        """A launch has started. The event of one that is repeated in a row stands for all."""
+        """Note that a launch has started. Repeats in a row share one event."""
         if self.flights and self.flights[-1][1] is kind:
             self.flights[-1][0].record(stream)
             return
@@ -160,8 +160,8 @@ class Queue:
         self.kinds[kind] += 1
 
     def look(self) -> None:
-        """Forget what has ended. They end in turn, so the first one that has not is the last look;
-        and if the last one has, all have."""
+        """Forget what has finished. Launches on a stream finish in order: if the last has finished,
+        all have; otherwise pop finished ones from the front."""
         if self.flights and self.flights[-1][0].query():
             self.flights.clear()
             self.kinds.clear()
@@ -194,7 +194,7 @@ class Gang:
         machine.on_idle = self._idle
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        """In a host: returns when the kernel has been started, not when it has ended."""
+        """In a host: return when the kernel has started, not when it has ended."""
         prepared = self._device.prepare(kernel, grid, args, kwargs)
         stream = self._device.current_stream()
         capturing = self._device.is_capturing()
@@ -208,23 +208,24 @@ class Gang:
         return self.put(prepared, stream)
 
     def wait_for_all(self, what: str) -> None:
-        """In a host: until nothing runs on the GPU, and nothing starts before this host goes on."""
+        """In a host: wait until nothing runs on the GPU. Nothing starts meanwhile."""
         self._wait([q.flights[-1][0] for q in self._queues.values() if q.flights], what, True)
 
     def put(self, prepared: Prepared, stream: Any = None) -> Any:
-        """In a host: returns when what is loaded has been started, together with the others'.
+        """In a host: start what is loaded, together with the others' launches, and return.
 
-        `stream`: default: the current one."""
+        `stream`: default: the current one.
+        """
         stream = self._device.current_stream() if stream is None else stream
         return self.go(self.flight(prepared, stream))
 
     def flight(self, prepared: Prepared, stream: Any) -> Flight:
-        """A launch of this host's, which may `go` more than once."""
+        """Make a launch of this host's, which may `go` more than once."""
         kind = Kind(prepared.name, prepared.programs, prepared.footprint())
         return Flight(self._machine.host, prepared, stream, kind)
 
     def go(self, flight: Flight) -> Any:
-        """As `put`."""
+        """Start it, as `put` does."""
         if len(self._machine.hosts) == 1 and self._fits(flight):
             return self._begin(flight)  # there is nobody to wait for
         self._held.append(flight)
@@ -234,7 +235,7 @@ class Gang:
         return answer
 
     def synchronize(self, streams: list[Any]) -> None:
-        """In a host: until all that its rank launched, and what is on these streams, has ended."""
+        """In a host: wait for all that its rank launched, and for what is on these streams."""
         if self._device.is_capturing():
             return
         rank = self._machine.host.rank
@@ -244,7 +245,7 @@ class Gang:
         self._wait(events, "its kernels to end", False)
 
     def read_back(self) -> None:
-        """In a host: until the current stream has ended, as torch will wait for it."""
+        """In a host: wait for the current stream, before torch does."""
         if not self._device.is_capturing():
             self._wait([self._device.event(self._device.current_stream())], "its stream", False)
 
@@ -259,7 +260,7 @@ class Gang:
     # in the hub, when no host can run
 
     def _idle(self) -> bool:
-        """True if a host can go on now."""
+        """Return whether a host can continue now."""
         try:
             self._wake()
         except RuntimeError as error:  # the GPU reports what a kernel did

@@ -1,10 +1,8 @@
-"""Launching a kernel again with arguments of the same kinds, without Triton's look at all of them.
+"""What `virtual` and `symm` share: a launch in two steps, where contexts lie, the poll rate.
 
 Triton binds and specialises all arguments and compares all globals at every launch: most of the
-time of a small collective's call on the host. A launch depends on no more than what is in the key
-here, so its second time goes straight to the compiled kernel.
-
-What `virtual` and `symm` share: a real launch in two steps, the wait record, the poll rate.
+host's time for a small collective. A launch depends on nothing but what is in the key of `Direct`,
+so from the second time on it goes straight to the compiled kernel.
 """
 
 from __future__ import annotations
@@ -42,28 +40,28 @@ __all__ = [
     "in_order",
     "launched",
     "needs_scratch",
-    "on",
     "pinned_words",
     "polls_per_second",
+    "use_stream",
 ]
 
 Known = tuple[JITFunction, tuple[int, ...], tuple, dict, Any]  # the last: the compiled kernel
-# Where the running rank's launches are noted, if anybody asked; None in the list: not known here.
+# Where the running rank's launches are noted, if anybody asked; None in the list: not in `Direct`.
 launched: ContextVar[list[Known | None] | None] = ContextVar("launched", default=None)
 
 _PLAIN = frozenset((int, str, bool, float, type(None), torch.dtype))
-_MOST = 1024  # a program that makes ever new kinds of launches is not kept forever
+_MOST = 1024  # kinds of launches that are kept: a program may make new ones for ever
 
 
 class Direct:
-    """Compiled kernels by all that they were compiled for."""
+    """Compiled kernels, by all that they were compiled for."""
 
     def __init__(self) -> None:
         # The kernel is kept, so that no other one gets its id.
         self._known: dict[tuple, tuple[JITFunction, Any]] = {}
 
     def again(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, stream: int) -> Any:
-        """Start it, if such a launch was noted before: the compiled kernel, or None."""
+        """Start it and return the compiled kernel, or return None if no such launch was noted."""
         found = self._look(kernel, grid, args, kwargs)
         if found is None:
             return None
@@ -72,7 +70,7 @@ class Direct:
         return compiled
 
     def find(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
-        """The compiled kernel of such a launch, or None; nothing starts."""
+        """Return the compiled kernel of such a launch, or None; start nothing."""
         found = self._look(kernel, grid, args, kwargs)
         return None if found is None else found[1]
 
@@ -86,7 +84,7 @@ class Direct:
     def note(
         self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any
     ) -> None:
-        """Triton gave this compiled kernel, which may not be loaded yet, for such a launch."""
+        """Note the kernel that Triton compiled for such a launch. It may not be loaded yet."""
         key = _key(kernel, grid, args, kwargs)
         if key and hasattr(compiled, "packed_metadata"):
             if len(self._known) >= _MOST:
@@ -95,7 +93,7 @@ class Direct:
 
 
 def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:
-    """Empty where there is more to look at. Alive kernels differ by their id."""
+    """Return the key of a launch, or () where it depends on more. Live kernels differ by id."""
     if type(grid) is not tuple or kernel.pre_run_hooks or torch.version.hip:
         return ()  # AMD's code depends on the size of a tensor's storage too
     words: list[Any] = [id(kernel), grid, *kwargs]
@@ -111,7 +109,7 @@ def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:
 
 
 def in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
-    """All arguments in their places, as a compiled kernel takes them."""
+    """Return all arguments in their places, as a compiled kernel takes them."""
     return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])
 
 
@@ -139,8 +137,8 @@ class SynchronizeFirst(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class on:
-    """As torch.cuda.stream, which takes 16 us."""
+class use_stream:
+    """Like torch.cuda.stream, without its 16 us overhead."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream.stream_id, stream.device_index, stream.device_type
@@ -166,7 +164,7 @@ class Gpu:
         return torch.cuda.is_current_stream_capturing()
 
     def current_stream(self) -> torch.cuda.Stream:
-        """As torch's, which takes 10 us to make a new object of it."""
+        """Return the same object for a stream each time: torch takes 10 us to make a new one."""
         handle = self.current_handle()
         if handle not in self._streams:
             self._streams[handle] = torch.cuda.current_stream()
@@ -182,7 +180,7 @@ class Gpu:
         return event
 
     def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> GpuLaunch:
-        with torch._C.DisableTorchFunction():  # who looks at tensors here waits for nothing
+        with torch._C.DisableTorchFunction():  # only addresses are read: nothing to wait for
             known = self._direct.find(kernel, grid, args, kwargs)
             launch = GpuLaunch(kernel, grid, args, kwargs, known)
             if known is None:
@@ -191,7 +189,7 @@ class Gpu:
 
 
 class GpuLaunch:
-    """A call of a kernel, compiled at once, if need be; loaded and started when told to."""
+    """A call of a kernel: compiled at once, if need be; loaded and started by its methods."""
 
     def __init__(
         self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any = None
@@ -215,7 +213,7 @@ class GpuLaunch:
         return footprint_of(self.compiled)
 
     def start(self, stream: torch.cuda.Stream) -> Any:
-        """Not through the kernel, which would look at all arguments a second time."""
+        """Start the compiled kernel: Triton's kernel[grid] would look at all arguments again."""
         arguments, self._arguments = self._arguments, None  # not kept alive any longer
         assert arguments is not None
         if self.programs > 0:
@@ -223,7 +221,7 @@ class GpuLaunch:
             scratch = needs_scratch(self.compiled)
             with (
                 torch._C.DisableTorchFunction(),
-                on(stream) if scratch else nullcontext(),
+                use_stream(stream) if scratch else nullcontext(),
             ):
                 run(*arguments, stream=stream.cuda_stream)
         return self.compiled
@@ -234,7 +232,7 @@ _footprints: WeakKeyDictionary[Any, Footprint | None] = WeakKeyDictionary()
 
 
 def footprint_of(compiled: Any) -> Footprint | None:
-    """What a program takes, once it is loaded; None if the kernel waits for nobody."""
+    """Return what a program takes, once it is loaded; None if the kernel waits for nobody."""
     try:
         return _footprints[compiled]
     except KeyError:
@@ -248,7 +246,7 @@ def _footprint(compiled: Any) -> Footprint | None:
 
 
 def needs_scratch(compiled: Any) -> bool:
-    """Does Triton allocate memory for every launch? It does so on the current stream."""
+    """Return whether Triton allocates memory, on the current stream, for every launch."""
     known = compiled.metadata  # AMD's has not all of it
     return bool(
         getattr(known, "global_scratch_size", 0) or getattr(known, "profile_scratch_size", 0)
@@ -256,17 +254,17 @@ def needs_scratch(compiled: Any) -> bool:
 
 
 def first_ir(asm: Mapping[str, str]) -> str:
-    """What the front end made: a Gluon kernel has its layouts, so its IR begins as TTGIR."""
+    """Return what the front end made: a Gluon kernel has its layouts, so it begins as TTGIR."""
     return asm["ttir"] if "ttir" in asm else asm["ttgir"]
 
 
 def may_wait(ir: str) -> bool:
-    """Could a program of this kernel wait for another one? Not without a loop around an atomic."""
+    """Return whether a program may wait for another: not without a loop around an atomic."""
     return "tt.atomic_poll" in ir or ("scf.while" in ir and "tt.atomic" in ir)
 
 
 def grid_of(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[int, ...]:
-    """The grid of a launch, which may be a function of its arguments."""
+    """Return the grid of a launch, which may be a function of its arguments."""
     if not callable(grid):
         return tuple(grid)
     own = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
@@ -275,7 +273,7 @@ def grid_of(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[
 
 
 def pinned_words(count: int) -> torch.Tensor:
-    """Zeroed int64 words in host memory, at an address that kernels can use too."""
+    """Make zeroed int64 words in host memory, at an address that kernels can use too."""
     return torch.zeros(count, dtype=torch.int64).pin_memory()
 
 
@@ -295,7 +293,7 @@ class Contexts:
         self._starts.pop(base + allocation.offset - self._segment.data_ptr(), None)
 
     def end_waits(self, stream: torch.cuda.Stream) -> None:
-        """By the copy engine, which needs no SM: the kernels may hold them all."""
+        """Set the bounds to 0 by the copy engine, which needs no SM: kernels may hold them all."""
         with torch._C.DisableTorchFunction(), torch.cuda.stream(stream):
             for start in self._starts:
                 at = start + 8 * context.POLLS.value
@@ -305,7 +303,7 @@ class Contexts:
 
 @functools.cache
 def polls_per_second(index: int) -> float:
-    """How often one program that is alone polls a flag: what turns a timeout into a bound.
+    """Measure how often one program alone polls a flag: this turns a timeout into a bound.
 
     With others polling too it is slower, so a wait lasts at least as long as was asked for. The
     fastest of a few counts: another process may have had the GPU during one of them.

@@ -20,9 +20,11 @@ __all__ = ["Meeting", "refuse_inside_a_rank", "run_rank", "with_rank"]
 
 
 def refuse_inside_a_rank() -> None:
-    """The process has one machine, which runs the ranks of one world."""
+    """Raise if a rank calls this: a process has one machine, which runs the ranks of one world."""
     if current_machine() is not None:
-        raise ValueError("sundog.run inside a rank: open the second world after the first is done")
+        raise ValueError(
+            "sundog.run inside a rank: open the second world after the first has ended"
+        )
 
 
 class Meeting:

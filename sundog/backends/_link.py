@@ -18,7 +18,7 @@ LINKS = ("", "pcie")
 
 
 class _Mapped:
-    """Pinned memory that says of itself that a GPU may use it, at the address that it has."""
+    """Pinned memory in the form that torch takes for memory of a GPU."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self._host = host  # a tensor made from this object keeps it, and with it the memory
@@ -31,7 +31,7 @@ class _Mapped:
 
 
 def pinned_heap(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Bytes of host memory as a tensor of the GPU: torch's work on it is in stream order too."""
+    """Pin host memory and return it as a tensor of the GPU: torch uses it in stream order."""
     host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     view = torch.as_tensor(_Mapped(host), device=device)
     assert view.data_ptr() == host.data_ptr(), "torch made a copy of mapped memory"
@@ -39,10 +39,10 @@ def pinned_heap(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 def on_host(view: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor in pinned memory as the host sees it, for as long as its heap lives.
+    """Return a contiguous tensor in pinned memory as the host sees it, while its heap lives.
 
-    Torch copies from there to the GPU by the copy engine, which takes no SM and is faster than any
-    kernel; what it copies from the GPU's view of the same bytes it takes for the GPU's own.
+    From there torch copies to the GPU by the copy engine, which takes no SM and is faster than any
+    kernel. It takes the GPU's view of the same bytes for the GPU's memory, and copies by a kernel.
     """
     assert view.is_contiguous()
     memory = (ctypes.c_char * view.nbytes).from_address(view.data_ptr())

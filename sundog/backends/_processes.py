@@ -73,8 +73,8 @@ def _child(
 ) -> None:
     answer: tuple[Any, BaseException | None, str]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # don't outlive the caller
-    torch.set_num_threads(1)  # the parent's OpenMP threads did not come along
-    gc.freeze()  # nor did its CUDA: what the parent holds is not collected here
+    torch.set_num_threads(1)  # the parent's OpenMP threads do not survive the fork
+    gc.freeze()  # nor does its CUDA: do not collect here what the parent holds
     world = None
     try:
         world = open_world(rank, size, dist.FileStore(store))
@@ -90,8 +90,8 @@ def _child(
     try:
         data = encode(answer, "result", allow_pickle=True)
     except Exception as error:
-        told = SundogError(f"the result of rank {rank} can't be sent to the caller: {error}")
-        data = encode((None, told, ""), "result", allow_pickle=True)
+        unsent = SundogError(f"the result of rank {rank} can't be sent to the caller: {error}")
+        data = encode((None, unsent, ""), "result", allow_pickle=True)
     pipe.send_bytes(data)
     pipe.close()
 
@@ -105,7 +105,7 @@ def _picklable(error: BaseException) -> BaseException:
 
 
 def _collect(pipes: dict[Connection, int], answers: dict[int, Any]) -> None:
-    """What the ranks send, None from those that die; nothing from those that don't end."""
+    """Collect what the ranks send: None from those that die, nothing from those that don't end."""
     waiting = dict(pipes)
     deadline = None
     while waiting:
@@ -121,7 +121,7 @@ def _collect(pipes: dict[Connection, int], answers: dict[int, Any]) -> None:
                     pipe.recv_bytes(), f"the result of rank {rank}", allow_pickle=True
                 )
             except (EOFError, OSError):
-                answers[rank] = None  # it died without a word, or in the middle of one
+                answers[rank] = None  # it died before its answer, or in the middle of it
             if deadline is None and (answers[rank] is None or answers[rank][1] is not None):
                 deadline = time.monotonic() + _GRACE
 
@@ -149,7 +149,7 @@ def _how(code: int | None) -> str:
 
 
 def opened(backend: Any, attach: Callable[[], None], heap_size: int) -> World:
-    """The world of a rank that is a process: its peers' heaps are mapped, or nothing is left."""
+    """Open the world of a rank that is a process: map its peers' heaps, or leave nothing."""
     try:
         attach()
         world = World(backend, tuple(range(backend.size)), "world", Heap(heap_size, backend.guard))

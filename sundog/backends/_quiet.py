@@ -1,4 +1,4 @@
-"""Does any rank still run? For ranks that are processes, told by words that each of them shares.
+"""Does any rank still run? Ranks that are processes find out by words in shared memory.
 
 A rank counts how often it began to run, and how often it looked at all that it waits for and found
 no change. If every rank is idle and each has looked once more, from beginning to end, while nobody

@@ -1,10 +1,10 @@
-"""A call once more, with the very same tensors: nothing is left to do but to start its kernels.
+"""Repeat a call with the very same tensors: nothing is left to do but to start its kernels.
 
-Where a call repeats one before, arguments, grid and binary are those of then: all that changes is
-the stream. So the first repetition is watched. If it did nothing but launch kernels that were
-launched before (an op that can be captured in a graph has no state on the host), later ones hand
-the arguments, addresses instead of tensors, straight to Triton's launcher. Of the host's time for
-a small collective, 30 us on an H200's machine, half went into finding all of that again.
+Where a call repeats an earlier one, its arguments, grid and binary are the same: only the stream
+may change. So the first repetition is watched. If it did nothing but launch kernels that were
+launched before (an op that can be captured in a graph has no state on the host), later ones pass
+the arguments, addresses instead of tensors, straight to Triton's launcher. Looking them up again
+took half of the host's time for a small collective, which was 30 us on an H200's machine.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["Again", "again", "is_hooked"]
 
 
 class Again:
-    """A launch that has all it needs but a stream; to `Gang`, one like any other."""
+    """A launch that needs only a stream. To `Gang` it is a launch like any other."""
 
     loaded = True
 
     def __init__(self, known: Known, given: set[int]) -> None:
-        """`given`: storages of the caller's tensors, which are not kept alive: he has them."""
+        """`given`: storages of the caller's tensors, which the caller keeps alive."""
         kernel, grid, args, kwargs, compiled = known
         arguments = in_order(kernel, args, kwargs)
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         self._kept = [each for each in tensors if _storage(each) not in given]
         self._grid = (*grid, 1, 1)[:3]
-        self._run, self._behind = _bare(
+        self._run, self._rest = _bare(
             compiled.run, self._grid,
             (compiled.function, compiled.packed_metadata, None, None, None,
              *[each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]),
@@ -47,7 +47,7 @@ class Again:
         self.programs = math.prod(self._grid) * getattr(compiled.metadata, "num_ctas", 1)
 
     def load(self) -> None:
-        """It was, when it was launched before."""
+        """Do nothing: it was loaded when it was launched before."""
 
     def footprint(self) -> Footprint | None:
         return footprint_of(self.compiled)
@@ -57,28 +57,28 @@ class Again:
         return self.compiled
 
     def put(self, handle: int) -> None:
-        """On the stream with this handle."""
-        self._run(*self._grid, handle, *self._behind)
+        """Start it on the stream with this handle."""
+        self._run(*self._grid, handle, *self._rest)
 
 
-def _bare(launcher: Any, grid: tuple, behind: tuple) -> tuple[Callable[..., None], tuple]:
-    """What starts the kernel, and its arguments behind the stream.
+def _bare(launcher: Any, grid: tuple, rest: tuple) -> tuple[Callable[..., None], tuple]:
+    """Return what starts the kernel, and the arguments that follow the stream.
 
-    Triton's launcher adds some and calls one in C. They stay the same, so we let it tell us once,
-    which saves 2 us each time; but not where it would tell a sanitizer of every launch.
+    Triton's launcher adds some and calls one in C. They stay the same, so we record them once,
+    which saves 2 us each time; but not where the launcher reports every launch to a sanitizer.
     """
     if not hasattr(launcher, "launch") or getattr(launcher, "gsan_enabled", False):
-        return launcher, behind
-    told: list[tuple] = []
-    teller = copy.copy(launcher)
-    teller.launch = lambda *args: told.append(args)
-    teller(*grid, 0, *behind)
-    assert told[0][:4] == (*grid, 0), "the grid and the stream come first"
-    return launcher.launch, told[0][4:]
+        return launcher, rest
+    seen: list[tuple] = []
+    recorder = copy.copy(launcher)
+    recorder.launch = lambda *args: seen.append(args)
+    recorder(*grid, 0, *rest)
+    assert seen[0][:4] == (*grid, 0), "the grid and the stream come first"
+    return launcher.launch, seen[0][4:]
 
 
 class _NothingElse(TorchDispatchMode):
-    """While it is entered: does torch do more than look at tensors in another way?"""
+    """Notes whether torch does more than make views of tensors."""
 
     holds = True
 
@@ -92,9 +92,9 @@ class _NothingElse(TorchDispatchMode):
 def again(
     run: Callable[[], None], given: tuple[torch.Tensor, ...], start: Callable[[list[Again]], bool]
 ) -> Callable[[], bool] | None:
-    """Run it. `start` of its launches, if they are all that it did and all were known; else None.
+    """Run it. Return `start` of its launches, if it did nothing else and all were known; else None.
 
-    `given`: tensors of the caller's, which he has when he calls again.
+    `given`: the caller's tensors, which exist when the caller calls again.
     """
     launches = _watch(run, given)
     return functools.partial(start, launches) if launches else None
@@ -116,7 +116,7 @@ def _watch(run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> list[Aga
 
 
 def is_hooked() -> bool:
-    """Does somebody, a profiler, want to know of every launch? Then Triton must make it."""
+    """Return whether somebody, such as a profiler, hooks launches: then Triton must make them."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

@@ -1,9 +1,9 @@
 """Values between ranks that are processes: through torch's key-value store, with a timeout.
 
-`shm` and `symm` share it. What a backend does while it waits is its own; here is what it waits for,
-who is late, and who has died (noticed by a pidfd, so ranks are processes of one machine).
+`shm` and `symm` share it. Each backend waits in its own way; here is what it waits for, who is
+late, and who has died (noticed by a pidfd, so ranks are processes of one machine).
 
-Before ranks map each other's memory: everything that would not work, all of it at once.
+Before ranks map each other's memory they compare what must agree (`check`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ _LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
 
 
 def join(timeout: float) -> tuple[int, int, Any]:
-    """This process's rank, the number of ranks, and their store: of the default group, which is
-    made with gloo if there is none."""
+    """Return this process's rank, the number of ranks, and their store.
+
+    They are the default group's, which is made with gloo if there is none.
+    """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if missing and not dist.is_initialized():
@@ -62,13 +64,13 @@ def join(timeout: float) -> tuple[int, int, Any]:
 
 
 def open_store(store: Any) -> Any:
-    """The part of the store that belongs to the next world. All ranks open worlds in one order."""
+    """Return the part of the store for the next world. All ranks open worlds in the same order."""
     return dist.PrefixStore(f"sundog/{next(_opened)}", store)
 
 
 @dataclass(frozen=True)
 class Pending:
-    """One exchange that this rank has come to."""
+    """One exchange that this rank has entered."""
 
     store: Any
     what: str
@@ -91,9 +93,9 @@ class Pending:
 
     def timed_out(self, rank: int, seconds: float) -> PeerLost:
         return PeerLost(
-            f"rank {_names(self.late())} did not come within {seconds:g} s; rank {rank} waits for "
-            f"the other ranks at a {self.what}. Do all ranks make the same calls? A longer timeout "
-            "is SUNDOG_TIMEOUT or timeout=."
+            f"rank {_names(self.late())} did not arrive within {seconds:g} s; rank {rank} waits at "
+            f"a {self.what}. Do all ranks make the same calls? For more time set timeout= or "
+            "SUNDOG_TIMEOUT."
         )
 
 
@@ -109,11 +111,11 @@ class StoreExchange:
     def come(
         self, value: Any, what: str, ranks: tuple[int, ...], channel: str, kind: Exchange
     ) -> Pending:
-        """Bring this rank's value; the others' are there when `arrived` says so."""
+        """Bring this rank's value. The others' are there once `arrived` returns True."""
         count = self._count[channel] = self._count.get(channel, -1) + 1
         self._store.set(f"{channel}/{count}/{self._rank}", _packed(value, what, kind))
         if count > 1:
-            # Whoever came to the previous exchange had read the values of the one before it.
+            # A rank that entered the previous exchange had read the values of the one before it.
             self._store.delete_key(f"{channel}/{count - 2}/{self._rank}")
         return Pending(self._store, what, ranks, f"{channel}/{count}", kind)
 
@@ -122,12 +124,12 @@ class StoreExchange:
         if self._has_left:  # what came of it later is not why
             return
         self._has_left = True
-        with suppress(RuntimeError):  # if the store is gone, they know
+        with suppress(RuntimeError):  # the store may be gone too, which the others notice
             self._store.set(f"left/{self._rank}", encode(_what_happened(error), "failure"))
             self._store.set("left", b"1")
 
     def left(self, ranks: Iterable[int]) -> dict[int, str]:
-        """What those of these ranks that have left said, by rank."""
+        """Return, by rank, what those of these ranks that have left said."""
         if not self._store.check(["left"]):  # one question for all, as nearly always
             return {}
         found = [rank for rank in ranks if self._store.check([f"left/{rank}"])]
@@ -137,7 +139,7 @@ class StoreExchange:
         return str(decode(self._store.get(f"left/{rank}"), f"what rank {rank} said at its end"))
 
     def lost(self, awaited: Iterable[int], dead: Iterable[int], size: int) -> PeerLost | None:
-        """The error to raise if one of the ranks that this rank waits for won't come."""
+        """Return the error to raise if a rank that this rank waits for won't come."""
         reasons = {rank: _DIED for rank in dead} | self.left(awaited)
         if not reasons:
             return None
@@ -184,7 +186,7 @@ class Peers:
         self._pidfds.clear()
 
 
-_DIED = "died"  # without a word: it was killed, or crashed
+_DIED = "died"  # and left no reason: it was killed, or crashed
 _LOST_A_PEER = "left because it lost another rank"  # a consequence, not a cause
 
 
@@ -212,7 +214,7 @@ class Locality:
     pid_namespace: str
 
     def why_apart(self, other: Locality) -> str:
-        """Why a process there can't reach one here, or nothing if it can."""
+        """Say why the two can't reach each other; nothing if they can."""
         same_host = self.host == other.host or (self.boot_id and other.boot_id)
         if self.boot_id != other.boot_id or not same_host:
             return (
@@ -229,7 +231,7 @@ class Locality:
 
 
 def locality() -> Locality:
-    """Of this process."""
+    """Return where this process runs."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -35,10 +35,10 @@ _CONFIRMED = 3  # times that all must fit: where programs are placed may differ
 def count_resident(  # type: ignore[no-untyped-def]
     counts, scratch, member, total, ctx, SIZE: tl.constexpr, FILL: tl.constexpr
 ):
-    """counts[r]: programs of rank r that came while all others waited. Then: their sum, and 1 if
-    somebody waited in vain.
+    """Count this rank's programs that run while all others do, in counts[member].
 
-    `total`: programs of all ranks; `ctx` bounds the wait.
+    counts[SIZE] is the sum of all ranks' counts, counts[SIZE + 1] is 1 once a program has waited in
+    vain. `total`: programs of all ranks; `ctx` bounds the wait.
     """
     values = tl.load(scratch + tl.arange(0, FILL))
     arrived, over = counts + SIZE, counts + SIZE + 1
@@ -58,7 +58,7 @@ def count_resident(  # type: ignore[no-untyped-def]
 
 
 def words(size: int) -> int:
-    """Words that the counts of one round take."""
+    """Return the number of words that the counts of one round take."""
     return size + 2
 
 
@@ -76,12 +76,15 @@ class ResidentCounter:
         self._launch(torch.zeros(words(size), dtype=torch.int64, device=device), 1, 0)  # load it
 
     def clear(self) -> None:
-        """On the first rank, before anybody counts."""
+        """Zero the counts: on the first rank, before anybody counts."""
         self._rows.zero_()
         torch.cuda.synchronize(self._rows.device)
 
     def measure(self, meet: Callable[[], Any], programs: int) -> list[int]:
-        """Start so many on every rank; how many of each rank's ran together. `meet`: all ranks."""
+        """Start programs on every rank; return how many of each rank's ran together.
+
+        `meet` waits for all ranks.
+        """
         row = self._rows[self._round]
         self._round += 1
         meet()
@@ -100,7 +103,7 @@ class ResidentCounter:
 
 
 def largest_that_fits(first: int, measure: Callable[[int], list[int]]) -> int:
-    """The most programs, up to `first`, that every rank has running at once.
+    """Find the most programs, up to `first`, that every rank has running at once.
 
     `measure(n)` starts n on every rank and returns how many of each rank's were there together;
     0: that rank came too late to be counted. All ranks get the same counts, so all decide alike.

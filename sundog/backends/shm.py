@@ -1,8 +1,8 @@
 """Backend `shm`: one process per rank, heaps in shared memory, kernels on the simulator in each.
 
 For real bootstrap and real process faults. Heaps are anonymous (memfd): a peer maps them through
-/proc, so there is no name to clash and nothing to leave behind, however the ranks end. Values are
-exchanged through torch's key-value store. A rank that dies is noticed by its pidfd.
+/proc, so names can't clash and nothing is left behind, however the ranks end. Values are exchanged
+through torch's key-value store. A rank that dies is noticed by its pidfd.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class ShmBackend:
         return self._segments[rank]
 
     def record(self, num_words: int) -> None:
-        """The context, on the heap, has room for it."""
+        """Return None: the context, on the heap, has room for it."""
 
     def exchange(
         self,
@@ -219,7 +219,7 @@ class ShmBackend:
             self.machine.memory.remove(there + allocation.offset)
 
     def fail(self, error: BaseException) -> None:
-        """This rank leaves with an error: the others need not wait for it."""
+        """Tell the others that this rank leaves with an error: they need not wait for it."""
         self._failed = True
         self._exchange.leave(error)
 
@@ -239,14 +239,14 @@ class ShmBackend:
             self.machine.close()
 
     def _raise_if_lost(self) -> None:
-        """Again, at every later call: the machine has stopped in the middle of a kernel."""
+        """Raise again at every later call: the machine has stopped in the middle of a kernel."""
         if self.machine.failure is not None:
             raise self.machine.failure
 
     # while nothing can run in this process
 
     def _look_outside(self) -> bool:
-        """Have other processes written what we wait for, arrived, or died? True if we can go on."""
+        """Return whether we can continue: others have written, arrived, or died."""
         self.machine.host_wrote()
         if self._pending is not None and self._pending.arrived():
             self.machine.wake(self.machine.hosts[0])

@@ -13,10 +13,10 @@ import torch
 
 from .. import knobs
 from ..device import context
+from ..machine.graph import Recording
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.queues import switched
-from ..machine.graph import Recording
 from ..machine.regions import Memory, Region, SplitHeaps
 from ..machine.schedule import from_token
 from ..machine.tasks import Event, Program
@@ -41,7 +41,7 @@ class Sim:
     """How to simulate. `schedule` is a token such as a finding prints: random:7, pct:7:3.
 
     With `split_heaps` a rank's data and its flags lie in different memories, as on `virtual` with
-    link="pcie": a kernel that reaches for one as if it were the other is told so.
+    link="pcie": a kernel that takes one for the other raises.
     """
 
     schedule: str = ""
@@ -78,7 +78,7 @@ class SimBackend:
         return (self._shared.flags if is_flags else self._shared.segments)[rank]
 
     def record(self, num_words: int) -> None:
-        """The context, on the heap, has room for it."""
+        """Return None: the context, on the heap, has room for it."""
 
     def exchange(
         self,
@@ -130,7 +130,7 @@ class SimBackend:
             self._shared.machine.checker.freed(base + allocation.offset)
 
     def fail(self, error: BaseException) -> None:
-        """The error ends the other hosts too, once it has left this one."""
+        """Do nothing: the error ends the other hosts too, once it has left this one."""
 
     def close(self) -> None:
         self.synchronize()
@@ -161,7 +161,7 @@ def region_of(base: int, allocation: Allocation, rank: int) -> Region:
 
 
 def make_segments(world_size: int, nbytes: int) -> list[torch.Tensor]:
-    """Heaps at aligned addresses, evenly spaced as on `virtual`, with a gap behind each."""
+    """Make heaps at aligned addresses, evenly spaced as on `virtual`, with a gap after each."""
     apart = nbytes + -nbytes % ALIGNMENT + GUARD
     # Pages of its own: they go back to the system with the world, and leave malloc no holes.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -193,7 +193,7 @@ def simulate(
     split_heaps: bool = False,
     link: str = "",
 ) -> None:
-    """The same on a given machine, whose hosts have the results and `failure` the first error."""
+    """Do the same on a given machine: its hosts get the results, `failure` the first error."""
     refuse_inside_a_rank()
     segments = flags = make_segments(world_size, heap_size)
     if split_heaps or link:
@@ -213,7 +213,7 @@ def _host(fn: Callable[[World], Any], shared: SimShared, rank: int) -> Callable[
 
 
 def end_waits(memory: Memory, programs: list[Program]) -> None:
-    """Time runs out: 0 in the word that bounds waits, in the contexts that these programs have."""
+    """End the waits of these programs: write 0 to the word that bounds them, in their contexts."""
     for program in programs:
         for value in program.launch.arguments.values():
             if not isinstance(value, torch.Tensor):

@@ -2,10 +2,10 @@
 
 The heap is one allocation that all ranks map; our allocator hands out parts of it. Kernels start at
 once: ranks are processes, so loading one never waits for another rank's. No host blocks in CUDA
-while a peer may be dead: it looks at an event, and now and then at its peers.
+while a peer may be dead: it polls an event, and now and then looks at its peers.
 
 Several ranks may share a GPU if TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1. docs/gpu.md says how
-to start MPS for them; without it they take turns on the GPU.
+to start MPS for them; without it they alternate on the GPU.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _check_can_fork() -> None:
 
 
 def _open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
-    """In a process of its own that `sundog.run` started: make the default group, then the world."""
+    """Make the default group, then the world, in a process that `sundog.run` started."""
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore("group", store),
@@ -119,7 +119,7 @@ class SymmBackend:
         self.num_sms = self._target.num_sms
         self._exchange = StoreExchange(rank, store)
         self._peers = Peers()
-        # A rank whose kernel waits in vain comes a timeout late: that must not end the world.
+        # A rank whose kernel waits in vain arrives a timeout late: that must not end the world.
         self._patience = 2 * timeout + 10
         self._streams: dict[int, torch.cuda.Stream] = {}  # those that kernels were launched on
         self.order = Order()
@@ -153,7 +153,7 @@ class SymmBackend:
         self.num_sms = min(every)
 
     def _measure_sms(self, sharing: tuple[int, ...]) -> int:
-        """SMs that each of the ranks on this GPU can fill while the others fill theirs."""
+        """Count the SMs that each of these ranks can fill while the others fill theirs."""
         first = self._target.num_sms
         if _SHARE not in os.environ:  # with it, CUDA reports a part of them to each process
             first = max(first // len(sharing), 1)
@@ -200,10 +200,10 @@ class SymmBackend:
         return pending.values()
 
     def synchronize(self) -> None:
-        """Not in CUDA, until the end: a peer that died would keep this rank's kernels waiting."""
+        """Poll instead of blocking in CUDA: if a peer died, our kernels would never finish."""
         if torch.cuda.is_current_stream_capturing():
             return
-        self._raise_if_lost()  # again: ending the waits made them run out, which is not the cause
+        self._raise_if_lost()  # again: ending the waits made them expire, which is not the cause
         used = [torch.cuda.current_stream(), *self._numbered.values(), *self._streams.values()]
         events = [stream.record_event() for stream in dict.fromkeys(used)]
         self._streams.clear()
@@ -225,7 +225,7 @@ class SymmBackend:
         return torch.cuda.stream(self._numbered[number])
 
     def begin_capture(self) -> CudaRecording:
-        """On a stream of its own: where a process starts, CUDA can't capture."""
+        """Begin on another stream: CUDA can't capture on the one where a process starts."""
         self._captured = self.stream_number
         return CudaRecording(self, torch.cuda.Stream(self.device), CudaRecording.start)
 
@@ -248,7 +248,7 @@ class SymmBackend:
             raise self._lost
 
     def fail(self, error: BaseException) -> None:
-        """This rank leaves with an error: the others need not wait for it."""
+        """Tell the others that this rank leaves with an error: they need not wait for it."""
         if not isinstance(error, PeerLost):
             self._lost = PeerLost(f"this rank failed with {type(error).__name__}: {error}")
         self._exchange.leave(error)
@@ -296,7 +296,7 @@ class SymmBackend:
         return compiled
 
     def _current_handle(self) -> int:
-        """Of the stream, on which a kernel will start: `synchronize` will wait for it."""
+        """Return the handle of the current stream, for which `synchronize` will wait."""
         handle = self._gpu.current_handle()
         if handle not in self._streams:
             self._streams[handle] = self._gpu.current_stream()

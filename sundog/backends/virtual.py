@@ -37,14 +37,14 @@ __all__ = ["CAPABILITIES", "run"]
 
 CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie"))
 
-# Streams beyond the number of hardware queues share one, and a kernel that spins in it would hold
-# back the one that it waits for. 32 is the most that CUDA has.
+# Streams beyond the number of hardware queues share one, where a kernel that spins would block the
+# one that it waits for. CUDA has at most 32.
 _QUEUES = 32
 
 
 @dataclass
 class VirtualShared:
-    """What all ranks of one world have in common."""
+    """What all ranks of one world share."""
 
     machine: Machine
     gpu: Gpu
@@ -113,8 +113,10 @@ class VirtualBackend:
         return torch.cuda.stream(self._streams[number])
 
     def begin_capture(self) -> CudaRecording:
-        """The host does not give way until the capture ends: making a graph must meet no kernel
-        that spins, as loading one must not."""
+        """Begin when nothing runs, and keep the other hosts waiting until the capture ends.
+
+        Making a graph while a kernel spins would wait for that kernel, as loading one would.
+        """
         gang = self._shared.gang
         gang.wait_for_all("to capture a graph")
         stream = torch.cuda.current_stream()
@@ -132,7 +134,7 @@ class VirtualBackend:
         return again(run, given, functools.partial(self._start_again, []))
 
     def _start_again(self, flights: list[Flight], launches: list[Again]) -> bool:
-        """`flights`: those of the launches, from the second time on."""
+        """Start the launches again. `flights`: what they are to `Gang`, from the second time on."""
         shared = self._shared
         if shared.machine.host.recording is not None or shared.gpu.is_capturing() or is_hooked():
             return False
@@ -153,7 +155,7 @@ class VirtualBackend:
         self._shared.contexts[self.rank].freed(base, allocation)
 
     def fail(self, error: BaseException) -> None:
-        """The error ends the other hosts too, once it has left this one, and all kernels."""
+        """Note it: the error ends the other hosts, once it has left this one, and all kernels."""
         self._failed = True
 
     def close(self) -> None:
@@ -190,8 +192,8 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
 def _open(world_size: int, heap_size: int, timeout: float, link: str) -> VirtualShared:
     device = _device()
     gpu = Gpu(device)
-    # Behind a link, passive ranks need one SM each and rank 0 may fill the others. All ranks are
-    # told the same, so that they plan the same.
+    # With a link, passive ranks need one SM each and rank 0 may fill the others. All ranks get the
+    # same number, so that they plan the same.
     num_sms = gpu.target.num_sms // world_size
     if link:
         num_sms = gpu.target.num_sms - (world_size - 1)
@@ -232,7 +234,7 @@ def _device() -> torch.device:
 
 
 def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.Tensor]:
-    """Evenly spaced, so that one descriptor can reach them all (`world.rank_stride`)."""
+    """Make evenly spaced heaps, so that one descriptor reaches them all (`world.rank_stride`)."""
     apart = heap_size + -heap_size % ALIGNMENT
     try:
         whole = torch.empty(world_size * apart, dtype=torch.uint8, device=device)
@@ -247,9 +249,9 @@ def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.
 
 
 def _stream(index: int, place: int) -> torch.cuda.Stream:
-    """One of _QUEUES streams, the same for every world, and each another one.
+    """Return one of _QUEUES distinct streams, the same for every world.
 
-    Torch hands out as many as that in turn, to everybody: the next may be one that we have.
+    Torch hands out as many as that, round robin, to everybody: the next may be one that we have.
     """
     made = _streams(index)
     if place not in made:
@@ -274,14 +276,14 @@ def _host(fn: Callable[[World], Any], shared: VirtualShared, rank: int) -> Calla
 
 
 def _end_kernels(shared: VirtualShared) -> None:
-    """After a failure: end the waits of what still runs, before its memory is given back."""
-    # Of another pool than those of the ranks: on one of these it would wait for its kernels.
+    """After a failure, end the waits of what still runs, before its memory is freed."""
+    # From another pool than the ranks' streams: on one of those it would wait for its kernels.
     side = torch.cuda.Stream(shared.segments[0].device, priority=-1)
     try:
         for contexts in shared.contexts:
             contexts.end_waits(side)
         torch.cuda.synchronize()
-    except RuntimeError as error:  # a GPU that has failed fails here too; the first error is told
+    except RuntimeError as error:  # a GPU that has failed fails here too; report the first error
         assert shared.machine.failure is not None
         if hasattr(shared.machine.failure, "add_note"):
             shared.machine.failure.add_note(f"sundog: afterwards the GPU reported {error}")

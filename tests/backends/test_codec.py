@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from sundog.backends._codec import BadValue, decode, encode
+from sundog.backends._codec import decode, encode
+from sundog.errors import BadValue
 from sundog.world.heap import Call
 
 

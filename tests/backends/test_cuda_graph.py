@@ -1,4 +1,4 @@
-"""The capture on a GPU, with a CUDA that only pretends: what is refused, what is told, what counts.
+"""Captures on a GPU, with a pretended CUDA: what is refused, what is reported, what counts.
 
 tests/world/test_capture.py --backend virtual tests CUDA itself, where there is a GPU.
 """
@@ -79,7 +79,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
         note = partial(_note, made, name)
         monkeypatch.setattr(torch._C, f"_cuda_{name}", note, raising=False)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(_cuda_graph, "on", lambda stream: nullcontext())
+    monkeypatch.setattr(_cuda_graph, "use_stream", lambda stream: nullcontext())
     return made
 
 

@@ -70,7 +70,7 @@ class Compiled:
         self.module = 1
 
     def __getitem__(self, grid: tuple) -> Any:
-        assert self.module, "whoever loads it must wait for what runs"
+        assert self.module, "the loader must wait for what runs"
         return lambda *args, stream: self.started.append((grid, args, stream))
 
 

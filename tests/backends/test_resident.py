@@ -14,8 +14,8 @@ from triton.compiler import ASTSource
 import sundog
 from sundog import Sim
 from sundog.backends._resident import FILL, WARPS, count_resident, largest_that_fits, words
+from sundog.compiled.kernels import _ptx_resources
 from sundog.errors import SundogError, WaitTimeout
-from sundog.tools.isa.inspect import _ptx_resources
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_resident.py has the GPU
 

@@ -220,7 +220,7 @@ def test_a_rank_that_never_comes() -> None:
         world.barrier()
 
     start = time.monotonic()
-    with pytest.raises(PeerLost, match="rank 2 did not come within 1 s") as error:
+    with pytest.raises(PeerLost, match="rank 2 did not arrive within 1 s") as error:
         run(main, 3, timeout=1)
     assert time.monotonic() - start < 30
     assert "SUNDOG_TIMEOUT" in str(error.value)
@@ -329,7 +329,7 @@ def usage() -> tuple[int, int, int]:
 
 
 def grown(once: Callable[[], Any], times: int) -> tuple[int, int, int]:
-    """What so many more worlds take, without help from the garbage collector."""
+    """What more worlds take, without help from the garbage collector."""
     for _ in range(3):
         once()
     gc.collect()

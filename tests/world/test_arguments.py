@@ -30,12 +30,12 @@ SHAPES: dict[str, Callable[[sundog.World], Any]] = {
     "shape 'ab': expected a whole number": lambda w: w.empty("ab"),
 }
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("fn None: expected a function of a world", {"fn": None}),
-    ("world_size '2': a world has at least one rank", {"world_size": "2"}),
-    ("world_size 2.0: a world has at least one rank", {"world_size": 2.0}),
-    ("heap_size '64M': a heap has at least 65536 bytes", {"heap_size": "64M"}),
-    ("timeout -1: expected seconds", {"timeout": -1}),
-    ("timeout nan: expected seconds", {"timeout": float("nan")}),
+    (r"fn must be callable as fn\(world\), got None", {"fn": None}),
+    ("world_size must be a whole number of at least 1, got '2'", {"world_size": "2"}),
+    ("world_size must be a whole number of at least 1, got 2.0", {"world_size": 2.0}),
+    ("heap_size must be at least 65536 bytes, got '64M'", {"heap_size": "64M"}),
+    ("timeout must be >= 0 seconds .*, got -1", {"timeout": -1}),
+    ("timeout must be >= 0 seconds .*, got nan", {"timeout": float("nan")}),
 ]
 
 
