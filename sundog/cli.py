@@ -130,7 +130,7 @@ def isa(
 
     Example: sundog isa all_gather.push --target sm_90 --problem numel=1048576,dtype=float32
     """
-    from .tools.isa import isa_command as command
+    from .tools import isa as command
 
     options = command.IsaOptions(
         op=op, target=target, config=config, problem=problem, world=world, json=json

@@ -13,15 +13,14 @@ from house import House
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1200, "backends": 3400, "checker": 1500, "collectives": 3250, "compiled": 1000,
-    "dataset": 2550, "dataset/helion": 1700, "dataset/triton": 1500, "device": 850, "fused": 2600,
-    "interpreter": 1950, "machine": 2900, "ops": 1300, "tools": 1700, "tools/bench": 900,
-    "tools/check": 500, "tools/isa": 260, "tools/probe": 890, "tools/trace": 660,
-    "tools/tune": 1520, "world": 1550,
+    "dataset": 3800, "dataset/helion": 1950, "dataset/triton": 1550, "device": 850, "fused": 2600,
+    "interpreter": 1950, "machine": 2950, "ops": 1350, "tools": 1950, "tools/bench": 850,
+    "tools/check": 500, "tools/probe": 880, "tools/trace": 660, "tools/tune": 1500, "world": 1600,
 }  # fmt: skip
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 13  # goal: 5. `Problem` and `Config` are names that every op has.
-ONE_IMPORTER = 39  # goal: 35
-CLOSURE = 17  # files that a collective's import reads; goal: 12
+ONE_IMPORTER = 40  # goal: 35
+CLOSURE = 18  # files that a collective's import reads; goal: 12
 KERNEL_ARGUMENTS = 17  # goal: 12
 
 

@@ -10,9 +10,9 @@ from sundog.checker import confirm
 from sundog.checker.pipelined import BARRIER_IN_LOOP
 from sundog.compiled import hoisted
 from sundog.dataset.triton.compile import lower_source, source_of
+from sundog.tools import isa
 from sundog.tools._launches import record
 from sundog.tools.check.schedules import Report, check
-from sundog.tools.isa import inspect as isa
 
 from . import pipelined_loops as loops
 

@@ -20,7 +20,7 @@ from sundog.dataset.triton.mlir import MlirOperation
 from sundog.dataset.triton.triton_module import read_module
 from sundog.ops.op import OPS
 from sundog.tools._launches import record
-from sundog.tools.isa.inspect import Case, functions
+from sundog.tools.isa import Case, functions
 
 from . import wait_kernels, wait_kernels_gluon
 

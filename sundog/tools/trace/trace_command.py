@@ -25,9 +25,8 @@ from .._console import (
 )
 from .._subject import Algorithm, algorithms_of, problem_of, room
 from ..timing import machine
-from . import draw
 from .record import Raw, record_call
-from .timeline import Timeline, summarise
+from .timeline import Timeline, draw, summarise, write
 
 __all__ = ["TraceOptions", "TracedOp", "run", "trace_op"]
 
@@ -107,9 +106,9 @@ def run(options: TraceOptions) -> int:
     if target.has_gpu():
         ensure_compiler_cache()
     timeline = trace_op(options)
-    draw.write(timeline, options.out)
+    write(timeline, options.out)
     if options.plot:
-        draw.draw(timeline, options.plot, _shown(timeline, options.link))
+        draw(timeline, options.plot, _shown(timeline, options.link))
     _print(timeline, options.out)
     if options.json:
         write_json(options.json, _summary_json(timeline))

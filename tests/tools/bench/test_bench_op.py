@@ -21,8 +21,8 @@ from sundog.ops.op import OPS, Cost, find
 from sundog.target import has_gpu
 from sundog.tools import timing
 from sundog.tools._subject import algorithms_of
-from sundog.tools.bench.axes import parse_axes
 from sundog.tools.bench.limits import Rates, seconds
+from sundog.tools.bench.run import parse_axes
 from sundog.tools.timing import Times, Variant
 
 RATES = Rates(copy=4e12, fill=2e12, read=5e12, gemm=8e14)

@@ -18,7 +18,7 @@ from sundog.compiled import assembly, ttgir
 from sundog.compiled.kernels import Kernel
 from sundog.errors import SundogError
 from sundog.ops import op as ops
-from sundog.tools.isa import inspect
+from sundog.tools import isa
 
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 
@@ -28,7 +28,7 @@ BOTH = ("sm_90", "gfx942")
 
 
 def kernels(name: str, targets: tuple[str, ...] = BOTH, **options: Any) -> list[Kernel]:
-    return inspect.inspect(f"{KERNELS}:run_{name}", targets, world=2, **options)
+    return isa.inspect(f"{KERNELS}:run_{name}", targets, world=2, **options)
 
 
 def rules(kernel: Kernel) -> set[tuple[str, str]]:
@@ -172,9 +172,9 @@ def test_what_cannot_be_inspected() -> None:
     with pytest.raises(SundogError, match=r"_many_values does not compile for gfx942: .*maxnreg"):
         kernels("spilling", ("gfx942",))
     with pytest.raises(ValueError, match="Problem has no 'rows': numel, dtype"):
-        inspect.inspect("all_gather.push", problem={"rows": 3}, world=2)
+        isa.inspect("all_gather.push", problem={"rows": 3}, world=2)
     with pytest.raises(ValueError, match="Config has no 'tile'"):
-        inspect.inspect("all_gather.push", config={"tile": 3}, world=2)
+        isa.inspect("all_gather.push", config={"tile": 3}, world=2)
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_every_collective_is_wide(op: str) -> None:
     """16-bit types on NVIDIA, 32-bit types on AMD; `sundog isa` goes over all of it."""
     module = ops.find(op)
     for target, dtype in (("sm_90", torch.bfloat16), ("gfx942", torch.float32)):
-        for kernel in inspect.inspect(op, (target,), problem={"dtype": dtype}, world=4):
+        for kernel in isa.inspect(op, (target,), problem={"dtype": dtype}, world=4):
             assert not kernel.marks
             if getattr(module, "LARGEST", 1 << 40) <= 64 << 10:
                 continue  # its tensors are small: latency counts

@@ -15,7 +15,7 @@ from sundog.cli import app
 from sundog.ops.op import OPS
 from sundog.tools.probe import probe_command
 from sundog.tools.probe.probe import Cell, ProbeRow, probe_subject
-from sundog.tools.probe.probe_subjects import all_names, rows, subjects
+from sundog.tools.probe.probe_command import all_names, rows, subjects
 
 from . import wrong_ops
 from .wrong_ops import LABELS, SUBJECTS

@@ -13,7 +13,7 @@ import pytest
 
 from sundog.compiled.recorded import compile_launch
 from sundog.tools._launches import record
-from sundog.tools.isa.inspect import Case, functions
+from sundog.tools.isa import Case, functions
 
 pytestmark = pytest.mark.sim_only
 

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.device import trace as points
-from sundog.tools.trace.draw import write
 from sundog.tools.trace.record import Raw
-from sundog.tools.trace.timeline import Timeline, summarise
+from sundog.tools.trace.timeline import Timeline, summarise, write
 from sundog.tools.trace.trace_command import TraceOptions, trace_op
 
 from . import late_op

@@ -30,11 +30,10 @@ from sundog.tools._pool import Failure, Worker, serve
 from sundog.tools.timing import Times, Variant
 from sundog.tools.tune.cache import known_results
 from sundog.tools.tune.compile_configs import CompiledConfig, Compilers, launches_of
-from sundog.tools.tune.describe import describe_all, warm_cache_keys
 from sundog.tools.tune.evaluate import Evaluator
 from sundog.tools.tune.measure import Measured, Where, _calls, _measure, _sets
 from sundog.tools.tune.space import fields_text, jobs
-from sundog.tools.tune.tune import TunePlace, tune
+from sundog.tools.tune.tune import TunePlace, describe_all, tune, warm_cache_keys
 
 from . import toy_op
 

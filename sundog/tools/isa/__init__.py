@@ -1,1 +1,0 @@
-"""`sundog isa`: what the compilers make of a kernel."""
