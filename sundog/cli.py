@@ -275,7 +275,7 @@ def op(
 ) -> None:
     """Write NAME.py: an op that every command accepts, with comments that explain each name.
 
-    Exit status: 0 written, 2 the name is no module name, or the file exists.
+    Exit status: 0 written, 2 the name is not a module name, or the file exists.
 
     Example: sundog new op row_sum --dir my_kernels
     """

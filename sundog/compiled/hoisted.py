@@ -110,7 +110,7 @@ def _innermost(flow: Flow, place: Place) -> int | None:
 
 
 def _sequence(flow: Flow, load: Place, acquire: Place) -> Iterator[bool]:
-    """The copies of both in order: True for the load, False for the acquire."""
+    """Yield the copies of both in order: True for the load, False for the acquire."""
     for op in flow.operations:
         if _moves(op) and (place := place_of(op)) in (load, acquire):
             yield place == load

@@ -47,7 +47,7 @@ _ATOMIC = re.compile(r"\batomic_(?:rmw )?(\w+)(?:, | )([a-z_]+), ([a-z]+),")
 
 @dataclass(frozen=True)
 class Site:
-    """An access in the source and what became of it, all its unrolled copies together."""
+    """An access in the source, with its instructions, all unrolled copies together."""
 
     kind: str
     role: str  # wide, tail, small, flags or scalar
@@ -102,7 +102,7 @@ def inspect_launch(op: str, launch: RecordedLaunch, target: str) -> Kernel:
 
 
 def _hoisted(asm: dict[str, Any], roles: dict[str, str]) -> list[IsaMark]:
-    """Loads issued before a wait. Gluon has no TTIR: nothing pipelines its kernels."""
+    """Mark loads issued before a wait. Gluon has no TTIR: nothing pipelines its kernels."""
     if "ttir" not in asm:
         return []
     constant = {name for name, role in roles.items() if role == CTX}
@@ -133,7 +133,7 @@ def _atomics(ttgir: str) -> dict[str, int]:
 
 
 def _ptx_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and spilled bytes of a thread. Triton's kernels have nothing else on a stack."""
+    """Read a thread's registers and spilled bytes. Triton uses a stack for nothing else."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -250,7 +250,7 @@ def _reloads(flow: Flow, access: MemoryAccess) -> list[IsaMark]:
 
 
 def _cuts(access: MemoryAccess, roles: dict[str, str]) -> list[IsaMark]:
-    """A peer's distance has 64 bits, and so must have every offset that it is added to."""
+    """Mark a peer's distance that loses its upper 32 bits before it is added to an offset."""
     for load in access.needs:
         is_distance = load.offset is None or load.offset >= DELTAS.value
         if load.cut and is_distance and CTX in (roles.get(name) for name in load.arguments):

@@ -24,7 +24,7 @@ CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
 
 @dataclass(frozen=True)
 class Pointer:
-    """A tensor as a launch sees it: what Triton asks of an argument, and no memory behind it."""
+    """A tensor as a launch sees it: what Triton asks of an argument, without its memory."""
 
     dtype: torch.dtype
     address: int
@@ -59,14 +59,14 @@ def compile_launch(launch: RecordedLaunch, target: str) -> Any:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost of Triton's errors, which each show the caller's source."""
+    """Return the innermost of Triton's errors; each of the outer ones shows its caller's source."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error)
 
 
 def pointer(value: Any, heap_size: int) -> Any:
-    """An argument without its memory; a tuple's items each."""
+    """Replace a tensor by a Pointer, also inside a tuple; keep any other argument."""
     if isinstance(value, tuple):  # a view of a matrix, say
         items = [pointer(item, heap_size) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

@@ -36,7 +36,7 @@ LOOPS = ("scf.for", "scf.while")
 
 
 def short(op: MlirOperation) -> str:
-    """An operation's name without its dialect: `amdg.buffer_load` is a buffer_load."""
+    """Name an operation without its dialect: `amdg.buffer_load` is a buffer_load."""
     return op.name.rpartition(".")[2]
 
 
@@ -52,21 +52,21 @@ class Flow:
         self.kernel = next(op for op in functions if _is_public(op))
 
     def arguments(self) -> list[str]:
-        """The kernel's arguments in the order of its signature, as the source names them.
+        """List the kernel's arguments in the order of its signature, as the source names them.
 
-        The items of a tuple have its name; since Triton 3.9 they have one of their own behind it.
+        The items of a tuple have its name; since Triton 3.9, followed by one of their own.
         """
         named = enumerate(self.kernel.regions[0][0].arg_locations)
         return [str(loc.get("name", f"argument {n}")).partition(".")[0] for n, loc in named]
 
     def parents(self, op: MlirOperation) -> Iterator[tuple[MlirOperation, int]]:
-        """What encloses an operation, from the inside, and in which region of it."""
+        """List what encloses an operation, innermost first, and in which of its regions it is."""
         while (parent := self._parent.get(id(op))) is not None:
             yield parent, self._region[id(op)]
             op = parent
 
     def loops(self, op: MlirOperation) -> list[MlirOperation]:
-        """The loops around an operation, the outermost first."""
+        """List the loops around an operation, outermost first."""
         return [parent for parent, _ in self.parents(op) if parent.name in LOOPS][::-1]
 
     def inputs(self, value: MlirOperand) -> list[MlirOperand]:
@@ -85,7 +85,7 @@ class Flow:
     def back(
         self, start: MlirOperand, stop: Callable[[MlirOperand], bool]
     ) -> Iterator[MlirOperand]:
-        """Everything that a value is made of; nothing behind a value where `stop` says so."""
+        """List everything that a value is made of, up to values where `stop` says so."""
         seen: set[tuple[int, int]] = set()
         todo = [start]
         while todo:
@@ -133,7 +133,7 @@ class Flow:
 
 
 def _last(op: MlirOperation, region: int) -> MlirOperation:
-    """What ends a region: its yield, or a while loop's condition."""
+    """Return what ends a region: its yield, or a while loop's condition."""
     return op.regions[region][0].operations[-1]
 
 
@@ -215,14 +215,14 @@ def _find_lost(accesses: list[MemoryAccess]) -> None:
 
 
 def descriptor_bytes(flow: Flow) -> int:
-    """The largest tile that is moved by a descriptor (TMA): always in full width."""
+    """Return the bytes of the largest tile that a descriptor (TMA) moves, always in full width."""
     kinds = [v.type for op in flow.operations if "tma_copy" in op.name for v in op.operands]
     shapes = [k["params"][0] for k in kinds if _name(k) == "!ttg.memdesc"]
     return max((math.prod(s["shape"]) * _bytes(s["element"]) for s in shapes), default=0)
 
 
 def argument_names(flow: Flow, op: MlirOperation) -> tuple[str, ...]:
-    """The kernel's pointer arguments in the address of an access."""
+    """List the kernel's pointer arguments in the address of an access."""
     return _sources(flow, _address(op))[0]
 
 
@@ -231,7 +231,7 @@ def place_of(op: MlirOperation) -> Place:
 
 
 def where(place: Place) -> str:
-    """The line of the kernel, and of the function inside which it happens."""
+    """Name the line of the kernel, and of the called function where it happens."""
     steps = [f"{file}:{line}" for file, line, _ in place]
     return steps[-1] if len(steps) == 1 else f"{steps[-1]} (in {steps[0]})"
 
@@ -261,9 +261,9 @@ def _access(flow: Flow, op: MlirOperation) -> MemoryAccess:
 
 
 def _sources(flow: Flow, address: list[MlirOperand]) -> tuple[tuple[str, ...], list[Load]]:
-    """The kernel's pointer arguments in an address, and the loads: nothing behind those.
+    """Find the kernel's pointer arguments in an address, and the loads it needs; look no further.
 
-    Nor behind an atomic, such as a ticket for the next tile; that is no address.
+    An atomic, such as a ticket for the next tile, ends the search too: it is not an address.
     """
     names: dict[str, None] = {}
     loads: dict[int, Load] = {}
@@ -285,13 +285,13 @@ def _load(flow: Flow, op: MlirOperation, cut: bool) -> Load:
 
 
 def _cut(flow: Flow, address: list[MlirOperand]) -> set[int]:
-    """The loads whose result is cut from 64 bits to 32 before it reaches the address."""
+    """Find the loads whose result is cut from 64 bits to 32 before it reaches the address."""
     found: set[int] = set()
     for start in address:
         for value in flow.back(start, _is_from_memory):
             if _is_cut(value):
-                behind = flow.back(flow.inputs(value)[0], _is_from_memory)
-                found |= {id(v.owner) for v in behind if _is_from_memory(v)}
+                sources = flow.back(flow.inputs(value)[0], _is_from_memory)
+                found |= {id(v.owner) for v in sources if _is_from_memory(v)}
     return found
 
 
@@ -324,7 +324,7 @@ def _is_from_memory(value: MlirOperand) -> bool:
 
 
 def _place(location: Any) -> Place:
-    """The innermost call first, as the assembly has it."""
+    """Read a location, the innermost call first, as the assembly has it."""
     kind = location["kind"]
     if kind == "file":
         return ((location["file"].rpartition("/")[2], location["line"], location["column"]),)

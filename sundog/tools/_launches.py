@@ -56,7 +56,7 @@ def record(
 ) -> list[RecordedLaunch]:
     """Record what rank 0 launches. Ranks may differ in data, but one kernel must serve them all.
 
-    `heap_size` is that of the simulated world; kernels are told `gpu_heap_size`.
+    `heap_size` is that of the simulated world; kernels see `gpu_heap_size`.
     """
     launches: list[RecordedLaunch] = []
     worlds: dict[int, World] = {}

@@ -29,7 +29,7 @@ class Primitive:
     can_capture: bool = True
 
     def inputs(self, world: World, seed: int) -> tuple[torch.Tensor]:
-        """A rank's random values, the same for the same seed."""
+        """Draw a rank's random values, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed * 1000 + world.rank)
         values = torch.randint(-99, 99, (_NUMEL,), generator=generator)
         return (values.float().to(world.device),)

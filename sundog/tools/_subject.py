@@ -102,7 +102,7 @@ def function_of(target: str, size: int) -> Callable[[World], Any]:
 
 
 def problem_of(module: ModuleType, text: str, size: int) -> Any:
-    """The op's first case, with the fields that `text` names changed."""
+    """Change the fields of the op's first case that `text` names."""
     if size < 1:
         raise ValueError(f"--world {size}: a world has at least one rank")
     return load.changed(module.cases(size)[0], load.parse(text))
@@ -125,7 +125,7 @@ def _loaded(path: str, target: str) -> ModuleType:
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    """What a module has by that name; of a dict in it, `dict.key`."""
+    """Return what a module has by that name, or by `dict.key`; None if it has nothing."""
     first, _, key = name.partition(".")
     found = getattr(module, first, None)
     return found.get(key) if key and isinstance(found, dict) else found
@@ -166,7 +166,7 @@ def _exercise(world: World, op: ModuleType, problem: Any) -> None:
 
 
 def expected(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
-    """The reference's answer on this rank, from everybody's inputs. A collective on the host."""
+    """Compute the reference's answer on this rank, from all inputs. A collective on the host."""
     parts = world.exchange([tensor.cpu() for tensor in given])
     by_input = (list(each) for each in zip(*parts, strict=True))
     answer: torch.Tensor = op.reference(problem, world.rank, *by_input)
@@ -174,7 +174,7 @@ def expected(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.
 
 
 def expected_here(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
-    """The same, computed on this rank's device from views of its peers' inputs: for large ones."""
+    """Compute the same on this rank's device, from views of its peers' inputs: for large ones."""
     if len(set(world.exchange(tuple(tensor.shape for tensor in given), "shapes"))) > 1:
         return expected(world, op, problem, given).to(world.device)
     with world.scope():
@@ -189,13 +189,13 @@ def expected_here(world: World, op: ModuleType, problem: Any, given: tuple) -> t
 
 
 def output(world: World, want: torch.Tensor) -> torch.Tensor:
-    """Room for an answer, on the heap, also where ranks get answers of different sizes."""
+    """Allocate room for an answer on the heap, also where ranks get answers of different sizes."""
     numel = max(world.exchange(want.numel(), "size of an output"))
     return world.empty(numel, want.dtype, "out")[: want.numel()].view(want.shape)
 
 
 def room(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
-    """An output for these inputs: what the reference gives for tensors that have only a shape."""
+    """Allocate an output: the reference gives its shape, from tensors without data."""
     shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
     parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
     by_input = (list(each) for each in zip(*parts, strict=True))

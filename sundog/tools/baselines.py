@@ -285,7 +285,7 @@ def _parts_over_link(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _nothing() -> None:
-    """A passive rank only waits for its turn."""
+    """Do nothing: a passive rank only waits for its turn."""
 
 
 def _engine_gather(
@@ -378,7 +378,7 @@ OVER_LINK: dict[str, dict[str, Baseline]] = {
 
 
 def chosen(known: dict[str, Baseline], only: Sequence[str]) -> dict[str, Baseline]:
-    """The selected baselines; "none" selects nothing."""
+    """Select baselines by name; without a name, all. "none" selects nothing."""
     for name in only:
         if name not in known and name != "none":
             there = " ".join(f"'{each}'" for each in known)

@@ -151,7 +151,7 @@ def functions(target: str, case: Case) -> Iterator[Function]:
 
 
 def typical(module: ModuleType, size: int) -> Any:
-    """The op's first case, without what is optional, in a size that shows its wide path."""
+    """Take the op's first case, without options, in a size that shows its wide path."""
     first = module.cases(size)[0]
     optional = {
         field.name: field.default
@@ -201,7 +201,7 @@ def _counts(widths: dict[int, int]) -> str:
 
 
 def _wide(kernel: Kernel) -> str:
-    """The narrowest load and store of the tiles that carry the data."""
+    """Show the narrowest load and store of the tiles that carry the data."""
     lines = []
     for kind in ("load", "store"):
         sites = [s for s in kernel.sites if s.kind == kind and s.role == "wide" and s.widths]

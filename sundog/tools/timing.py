@@ -4,7 +4,7 @@ Each variant is a list of calls that only launch, one per set of inputs, so that
 L2 cache before it comes again. They are captured in a graph and replayed (or, where that is not
 possible, called). Variants take turns, sample by sample, so that a slow moment hits all of them.
 
-On every rank the timed part stands behind a gate, a kernel that waits until all hosts have put
+On every rank the timed part follows a gate, a kernel that waits until all hosts have put
 their work on their streams and all ranks have arrived: what is timed is the GPU's work alone, and
 ranks start together.
 """
@@ -35,7 +35,7 @@ from ..world.world import World
 __all__ = ["Gate", "Times", "Variant", "blame", "machine", "measure", "times_json", "times_of"]
 
 _POLLS = context.POLLS
-_WARM = 2  # samples of a variant that warm up and are not told
+_WARM = 2  # samples of a variant that warm up and are not reported
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def _commit() -> str:
 
 @contextmanager
 def blame(name: str) -> Iterator[None]:
-    """What goes wrong with the world inside is this variant's doing.
+    """Blame a variant for what goes wrong with the world inside.
 
-    All that is launched inside must have ended inside: by a barrier, or `synchronize`.
+    Everything launched inside must end inside: by a barrier, or `synchronize`.
     """
     try:
         yield
@@ -134,9 +134,9 @@ def measure(
 ) -> list[Times]:  # fmt: skip
     """Time all variants, on all ranks together; every rank gets all ranks' times.
 
-    A sample is `at_least` calls or more: each input set equally often. `step` is told of each.
+    A sample is `at_least` calls or more: each input set equally often. `step` is called after each.
     A variant that a wait runs out in, or that fails otherwise, is named by a VariantFailed.
-    `in_a_row`: all samples of a variant behind one opening of the gate, for a tuner's first look: a
+    `in_a_row`: all samples of a variant after one opening of the gate, for a tuner's first look: a
     round of all hosts takes milliseconds, but what is measured in one moment shares its noise.
     """
     gate = Gate(world)
@@ -212,7 +212,7 @@ class Gate:
         return self.times(work, 1)[0]
 
     def times(self, work: Callable[[], Any], count: int) -> list[float]:
-        """The same of `count` times that work, one behind the other: the ranks start together."""
+        """Time the work `count` times in a row; the ranks start together."""
         world = self._world
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         world.barrier()

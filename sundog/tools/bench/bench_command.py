@@ -69,7 +69,7 @@ def _content(options: BenchOptions, rows: list[Row], rates: Rates) -> dict[str, 
 
 
 def _best_entries(rows: list[Row], run: str) -> list[Entry]:
-    """The fastest config of each algorithm on each problem, for `ops/select.py`."""
+    """Keep the fastest config of each algorithm on each problem, for `ops/select.py`."""
     date = time.strftime("%Y-%m-%d", time.gmtime())
     best: dict[tuple[str, str], tuple[float, Entry]] = {}
     for row in rows:

@@ -40,7 +40,7 @@ class Rates:
 
 
 def seconds(cost: Cost, ranks: int, rates: Rates) -> float:
-    """The least time for `ranks` ranks that share one GPU; `cost` is that of each."""
+    """Compute the least time for `ranks` ranks that share one GPU; `cost` is that of each."""
     both = min(cost.read_bytes, cost.written_bytes)
     memory = 2 * both / rates.copy
     memory += (cost.read_bytes - both) / rates.read + (cost.written_bytes - both) / rates.fill

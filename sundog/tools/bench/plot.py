@@ -94,7 +94,7 @@ def _rate(row: Row, size: int) -> float:
 
 
 def draw_link(path: str, rows: list[dict[str, Any]], size: int) -> None:
-    """A line per algorithm, of its fastest config, and per alternative; a panel per M.
+    """Draw a line per algorithm, for its fastest config, and per baseline; a panel per M.
 
     `rows`: as in the JSON.
     """
@@ -111,7 +111,7 @@ def draw_link(path: str, rows: list[dict[str, Any]], size: int) -> None:
     for each, (name, some) in zip(axes[0], panels.items(), strict=True):
         _link_panel(each, some)
         over = f", {name.replace('m=', 'M=')}" if name else ""
-        each.set_title(f"{size} ranks, the others' data behind PCIe{over}")
+        each.set_title(f"{size} ranks, the others' data across PCIe{over}")
     axes[0][0].legend(fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)

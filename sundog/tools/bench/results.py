@@ -36,7 +36,7 @@ def fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def problem_text(problem: str) -> str:
-    """A row's problem, for people."""
+    """Write a row's problem for people."""
     return problem.removeprefix("Problem(").removesuffix(")").replace("torch.", "")
 
 

@@ -285,7 +285,7 @@ def _calls(
 
 
 def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
-    """Inputs, output and answer, as often as it takes for one set to leave the L2 cache."""
+    """Make sets of inputs, output and answer, enough for one set to leave the L2 cache."""
     l2 = target.of(world.device).l2_bytes
     count = min(max(-(-2 * l2 // max(cost.hbm_bytes * world.size, 1)), 2), _MOST_SETS)
     sets = []

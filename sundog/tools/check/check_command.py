@@ -95,7 +95,7 @@ def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
 
 
 def _mutate(options: CheckOptions, function: Callable[[World], Any]) -> tuple[list[Outcome], bool]:
-    """What became of the mutants, and whether all were tried: until Ctrl-C."""
+    """Check the mutants, until Ctrl-C; return the outcomes, and whether all were tried."""
     outcomes: list[Outcome] = []
     with suppress(KeyboardInterrupt):
         with _quiet():

@@ -27,7 +27,7 @@ __all__ = ["Outcome", "Verdicts", "accepted_by", "find_mutants", "judge", "mutat
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutant."""
+    """The outcome of one mutant."""
 
     name: str  # "function: what", and "#2" where a function has it a second time
     mutant: Mutant

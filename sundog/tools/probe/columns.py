@@ -57,7 +57,7 @@ class Bench:
             tensor.copy_(value)
 
     def replay(self, graph: Graph, inputs: Tensors, outs: Tensors, number: int) -> None:
-        """Outputs are poison, inputs are new; what comes out is kept."""
+        """Replay once, on new inputs and poisoned outputs, and keep the result."""
         for out in outs:
             poison_tensor(out) if out.is_contiguous() else out.zero_()
         self.load(inputs, number)

@@ -47,7 +47,7 @@ class Observed:
 
 
 def rounds(world: World, subject: Subject, count: int) -> list[tuple[Tensors, Tensors]]:
-    """Inputs, on the device, and answers such that none is that of the round before, anywhere."""
+    """Make inputs, on the device, and answers that differ from the previous round's everywhere."""
     found: list[tuple[Tensors, Tensors]] = []
     before: list[Tensors] = []
     for mine, answers in _candidates(world, subject, count):
@@ -78,7 +78,7 @@ def _candidates(
 
 
 def to_host(many: list[Tensors]) -> Tensors:
-    """The first, second, ... of each, one behind the other: a copy for all of them."""
+    """Stack the first, second, ... of each: one copy to the host for all of them."""
     return tuple(torch.stack(each).cpu() for each in zip(*many, strict=True))
 
 

@@ -161,7 +161,7 @@ def _short(problem: Any) -> str:
 
 
 def _of_user(resolved: Resolved) -> Subject:
-    """A `Subject`, or a function with `make_inputs` and `reference` beside it in its module."""
+    """Take a `Subject`, or a function with `make_inputs` and `reference` in its module."""
     found, target = resolved.found, resolved.target
     if isinstance(found, Subject):
         return found

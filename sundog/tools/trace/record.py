@@ -1,6 +1,6 @@
 """Ranks' clocks on one scale. Ranks on one GPU, or in one simulator, read the same clock.
 
-Otherwise all ranks meet in device barriers and look at their clocks behind each: nobody leaves a
+Otherwise all ranks meet in device barriers and read their clocks after each: nobody leaves a
 barrier before everybody has come, so the clocks' differences there are their shift, give or take
 the time that a signal travels. The median of several meetings is taken out.
 
@@ -31,7 +31,7 @@ _MEETINGS = 32
 
 
 def shift(world: World) -> tuple[int, str]:
-    """What to subtract from this rank's times, and in words how they were aligned."""
+    """Return what to subtract from this rank's times, and in words how they were aligned."""
     place = world.backend
     if world.device.type == "cuda":
         place = str(torch.cuda.get_device_properties(world.device).uuid)
@@ -109,7 +109,7 @@ class TraceRecording:
         self._buffer.zero_()
 
     def read(self) -> Raw:
-        """What the latest launch of each program recorded; waits for it."""
+        """Wait for the latest launch, and return what each program recorded."""
         world = self._world
         world.synchronize()
         words = self._buffer.cpu().numpy()
@@ -132,11 +132,11 @@ class TraceRecording:
 
 
 def record_call(world: World, launch: Callable[[], Any], programs: int, events: int) -> Raw:
-    """Record one call behind others that compile and warm up. A collective on the host."""
+    """Record one call, after others that compile and warm up. A collective on the host."""
     recording = TraceRecording(world, programs, events)
     start, done = _together(world)
     try:
-        launch()  # compiles and loads, which must not happen behind a gate: a kernel spins there
+        launch()  # compiles and loads: not after a gate, where a kernel spins
         world.barrier()
         for _ in range(_WARM_CALLS if world.device.type == "cuda" else 0):
             start(launch)
@@ -158,7 +158,7 @@ def record_call(world: World, launch: Callable[[], Any], programs: int, events: 
 
 
 def _together(world: World) -> tuple[Callable[[Callable[[], Any]], Any], Callable[[], None]]:
-    """What calls a launch such that all ranks' kernels start at once, and what ends it.
+    """Return a function that starts a launch on all ranks at once, and one that cleans up.
 
     On a GPU a rank's first kernel would otherwise wait for as long as the other hosts take to
     launch theirs (580 of 584 us of an all-gather); the simulator's time does not pass meanwhile.

@@ -156,7 +156,7 @@ class _Sent:
             self._one[peer, flag, value] = at
 
     def needed(self, size: int, rank: int, flag: int, value: int, peer: int) -> list[int]:
-        """The spans that must come before this rank's wait ends, as far as they were recorded."""
+        """List the recorded spans that must come before this rank's wait ends."""
         if peer >= 0:  # this flag, which may be the peer's in a row that it sets at all ranks
             found = self._one.get((rank, flag, value))
             row = self._all.get((flag - 8 * peer, value), {})
@@ -172,7 +172,7 @@ def _extent(spans: np.ndarray) -> int:
 
 
 def _hidden(spans: np.ndarray) -> float | None:
-    """The part of the time with a fetch under way in which something was computed too."""
+    """Compute the part of the fetching time in which something was computed too."""
     fetched = _union(spans[spans["kind"] == FETCH.value])
     computed = _union(spans[spans["kind"] == COMPUTE.value])
     if not len(fetched) or not len(computed):

@@ -70,7 +70,7 @@ class TracedOp:
         return f"{algorithm.name} {_text(problem)}", lambda: plan(*inputs, out)
 
     def _problem(self, algorithm: Algorithm, size: int) -> Any:
-        """The one that was asked for, else the largest of the op's cases."""
+        """Return the problem that was asked for, else the largest of the op's cases."""
         module = algorithm.module
         if self.problem:
             return problem_of(module, self.problem, size)
@@ -131,7 +131,7 @@ def trace_op(options: TraceOptions) -> Timeline:
 
 
 def _shown(timeline: Timeline, link: str) -> int:
-    """The rank to draw: the slowest. Over a link only rank 0 is measured."""
+    """Choose the rank to draw: the slowest, but over a link rank 0, the only one measured."""
     return 0 if link else max(summarise(timeline), key=lambda each: each.length).rank
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def check(target: str) -> None:
-    """A ValueError, before anything is measured, if a best could not be kept."""
+    """Raise a ValueError, before anything is measured, if a best config could not be kept."""
     path = select.user_file(target)
     select.read_entries(path)  # one that is of another version says so
     try:
@@ -71,7 +71,7 @@ def keep(
 
 
 def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
-    """The user's entries of these targets (default: of all) into the package's files."""
+    """Copy the user's entries for these targets (default: all) into the package's files."""
     folder = select.user_file("any").parent
     names = targets or sorted(path.stem for path in folder.glob("*.json"))
     written = []
@@ -91,10 +91,10 @@ def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
 
 
 def known_results(base: str, run_id: str) -> dict[str, float | None]:
-    """What a base has of a run: configs, as JSON, and milliseconds, None where there is no time.
+    """Read a run's results from a base: configs, as JSON, and milliseconds, None without a time.
 
     A config that was started and never ended is not in it: it is tried again. So are those that
-    failed last, with nothing timed behind them: perhaps the GPU was gone.
+    failed last, with nothing timed after them: perhaps the GPU was gone.
     """
     times: dict[str, list[float]] = {}
     failed_last: dict[str, list[str]] = {}  # by session

@@ -51,7 +51,7 @@ _RANDOM = ("randint", "rand", "randn")
 
 @dataclass(frozen=True)
 class CompiledConfig:
-    """What became of a config's kernels."""
+    """What was compiled for a config."""
 
     seconds: float
     metrics: dict[str, Any]
@@ -89,7 +89,7 @@ def compile_config(
     """
     file = IrFile(file_names(base)[2])
     with suppress(OSError):  # a compiler will say so
-        file.look()  # 14 of them in turns would take 2 s where there are 100 MB
+        file.look()  # 14 compilers, one after the other, would take 2 s for 100 MB
     file.file.close()  # each opens its own
     made: dict[str, tuple[Kernel, str | None]] = {}
 
@@ -133,7 +133,7 @@ def _between_graphs(base: str) -> Iterator[None]:
 
 
 def launches_of(job: Job, config: Any) -> list[RecordedLaunch]:
-    """What one call of the op launches on rank 0.
+    """Record what one call of the op launches on rank 0.
 
     Inputs come before the plan, as in the world that measures: which of them and the plan's own
     buffers lies first in the heap is an argument of some kernels, and part of their keys.

@@ -36,8 +36,8 @@ class Evaluator:
 
     Without a measurer configs are compiled and no more; without compilers they are compiled where
     they are measured. `job`: which of the measurer's jobs this is.
-    `ahead` says from the times so far what is likely to be asked for next; `after` is what the jobs
-    behind this one begin with.
+    `ahead` says from the times so far what is likely to be asked for next; `after` is what the
+    following jobs begin with.
     """
 
     def __init__(
@@ -91,10 +91,12 @@ class Evaluator:
         return config, timed[config]
 
     def measure_again(self, count: int, default: Any) -> None:
-        """The best few once more, in turns: this is what decides. With them the default, which the
-        best is compared with, those that are about as fast, and the best few of those that were
-        measured beside busy compilers: a call took 0.5 to 2.6 us more there, of 14 us as of 180
-        (H200)."""
+        """Measure the best few once more, interleaved: this decides.
+
+        Among them are the default, which the best is compared with, those that are about as fast,
+        and the best few of those that were measured beside busy compilers: there a call took 0.5 to
+        2.6 us more, of 14 us as of 180 (H200).
+        """
         timed = {c: t for c, t in self.times.items() if t is not None}
         ranked = sorted(timed, key=lambda config: timed[config])
         near = [c for c in ranked[:_MOST_NEAR] if timed[c] < timed[ranked[0]] + _FIRST_LOOK_MS]
@@ -173,7 +175,7 @@ class Evaluator:
         self.writing_s += time.perf_counter() - begin
 
     def _take(self, config: Any, generation: int, to_measure: deque) -> None:
-        """What was compiled is measured next, or its row is written."""
+        """Queue a compiled config for measuring, or write its row."""
         self._start(config, generation)
         reply = self._compilers.done[self._job, config]
         if isinstance(reply, Failure):

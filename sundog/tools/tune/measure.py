@@ -2,7 +2,7 @@
 
 Rank 0 hears the list and tells the others, so that all ranks try the same config; whether a result
 is right is what all ranks say together. A config alone is timed in one go, which is quick; several
-in one list are timed in turns, with more samples.
+in one list are timed interleaved, with more samples.
 
 One world serves all algorithms of an op: opening one takes longer than measuring twenty configs.
 """
@@ -84,12 +84,12 @@ class _Set:
 
 
 def time_on_gpu(world: World, variants: Sequence[Variant], samples: int, calls: int) -> list[Times]:
-    """One alone is measured in one go, several in turns."""
+    """Measure one alone in one go, several interleaved."""
     return measure(world, variants, samples, calls, in_a_row=len(variants) == 1)
 
 
 def serve_world(jobs: Sequence[Job], place: TunePlace, timer: Timer = time_on_gpu) -> Body:
-    """A worker's body: opens the world, tells what it runs on, then answers tasks."""
+    """Make a worker's body: it opens the world, says what it runs on, then answers tasks."""
 
     def body(pipe: Connection) -> None:
         def main(world: World) -> None:
@@ -150,7 +150,7 @@ def _where(world: World) -> Where:
 def _measure(
     world: World, job: Job, configs: list[Any], sets: list[_Set], place: TunePlace, timer: Timer
 ) -> list[Measured]:
-    """All in turns, or as many at a time as the heap has room for."""
+    """Measure all interleaved, or as many at a time as the heap has room for."""
     samples = place.samples if len(configs) == 1 else place.final_samples
     found: list[Measured] = []
     while len(found) < len(configs):
@@ -164,7 +164,7 @@ def _in_turns(
     world: World, job: Job, configs: list[Any], sets: list[_Set], place: TunePlace, timer: Timer,
     samples: int,
 ) -> list[Measured]:  # fmt: skip
-    """The first of them: those whose plans fit the heap together, one at least."""
+    """Measure the first of them: those whose plans fit the heap together, at least one."""
     found: dict[int, Measured] = {}
     plans: dict[int, Plan] = {}
     variants: dict[int, Variant] = {}
@@ -214,8 +214,10 @@ def _try(
 
 
 def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | float:
-    """What this rank says of a call with each set, one right behind the other: what is wrong, or
-    the seconds of the last one, in which the hosts of all ranks put it on their streams."""
+    """Call with each set in a row; return what is wrong on this rank, or seconds of the last call.
+
+    Those include the time in which the hosts of all ranks put it on their streams.
+    """
     clock = _Clock(world)
     for each in sets:
         each.out.view(-1).view(torch.uint8).fill_(_POISON)
@@ -284,7 +286,7 @@ def _sets_to_time(world: World, job: Job) -> int:
 
 
 def _sets(world: World, job: Job) -> list[_Set]:
-    """Two at least, so that a second call, right behind the first, is compared too."""
+    """Make at least two sets, so that a second call, right after the first, is compared too."""
     sets = []
     for seed in range(max(_sets_to_time(world, job), 2)):
         given = job.module.inputs(world, job.problem, seed)

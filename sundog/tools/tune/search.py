@@ -22,12 +22,12 @@ __all__ = [
 Evaluate = Callable[[list[Any], int], list[float | None]]
 Search = Callable[[Space, Evaluate, int, random.Random], None]
 
-_FIRST_SHARE = 5  # pattern: one in so many of the budget is spent on random configs first
-_TOGETHER = 4  # and the neighbours of so many of the best are tried in one generation
+_FIRST_SHARE = 5  # pattern: this part of the budget is spent on random configs first
+_TOGETHER = 4  # and a generation tries the neighbours of this many of the best
 
 
 def exhaustive(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
-    """The default, then all others, as far as the budget goes, in an order by lot.
+    """Try the default, then the others in random order, as far as the budget goes.
 
     In a space's own order neighbours differ in the grid alone, so compilers side by side would all
     make the same kernel; and what drifts while it is measured would look like a field's doing.
@@ -37,12 +37,12 @@ def exhaustive(space: Space, evaluate: Evaluate, budget: int, rng: random.Random
 
 
 def random_search(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
-    """The default, then configs by lot."""
-    evaluate(_by_lot(space, budget, rng), 0)
+    """Try the default config, then random ones."""
+    evaluate(_default_and_random(space, budget, rng), 0)
 
 
 def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
-    """Some by lot, then the neighbours of the best, until the budget or the space is spent.
+    """Try random configs, then neighbours of the best, until the budget or the space is spent.
 
     A generation tries the neighbours of the best few that have some left, so that a search that is
     stuck at one goes on around the next.
@@ -53,7 +53,7 @@ def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -
         configs = configs[: budget - len(times)]
         times.update(zip(configs, evaluate(configs, generation), strict=True))
 
-    ask(_by_lot(space, max(budget // _FIRST_SHARE, min(budget, 8)), rng), 0)
+    ask(_default_and_random(space, max(budget // _FIRST_SHARE, min(budget, 8)), rng), 0)
     generation = 0
     while len(times) < min(budget, len(space.configs)):
         generation += 1
@@ -68,7 +68,7 @@ SEARCHES: dict[str, Search] = {
 
 
 def first_asked(search: str, space: Space, budget: int, seed: int) -> list[Any]:
-    """What a search will ask for before it knows anything."""
+    """List what a search will ask for before it knows anything."""
     asked: list[Any] = []
 
     def evaluate(configs: list[Any], generation: int) -> list[float | None]:
@@ -80,13 +80,13 @@ def first_asked(search: str, space: Space, budget: int, seed: int) -> list[Any]:
     return asked
 
 
-def _by_lot(space: Space, count: int, rng: random.Random) -> list[Any]:
+def _default_and_random(space: Space, count: int, rng: random.Random) -> list[Any]:
     first, *others = space.configs
     return [first, *rng.sample(others, min(max(count - 1, 0), len(others)))][:count]
 
 
 def around_the_best(space: Space, times: dict[Any, float | None]) -> list[Any]:
-    """New neighbours of the best config that has any, and of the next ones of the best few."""
+    """List new neighbours of the best configs that have any left."""
     ranked = sorted((t, n) for n, t in enumerate(times.values()) if t is not None)
     tried = list(times)
     found: dict[Any, None] = {}

@@ -104,7 +104,7 @@ def spaces(found: list[Job], num_sms: int, warp_size: int) -> dict[int, Space]:
 
 
 def _steps(values: list[Any], value: Any) -> list[Any]:
-    """The next smaller and the next larger number; of what has no order, all others."""
+    """Return the next smaller and the next larger value; all others where there is no order."""
     at = values.index(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return values[:at] + values[at + 1 :]

@@ -57,7 +57,7 @@ _Workers = tuple[Compilers, Worker | None]  # and the world that measures
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of one algorithm on one target."""
+    """The result for one algorithm on one target."""
 
     op: str
     problem: Any
@@ -69,7 +69,7 @@ class Tuned:
     config: Any  # the best; None where nothing was timed
     milliseconds: float | None
     default: Any
-    default_milliseconds: float | None  # measured in turns with the best
+    default_milliseconds: float | None  # measured interleaved with the best
     seconds: float  # of the whole run
     busy: float  # part of it in which the GPU's process had something to do
     writing: float  # part of it that rows took
@@ -189,7 +189,7 @@ def describe_all(
 def _describe(
     job: Job, space: Space, backend: str, hardware: dict[str, Any], settings: dict[str, Any]
 ) -> RunInfo:
-    """The run: all kernels that the op launches; algorithm and problem as their arguments."""
+    """Describe the run: all kernels that the op launches; algorithm and problem as arguments."""
     kernels = dict.fromkeys(each.kernel for each in launches_of(job, space.configs[0]))
     source: list[dict[str, Any]] = []
     for kernel in kernels:
@@ -312,7 +312,7 @@ def _compilers(described: list[Described], target: str, log: str, count: int) ->
 
 
 def _where(measurer: Worker) -> Where:
-    """Opens the world, which takes a while; what it runs on."""
+    """Open the world, which takes a while, and return what it runs on."""
     measurer.submit(WHERE)
     reply: Where | Failure = measurer.wait()
     if isinstance(reply, Failure):

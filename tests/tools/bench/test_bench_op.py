@@ -175,7 +175,7 @@ class _FakeGate:
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("in_a_row", "a", "b"), [(False, 5, 6), (True, 3, 8)])
 def test_the_timer(monkeypatch: pytest.MonkeyPatch, in_a_row: bool, a: int, b: int) -> None:
-    """Per call, warm-up left out, of all ranks; variants in turns, or one behind the other."""
+    """Per call, without warm-up, on all ranks; variants interleaved, or one after the other."""
     monkeypatch.setattr(timing, "Gate", _FakeGate)
 
     def main(world: World) -> tuple[list[Times], list[str], list[str]]:

@@ -167,6 +167,6 @@ def test_command_writes_file_and_picture(tmp_path: Path) -> None:
         nowhere = CliRunner().invoke(app, [*words, *given])
         assert nowhere.exit_code == 2
         assert "cannot be written: Is a directory" in nowhere.output
-        assert not made.exists(), "told before it is traced"
+        assert not made.exists(), "refused before it is traced"
     none = CliRunner().invoke(app, [*words, "--out", str(file), "--events", "0"])
     assert none.exit_code == 2
