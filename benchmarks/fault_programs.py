@@ -100,6 +100,8 @@ def make_case(number: int, seed: int, backend: str) -> Case:
     steps = [chance.choice(palette) for _ in range(chance.randint(3, 8))]
     place = chance.randrange(len(steps))
     steps[place : place + 1] = _struck(chance, backend, kind, steps[place])
+    if steps[place].in_group:  # who is not in the group needs the faulty rank too
+        steps.append(Step("all_reduce", check="item"))
     rank = chance.choice(members if steps[place].in_group else range(size))
     case = Case(number, seed, backend, kind, size, tuple(steps), rank, place, members)
     ending = chance.choice(("with", "close", "exit"))
@@ -189,6 +191,7 @@ class _Rank:
         self.world, self.case = world, case
         self.group = world.group(case.members, HEAP // 4) if case.members else None
         self.inputs: dict[Step, tuple] = {}
+        self.calls = 0
         self.graphs: list[Any] = []
 
     def do(self, step: Step) -> None:
@@ -199,6 +202,9 @@ class _Rank:
         if key not in self.inputs:
             self.inputs[key] = _inputs(world, step)
         given = self.inputs[key]
+        self.calls += 1
+        if given:  # other data than last time, so that what is old is wrong
+            given[0].fill_((world.rank + 1.0) * self._scale)
         before = world.record_event()
         with world.stream(step.stream) if step.stream else nullcontext():
             world.wait_event(before)
@@ -213,13 +219,17 @@ class _Rank:
         world.wait_event(after)
         self._look(world, step, out)
 
+    @property
+    def _scale(self) -> float:
+        return float(1 << self.calls % 3)
+
     def _look(self, world: Any, step: Step, out: Any) -> None:
         if step.check == "synchronize":
             world.synchronize()
         elif step.check == "barrier":
             world.barrier()
         elif step.check == "item" and step.op in MUTUAL and out is not None:
-            found, expected = out.float().sum().item(), _total(world, step)
+            found, expected = out.float().sum().item(), _total(world, step) * self._scale
             if not abs(found - expected) <= 0.02 * expected:
                 raise AssertionError(f"{step}: the sum is {found}, and {expected} is right")
 
