@@ -161,7 +161,7 @@ def run_rank(world: Any, case: Case, note: Note) -> None:
                 note("fault", at=time.monotonic())
                 _FAULTS.get(case.kind, _nothing)(world, case)
         if step is not None:
-            machine.do(step)
+            machine.do(step, number)
     if case.kind == "killed" and world.rank == case.rank:
         time.sleep(1)  # the signal is on its way
 
@@ -191,10 +191,9 @@ class _Rank:
         self.world, self.case = world, case
         self.group = world.group(case.members, HEAP // 4) if case.members else None
         self.inputs: dict[Step, tuple] = {}
-        self.calls = 0
         self.graphs: list[Any] = []
 
-    def do(self, step: Step) -> None:
+    def do(self, step: Step, number: int) -> None:
         world = self.group if step.in_group else self.world
         if world is None:
             return  # not a member
@@ -202,9 +201,9 @@ class _Rank:
         if key not in self.inputs:
             self.inputs[key] = _inputs(world, step)
         given = self.inputs[key]
-        self.calls += 1
-        if given:  # other data than last time, so that what is old is wrong
-            given[0].fill_((world.rank + 1.0) * self._scale)
+        scale = float(1 << number % 3)  # other data than last time, so that what is old is wrong
+        if given:
+            given[0].fill_((world.rank + 1.0) * scale)
         before = world.record_event()
         with world.stream(step.stream) if step.stream else nullcontext():
             world.wait_event(before)
@@ -217,19 +216,15 @@ class _Rank:
                     graph.replay()
             after = world.record_event()
         world.wait_event(after)
-        self._look(world, step, out)
+        self._look(world, step, out, scale)
 
-    @property
-    def _scale(self) -> float:
-        return float(1 << self.calls % 3)
-
-    def _look(self, world: Any, step: Step, out: Any) -> None:
+    def _look(self, world: Any, step: Step, out: Any, scale: float) -> None:
         if step.check == "synchronize":
             world.synchronize()
         elif step.check == "barrier":
             world.barrier()
         elif step.check == "item" and step.op in MUTUAL and out is not None:
-            found, expected = out.float().sum().item(), _total(world, step) * self._scale
+            found, expected = out.float().sum().item(), scale * _total(world, step)
             if not abs(found - expected) <= 0.02 * expected:
                 raise AssertionError(f"{step}: the sum is {found}, and {expected} is right")
 
