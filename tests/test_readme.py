@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -70,3 +71,9 @@ def test_links_lead_to_files(page):
         if path.parent == README.parent / "docs" / "tutorials":  # made from tutorials/*.py
             path = README.parent / "tutorials" / f"{path.stem}.py"
         assert path.exists(), target
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.name)
+def test_the_reference_names_what_exists(page):
+    for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M):
+        assert pkgutil.resolve_name(name), name
