@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md adds one of each: its examples, applied to a copy of the package, work."""
+"""CONTRIBUTING.md adds one of each: its five examples, applied to a copy of the package, work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUS = re.compile(r"\s*# exits with (\d): (.*)$")
 
 
 def sections() -> dict[str, str]:
-    page = (ROOT / "CONTRIBUTING.md").read_text().partition("## Things to add")[2]
+    page = (ROOT / "CONTRIBUTING.md").read_text().partition("## Five things to add")[2]
     parts = re.split(r"^### (.*)$", page, flags=re.M)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
@@ -34,7 +34,7 @@ SECTIONS = sections()
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with all examples in it."""
+    """A copy of the package with all five examples in it."""
     root = tmp_path_factory.mktemp("copy")
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sundog", root / "sundog", ignore=ignored)
@@ -59,8 +59,10 @@ def _edit(path: Path, marker: str, edited: Callable[[str], str]) -> None:
     path.write_text("".join(lines))
 
 
-def test_what_can_be_added():
-    assert list(SECTIONS) == ["An algorithm", "A backend", "A check rule", "A baseline"]
+def test_there_are_five():
+    assert list(SECTIONS) == [
+        "An algorithm", "A collective", "A backend", "A check rule", "A baseline",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECTIONS)
