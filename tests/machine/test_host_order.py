@@ -331,6 +331,35 @@ def test_what_only_the_host_can_end_is_ordered_too(name: str, backend: str) -> N
     assert sundog.run(main, 2, backend) == [[5.0] * N] * 2
 
 
+def test_jit_code_is_captured(run: Run) -> None:
+    """No function of Python calls its operators: they are recorded, and done at the replay."""
+
+    def main(world: sundog.World) -> list[float]:
+        x, total = torch.zeros(N), torch.zeros(N)
+        _scripted(world.all_reduce(x, out=total))
+        with world.capture() as graph:
+            read = _scripted(world.all_reduce(x, out=total))
+        x.fill_(world.rank + 1.0)
+        graph.replay()
+        return read.tolist()
+
+    assert run(main, SIZE) == [[TOTAL] * N] * SIZE
+
+
+def test_backward_is_captured(run: Run) -> None:
+    def main(world: sundog.World) -> list[float]:
+        x, weight = torch.zeros(N), torch.ones(N, requires_grad=True)
+        weight.grad = torch.zeros(N)
+        with world.capture() as graph:
+            (weight * x).sum().backward()
+        x.fill_(2.0)
+        for _ in range(3):
+            graph.replay()
+        return weight.grad.tolist()
+
+    assert run(main, 2) == [[6.0] * N] * 2
+
+
 def test_a_second_thread_may_read_and_not_call(run: Run) -> None:
     def main(world: sundog.World) -> None:
         errors: list[BaseException] = []
