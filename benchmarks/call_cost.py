@@ -22,7 +22,7 @@ from sundog import target
 from sundog.collectives.all_reduce import Problem
 from sundog.collectives.all_reduce import inputs as make_inputs
 from sundog.launch import run
-from sundog.ops import op as ops
+from sundog.ops import load as ops
 from sundog.ops.select import config_for
 from sundog.tools.baselines import BASELINES
 from sundog.tools.bench import results

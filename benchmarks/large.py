@@ -16,7 +16,7 @@ import torch
 from sundog import target
 from sundog.fused.all_gather_matmul import Problem
 from sundog.launch import run
-from sundog.ops.op import algorithms
+from sundog.ops.load import algorithms
 from sundog.ops.select import config_for
 from sundog.world.world import World
 

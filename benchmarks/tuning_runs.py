@@ -22,7 +22,7 @@ import pandas
 
 from sundog.dataset.pictures import draw_convergence
 from sundog.dataset.reader import read
-from sundog.ops import op as ops
+from sundog.ops import load as ops
 from sundog.tools.bench.results import write
 from sundog.tools.tune.search import pattern
 from sundog.tools.tune.space import Space

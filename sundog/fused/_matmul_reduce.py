@@ -13,7 +13,8 @@ import torch
 import triton
 
 from ..ops.dispatch import CallOptions, decide
-from ..ops.op import Plan, find
+from ..ops.load import find
+from ..ops.op import Plan
 from . import _gemm
 from ._call import call_matrices, check_matrices, check_tensors, fitting
 

@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from .. import target
 from ..errors import RankMismatch, by_rank
-from .op import algorithms, check_grad
+from .load import algorithms
+from .op import check_grad
 from .plain_tensor import check_plain
 from .plans import CachedCall, Plans
-from .select import choose, config_for
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -84,8 +83,10 @@ class _Repeat:
         if self.start is not None and self.start():
             return
         backend = world._backend
-        if self.is_known or backend.graph is not None:
+        if backend.graph is not None:
             world._streams.mark_captured(self.call)
+            self.call.run((x, out))
+        elif self.is_known:
             self.call.run((x, out))
         else:
             self.start = backend.relaunch(lambda: self.call.run((x, out)), (x, out))
@@ -176,7 +177,7 @@ class _Request:
         found = plans.find(key)
         self.cached = found or self._make(plans, key)
         if self.options.explain and world.rank == 0:
-            print(self.cached.why)
+            print(self.cached.why())
         if found and not world.is_capturing:
             self._agree_place(found)
         world._streams.mark_captured(self.cached)
@@ -233,9 +234,11 @@ class _Request:
         made.places.update((name, *places[name]) for name in in_place)
         return made
 
-    def _build(self, plans: Plans, module: ModuleType, config: Any, why: str) -> CachedCall:
+    def _build(
+        self, plans: Plans, module: ModuleType, config: Any, why: Callable[[], str]
+    ) -> CachedCall:
         names, last = list(self.tensors), len(self.tensors) - 1
-        staged, in_place = {}, []
+        staged, in_place, copied = {}, [], ""
         for at, name in enumerate(names):
             if name not in module.SYMMETRIC:
                 continue
@@ -246,13 +249,15 @@ class _Request:
             staged[at] = plans.stage(
                 tensor.view(-1) if self.is_flat else tensor, "out" if at == last else "in"
             )
-            why += f"; {name} is not on the heap and goes through a copy that is"
+            copied += f"; {name} is not on the heap and goes through a copy that is"
         plans.agreed = (self.problem, config)
         try:
             plan = module.plan(self.world, self.problem, config)
         finally:
             plans.agreed = None
-        return CachedCall(self.op, plan, why, self.is_flat, tuple(in_place), staged)
+        return CachedCall(
+            self.op, plan, lambda: why() + copied, self.is_flat, tuple(in_place), staged
+        )
 
     def _where(self) -> str:
         where = zip(self.tensors, self.staged, strict=True)
@@ -293,14 +298,17 @@ def _reached(op: str, algo: str) -> frozenset[str]:
 
 def decide(
     world: World, op: str, problem: Any, options: CallOptions
-) -> tuple[str, ModuleType, Any, str]:
-    """Choose an algorithm, its module and config, and say why."""
+) -> tuple[str, ModuleType, Any, Callable[[], str]]:
+    """Choose an algorithm, its module and config; the last says why."""
+    from .. import target  # only where a plan is made
+    from .select import choose, config_for
+
     modules = algorithms(op)
     algo, config = options.algo, options.config
     kind = target.key_of(world.device)
     if algo == "auto":
         choice = choose(op, problem, kind, world.num_sms, config, world.backend)
-        return choice.algo, modules[choice.algo], choice.config, choice.why
+        return choice.algo, modules[choice.algo], choice.config, choice.explain
     if algo not in modules:
         known = ", ".join(modules)
         raise ValueError(f"{op}: algo {algo!r} is not known; there are: auto, {known}")
@@ -312,7 +320,7 @@ def decide(
     reason = modules[algo].valid(problem, config)
     if reason is not None:
         raise ValueError(f"{op}: algo {algo!r} does not take {problem} with {config}: {reason}")
-    return algo, modules[algo], config, f"{op}: {algo}, as asked, with {config}"
+    return algo, modules[algo], config, lambda: f"{op}: {algo}, as asked, with {config}"
 
 
 def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:

@@ -1,11 +1,13 @@
-"""A user's code by its name on the command line, package.module or path/file.py; what it raises.
+"""From names to code: ops by their names, a user's module or file, fields of a problem as words.
 
-Fields of a problem or config: as words of a command line, block=4096, and in JSON.
+An op is named all_gather, all_gather.push, package.module or path/file.py. Fields are given as
+words of a command line, block=4096, and in JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -20,10 +22,56 @@ from typing import Any
 
 import torch
 
-from ..callsite import raised_at, relative
 from ..errors import SundogError
+from .op import FUNCTIONS, OPS, SHAPE
 
-__all__ = ["changed", "load", "load_package", "parse", "plain", "running", "value"]
+__all__ = [
+    "algorithms", "changed", "find", "functions", "is_op", "load", "load_package", "parse", "plain",
+    "running", "value",
+]  # fmt: skip
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """Every op's function of a world, by its name: it is in the file that is named as the op."""
+    found = dict(FUNCTIONS)
+    for key, path in OPS.items():
+        name = key.partition(".")[0]
+        found.setdefault(name, f"{path.rpartition('.')[0]}.{name}")
+    return {name: getattr(load(path), name) for name, path in found.items()}
+
+
+def algorithms(name: str) -> dict[str, ModuleType]:
+    """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
+    own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]
+    if own:
+        return {algo: find(f"{name}.{algo}") for algo in own}
+    return {name.partition(".")[2] if name in OPS else "": find(name)}
+
+
+def find(name: str) -> ModuleType:
+    """An op's first algorithm, one by its name, or a module or file with the names of SHAPE."""
+    name = next((key for key in OPS if key.partition(".")[0] == name), name)
+    try:
+        module = load(OPS.get(name, name))
+    except ModuleNotFoundError:
+        raise ValueError(_unknown(name)) from None
+    if not is_op(module):
+        missing = [each for each in SHAPE if not hasattr(module, each)]
+        hint = f"; did you mean its function, {name}:main?" if hasattr(module, "main") else ""
+        raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}{hint}")
+    return module
+
+
+def is_op(module: ModuleType) -> bool:
+    return all(hasattr(module, each) for each in SHAPE)
+
+
+def _unknown(name: str) -> str:
+    known = list(dict.fromkeys(key.partition(".")[0] for key in OPS))
+    near = difflib.get_close_matches(name, [*known, *OPS], 1)
+    if near:
+        return f"op {name!r} is not known: did you mean {near[0]!r}?"
+    return f"op {name!r} is not known (there are: {', '.join(known)}) and no module"
 
 
 def load(name: str) -> ModuleType:
@@ -78,6 +126,8 @@ def running(what: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
+    from ..callsite import raised_at, relative  # only where something went wrong
+
     path, line, _ = raised_at(error)
     place = "" if isinstance(error, SyntaxError) else f"{relative(path)}:{line}: "
     return f"{place}{type(error).__name__}: {error}"

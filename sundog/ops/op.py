@@ -6,25 +6,21 @@ nothing else, so they work on a user's own op as on ours.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ..errors import RankMismatch, by_rank
-from .load import load
 
 if TYPE_CHECKING:
     from ..world.streams import Use
     from ..world.world import World
 
 __all__ = [
-    "BY_REQUEST", "OPS", "SHAPE", "Cost", "Plan", "agree", "algorithms", "check_grad", "find",
-    "functions", "is_op",
+    "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "Plan", "agree", "check_grad",
 ]  # fmt: skip
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
@@ -55,7 +51,7 @@ OPS = {
     "matmul_all_reduce.barrier": "sundog.fused.matmul_all_reduce_barrier",
 }
 # What else a world offers, as functions of it without algorithms.
-_FUNCTIONS = {
+FUNCTIONS = {
     "device_barrier": "sundog.collectives.device_barrier",
     "send": "sundog.collectives.send_recv",
     "recv": "sundog.collectives.send_recv",
@@ -143,46 +139,3 @@ def agree(world: World, op: str, problem: Any, config: Any, refused: str | None)
             raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
     if refused is not None:
         raise ValueError(f"{op}: {refused}")
-
-
-def functions() -> dict[str, Callable[..., Any]]:
-    """Every op's function of a world, by its name: it is in the file that is named as the op."""
-    found = dict(_FUNCTIONS)
-    for key, path in OPS.items():
-        name = key.partition(".")[0]
-        found.setdefault(name, f"{path.rpartition('.')[0]}.{name}")
-    return {name: getattr(load(path), name) for name, path in found.items()}
-
-
-def algorithms(name: str) -> dict[str, ModuleType]:
-    """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
-    own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]
-    if own:
-        return {algo: find(f"{name}.{algo}") for algo in own}
-    return {name.partition(".")[2] if name in OPS else "": find(name)}
-
-
-def find(name: str) -> ModuleType:
-    """An op's first algorithm, one by its name, or a module or file with the names of SHAPE."""
-    name = next((key for key in OPS if key.partition(".")[0] == name), name)
-    try:
-        module = load(OPS.get(name, name))
-    except ModuleNotFoundError:
-        raise ValueError(_unknown(name)) from None
-    if not is_op(module):
-        missing = [each for each in SHAPE if not hasattr(module, each)]
-        hint = f"; did you mean its function, {name}:main?" if hasattr(module, "main") else ""
-        raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}{hint}")
-    return module
-
-
-def is_op(module: ModuleType) -> bool:
-    return all(hasattr(module, each) for each in SHAPE)
-
-
-def _unknown(name: str) -> str:
-    known = list(dict.fromkeys(key.partition(".")[0] for key in OPS))
-    near = difflib.get_close_matches(name, [*known, *OPS], 1)
-    if near:
-        return f"op {name!r} is not known: did you mean {near[0]!r}?"
-    return f"op {name!r} is not known (there are: {', '.join(known)}) and no module"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import knobs
 from ..errors import OutOfHeap, RankMismatch, WaitTimeout, by_rank
 from .op import Plan
 
@@ -67,7 +66,7 @@ class CachedCall:
 
     op: str
     plan: Plan
-    why: str = ""
+    why: Callable[[], str] = lambda: ""
     is_flat: bool = False  # the kernels take tensors of one dimension
     in_place: tuple[int, ...] = ()  # which tensors peers reach where the user put them
     staged: dict[int, StagedTensor] = field(default_factory=dict)
@@ -99,12 +98,14 @@ class CachedCall:
 class Plans:
     """One rank's cached plans. At most `max_plans` stay, besides those that graphs hold."""
 
-    def __init__(self, world: World, memory: Symmetric, waits: Waits, progress: Progress) -> None:
+    def __init__(
+        self, world: World, memory: Symmetric, waits: Waits, progress: Progress, max_plans: int
+    ) -> None:
         self.heap = memory.heap
         self._memory = memory
         self._waits = waits
         self._progress = progress
-        self.max_plans = knobs.max_plans.get()
+        self.max_plans = max_plans
         self.repeats: dict[tuple, Any] = {}  # calls with these very tensors (dispatch.py)
         self.agreed: tuple | None = None  # the problem and config that ranks have just compared
         self.count = 0  # calls so far

@@ -1,61 +1,32 @@
 """Which algorithm and which config: from what was measured on this kind of GPU, else by rule.
 
-One JSON per target in the package (sundog/targets/nvidia-h200.json), overlaid by the user's own in
-SUNDOG_CACHE, for each version of torch and Triton apart. A file is a list of measurements, and
-nothing is in it that was not measured:
-
-    {"op": "all_gather.push", "problem": {"numel": 65536, "dtype": "bfloat16", "size": 8},
-     "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "...",
-     "num_sms": 16}
-
-An entry counts where ranks have as many SMs: 8 ranks that share a GPU, with 16 each, say nothing
-about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes over bandwidth.
+A measurement (measured.py) counts where ranks have as many SMs: 8 ranks that share a GPU, with 16
+each, say nothing about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes
+over bandwidth.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import functools
-import json
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
-from .. import knobs
-from .op import BY_REQUEST, algorithms
+from .load import algorithms
+from .measured import Entry, entries
+from .op import BY_REQUEST
 
-__all__ = [
-    "Choice", "Entry", "choose", "config_for", "entries", "key_of", "package_file",
-    "read_entries", "stored", "user_file", "write_entries",
-]  # fmt: skip
+__all__ = ["Choice", "choose", "config_for"]
 
 
 _FLOPS_PER_BYTE = 175  # of an H200: 700 TFLOP/s, 4 TB/s
 _RANKS = ("src", "dst")  # fields of a problem that do not change its time
 # A maximum takes about as long as a sum, a product with a bias as one without.
 _ALIKE = ("op", "has_bias", "activation", "out_dtype")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One measurement of one algorithm."""
-
-    op: str  # all_gather.push
-    problem: dict[str, Any]
-    config: dict[str, Any]
-    seconds: float
-    date: str
-    run: str  # where it came from
-    num_sms: int = 0  # of each rank; 0: it is not known, and counts for all
 
 
 class Place(NamedTuple):
@@ -67,51 +38,92 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
+    """An algorithm and its config. `explain` says why, for those who ask."""
+
     algo: str
     config: Any
-    why: str
+    explain: Callable[[], str]
+
+    @property
+    def why(self) -> str:
+        return self.explain()
 
 
 def choose(
     op: str, problem: Any, target: str, num_sms: int, config: Any = None, backend: str = ""
 ) -> Choice:  # fmt: skip
-    """The algorithm that should be fastest here, among those that give the same bits.
+    """Choose the algorithm that should be fastest here, among those that give the same bits.
 
-    With a `config`, among those that take it. `backend`: where the ranks are; an algorithm that
-    was measured on some backends only, and would be another thing elsewhere, names them: AUTO_ON.
+    With a `config`, among those that take it. `backend`: where the ranks are. AUTO_ON of an
+    algorithm lists the backends on which it may be chosen, those where it was measured.
     """
     modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
     if backend and config is None:
         modules = {a: m for a, m in modules.items() if backend in getattr(m, "AUTO_ON", (backend,))}
-    configs, reasons = {}, {}
-    for algo, module in modules.items():
-        given = config or config_for(f"{op}.{algo}", module, problem, target, num_sms)
-        configs[algo] = given
-        reasons[algo] = _refusal(module, problem, given)
-    usable = {a: m for a, m in modules.items() if reasons[a] is None}
-    if not usable:
-        told = "; ".join(f"{algo}: {reason}" for algo, reason in reasons.items())
-        with_config = f" with {config}" if config else ""
-        raise ValueError(f"{op}: no algorithm takes {problem}{with_config}: {told}")
     here = Place(target, num_sms)
-    times = {a: _estimate(f"{op}.{a}", m, problem, here) for a, m in usable.items()}
-    known = {a: t for a, t in times.items() if t is not None}
-    if not known:
-        algo = _usual(usable, problem)
-        why = f"nothing was measured on {target}: the first of {', '.join(usable)}"
-        why += "" if algo == next(iter(usable)) else " for so large a problem"
-        return Choice(algo, configs[algo], f"{op}: {algo}, since {why}")
+    tried = _Tried(op, problem, here, modules, config)
+    if any(f"{op}." in entry.op for entry in entries(target)):
+        times = {a: _estimate(f"{op}.{a}", modules[a], problem, here) for a in tried.usable()}
+        known = {a: t for a, t in times.items() if t is not None}
+        if known:
+            return _fastest(tried, known)
+    algo = tried.usual()
+    return Choice(algo, tried.configs[algo], lambda: _by_rule(tried, algo))
+
+
+def _fastest(tried: _Tried, known: dict[str, float]) -> Choice:
     algo = min(known, key=lambda each: known[each])
     expected = ", ".join(f"{a} {1e6 * t:.1f} us" for a, t in sorted(known.items(), key=_second))
-    return Choice(algo, configs[algo], f"{op}: {algo}, expected on {target}: {expected}")
+    text = f"{tried.op}: {algo}, expected on {tried.here.target}: {expected}"
+    return Choice(algo, tried.configs[algo], lambda: text)
 
 
-def _usual(usable: dict[str, ModuleType], problem: Any) -> str:
-    """Without measurements: the first algorithm that says nothing against the problem's size."""
-    for algo, module in usable.items():
-        if module.cost(problem).written_bytes <= getattr(module, "USUAL", math.inf):
-            return algo
-    return next(iter(usable))
+def _by_rule(tried: _Tried, algo: str) -> str:
+    usable = tried.usable()
+    why = f"nothing was measured on {tried.here.target}: the first of {', '.join(usable)}"
+    why += "" if algo == usable[0] else " for so large a problem"
+    return f"{tried.op}: {algo}, since {why}"
+
+
+class _Tried:
+    """An op's algorithms, each with the config that it would have here; looked at one by one."""
+
+    def __init__(
+        self, op: str, problem: Any, here: Place, modules: dict[str, ModuleType], config: Any
+    ) -> None:
+        self.op, self.problem, self.here = op, problem, here
+        self.configs: dict[str, Any] = {}
+        self._modules, self._config = modules, config
+        self._reasons: dict[str, str | None] = {}
+
+    def _takes(self, algo: str) -> bool:
+        """Does it take the problem?"""
+        if algo not in self._reasons:
+            module = self._modules[algo]
+            self.configs[algo] = self._config or config_for(
+                f"{self.op}.{algo}", module, self.problem, *self.here
+            )
+            self._reasons[algo] = _refusal(module, self.problem, self.configs[algo])
+        return self._reasons[algo] is None
+
+    def usable(self) -> list[str]:
+        """All that take the problem; ValueError if none does."""
+        found = [algo for algo in self._modules if self._takes(algo)]
+        if not found:
+            reasons = "; ".join(f"{algo}: {reason}" for algo, reason in self._reasons.items())
+            with_config = f" with {self._config}" if self._config else ""
+            raise ValueError(
+                f"{self.op}: no algorithm takes {self.problem}{with_config}: {reasons}"
+            )
+        return found
+
+    def usual(self) -> str:
+        """Without measurements: the first that says nothing against the problem's size."""
+        for algo, module in self._modules.items():
+            limit = getattr(module, "USUAL", math.inf)
+            if self._takes(algo) and module.cost(self.problem).written_bytes <= limit:
+                return algo
+        return self.usable()[0]
 
 
 def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:
@@ -129,75 +141,6 @@ def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: 
         if config is not None and module.valid(problem, config) is None:
             return config
     return module.default(problem, num_sms)
-
-
-def entries(target: str) -> tuple[Entry, ...]:
-    """What was measured on a target: the package's entries, then the user's, which win."""
-    found: dict[tuple, Entry] = {}
-    for path in (package_file(target), user_file(target)):
-        for entry in read_entries(path):
-            found[key_of(entry)] = entry
-    return tuple(found.values())
-
-
-def stored(entry: Entry, target: str) -> float:
-    """Seconds that the same config took on the same problem when it was measured; 0: never was."""
-    known = [each for each in entries(target) if key_of(each) == key_of(entry)]
-    return sum(each.seconds for each in known if each.config == entry.config)
-
-
-def write_entries(path: Path, new: list[Entry]) -> None:
-    """Add entries to a target's file; those of the same op, problem and SMs are replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.parent):
-        old = read_entries(path)
-        kept = {key_of(entry): entry for entry in (*old, *new)}
-        lines = ",\n".join(json.dumps(dataclasses.asdict(e)) for e in kept.values())
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_text(f"[\n{lines}\n]\n")
-        beside.replace(path)  # whoever reads meanwhile sees the old file or the new one
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other process adds entries meanwhile: each would leave out what the other one adds."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def key_of(entry: Entry) -> tuple[str, str, int]:
-    """What an entry is for: of two with the same key the later one counts."""
-    return entry.op, json.dumps(entry.problem, sort_keys=True), entry.num_sms
-
-
-def package_file(target: str) -> Path:
-    return Path(__file__).parent.parent / "targets" / f"{target}.json"
-
-
-def user_file(target: str) -> Path:
-    versions = f"torch-{torch.__version__}-triton-{triton.__version__}"
-    return Path(knobs.cache.get()).expanduser() / versions / f"{target}.json"
-
-
-def read_entries(path: Path) -> tuple[Entry, ...]:
-    if not os.path.exists(path):  # also if its folder may not be looked into, as another's home
-        return ()
-    status = path.stat()
-    return _read(path, status.st_mtime_ns, status.st_ino)
-
-
-@functools.lru_cache(maxsize=16)
-def _read(path: Path, mtime: int, inode: int) -> tuple[Entry, ...]:
-    # The inode, too: two files that replace each other in one tick of the clock have one time.
-    try:
-        return tuple(Entry(**each) for each in json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: not a list of measurements ({error}); remove it") from None
 
 
 def _comparable(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..ops import load
+from ..ops import load as loading
 from ..ops import op as ops
 from ..world.world import World
 from ._primitives import PRIMITIVES
@@ -70,7 +71,7 @@ def resolve(target: str) -> Resolved:
         target,
         tuple(
             Algorithm(f"{base}.{algo}" if algo else base, algo, module)
-            for algo, module in ops.algorithms(target).items()
+            for algo, module in loading.algorithms(target).items()
         ),
     )
 
@@ -114,7 +115,7 @@ def _names_op(target: str) -> bool:
     if colon or not path.endswith(".py"):
         return not colon
     module = load.load(path)
-    return not hasattr(module, "main") and ops.is_op(module)
+    return not hasattr(module, "main") and loading.is_op(module)
 
 
 def _loaded(path: str, target: str) -> ModuleType:

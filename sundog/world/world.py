@@ -12,7 +12,7 @@ from .. import knobs
 from ..collectives.send_recv import mailboxes
 from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
-from ..ops.op import functions
+from ..ops.load import functions
 from ..ops.plans import Plans
 from .backend import Backend, Exchange
 from .capture import ALLOCATION, BARRIER, COLLECTIVE, NESTED, PLAN, READ, Graph
@@ -78,7 +78,7 @@ class World:
         self._memory = Symmetric(backend, ranks, heap, origin, self._streams.check_unused)
         self.ctx = self._make_context()
         self._progress = Progress()
-        self._plans = Plans(self, self._memory, self._waits, self._progress)
+        self._plans = Plans(self, self._memory, self._waits, self._progress, knobs.max_plans.get())
         self._mail = mailboxes(self, heap.capacity)
         if channel == "world":
             backend.after_drain(self._raise_if_expired)

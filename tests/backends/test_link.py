@@ -24,7 +24,8 @@ from sundog.backends._link import check_host_memory
 from sundog.backends.sim import Sim
 from sundog.device import memory, signal
 from sundog.errors import BadAccess, WaitTimeout
-from sundog.ops.op import OPS, find
+from sundog.ops.load import find
+from sundog.ops.op import OPS
 from sundog.ops.select import choose, config_for
 from sundog.tools._subject import _exercise
 from sundog.tools.check.mutation import find_mutants, mutate

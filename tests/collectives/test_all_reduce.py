@@ -15,7 +15,7 @@ from sundog import Sim, testing
 from sundog.collectives import _reduce
 from sundog.collectives.all_reduce import Problem
 from sundog.errors import RankMismatch, WaitTimeout
-from sundog.ops.op import algorithms, find
+from sundog.ops.load import algorithms, find
 
 from .gloo import gloo
 from .reducing import BOTH_KINDS, exact, oracle, random

@@ -15,7 +15,7 @@ from sundog import testing
 from sundog.backends.sim import Sim
 from sundog.collectives._copy import Config
 from sundog.errors import RankMismatch, WaitTimeout
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.tools._subject import exercise
 
 from .gloo import gloo

@@ -18,7 +18,7 @@ from sundog import testing
 from sundog.backends.sim import Sim
 from sundog.collectives import _copy
 from sundog.errors import RankMismatch, WaitTimeout
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.tools._subject import exercise
 from sundog.tools.check.schedules import check
 

@@ -13,7 +13,7 @@ import sundog
 from sundog import testing
 from sundog.collectives.reduce import Config
 from sundog.errors import RankMismatch
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.tools._subject import exercise
 
 from .gloo import gloo

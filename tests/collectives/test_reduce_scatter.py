@@ -14,7 +14,7 @@ import sundog
 from sundog import testing
 from sundog.collectives.reduce_scatter import Config, Problem, plan
 from sundog.errors import RankMismatch
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.tools._subject import exercise
 
 from .gloo import gloo

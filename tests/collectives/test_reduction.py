@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sundog.collectives import _reduce
-from sundog.ops.op import find
+from sundog.ops.load import find
 
 pytestmark = pytest.mark.compat
 

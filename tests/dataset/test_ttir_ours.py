@@ -14,7 +14,8 @@ import sundog
 from sundog.dataset.triton.compile import lower
 from sundog.dataset.triton.ttir import extract_ttir_graph, rebuild_module_text
 from sundog.machine import launcher
-from sundog.ops.op import OPS, find
+from sundog.ops.load import find
+from sundog.ops.op import OPS
 from sundog.tools._subject import function_of, room
 
 pytestmark = pytest.mark.compat

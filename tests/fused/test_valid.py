@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sundog.ops import op as ops
+from sundog.ops import load as ops
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("all_gather_matmul", {"k": 9}, "k 9 does not divide by 4 ranks"),

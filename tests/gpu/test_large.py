@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sundog
-from sundog.ops.op import find
+from sundog.ops.load import find
 
 pytestmark = [pytest.mark.gpu("virtual"), pytest.mark.alone]
 MORE = (1 << 31) + 4099  # elements of a byte: the last ones lie behind 2^31 and are no whole tile

@@ -15,7 +15,7 @@ from support import link_kernels
 import sundog
 from sundog import World, target
 from sundog.errors import WaitTimeout
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.tools._subject import _exercise
 
 pytestmark = pytest.mark.gpu("virtual")

@@ -20,9 +20,10 @@ from sundog.collectives.broadcast import Problem as Broadcast
 from sundog.fused._matmul_reduce import Config as Tiles
 from sundog.fused._matmul_reduce import Problem as Product
 from sundog.ops import load as fields
-from sundog.ops import select
-from sundog.ops.op import find
-from sundog.ops.select import Entry, choose, config_for, entries, user_file, write_entries
+from sundog.ops import measured as store
+from sundog.ops.load import find
+from sundog.ops.measured import Entry, entries, user_file, write_entries
+from sundog.ops.select import choose, config_for
 
 GPU = "some-gpu"
 OTHER = {"block": 4096, "programs": 8, "num_warps": 4}
@@ -32,7 +33,7 @@ OTHER = {"block": 4096, "programs": 8, "num_warps": 4}
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No measurements but the test's own."""
     monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))
-    monkeypatch.setattr(select, "package_file", lambda target: tmp_path / "package" / target)
+    monkeypatch.setattr(store, "package_file", lambda target: tmp_path / "package" / target)
     return tmp_path
 
 
@@ -199,7 +200,7 @@ def test_a_given_config_leaves_those_that_take_it() -> None:
 
 
 def test_the_users_entries_win_and_new_ones_are_read() -> None:
-    write_entries(select.package_file(GPU), [entry("push", 1000, 7), entry("pull", 1000, 5)])
+    write_entries(store.package_file(GPU), [entry("push", 1000, 7), entry("pull", 1000, 5)])
     assert chosen(1000) == "pull"
     measured(entry("pull", 1000, 9))
     assert chosen(1000) == "push"
@@ -225,7 +226,7 @@ def test_a_folder_that_may_not_be_looked_into_has_no_entries(tmp_path: Path) -> 
 
     def look() -> None:
         os.setuid(65534)
-        assert select.read_entries(tmp_path / "sub" / "nvidia-h200.json") == ()
+        assert store.read_entries(tmp_path / "sub" / "nvidia-h200.json") == ()
 
     child = multiprocessing.get_context("fork").Process(target=look)
     child.start()

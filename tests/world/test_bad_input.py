@@ -17,7 +17,8 @@ import sundog
 from sundog import knobs
 from sundog.device import memory
 from sundog.errors import BadAccess, HeapDivergence, NotSymmetric
-from sundog.ops.op import OPS, find
+from sundog.ops.load import find
+from sundog.ops.op import OPS
 
 Run = Callable[..., list]
 

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ...knobs import BACKENDS
+from ...ops import load as loading
 from ...ops import op as ops
 from ...target import has_gpu
 from ...world.world import World
@@ -185,7 +186,7 @@ def _all_reduce_of_torch(target: str, size: int) -> Subject:
     from ..baselines import BASELINES  # torch.distributed is slow to import
 
     baseline = BASELINES["all_reduce"][_OF_TORCH[target]]
-    op = ops.find("all_reduce")
+    op = loading.find("all_reduce")
     problem = op.Problem(4096, torch.bfloat16, size)  # not any size: it must be aligned
 
     def prepare(world: World) -> Callable[..., Any]:

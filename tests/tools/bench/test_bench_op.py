@@ -17,7 +17,8 @@ from sundog import World
 from sundog.cli import app
 from sundog.errors import PeerLost, SundogError, VariantFailed
 from sundog.launch import run
-from sundog.ops.op import OPS, Cost, find
+from sundog.ops.load import find
+from sundog.ops.op import OPS, Cost
 from sundog.target import has_gpu
 from sundog.tools import timing
 from sundog.tools._subject import algorithms_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sundog
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.tools._subject import expected
 from sundog.tools.baselines import BASELINES
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sundog.cli import app
-from sundog.ops import op as ops
+from sundog.ops import load as ops
 from sundog.tools.check.schedules import Report, check_once
 
 RACY = "tests.tools.check.kernels:racy"

@@ -17,6 +17,7 @@ from sundog.cli import app
 from sundog.compiled import assembly, ttgir
 from sundog.compiled.kernels import Kernel
 from sundog.errors import SundogError
+from sundog.ops import load as loading
 from sundog.ops import op as ops
 from sundog.tools import isa
 
@@ -213,13 +214,13 @@ def test_the_command(tmp_path: Path) -> None:
         assert not refused.stdout
 
 
-COLLECTIVES = [op for op in ops.OPS if hasattr(ops.find(op).cases(2)[0], "numel")]
+COLLECTIVES = [op for op in ops.OPS if hasattr(loading.find(op).cases(2)[0], "numel")]
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_collective_is_wide(op: str) -> None:
     """16-bit types on NVIDIA, 32-bit types on AMD; `sundog isa` goes over all of it."""
-    module = ops.find(op)
+    module = loading.find(op)
     for target, dtype in (("sm_90", torch.bfloat16), ("gfx942", torch.float32)):
         for kernel in isa.inspect(op, (target,), problem={"dtype": dtype}, world=4):
             assert not kernel.marks
