@@ -269,7 +269,7 @@ class _Request:
         for name in (names[at] for at in cached.in_place):
             place = self._place(name)
             if (name, *place) not in cached.places:
-                everyone = self.world.exchange(place, f"place of {name}")
+                everyone = self.world._compare(place, f"place of {name}")
                 _compare_places(self.op, name, everyone)
                 cached.places.add((name, *place))
 
@@ -300,12 +300,10 @@ def decide(
     world: World, op: str, problem: Any, options: CallOptions
 ) -> tuple[str, ModuleType, Any, Callable[[], str]]:
     """Choose an algorithm, its module and config; the last says why."""
-    from .. import target  # only where a plan is made
-    from .select import choose, config_for
+    from .select import choose, config_for  # only where a plan is made
 
     modules = algorithms(op)
-    algo, config = options.algo, options.config
-    kind = target.key_of(world.device)
+    algo, config, kind = options.algo, options.config, world._target
     if algo == "auto":
         choice = choose(op, problem, kind, world.num_sms, config, world.backend)
         return choice.algo, modules[choice.algo], choice.config, choice.explain

@@ -40,6 +40,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     return {name: getattr(load(path), name) for name, path in found.items()}
 
 
+@functools.cache
 def algorithms(name: str) -> dict[str, ModuleType]:
     """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
     own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]

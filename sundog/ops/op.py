@@ -90,7 +90,8 @@ class Plan:
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         check_grad("a plan", *tensors)
-        self.world._mark_used(self)
+        self.world._check_open()
+        self.world._streams.mark_used(self)
         return self.launch(*tensors)
 
     def free(self) -> None:
@@ -133,7 +134,7 @@ def agree(world: World, op: str, problem: Any, config: Any, refused: str | None)
     disagrees. A call of the op (dispatch.py) has compared them already.
     """
     if world._plans.agreed != (problem, config):
-        everyone = world.exchange(f"{problem}, {config}", f"plan of {op}")
+        everyone = world._compare(f"{problem}, {config}", f"plan of {op}")
         if len(set(everyone)) > 1:
             text = by_rank(everyone)
             raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")

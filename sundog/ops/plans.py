@@ -128,7 +128,8 @@ class Plans:
         self.raise_if_expired()
         self.count += 1
         call.used = self.count
-        self._progress.call(self.count, call.serial)
+        words = self._progress.words  # COUNT and SERIAL of world/context.py
+        words[0], words[1] = self.count, call.serial
 
     def raise_if_expired(self) -> None:
         """Raise WaitTimeout if a wait of this rank expired, each time until the world recovers."""
@@ -177,11 +178,11 @@ class Plans:
         self._world.synchronize()
         place = self._progress.place
         mine = [asked, self._idle_serials(), self._serial, self.max_plans, more, place]
-        everyone = self._world.exchange(mine, f"plan of {op}")
+        everyone = self._world._compare(mine, f"plan of {op}")
         if len({each[0] for each in everyone}) > 1:
             text = by_rank([each[0] for each in everyone])
             raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
-        self._progress.share([each[5] for each in everyone], self._world.exchange)
+        self._progress.share([each[5] for each in everyone], self._world._compare)
         self._settle(everyone)
         while self._evictable and len(self._calls) >= everyone[0][3]:
             self._evict(1)
@@ -219,7 +220,7 @@ class Plans:
         """Evict all that no graph holds: a collective on the host."""
         self._world.synchronize()
         mine = ["", self._idle_serials(), self._serial]
-        self._settle(self._world.exchange(mine, "freeing of plans"))
+        self._settle(self._world._compare(mine, "freeing of plans"))
         self._evict(len(self._calls))
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ import torch
 from ..device import context
 from ..errors import WaitRecord, WaitTimeout, by_rank
 
-__all__ = ["Progress", "Waits", "table"]
+__all__ = ["COUNT", "SERIAL", "Progress", "Waits", "table"]
 
 
 def table(rank: int, deltas: list[tuple[int, int]], polls: int) -> list[int]:
@@ -76,7 +76,7 @@ class Waits:
         self.error = None
 
 
-_COUNT, _SERIAL, _LENGTH = range(3)  # words of a page; a text follows
+COUNT, SERIAL, _LENGTH = range(3)  # words of a page; a text follows
 _TEXT = 24
 _PAGE = 4096
 
@@ -85,14 +85,15 @@ class Progress:
     """A page of memory that says what a rank is doing: its latest call, and where its host waits.
 
     The others have mapped it, so that they can read it while this rank is busy, and when it is
-    gone. `serial` names a plan, the same one on every rank.
+    gone. Of its `words`, COUNT numbers the latest call, and SERIAL names its plan, which is the
+    same one on every rank.
     """
 
     _here: ClassVar[WeakValueDictionary[int, Progress]] = WeakValueDictionary()
 
     def __init__(self) -> None:
         self._page: bytearray | mmap.mmap = bytearray(_PAGE)
-        self._words = memoryview(self._page).cast("q")
+        self.words = memoryview(self._page).cast("q")
         self._pages: list[bytearray | mmap.mmap | None] = []
         self._fd = -1
         Progress._here[id(self)] = self
@@ -113,29 +114,24 @@ class Progress:
             return
         self._fd = os.memfd_create("sundog-progress")
         os.ftruncate(self._fd, _PAGE)
-        self._words.release()
+        self.words.release()
         self._page = mmap.mmap(self._fd, _PAGE)
-        self._words = memoryview(self._page).cast("q")
+        self.words = memoryview(self._page).cast("q")
         fds = exchange(self._fd, "plan of the first op")
         self._pages = [_map(pid, fd) for (pid, _), fd in zip(places, fds, strict=True)]
-
-    def call(self, count: int, serial: int) -> None:
-        """Call number `count` of this rank begins."""
-        self._words[_COUNT] = count
-        self._words[_SERIAL] = serial
 
     def note(self, text: str) -> None:
         """Say what else there is to know of this rank, where its host waits for example."""
         data = text.encode()[: _PAGE - _TEXT]
-        self._words[_LENGTH] = 0
+        self.words[_LENGTH] = 0
         self._page[_TEXT : _TEXT + len(data)] = data
-        self._words[_LENGTH] = len(data)
+        self.words[_LENGTH] = len(data)
 
     def close(self) -> None:
         if self._pages:
             self.note("it has closed its world")
-        self._words.release()
-        self._words = memoryview(bytearray(_PAGE)).cast("q")
+        self.words.release()
+        self.words = memoryview(bytearray(_PAGE)).cast("q")
         self._page, self._pages = bytearray(_PAGE), []
         if self._fd >= 0:
             os.close(self._fd)
@@ -168,7 +164,7 @@ def _read(page: bytearray | mmap.mmap) -> tuple[int, int, str]:
     """A rank's latest call, its plan, and its note."""
     words = memoryview(page[:_TEXT]).cast("q")
     text = bytes(page[_TEXT : _TEXT + words[_LENGTH]]).decode(errors="replace")
-    return words[_COUNT], words[_SERIAL], text
+    return words[COUNT], words[SERIAL], text
 
 
 def _line(page: tuple[int, int, str] | None, name_of: Callable[[int], str]) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import knobs
-from ..collectives.send_recv import mailboxes
+from .. import knobs, target
+from ..collectives.send_recv import mailboxes, recv, send
 from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
 from ..ops.load import functions
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ..collectives.reduce import reduce
     from ..collectives.reduce_scatter import reduce_scatter
     from ..collectives.scatter import scatter
-    from ..collectives.send_recv import recv, send
     from ..fused.all_gather_matmul import all_gather_matmul
     from ..fused.matmul_all_reduce import matmul_all_reduce
     from ..fused.matmul_reduce_scatter import matmul_reduce_scatter
@@ -65,6 +64,7 @@ class World:
         self.size = len(ranks)
         self.device = backend.device
         self.num_sms = backend.num_sms
+        self._target = target.key_of(backend.device)
         self.backend = backend.name
         self.passive = backend.passive
         self.trace = 0  # the clock that kernels read at their trace points; 0: they have none
@@ -152,8 +152,7 @@ class World:
         return self.empty(tensor.shape, tensor.dtype, name).copy_(tensor)
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """Where a symmetric tensor starts in its heap, in bytes: for an allocation, on every rank
-        the same, also where addresses differ in other ways."""
+        """Where a symmetric tensor starts in its heap, in bytes: the same on every rank."""
         return self._memory.offset_of(tensor)
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -270,6 +269,10 @@ class World:
         """
         asked = pickle or knobs.allow_pickle.get()
         return self._exchange(value, what, Exchange.PICKLED if asked else Exchange.VALUES)
+
+    def _compare(self, value: Any, what: str) -> list[Any]:
+        """As `exchange`, of sundog's own values: never by pickle."""
+        return self._exchange(value, what, Exchange.VALUES)
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
         """Rank `src`'s value, on every rank. What it may be, `exchange` says."""
@@ -396,17 +399,12 @@ class World:
         words[context.RECORD.value] = self._waits.distance
         return ctx.copy_(torch.tensor(words, dtype=torch.int64))
 
-    def _mark_used(self, plan: Any) -> None:
-        self._check_open()
-        self._streams.mark_used(plan)
-
     def _raise_if_expired(self) -> None:
         """Raise WaitTimeout, once, if a wait of this rank expired, in this world or a group."""
-        if self._closed:
-            return
-        self._waits.raise_if_expired(
-            self.rank, self._memory.name_of, lambda: self._progress.shown(self._plans.name_of)
-        )
+        if self._waits.word.value and not self._closed:
+            self._waits.raise_if_expired(
+                self.rank, self._memory.name_of, lambda: self._progress.shown(self._plans.name_of)
+            )
         for group in self._memory.groups.values():
             if group is not None:
                 group._raise_if_expired()

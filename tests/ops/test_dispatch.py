@@ -1,0 +1,114 @@
+"""The call path: how many files a call crosses, and how often ranks talk for a new plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import sundog
+from sundog.ops.load import algorithms
+
+Run = Callable[..., list]
+ROOT = os.path.dirname(sundog.__file__) + os.sep
+# What stands in for the GPU and the driver. A launch ends there, on every backend in another way.
+BELOW = ("machine/", "interpreter/")
+
+
+def crossed(call: Callable[[], Any]) -> list[str]:
+    """The files of sundog, above the simulator, in which a function ran on this host."""
+    found = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(ROOT):
+            found.add(path.removeprefix(ROOT))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return sorted(path for path in found if not path.startswith(BELOW))
+
+
+@pytest.mark.sim_only
+def test_files_that_a_call_crosses() -> None:
+    algorithms("all_gather")  # imports are no part of a call
+
+    def main(world: sundog.World) -> list[list[str]]:
+        x, out = world.zeros((1024,)), world.zeros((2048,))
+        found = []
+        for _ in range(3):
+            world.barrier()
+            found.append(crossed(lambda: world.all_gather(x, out)))
+        return found
+
+    first, _, third = sundog.run(main, 2, "sim")[0]
+    assert len(first) <= 19, first
+    assert len(third) <= 7, third
+
+
+def exchanges(world: sundog.World, call: Callable[[], Any]) -> list[str]:
+    """What the ranks exchange during a call."""
+    inner, found = world._backend.exchange, []
+
+    def note(value: Any, what: str, *rest: Any) -> list[Any]:
+        found.append(what)
+        return inner(value, what, *rest)
+
+    world._backend.exchange = note
+    try:
+        call()
+    finally:
+        del world._backend.exchange
+    return found
+
+
+CALLS: dict[str, Callable[[sundog.World, torch.Tensor], Any]] = {
+    "all_gather": lambda w, x: w.all_gather(x, w.zeros((32,))),
+    "all_gather, staged": lambda w, x: w.all_gather(x.clone()),
+    "all_reduce": lambda w, x: w.all_reduce(x, out=w.zeros((16,)), algo="two_shot"),
+    "broadcast": lambda w, x: w.broadcast(x),
+    "device_barrier": lambda w, x: w.device_barrier(),
+    "all_to_all, by mail": lambda w, x: w.all_to_all(x, None, [8, 8], [8, 8]),
+    "all_gather_matmul": lambda w, x: w.all_gather_matmul(x.view(4, 4), w.zeros((8, 4))),
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_ranks_talk_twice_for_a_new_plan_and_never_again(run: Run, op: str) -> None:
+    """Once to agree, once when all flags are zero."""
+
+    def main(world: sundog.World) -> tuple[list[str], list[str]]:
+        x = world.zeros((16,))
+        world.reduce_scatter(x)  # the first op of all: ranks find each other's pages
+        with world.scope():
+            first = exchanges(world, lambda: CALLS[op](world, x))
+        with world.scope():
+            second = exchanges(world, lambda: CALLS[op](world, x))
+        return first, second
+
+    for first, second in run(main, 2):
+        counted = Counter(what.partition(" of ")[0] for what in first)
+        assert counted == {"plan": 1, "barrier": 1}, first
+        assert second == []
+
+
+def test_a_new_place_is_compared_once(run: Run) -> None:
+    def main(world: sundog.World) -> list[list[str]]:
+        x, outs = world.zeros((4,)), world.zeros((2, 8))
+        found = []
+        for out in (outs[0], outs[0], outs[1], outs[1], outs[0]):
+            found.append(exchanges(world, lambda out=out: world.all_gather(x, out, algo="push")))
+        return found
+
+    for first, *others in run(main, 2):
+        assert [what.partition(" of ")[0] for what in first] == ["plan", "barrier"]
+        assert others == [[], ["place of out"], [], []]
