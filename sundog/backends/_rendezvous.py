@@ -12,7 +12,8 @@ import itertools
 import os
 import platform
 import select
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,6 +35,7 @@ __all__ = [
     "Peers",
     "Pending",
     "StoreExchange",
+    "StoreLost",
     "check",
     "facts",
     "join",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _opened = itertools.count()  # worlds of this process: equal on all ranks, so it names their keys
+_END_IS_SEEN = 0.1  # seconds after which a pidfd shows the end of a process
 _LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
 
 
@@ -63,23 +66,57 @@ def join(timeout: float) -> tuple[int, int, Any]:
     return dist.get_rank(), dist.get_world_size(), store
 
 
-def open_store(store: Any) -> Any:
+class StoreLost(PeerLost):
+    """The ranks' store can't be reached: the process that holds it has ended."""
+
+
+class RankStore:
+    """torch's key-value store, whose errors mean that another process has ended."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask(self._store.set, key, value)
+
+    def get(self, key: str) -> bytes:
+        value: bytes = self._ask(self._store.get, key)
+        return value
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask(self._store.check, keys))
+
+    def delete_key(self, key: str) -> None:
+        self._ask(self._store.delete_key, key)
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except dist.DistError as error:
+            raise StoreLost(
+                "the ranks' store can't be reached any more: the process that holds it, torchrun "
+                f"or rank 0, has ended ({str(error).splitlines()[0]}). This world is over: close "
+                "it, and start all ranks again."
+            ) from None
+
+
+def open_store(store: Any) -> RankStore:
     """Return the part of the store for the next world. All ranks open worlds in the same order."""
-    return dist.PrefixStore(f"sundog/{next(_opened)}", store)
+    return RankStore(dist.PrefixStore(f"sundog/{next(_opened)}", store))
 
 
 @dataclass(frozen=True)
 class Pending:
     """One exchange that this rank has entered."""
 
-    store: Any
+    store: RankStore
     what: str
     ranks: tuple[int, ...]
     prefix: str
     kind: Exchange
 
     def arrived(self) -> bool:
-        return bool(self.store.check([f"{self.prefix}/{rank}" for rank in self.ranks]))
+        return self.store.check([f"{self.prefix}/{rank}" for rank in self.ranks])
 
     def late(self) -> list[int]:
         return [r for r in self.ranks if not self.store.check([f"{self.prefix}/{r}"])]
@@ -102,7 +139,7 @@ class Pending:
 class StoreExchange:
     """One rank's end of all exchanges of a world."""
 
-    def __init__(self, rank: int, store: Any) -> None:
+    def __init__(self, rank: int, store: RankStore) -> None:
         self._rank = rank
         self._store = store
         self._count: dict[str, int] = {}
@@ -135,12 +172,23 @@ class StoreExchange:
         found = [rank for rank in ranks if self._store.check([f"left/{rank}"])]
         return {rank: self._reason(rank) for rank in found}
 
+    def without_store(self, error: StoreLost, peers: Peers, size: int) -> PeerLost:
+        """The error to raise instead: it names the rank that died with the store, if one did."""
+        time.sleep(_END_IS_SEEN)
+        dead = peers.dead()
+        return (self.lost((), dead, size) if dead else None) or error
+
     def _reason(self, rank: int) -> str:
         return str(decode(self._store.get(f"left/{rank}"), f"what rank {rank} said at its end"))
 
     def lost(self, awaited: Iterable[int], dead: Iterable[int], size: int) -> PeerLost | None:
         """Return the error to raise if a rank that this rank waits for won't come."""
-        reasons = {rank: _DIED for rank in dead} | self.left(awaited)
+        reasons = {rank: _DIED for rank in dead}
+        try:
+            reasons |= self.left(awaited)
+        except StoreLost:  # with one of these
+            if not reasons:
+                raise
         if not reasons:
             return None
         causes = {rank: why for rank, why in reasons.items() if why != _LOST_A_PEER} or reasons

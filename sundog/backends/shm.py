@@ -39,6 +39,7 @@ from ._rendezvous import (
     Peers,
     Pending,
     StoreExchange,
+    StoreLost,
     locality,
     open_store,
 )
@@ -179,10 +180,13 @@ class ShmBackend:
         kind: Exchange = Exchange.VALUES,
     ) -> list[Any]:
         self._raise_if_lost()
-        self._pending = self._exchange.come(value, what, ranks, channel, kind)
-        if not self._pending.arrived():
-            self.machine.block(f"the other ranks at a {what}")
-        values = self._pending.values()
+        try:
+            self._pending = self._exchange.come(value, what, ranks, channel, kind)
+            if not self._pending.arrived():
+                self.machine.block(f"the other ranks at a {what}")
+            values = self._pending.values()
+        except StoreLost as error:
+            raise self._exchange.without_store(error, self._peers, self.size) from None
         self._pending = None
         return values
 
@@ -247,6 +251,14 @@ class ShmBackend:
 
     def _look_outside(self) -> bool:
         """Return whether we can continue: others have written, arrived, or died."""
+        try:
+            return self._look()
+        except StoreLost as error:
+            lost = self._exchange.without_store(error, self._peers, self.size)
+            self.machine.failure = lost
+            return True
+
+    def _look(self) -> bool:
         self.machine.host_wrote()
         if self._pending is not None and self._pending.arrived():
             self.machine.wake(self.machine.hosts[0])

@@ -37,7 +37,7 @@ from ._cuda_graph import CudaRecording
 from ._gpu import Contexts, Direct, Gpu, GpuLaunch, grid_of, pinned_words, polls_per_second
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
-from ._rendezvous import Peers, StoreExchange, check, facts, open_store
+from ._rendezvous import Peers, Pending, StoreExchange, StoreLost, check, facts, open_store
 from ._resident import ResidentCounter, largest_that_fits
 
 __all__ = ["CAPABILITIES", "open_world", "run"]
@@ -184,7 +184,15 @@ class SymmBackend:
         kind: Exchange = Exchange.VALUES,
     ) -> list[Any]:
         self._raise_if_lost()
-        pending = self._exchange.come(value, what, ranks, channel, kind)
+        try:
+            return self._meet(self._exchange.come(value, what, ranks, channel, kind))
+        except StoreLost as error:
+            self._lost = self._exchange.without_store(error, self._peers, self.size)
+            self._raise_if_lost()
+            raise
+
+    def _meet(self, pending: Pending) -> list[Any]:
+        """Wait for the others, with an eye on those that may have died."""
         begin = looked = time.monotonic()
         nap = 0.0
         while not pending.arrived():
@@ -238,7 +246,10 @@ class SymmBackend:
     def _look_at_peers(self, awaited: list[int]) -> None:
         dead = [rank for rank in self._peers.dead() if rank in awaited]
         others = [rank for rank in range(self.size) if rank != self.rank]
-        self._lost = self._exchange.lost(others, dead, self.size)
+        try:
+            self._lost = self._exchange.lost(others, dead, self.size)
+        except StoreLost as error:
+            self._lost = self._exchange.without_store(error, self._peers, self.size)
         self._raise_if_lost()
 
     def _raise_if_lost(self) -> None:

@@ -157,6 +157,27 @@ def test_a_process_that_ends_says_why_if_it_can(start: Any, ending: str, words: 
         assert f"PeerLost: rank 1 of 3 {words} while rank {rank} waited" in ended[rank][2]
 
 
+def test_the_rank_that_dies_with_the_store_is_named(start: Any) -> None:
+    """Without torchrun rank 0's process holds the store; torch's own error is a C++ stack."""
+    ranks = start(
+        3,
+        """
+        import os, sundog
+        world = sundog.init("shm", heap_size=1 << 20, timeout=20)
+        if world.rank == 0:
+            os.kill(os.getpid(), 9)
+        try:
+            world.barrier()
+        finally:
+            world.close()
+        """,
+    )
+    for rank, (status, _, errors) in list(enumerate(ranks.end()))[1:]:
+        assert status == 1
+        last = errors.strip().splitlines()[-1]
+        assert f"PeerLost: rank 0 of 3 died while rank {rank} waited" in last, errors
+
+
 class Malicious:
     def __init__(self, path: Path) -> None:
         self.path = path
