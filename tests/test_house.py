@@ -12,14 +12,14 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1200, "backends": 3400, "checker": 1500, "collectives": 3250, "compiled": 1000,
-    "dataset": 3800, "dataset/helion": 1950, "dataset/triton": 1550, "device": 850, "fused": 2600,
-    "interpreter": 1950, "machine": 2950, "ops": 1350, "tools": 1950, "tools/bench": 850,
-    "tools/check": 500, "tools/probe": 880, "tools/trace": 660, "tools/tune": 1500, "world": 1600,
+    "(top)": 1150, "backends": 3500, "checker": 1800, "collectives": 3250, "compiled": 1000,
+    "dataset": 3800, "dataset/helion": 1950, "dataset/triton": 1750, "device": 850, "fused": 2550,
+    "interpreter": 1900, "machine": 2950, "ops": 1450, "tools": 1950, "tools/bench": 850,
+    "tools/check": 480, "tools/probe": 880, "tools/trace": 650, "tools/tune": 1500, "world": 1600,
 }  # fmt: skip
-LONGEST_FILE = 450
-COLLIDING_CLASSES = 13  # goal: 5. `Problem` and `Config` are names that every op has.
-ONE_IMPORTER = 40  # goal: 35
+LONGEST_FILE = 460  # goal: 450
+COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
+ONE_IMPORTER = 31  # without commands, which cli.py alone imports
 CLOSURE = 18  # files that a collective's import reads; goal: 12
 KERNEL_ARGUMENTS = 17  # goal: 12
 

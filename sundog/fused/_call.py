@@ -8,8 +8,7 @@ import torch
 import triton
 
 from ..ops.dispatch import CallOptions, call
-from ..ops.op import check_grad
-from ..ops.plain_tensor import check_plain
+from ..ops.op import check_grad, check_plain
 from . import _gemm
 
 if TYPE_CHECKING:

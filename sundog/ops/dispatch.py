@@ -26,8 +26,7 @@ import torch
 
 from ..errors import RankMismatch, by_rank
 from .load import algorithms
-from .op import check_grad
-from .plain_tensor import check_plain
+from .op import check_grad, check_plain
 from .plans import CachedCall, Plans
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "Plan", "agree", "check_grad",
+    "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "Plan", "agree", "check_grad", "check_plain",
 ]  # fmt: skip
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
@@ -102,6 +102,33 @@ class Plan:
         self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
         for tensor in self.workspaces:
             self.world.free(tensor)
+
+
+def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Raise a ValueError if a tensor's memory is not what its shape, strides and dtype say."""
+    found = _unusual(tensor)
+    if found is not None:
+        what, instead = found
+        raise ValueError(f"{op}: {name} is {what}; {instead.format(name)}")
+
+
+def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """What a tensor is, and what to do about it. First what would break the questions below."""
+    if hasattr(tensor, "to_local"):
+        return "a DTensor", "pass {0}.to_local(), which is this rank's part"
+    if tensor.is_nested:
+        return "a nested tensor", "pass {0}.values(), or each of its tensors"
+    if tensor.layout != torch.strided:
+        return f"not dense ({tensor.layout})", "pass {0}.to_dense()"
+    if tensor.is_quantized:
+        return f"quantized ({tensor.dtype})", "pass {0}.int_repr(), and the scale on its own"
+    if tensor.is_meta:
+        return "on the meta device, without data", "pass a tensor on this rank's device"
+    if tensor.is_conj():
+        return "a view that is conjugated when it is read", "pass {0}.resolve_conj()"
+    if tensor.is_neg():
+        return "a view that is negated when it is read", "pass {0}.resolve_neg()"
+    return None
 
 
 def check_grad(op: str, *tensors: Any, name: str = "") -> None:

@@ -22,7 +22,7 @@ from ..errors import OutOfHeap, RankMismatch, WaitTimeout, by_rank
 from .op import Plan
 
 if TYPE_CHECKING:
-    from ..world.context import Progress, Waits
+    from ..world.kernel_context import Progress, Waits
     from ..world.tensors import Symmetric
     from ..world.world import World
 

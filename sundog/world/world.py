@@ -16,8 +16,8 @@ from ..ops.load import functions
 from ..ops.plans import Plans
 from .backend import Backend, Exchange
 from .capture import ALLOCATION, BARRIER, COLLECTIVE, NESTED, PLAN, READ, Graph
-from .context import Progress, Waits, table
 from .heap import Heap, divergence
+from .kernel_context import Progress, Waits, table
 from .streams import RankStreams, StreamEvent
 from .tensors import Shape, Symmetric
 
