@@ -8,6 +8,7 @@ only the size of the heap is that of a GPU's world instead of the simulator's.
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import functools
 import os
 from collections.abc import Callable
@@ -102,17 +103,18 @@ def check_target(target: str) -> None:
 
 
 def _try_target(target: str) -> bool:
+    faulthandler.disable()
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # LLVM writes a stack trace before it aborts, Triton the PTX
         os.dup2(quiet, stream)
     word = Pointer(torch.int32, 0, 4)
-    compile_launch(RecordedLaunch(_store_one, (word,), {}, {}), target)
+    compile_launch(RecordedLaunch(_store_sum, (word,), {}, {}), target)
     return True
 
 
 @triton.jit
-def _store_one(word):  # type: ignore[no-untyped-def]
-    tl.store(word, 1)
+def _store_sum(word):  # type: ignore[no-untyped-def]
+    tl.store(word, tl.sum(tl.arange(0, 64), 0))  # between lanes: what LLVM aborts for
 
 
 def for_warps(config: Any, warp_size: int) -> Any:

@@ -76,8 +76,6 @@ def _inspect_all(options: IsaOptions) -> list[Kernel]:
     check_writable(options.json)
     targets = [target for target in options.target.split(",") if target] or [""]
     ensure_compiler_cache()
-    for target in targets:
-        check_target(target)
     names = [options.op] if options.op else list(OPS)
     kernels: list[Kernel] = []
     with progress() as show:
@@ -124,6 +122,8 @@ def inspect(
     `op`: an op (all its algorithms), one algorithm, a module of that shape, or a function of a
     world as module:function or file.py:function. `config` and `problem` change fields.
     """
+    for target in targets:
+        check_target(target)
     found: list[Kernel] = []
     for warp_size in dict.fromkeys(gpu_target(target).warp_size for target in targets):
         here = [target for target in targets if gpu_target(target).warp_size == warp_size]

@@ -172,6 +172,10 @@ def test_what_cannot_be_inspected() -> None:
         kernels("nothing")
     with pytest.raises(SundogError, match=r"_many_values does not compile for gfx942: .*maxnreg"):
         kernels("spilling", ("gfx942",))
+    with pytest.raises(
+        ValueError, match=r"target sm_99: Triton .* cannot compile for it .*SIGABRT"
+    ):
+        isa.inspect("all_gather.push", ("sm_99",), world=2)
     with pytest.raises(ValueError, match="Problem has no 'rows': numel, dtype"):
         isa.inspect("all_gather.push", problem={"rows": 3}, world=2)
     with pytest.raises(ValueError, match="Config has no 'tile'"):
