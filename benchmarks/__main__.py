@@ -189,7 +189,7 @@ def before_after(
     samples: Annotated[int, typer.Option(min=1, help="per variant")] = 20,
     json: Json = "",
 ) -> None:
-    """Compare the ops of another source tree with those of this one, in turns."""
+    """Compare the ops of another source tree with those of this one, interleaved."""
     _need_gpu("before-after")
     from . import before_after
 

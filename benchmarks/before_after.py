@@ -1,4 +1,4 @@
-"""`python -m benchmarks before-after OLD`: the same ops in two source trees, in turns.
+"""`python -m benchmarks before-after OLD`: the same ops in two source trees, interleaved.
 
 OLD is a folder with the `sundog` of another commit. Each round runs `sundog bench` of every op in
 one tree and then in the other, on the same GPU; the figure is the ratio of the medians.
@@ -47,7 +47,7 @@ def main(old: Path, size: int, rounds: int, samples: int, json_file: str) -> Non
     rows = compare(found)
     ratios = [float(row[-1]) for row in rows]
     text = (
-        f"{size} ranks on one GPU, bfloat16, {rounds} rounds in turns, medians of {samples} "
+        f"{size} ranks on one GPU, bfloat16, {rounds} interleaved rounds, medians of {samples} "
         f"samples of the slowest rank. Over all {len(rows)} lines new over old is "
         f"{statistics.median(ratios):.3f} in the middle and {max(ratios):.3f} at most."
     )

@@ -177,7 +177,7 @@ def main(
     control: Annotated[bool, typer.Option(help="run programs without faults first")] = True,
     minutes: Annotated[float, typer.Option(help="start nothing after this time")] = 60.0,
 ) -> None:
-    """Inject faults and count those that were named, in time, with nothing left behind."""
+    """Inject faults and count those that were named, in time, with nothing left."""
     if backend not in KINDS:
         raise typer.BadParameter(f"backend {backend!r}: expected one of {', '.join(KINDS)}")
     console = Console(width=160)

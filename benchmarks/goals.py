@@ -1,7 +1,7 @@
 """The table of goals on docs/measured.md: what was wanted, what was measured, where it was worst.
 
-A figure is taken from the files beside that page. Of many cases the one that is furthest from the
-goal counts, so "reached" says that all of them did.
+Figures come from the files in docs/measured. Of many cases the one furthest from the goal counts,
+so "reached" says that all of them did.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _wait_for_ever(flags, epoch, ctx, LANES: tl.constexpr):
 
 
 def trace(subject: TracedOp, size: int, backend: str, link: str, json_file: str) -> None:
-    """Time a plan with and without trace points, in turns."""
+    """Time a plan with and without trace points, interleaved."""
     found: list[Any] = run(lambda w: _time_points(w, subject), size, backend, link=link)
     title, times = found[0]
     off, on = times

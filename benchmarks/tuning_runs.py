@@ -128,7 +128,7 @@ def replay(session: Session, budget: int, seed: int) -> float:
 
 
 def medians(content: list[dict[str, Any]]) -> Compared:
-    """Return medians of what several runs chose, measured again in turns (runs.json)."""
+    """Return medians of what several runs chose, measured again, interleaved (runs.json)."""
     return {
         each["run_id"]: {
             config: statistics.median(samples)
@@ -235,16 +235,16 @@ HEAD = [
     "runs apart",
 ]  # fmt: skip
 TEXT = (
-    "Every config was measured once, the five best and the default again, in turns: those are the "
-    "figures. Gain: the default's time over the best one's (goal: more than 1). An op and its best "
-    "algorithm: all its algorithms were tuned; the default is that of the first. Finalists again: "
-    "by how much the second time of one of them differs most from its first. Where all configs of "
-    "a space were measured, the pattern search was replayed over the first times, without a GPU, "
-    f"with {SEEDS} seeds: how much slower than the best of all the worst of these ends (goal: 3 % "
-    "with 100 configs), and its gain. Where the same tuning ran on the GPU again, by another "
-    "search or from another seed: how much slower the worst choice of these runs is than the best "
-    "one, by times taken in turns (goal: 2 %). Where kernels changed and were tuned again, the "
-    "figures are of the last ones."
+    "Every config was measured once, the five best and the default again, interleaved. The "
+    "figures are of those. Gain: the default's time over the best one's (goal: more than 1). An "
+    "op and its best algorithm: all its algorithms were tuned; the default is that of the "
+    "first. Finalists again: by how much the second time of one of them differs most from its "
+    "first. Where all configs of a space were measured, the pattern search was replayed over "
+    f"the first times, without a GPU, with {SEEDS} seeds: how much slower than the best of all "
+    "the worst of these ends (goal: 3 % with 100 configs), and its gain. Where the same tuning "
+    "ran on the GPU again, by another search or from another seed: how much slower the worst "
+    "choice of these runs is than the best one, by interleaved times (goal: 2 %). Where kernels "
+    "changed and were tuned again, the figures are of the last ones."
 )
 COST_HEAD = [
     "op", "problems", "search", "configs", "time", "a config, kernel known", "kernel new", "busy",

@@ -43,8 +43,9 @@ _PATTERN = re.compile("|".join(rf"(\b(?:{each})\b)" for each in PHRASES), re.I)
 _NAME = re.compile(r"[\"'{`]\w+[\"'}`]")  # a word in quotes or braces is a name, not prose
 
 IN_SCOPE = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "tutorials", "scripts/site",
-    "sundog/backends", "sundog/device", "sundog/errors.py", "sundog/interpreter", "sundog/launch.py",
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "tutorials", "benchmarks", "data",
+    "scripts", "sundog/backends", "sundog/device", "sundog/errors.py", "sundog/interpreter",
+    "sundog/launch.py",
 )  # fmt: skip
 GENERATED = ("docs/measured.md",)  # made by a program, which has its own scope
 NOT_YET = ("docs/dataset.md", "docs/helion.md", "docs/ir_graph.md")

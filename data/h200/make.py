@@ -1,9 +1,9 @@
-"""Made the data beside it, on one H200: `python data/h200/make.py FOLDER [SECONDS [OP ...]]`.
+"""Make the data of this folder on one H200: `python data/h200/make.py FOLDER [SECONDS [OP ...]]`.
 
 First a whole space of each op, then the same tunings by the pattern search with other seeds, and
-other problems. What is not done after so many seconds is left out; what was measured is kept, an op
-that fails costs no other one, and what the folder's runs.json has is not run again. At the end the
-choices of several runs of one tuning are measured once more, in turns.
+other problems. Nothing starts after SECONDS; what was measured is kept, an op that fails does not
+stop the others, and what the folder's runs.json has is not run again. At the end the choices of
+several runs of one tuning are measured again, interleaved.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import sundog
-from sundog.tools._workers import Failure, Worker
+from sundog.tools._pool import Failure, Worker
 from sundog.tools.bench.results import machine
-from sundog.tools.tune.measure import WHERE, Place, serve_world
+from sundog.tools.tune.measure import WHERE, TunePlace, serve_world
 from sundog.tools.tune.space import Job, jobs
 from sundog.tools.tune.tune import Tuned
 
@@ -50,8 +50,8 @@ RUNS = (
 def main(folder: Path, seconds: float, ops: list[str]) -> None:
     end = time.monotonic() + seconds
     path, watch = folder / "runs.json", folder / "gpu.log"
-    told = json.loads(path.read_text()) if path.exists() else {"runs": []}
-    before = told["runs"]
+    recorded = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    before = recorded["runs"]
     known = [(r["op"], r["problems"], r["search"], r["seed"]) for r in before if not r["error"]]
     runs: list[dict[str, Any]] = []
     with watch.open("a") as file:
@@ -64,20 +64,20 @@ def main(folder: Path, seconds: float, ops: list[str]) -> None:
             wanted = not ops or run[0].partition(".")[0] in ops
             if wanted and run not in known and time.monotonic() < end:
                 runs.append(tune(folder, *run, end))
-        told["compared"] = compare(before + runs)
+        recorded["compared"] = compare(before + runs)
     finally:  # what came before an interrupt counts
         smi.terminate()
         # Only now: it uses CUDA in this process.
         here = {**machine(), "command": "python data/h200/make.py FOLDER"}
         after = [{**run, "machine": here, "kernels_ran": ran(run, watch)} for run in runs]
-        told |= {"machine": here, "runs": before + after}
-        path.write_text(json.dumps(told, indent=1) + "\n")
+        recorded |= {"machine": here, "runs": before + after}
+        path.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 def tune(
     folder: Path, op: str, problems: list[str], search: str, seed: int, end: float
 ) -> dict[str, Any]:
-    """One tuning, from before its world is opened until after it is closed."""
+    """Tune once and time it, from before its world is opened until after it is closed."""
 
     def in_time(*step: object) -> None:
         if time.monotonic() > end:
@@ -103,7 +103,7 @@ def tune(
 
 
 def compare(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What several runs of the same tuning chose, in turns, in one world."""
+    """Measure what several runs of the same tuning chose, interleaved, in one world."""
     where: dict[str, Job] = {}  # by run id: the same kernels on the same problem
     chosen: dict[str, dict[str, Any]] = {}
     for run in runs:
@@ -116,7 +116,7 @@ def compare(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     several = [run_id for run_id, configs in chosen.items() if len(configs) > 1]
     if not several:
         return []
-    place = Place("virtual", final_samples=30)
+    place = TunePlace("virtual", final_samples=30)
     world = Worker(serve_world([where[run_id] for run_id in several], place), 120)
     found = []
     try:
@@ -134,7 +134,7 @@ def compare(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def config_of(job: Job, text: str) -> Any:
-    """The config that is printed like this."""
+    """Return the config that is printed like this."""
     (made,) = ast.parse(text).body
     assert isinstance(made, ast.Expr)
     assert isinstance(made.value, ast.Call)
@@ -151,11 +151,11 @@ def row_of(tuned: Tuned) -> dict[str, Any]:
 
 
 def ran(run: dict[str, Any], watch: Path) -> float | None:
-    """The part of a run's time in which a kernel ran, as nvidia-smi has it."""
+    """Return the part of a run's time in which a kernel ran, by nvidia-smi."""
     shares = []
     for line in watch.read_text().splitlines():
         when, _, rest = line.partition(", ")
-        share = rest.partition(", ")[0]  # then the clocks, which lines of 12:36 have not
+        share = rest.partition(", ")[0]  # then the clocks, which lines of 12:36 do not have
         if share.isdecimal():
             at = datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp()
             if 0 <= at - run["begin"] <= run["seconds"]:

@@ -1,4 +1,4 @@
-"""docs/measured.md is what the JSON files beside it say, and nothing else."""
+"""docs/measured.md is what the files in docs/measured say, and nothing else."""
 
 from __future__ import annotations
 
