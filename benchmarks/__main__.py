@@ -44,7 +44,9 @@ Backend = Annotated[str, typer.Option(callback=_known, help="virtual or symm")]
 Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 
 app = typer.Typer(
-    help="Measure sundog itself, or make the page of what was measured.", no_args_is_help=True
+    help="Measure sundog itself, or make the page of what was measured.\n\n"
+    "Faults are injected by `python -m benchmarks.faults`.",
+    no_args_is_help=True,
 )
 
 

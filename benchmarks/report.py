@@ -26,7 +26,7 @@ _HEAD = """# What was measured
 every sample; `xz -dc NAME.json.xz` prints one. Times there are medians over samples of the slowest
 rank. "Limit" is the least time that the rates measured in the same run allow
 (`sundog/tools/bench/limits.py` has the formula), over the time taken: 1.00 is as fast as the GPU
-can go.
+can go. The configs are in the files.
 """
 
 
@@ -83,6 +83,20 @@ def _op(content: dict[str, Any]) -> tuple[str, str]:
     return f"{content['op']}, {ranks} ranks on `{content['backend']}`", text
 
 
+def _problem(row: dict[str, Any]) -> str:
+    """Return the problem without what is as usual."""
+    text = problem_text(row["problem"])
+    for usual in ("has_bias=False", "activation=None", "out_dtype=None"):
+        text = text.replace(f", {usual}", "")
+    return text
+
+
+def _variant(row: dict[str, Any]) -> str:
+    """Return the name, and how many programs ran; the whole config is in the file."""
+    programs = row.get("programs")
+    return f"{row['variant']}, {programs} programs" if programs else row["variant"]
+
+
 def _note_before(content: dict[str, Any]) -> str:
     return f"{content['note']}\n\n" if "note" in content else ""
 
@@ -96,8 +110,7 @@ def _rates(rates: dict[str, float]) -> str:
 
 
 def _op_cells(row: dict[str, Any], ranks: int, others: list[dict[str, Any]]) -> list[str]:
-    problem = problem_text(row["problem"])
-    name = f"{row['variant']} {row['config']}".strip().removeprefix("sundog ")
+    problem, name = _problem(row), _variant(row)
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", *[""] * 5]
     times = times_of(row["times"])
@@ -148,8 +161,7 @@ def _verdict(even: Even) -> str:
 
 
 def _link_cells(row: dict[str, Any], beside: list[dict[str, Any]]) -> list[str]:
-    problem = problem_text(row["problem"])
-    name = f"{row['variant']} {row['config']}".strip()
+    problem, name = _problem(row), _variant(row)
     if row["times"] is None:
         return [problem, name, f"wrong: {row['wrong']}", "", "", ""]
     times = micros_of_rank_0(row)
