@@ -44,8 +44,8 @@ _NAME = re.compile(r"[\"'{`]\w+[\"'}`]")  # a word in quotes or braces is a name
 
 IN_SCOPE = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "tutorials", "benchmarks", "data",
-    "scripts", "sundog/backends", "sundog/device", "sundog/errors.py", "sundog/interpreter",
-    "sundog/launch.py",
+    "scripts", "sundog/backends", "sundog/checker", "sundog/device", "sundog/errors.py", "sundog/interpreter",
+    "sundog/launch.py", "tests/checker", "tests/corpus", "tests/interpreter",
 )  # fmt: skip
 GENERATED = ("docs/measured.md",)  # made by a program, which has its own scope
 NOT_YET = ("docs/dataset.md", "docs/helion.md", "docs/ir_graph.md")

@@ -48,7 +48,7 @@ class Checker:
     # order
 
     def start(self, program: Program, stream: Stream) -> None:
-        """A program becomes resident: it knows what its stream knew when the kernel began."""
+        """Make a program resident: it knows what its stream knew when the kernel began."""
         launch = program.launch
         if launch not in self._launches:
             self._launches[launch] = self._num_launches, []
@@ -140,7 +140,7 @@ class Checker:
         actor.steps += 1
 
     def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
-        """A torch operation of a host touched a tensor: READ, WRITE or MAKE (its result)."""
+        """Note that a host's torch operation touched a tensor: READ, WRITE or MAKE (its result)."""
         actor = self.streams.of(stream)
         writes = verb != READ
         key = (actor, verb, at)
@@ -162,7 +162,7 @@ class Checker:
         self._shadows.allocated(region, UNWRITTEN)
 
     def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
-        """Before an ordinary tensor is touched. An `unwritten` one was made now and not filled."""
+        """Note an ordinary tensor before it is touched; an `unwritten` one was made just now."""
         self._shadows.meet(storage, unwritten)
 
     def freed(self, start: int) -> None:
@@ -252,7 +252,7 @@ class Checker:
             known.count += 1
 
     def ask_compiler(self) -> list[str]:
-        """After the run: report the loads that moved; return notes on what did not compile."""
+        """Report the loads that moved, after the run; return notes on what did not compile."""
         notes: dict[str, None] = {}
         for suspicion in self._suspicions:
             found, unknown = confirm(suspicion)
@@ -271,7 +271,7 @@ class Checker:
         touch: Touch | None = None,
         tensor: bool | None = None,
     ) -> None:
-        """One entry of the trace, for the oracle of the tests."""
+        """Append to the trace, for the oracle of the tests."""
         if self.trace is None:
             return
         actor = getattr(event, "actor", event)

@@ -4,11 +4,9 @@ A program has three components, since they differ in when they are published: `w
 barriers, and stamps what many threads do; `zero` counts the steps of thread 0, which makes scalar
 atomics and stores; `bulk` stamps what descriptors write, which no release publishes, only the end
 of the kernel. A stream (its host's work) has one. When a kernel ends, its programs' components
-are replaced by the stream's: whoever knows that point of the stream knows all of the kernel.
+are replaced by the stream's: who knows that point of the stream knows all of the kernel.
 
-What the streams and the hosts know to have happened, for the checker.
-
-A host knows what it waited for: it hands that on to whatever it then puts on any stream. An event
+A host knows what it waited for, and hands that on to all that it then puts on any stream. An event
 carries what its stream knew, to the streams that wait for it.
 """
 
@@ -79,19 +77,19 @@ class Actor:
         self.steps += 1
 
     def learn(self, clock: Clock) -> None:
-        """Published clocks never change, so one that was learnt is not looked at again."""
+        """Join a published clock. It never changes, so one that was learnt is not joined again."""
         if self.joined.get(id(clock)) is not clock:
             join(self.clock, clock)
             self.joined[id(clock)] = clock
 
     def acquired(self, event: Any) -> None:
-        """A scalar acquire, before it learns."""
+        """Note a scalar acquire, before it learns."""
         if self.before is None:
             self.before = dict(self.clock)
         self.acquire = event
 
     def published(self, tensor: bool) -> Clock:
-        """What a release hands on: all from before the last CTA barrier, and thread 0's own."""
+        """Return what a release publishes: all before the last CTA barrier, and thread 0's own."""
         clock = dict(self.clock)  # which may hold own parts: what a program signals to itself
         clock[self.warps] = max(self.barriers - 1, clock.get(self.warps, 0))
         own = self.steps_at_barrier if tensor else self.steps
@@ -126,7 +124,7 @@ class StreamActor:
         return component == self.component
 
     def advance(self) -> None:
-        """What follows is not known to those who learnt of the stream before."""
+        """Begin a new time: who learnt of the stream before does not know what follows."""
         self.clock[self.component] = self.time
         self.time += 1
 
@@ -167,7 +165,7 @@ class Clocks:
         return stream >= 0 and clock.get(stream, 0) >= end
 
     def end(self, actors: list[Actor], stream: StreamActor) -> None:
-        """A kernel ended: the stream knows all that its programs knew and did."""
+        """End a kernel: the stream knows all that its programs knew and did."""
         for actor in actors:
             join(stream.clock, actor.clock)
             for clock in actor.pending.values():
@@ -197,11 +195,11 @@ class StreamClocks:
         return self._streams[stream]
 
     def host(self, rank: int) -> Clock:
-        """What the host of a rank knows now."""
+        """Return what the host of a rank knows now."""
         return self._hosts.get(rank, {})
 
     def synchronize(self, rank: int, streams: list[Stream]) -> None:
-        """The host has waited for the end of all that is on these streams."""
+        """Note that the host has waited for the end of all work on these streams."""
         known = dict(self.host(rank))
         for stream in streams:
             self.of(stream).advance()
@@ -209,7 +207,7 @@ class StreamClocks:
         self._hosts[rank] = known
 
     def barrier(self, streams: list[Stream]) -> None:
-        """All ranks of these streams have waited for them, and then for each other."""
+        """Note that all ranks of these streams have waited for them, and then for each other."""
         everything: Clock = {}
         for stream in streams:
             self.of(stream).advance()
@@ -221,7 +219,7 @@ class StreamClocks:
             self._hosts[stream.rank] = known
 
     def record(self, stream: Stream, known: Clock) -> Clock:
-        """What an event carries that is reached now, and that a host put there who knew this."""
+        """Return what an event carries, put on the stream by a host that knew this."""
         actor = self.of(stream)
         self.learn(stream, known)
         actor.advance()

@@ -114,7 +114,7 @@ class AccessEvent:
 
     @property
     def where(self) -> tuple[str, int, str]:
-        """The line to show: in the user's code, also if a primitive of sundog makes the access."""
+        """Return the line to show: the user's, also if a primitive of sundog makes the access."""
         user = (at for at in self.stack if not at[0].startswith(_DEVICE))
         return next(user, self.stack[0] if self.stack else ("?", 0, ""))
 

@@ -53,7 +53,7 @@ class Mutant:
 
 
 def mutants(functions: list[JITFunction]) -> list[Mutant]:
-    """All mutants of these functions, in the order of their source."""
+    """Return all mutants of these functions, in the order of their source."""
     return [mutant for function in functions for mutant in _mutants_of(function)]
 
 
@@ -72,7 +72,7 @@ def _mutants_of(function: JITFunction) -> Iterator[Mutant]:
 
 
 def _edits(tree: ast.FunctionDef, chosen: int) -> Iterator[tuple[str, int]]:
-    """Every possible edit as (words, line); the chosen one is carried out on the tree."""
+    """Yield every possible edit as (words, line); carry out the chosen one on the tree."""
     for number, (what, line, apply) in enumerate([*_all_edits(tree)]):
         if number == chosen:
             apply()
@@ -104,7 +104,7 @@ def _all_edits(tree: ast.FunctionDef) -> Iterator[Edit]:
 
 
 def _name(node: ast.AST) -> str:
-    """The last part of what a statement or an expression calls."""
+    """Return the last part of what a statement or an expression calls."""
     call = node.value if isinstance(node, ast.Expr) else node
     if not isinstance(call, ast.Call):
         return ""
@@ -123,7 +123,7 @@ def _weaker(call: ast.Call) -> Iterator[Edit]:
 
 
 def _earlier(call: ast.Call) -> Iterator[Edit]:
-    """The epoch of a signal or wait, which stands before the context (and LANES, and mask)."""
+    """Lower the epoch of a signal or wait: it comes before the context (and LANES, and mask)."""
     name = _name(call)
     if name not in _SIGNALS | _WAITS:
         return  # one less for a whole barrier shifts both of its sides: the same barrier
@@ -159,7 +159,7 @@ def _dropped(body: list[ast.stmt]) -> Iterator[Edit]:
 
 
 def _is_traced(value: ast.expr) -> TypeGuard[ast.Call]:
-    """point = trace.wait(point, ...): a synchronisation that hands its first argument on."""
+    """Whether it is as in point = trace.wait(point, ...), which returns its first argument."""
     if not isinstance(value, ast.Call) or _name(value) not in _BARRIERS | _SIGNALS | _WAITS:
         return False
     return ast.unparse(value.func).startswith("trace.")

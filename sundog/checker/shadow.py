@@ -1,10 +1,9 @@
-"""Shadow memory: for every granule of an allocation, who has to be ordered before the next access.
+"""Shadow memory: for every granule of an allocation, what must come before the next access.
 
 One int32 per granule, the number of an interned state. Tiles have few different states, so an
 access handles each state once, however large the tile. A granule is as large as the accesses were
-so far; the first smaller or odd one refines it.
-
-The shadows of all memory that kernels and hosts touch: whose they are, and when they end.
+so far; the first smaller or odd one refines it. `Shadows` has those of all memory that kernels and
+hosts touch, as long as it lives.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Shadow:
         self.numbers = np.full((end - start) // self.granule, number, np.int32)
 
     def places(self, addresses: np.ndarray, size: int) -> np.ndarray | slice:
-        """Which granules these accesses touch; a slice where they lie side by side."""
+        """Return the granules that these accesses touch; a slice where they lie side by side."""
         first = int(addresses.flat[0]) - self.start
         if addresses.size == 1 or (np.diff(addresses.ravel()) == size).all():
             if first % self.granule or size % self.granule:
@@ -108,7 +107,7 @@ Span = tuple[Region, Shadow, np.ndarray | slice]  # the granules that an access 
 
 
 def after(clocks: Clocks, state: State, new: PastAccess) -> State:
-    """What later accesses are compared with: nothing that the new access stands for."""
+    """Return what later accesses are compared with: nothing that the new access implies."""
     if new.event.atomic:
         kept = tuple(m for m in state.atomics if not _replaces(clocks, new, m))
         return state._replace(written=True, atomics=(*kept, new))
@@ -127,12 +126,12 @@ def _implies(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
 
 
 def _outlives(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
-    """A program's own tile that its later scalar store is published without."""
+    """Whether it is a program's own tile that its later scalar store does not publish."""
     return old.event.actor is new.event.actor and not _implies(clocks, new, old)
 
 
 def _replaces(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
-    """Whoever must be ordered behind the old atomic must be ordered behind the new one too."""
+    """Whether what must come after the old atomic must come after the new one too."""
     a, b = new.event, old.event
     same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
     program = a.scope != "cta" or a.actor is b.actor
@@ -140,7 +139,7 @@ def _replaces(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
 
 
 def bounds(span: Span) -> tuple[int, int]:
-    """The addresses [lo, hi) that an access touched."""
+    """Return the addresses [lo, hi) that an access touched."""
     _, shadow, places = span
     if isinstance(places, slice):
         first, last = places.start, places.stop - 1
@@ -157,7 +156,7 @@ def index_range(span: Span) -> str:
 
 
 class Shadows:
-    """One per allocation or ordinary tensor's storage. `forget`: told of memory that ended."""
+    """One per allocation or ordinary tensor's storage. `forget` is called for memory that ended."""
 
     def __init__(self, memory: Memory, forget: Callable[[int, int], None]) -> None:
         self._memory = memory
@@ -175,16 +174,16 @@ class Shadows:
         return shadow
 
     def allocated(self, region: Region, number: int) -> Shadow:
-        """With the number of the state that all of it is in."""
+        """Make the shadow of a region, all of it in the state with this number."""
         shadow = Shadow(region.start, region.end, region.itemsize, number)
         self._shadows[region.start] = shadow
         return shadow
 
     def meet(self, storage: torch.UntypedStorage, unwritten: int) -> None:
-        """Before an ordinary tensor is touched: what was known of its memory may be of another.
+        """Forget what was known of an ordinary tensor's memory if it belonged to another tensor.
 
         Torch may hand out freed memory again without our seeing either, for an unpickled tensor for
-        example. An `unwritten` tensor, the size of its elements, was made just now and not filled.
+        example. `unwritten` is the element size of a tensor that was made just now and not filled.
         """
         start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         if start == end or self._memory.is_heap(start, end):

@@ -54,7 +54,7 @@ class Signals:
         self._words: dict[int, Word] = {}
 
     def publish(self, event: AccessEvent, addresses: np.ndarray, size: int, changed: bool) -> None:
-        """`changed`: it wrote something new. A poll that adds 0 is not meant as a signal."""
+        """Publish. `changed`: the atomic wrote a new value. A poll that adds 0 is no signal."""
         actor = event.actor
         clock = actor.published(event.tensor) if event.sem in RELEASES else None
         key = (event.scope, actor if event.scope == "cta" else actor.rank)
@@ -77,7 +77,7 @@ class Signals:
                 word.published[key] = merged
 
     def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
-        """An atomic reads the words: learn what reaches, and note what does not."""
+        """Read the words by an atomic: learn what reaches its actor, and note what does not."""
         for address in addresses.flat:
             word = self._words.get(int(address))
             if word is not None:
@@ -103,20 +103,20 @@ class Signals:
                 actor.learn(clock)
 
     def reaching(self, event: AccessEvent, address: int) -> list[Clock]:
-        """What one lane of a tensor atomic learns, for its own thread."""
+        """Return what one lane of a tensor atomic learns, for its own thread."""
         word = self._words.get(address)
         acquires = event.sem in ACQUIRES
         return _reaching(event, word) if word is not None and acquires else []
 
     def hear_plainly(self, event: AccessEvent, address: int) -> None:
-        """A plain scalar load of a word that others signal on."""
+        """Note a plain scalar load of a word that others signal on."""
         word = self._words.get(address)
         for signal in word.signals.values() if word is not None else ():
             if signal.actor is not event.actor:
                 event.actor.heard[signal.actor] = Heard(signal, event)
 
     def break_chains(self, addresses: np.ndarray, size: int) -> None:
-        """A plain store ends the release sequences on the words that it overwrites."""
+        """End the release sequences on the words that a plain store overwrites."""
         if not self._words or not addresses.size:
             return
         if addresses.size == 1:
@@ -137,7 +137,7 @@ class Signals:
 
 
 def _reaching(event: AccessEvent, word: Word) -> list[Clock]:
-    """What has been published on a word for the actor of this event."""
+    """Return what has been published on a word for the actor of this event."""
     actor = event.actor
     return [
         clock
@@ -147,7 +147,7 @@ def _reaching(event: AccessEvent, word: Word) -> list[Clock]:
 
 
 def _same(event: AccessEvent, actor: Actor) -> Any:
-    """Who an actor is, in terms of its scope: itself for cta, else its rank."""
+    """Return who an actor is, in terms of its scope: itself for cta, else its rank."""
     return actor if event.scope == "cta" else actor.rank
 
 

@@ -106,7 +106,7 @@ class Arithmetic(InterpreterBuilder):
         return self.binary_op(lhs, rhs, np.right_shift)
 
     def create_idiv(self, lhs: Value, rhs: Value) -> Value:
-        """Toward zero, as in C."""
+        """Round toward zero, as in C."""
         whole = lhs.data - np.fmod(lhs.data, rhs.data)
         return Value(whole // rhs.data, lhs.dtype.scalar)
 
@@ -178,7 +178,7 @@ class Arithmetic(InterpreterBuilder):
     # tiles
 
     def create_dot(self, a: Value, b: Value, d: Value, *precision: Any) -> Value:
-        """Exact products, summed in float32 or wider and rounded to the accumulator's type once."""
+        """Sum exact products in float32 or wider; round to the accumulator's type once."""
         dtype = d.dtype.scalar
         if dtype.is_int():  # 8-bit factors: float64 holds every sum, and has a fast product
             product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
@@ -200,7 +200,7 @@ class Arithmetic(InterpreterBuilder):
         return Value(ptr.data + offset.data.astype(np.uint64) * np.uint64(size), ptr.dtype)
 
     def create_histogram(self, data: Value, bins: int, mask: Value | None) -> Value:
-        """What is masked off or outside of [0, bins) is not counted."""
+        """Count all but what is masked off or outside of [0, bins)."""
         chosen = (data.data >= 0) & (data.data < bins)
         if mask is not None:
             chosen = chosen & mask.data
@@ -209,7 +209,7 @@ class Arithmetic(InterpreterBuilder):
 
 
 def _result(numbers: np.ndarray, dtype: tl.dtype) -> Value:
-    """Numbers as values of a type: bits where it is kept as bits, never wider than the type."""
+    """Make numbers values of a type: bits where it is kept as bits, never wider than the type."""
     if is_raw(dtype):
         return Value(narrow(numbers, dtype), dtype)
     kind = np_dtype(dtype)

@@ -1,6 +1,4 @@
-"""Atomics of the interpreter's instruction set, Triton 3.9's own entry points among them.
-
-The interpreter's instruction set: every load, store and atomic of a kernel comes through here.
+"""The interpreter's instruction set: every load, store and atomic of a kernel comes through here.
 
 The builder computes; the machine (`builder.machine`, set while programs run) decides when the
 program goes on and what it may touch. Arithmetic is in the base class.
@@ -146,7 +144,7 @@ class Atomics(Arithmetic):
 
 
 def is_tile(addresses: np.ndarray) -> bool:
-    """Made by many threads, where a scalar access is made by one."""
+    """Whether many threads make the access; a scalar one is made by one thread."""
     return addresses.shape != (1,)
 
 
@@ -162,7 +160,7 @@ def full_mask(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
 
 
 def _spread(value: Value, ptr: Value) -> np.ndarray:
-    """The value for every address, side by side in memory, as the native atomics want it."""
+    """Return the value for every address, side by side in memory, as the native atomics want it."""
     data = value.data
     same = data.shape == ptr.data.shape
     return np.ascontiguousarray(data if same else np.broadcast_to(data, ptr.data.shape))
@@ -171,7 +169,7 @@ def _spread(value: Value, ptr: Value) -> np.ndarray:
 def _add_16_bits(
     ptr: Value, data: np.ndarray, dtype: tl.dtype, chosen: np.ndarray
 ) -> Callable[[], np.ndarray]:
-    """By compare and swap, as the interpreter has no 16-bit add; atomic between processes."""
+    """Add by compare and swap: the interpreter has no 16-bit add. Atomic between processes."""
 
     def execute() -> np.ndarray:
         old = np.zeros(ptr.data.shape, np.uint16)
@@ -298,7 +296,7 @@ class Builder(Atomics):
     def create_tensor_pointer_load(
         self, ptr: Any, boundary_check: Any, padding_option: Any, *hints: Any
     ) -> Value:
-        """Block pointers, which Triton 3.9 no longer has."""
+        """Load by a block pointer, which Triton 3.9 no longer has."""
         ptrs, mask = ptr.materialize_pointers(boundary_check)
         other = None if padding_option is None else _padding(ptrs, padding_option)
         return self._load(ptrs, mask, other, volatile=hints[-1])
@@ -340,7 +338,7 @@ def _chosen(addresses: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 
 
 def _padding(ptrs: Value, option: Any) -> Value:
-    """What a descriptor, or a block pointer, reads outside of its tensor."""
+    """Return what a descriptor, or a block pointer, reads outside of its tensor."""
     element = ptrs.get_element_ty()
     dtype = np_dtype(element)
     if option in _NAN:
@@ -349,7 +347,7 @@ def _padding(ptrs: Value, option: Any) -> Value:
 
 
 def _unsigned_name(kind: str, dtype: tl.dtype) -> str:
-    """The atomic of a descriptor's reduction: floats and unsigned integers have their own."""
+    """Name the atomic of a descriptor's reduction: floats and unsigned integers have their own."""
     if kind == "ADD" and dtype.is_floating():
         return "FADD"
     return f"U{kind}" if kind in ("MIN", "MAX") and dtype.is_int_unsigned() else kind

@@ -106,7 +106,7 @@ class Gluon:
 
 
 def check_launch(kernel: JITFunction, arguments: dict[str, Any], options: dict[str, Any]) -> None:
-    """Refuse what a Gluon kernel may be launched with, and the simulator has not."""
+    """Refuse a launch of a Gluon kernel with options that the simulator does not have."""
     if options.get("num_ctas", 1) != 1:
         raise CannotInterpret(
             f"kernel {kernel.__name__}: num_ctas={options['num_ctas']}, but clusters of CTAs are "
@@ -122,7 +122,7 @@ def check_launch(kernel: JITFunction, arguments: dict[str, Any], options: dict[s
 
 
 def twin_name(thing: Any, written: str) -> str | None:
-    """What to call instead of a thing of Gluon's; None for all others. LookupError: not covered."""
+    """Name what to call for a thing of Gluon's; None for all others. LookupError: not covered."""
     if type(thing) is type(gl):  # a module: what is taken from it comes here too
         return None
     name = _NAMES.get(id(thing))
@@ -140,7 +140,7 @@ def twin_name(thing: Any, written: str) -> str | None:
 
 
 def not_for_gluon(thing: Any, written: str) -> str | None:
-    """Why a Gluon kernel, or a function that it calls, can't use a thing of `triton.language`."""
+    """Say why a Gluon kernel, or what it calls, can't use a thing of `triton.language`."""
     if not _is_from("triton.language.", thing) or isinstance(thing, type):
         return None
     if getattr(thing, "__name__", "") in _SAME | _ALSO_TL:
@@ -158,7 +158,7 @@ def _is_from(home: str, thing: Any) -> bool:
 
 
 def _check(layout: Any, rank: int, launch: RunningLaunch) -> str | None:
-    """None, or the reason why the compiler would refuse it."""
+    """Return None, or the reason why the compiler would refuse it."""
     if isinstance(layout, gl.AutoLayout | gl.CoalescedLayout):
         return None  # found by the compiler
     if isinstance(layout, gl.SliceLayout):

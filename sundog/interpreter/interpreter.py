@@ -157,7 +157,7 @@ class Language:
         return changes
 
     def _bind(self, patched: Any) -> Any:
-        """Triton's wrapper filters its keywords on every call; passing ours once is enough."""
+        """Pass our keywords once, where Triton's wrapper filters its own on every call."""
         member = (getattr(patched, "__kwdefaults__", None) or {}).get("member")
         if member is None:
             return patched
@@ -192,7 +192,7 @@ class Language:
 
 @functools.cache
 def language() -> Language:
-    """The one Language of this process: what it patches is process-wide too."""
+    """Return the one Language of this process: what it patches is process-wide too."""
     return Language()
 
 
@@ -204,7 +204,7 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
 
 
 def _on_tensors(name: str) -> Callable:
-    """N + x is a tensor. Triton's own operator would make a constexpr of it, that nothing takes."""
+    """Make N + x a tensor. Triton's own operator would make a constexpr, which nothing takes."""
     own, plain = getattr(tl.constexpr, f"__{name}__"), getattr(operator, f"__{name}__")
 
     def call(self: tl.constexpr, other: Any) -> Any:
@@ -234,7 +234,7 @@ def replaced(kernel: JITFunction, tree: ast.FunctionDef) -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[list[JITFunction]]:
-    """The kernels, and the functions that they call, in the order in which they are first run."""
+    """Collect the kernels, and the functions that they call, in the order of their first run."""
     used: dict[Callable, JITFunction] = {}
     _recorders.append(used)
     found: list[JITFunction] = []
@@ -246,7 +246,7 @@ def recorded() -> Iterator[list[JITFunction]]:
 
 
 def twin(kernel: JITFunction) -> Callable:
-    """The Python function that the interpreter runs for a kernel, made once."""
+    """Return the Python function that the interpreter runs for a kernel, made once."""
     for used in _recorders:
         used.setdefault(kernel.fn, kernel)
     if kernel.fn in _replacements:
@@ -264,7 +264,7 @@ def _make_twin(kernel: JITFunction) -> Callable:
 
 
 def convert_argument(value: Any) -> Any:
-    """A launch argument as the kernel sees it: numbers, pointers and descriptors as on a GPU."""
+    """Convert a launch argument to what a kernel sees: numbers, pointers, descriptors."""
     if isinstance(value, tl.constexpr):
         return value.value
     if isinstance(value, bool):

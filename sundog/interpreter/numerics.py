@@ -3,11 +3,10 @@
 Triton's own classes work out the same shapes and types for every value anew, which took most of
 the time of a simulation. These are the same to `triton.language`, but remember.
 
-Numbers as a GPU has them, where numpy or Triton's interpreter would be wrong.
-
-The interpreter keeps bfloat16 and float8 as raw integers and adds, compares and multiplies those.
-Here such values are widened to float32, computed, and rounded back to nearest even: for +, -, *, /
-and sqrt that gives the correctly rounded result, since float32 has more than twice the bits.
+The numbers are those of a GPU, also where numpy or Triton's interpreter would be wrong. That one
+keeps bfloat16 and float8 as raw integers and adds, compares and multiplies those. Here such values
+are widened to float32, computed, and rounded back to nearest even: for +, -, *, / and sqrt that
+gives the correctly rounded result, since float32 has more than twice the bits.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Value(TensorHandle):
         self.dtype = dtype
 
     def set_attr(self, key: str, value: Any) -> None:
-        """Hints (`tl.multiple_of`) are for compilers."""
+        """Ignore hints (`tl.multiple_of`), which are for compilers."""
 
 
 class Block(tl.block_type):
@@ -103,14 +102,14 @@ class Tile(tl.tensor):
 
 
 def tile(data: np.ndarray, dtype: tl.dtype) -> Tile:
-    """An array as a value; one without axes is a scalar."""
+    """Make an array a value; one without axes is a scalar."""
     if data.ndim == 0:
         return Tile(Value(data.reshape(1), dtype), dtype)
     return Tile(Value(data, dtype), block(dtype, data.shape))
 
 
 def scalar(value: Any, dtype: tl.dtype) -> Tile:
-    """A Python number as a value, wrapped around if it is out of range."""
+    """Make a Python number a value, wrapped around if it is out of range."""
     return Tile(constant(value, dtype), dtype)
 
 
@@ -136,7 +135,7 @@ _POINTER = np.dtype("u8")
 
 
 def np_dtype(dtype: tl.dtype) -> np.dtype:
-    """How numpy holds values of a Triton type."""
+    """Return how numpy holds values of a Triton type."""
     found = _NUMPY.get(dtype.name)
     if found is not None:
         return found
@@ -166,7 +165,7 @@ def poison_like(shape: tuple[int, ...], np_dtype: np.dtype, dtype: tl.dtype) -> 
 
 
 def widen(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
-    """Bits of `dtype` to float32 numbers; anything else unchanged."""
+    """Convert bits of `dtype` to float32 numbers; leave anything else unchanged."""
     name = dtype.name
     if name not in _RAW:
         return data
@@ -176,7 +175,7 @@ def widen(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def narrow(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
-    """Numbers to the bits of `dtype`, rounded once, to nearest even; anything else unchanged."""
+    """Round numbers to the bits of `dtype`, once, to nearest even; leave others unchanged."""
     name = dtype.name
     if name not in _RAW:
         return data
@@ -185,7 +184,7 @@ def narrow(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def _to_float32(data: np.ndarray) -> np.ndarray:
-    """To float32 so that rounding again, to fewer bits, is as rounding once: to odd if inexact."""
+    """Round to float32, to odd if inexact: rounding again, to fewer bits, is as rounding once."""
     exact = data.astype(np.float64)
     near = exact.astype(np.float32)
     back = near.astype(np.float64)
@@ -206,7 +205,7 @@ def _to_bfloat16(numbers: np.ndarray) -> np.ndarray:
 
 
 def _to_float8(numbers: np.ndarray, name: str) -> np.ndarray:
-    """Saturating, infinity too, as `cvt.rn.satfinite` does; torch would give NaN or infinity."""
+    """Saturate, infinity too, as `cvt.rn.satfinite` does; torch would give NaN or infinity."""
     largest = np.float32(torch.finfo(_FLOAT8[name]).max)
     bounded = np.clip(numbers, -largest, largest)
     with torch._C.DisableTorchFunction():  # ours, not a host access of the simulated rank
@@ -222,7 +221,7 @@ def _decode_table(name: str) -> np.ndarray:
 
 
 def toward_zero(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
-    """Numbers as `dtype`, rounded toward zero: to nearest, and one step back if that is larger."""
+    """Round numbers to `dtype` toward zero: to nearest, and one step back if that is larger."""
     near = narrow(data, dtype) if is_raw(dtype) else data.astype(np_dtype(dtype))
     bits = near.view(np.dtype(f"u{near.itemsize}"))
     larger = np.abs(widen(near, dtype).astype(np.float64)) > np.abs(data.astype(np.float64))
@@ -230,7 +229,7 @@ def toward_zero(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def to_integer(numbers: np.ndarray, target: np.dtype) -> np.ndarray:
-    """Floats to integers as on an H200: what does not fit becomes the nearest that does.
+    """Convert floats to integers as an H200 does: what does not fit becomes the nearest that does.
 
     8-bit integers come from 16-bit ones, of which the low bits are kept. NaN becomes 0, and in 64
     bits the highest bit alone.
@@ -247,7 +246,7 @@ def to_integer(numbers: np.ndarray, target: np.dtype) -> np.ndarray:
 
 
 def round_to_tf32(data: np.ndarray) -> np.ndarray:
-    """float32 to 10 mantissa bits, to nearest even, as a TF32 descriptor loads it."""
+    """Round float32 to 10 mantissa bits, to nearest even, as a TF32 descriptor loads it."""
     bits = data.view(np.uint32)
     odd = (bits >> np.uint32(13)) & np.uint32(1)
     rounded = (bits + (odd + np.uint32(0xFFF))) & np.uint32(0xFFFFE000)
@@ -255,7 +254,7 @@ def round_to_tf32(data: np.ndarray) -> np.ndarray:
 
 
 def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """x * y + z, rounded once. float64 stays; smaller floats come back as float64, rounded to odd.
+    """Return x * y + z, rounded once: float64 as such, smaller floats as float64 rounded to odd.
 
     The product of two float32 is exact in float64. The sum is rounded to odd, so that the caller's
     rounding to the smaller type is as if there had been no other.

@@ -52,7 +52,7 @@ class Helpers:
     def range(
         self, first: Any, last: Any = None, step: Any = 1, *hints: Any, **more: Any
     ) -> Iterator[Any]:
-        """Also `tl.range`, whose hints are for compilers."""
+        """Stand for `range` and for `tl.range`, whose hints are for compilers."""
         bounds = (0, first, step) if last is None else (first, last, step)
         dtype = tl.int32
         for bound in bounds:
@@ -67,7 +67,7 @@ class Helpers:
         return self._logical(first, rest, "logical_or", True)
 
     def _logical(self, value: Any, rest: Any, method: str, decides: bool) -> Any:
-        """As the compiler: what is known at compile time short-circuits, tensors do not."""
+        """Do as the compiler: what is known at compile time short-circuits, tensors do not."""
         result = None
         for place in range(1 + len(rest)):
             value = tl.core._unwrap_if_constexpr(rest[place - 1]() if place else value)
@@ -81,7 +81,7 @@ class Helpers:
         return self.semantic.not_(value) if isinstance(value, tl.tensor) else not value
 
     def truth(self, value: Any) -> bool:
-        """Of a condition. Elsewhere, as in Triton's own code, a tensor is an object, so true."""
+        """Return the truth of a condition. In Triton's own code a tensor is an object, so true."""
         value = tl.core._unwrap_if_constexpr(value)
         if not isinstance(value, tl.tensor):
             return bool(value)
@@ -98,7 +98,7 @@ class Helpers:
 
 
 def function_tree(kernel: JITFunction) -> ast.FunctionDef:
-    """The kernel's syntax tree, with the line numbers that it has in its file."""
+    """Return the kernel's syntax tree, with the line numbers that it has in its file."""
     tree = ast.parse(textwrap.dedent("".join(kernel.raw_src))).body[0]
     assert isinstance(tree, ast.FunctionDef)
     ast.increment_lineno(tree, kernel.starting_line_number - 1)
@@ -106,7 +106,7 @@ def function_tree(kernel: JITFunction) -> ast.FunctionDef:
 
 
 def called_by_gluon(kernel: JITFunction) -> list[JITFunction]:
-    """A Gluon kernel and all functions, ours and the user's, that it may call."""
+    """Return a Gluon kernel and all functions, ours and the user's, that it may call."""
     found = {kernel.fn: kernel}
     todo = [kernel]
     while todo:
@@ -126,7 +126,7 @@ def called_by_gluon(kernel: JITFunction) -> list[JITFunction]:
 
 
 def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
-    """A function like `fn` with the body of `tree`, rewritten."""
+    """Make a function like `fn` with the body of `tree`, rewritten."""
     given = {_HELPERS: helpers, _CHAIN: getattr(stock, _CHAIN, None)}
     names = [*given, *fn.__code__.co_freevars]
     outer = ast.parse(f"def outer({', '.join(names)}):\n    return None").body[0]
@@ -185,7 +185,7 @@ class _Rewriter(stock.ASTTransformer):
         )
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        """x += y is x = x + y, as the compiler has it."""
+        """Turn x += y into x = x + y, as the compiler has it."""
         old = ast.copy_location(_loaded(node.target), node.target)
         changed = ast.copy_location(ast.BinOp(old, node.op, node.value), node)
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], changed), node))
@@ -231,7 +231,7 @@ class _Rewriter(stock.ASTTransformer):
         return self.generic_visit(node)
 
     def visit_Attribute(self, node: Any) -> ast.AST:
-        """Also a bare name."""
+        """Replace a name in a module, and a bare name."""
         thing = self.names.find(node)
         try:
             twin = twin_name(thing, ast.unparse(node)) if thing is not None else None
@@ -253,7 +253,7 @@ def _refused(fn: Callable, node: ast.AST, reason: str) -> CannotInterpret:
 
 
 def _loaded(target: ast.AST) -> ast.expr:
-    """What is assigned to, as an expression."""
+    """Return what is assigned to, as an expression."""
     return ast.parse(ast.unparse(target), mode="eval").body
 
 
@@ -269,7 +269,7 @@ def _helper(*names: str) -> ast.expr:
 
 
 def _without_signature(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """Decorators, annotations and defaults belong to the original; only the body is rewritten."""
+    """Drop decorators, annotations and defaults: only the body is rewritten."""
     tree.decorator_list = []
     tree.returns = None
     arguments = tree.args

@@ -46,7 +46,7 @@ class MemoryPort(Protocol):
 
     @property
     def count(self) -> int:
-        """The number of accesses so far: the simulator's clock."""
+        """Return the number of accesses so far: the simulator's clock."""
 
     def before_load(
         self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool

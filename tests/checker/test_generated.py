@@ -46,7 +46,7 @@ GOOD = _message((TILE, BARRIER, _signal()), (_wait(), READ))
 TILES = {("store", "load")}
 
 
-def test_a_right_message_is_clean_for_both(tmp_path: Path) -> None:
+def test_correct_message_is_clean_for_both(tmp_path: Path) -> None:
     assert _racing_texts(GOOD, tmp_path) == set()
 
 
@@ -58,7 +58,7 @@ def test_a_right_message_is_clean_for_both(tmp_path: Path) -> None:
         ((TILE, BARRIER, _signal()), (_wait("relaxed"), READ)),
         ((TILE, BARRIER, _signal(lanes=2)), (_wait(lanes=2), READ)),
     ],
-    ids=["no barrier before", "relaxed signal", "relaxed wait", "no barrier behind tensor wait"],
+    ids=["no barrier before", "relaxed signal", "relaxed wait", "no barrier after tensor wait"],
 )
 def test_each_part_left_out_is_a_race_for_both(
     producer: tuple[Op, ...], consumer: tuple[Op, ...], tmp_path: Path
@@ -101,11 +101,11 @@ WORD = Op("store", owner=1, word=0)
         "a lane comes after what it learns",
         "a scalar atomic does not hide a tensor one",
         "half of a word is overwritten",
-        "a tensor release behind a scalar one",
+        "a tensor release after a scalar one",
         "a signal to itself",
     ],
 )
-def test_where_they_once_differed(
+def test_past_disagreements_stay_fixed(
     producer: tuple[Op, ...], consumer: tuple[Op, ...], seed: int, tmp_path: Path
 ) -> None:
     compare(dataclasses.replace(_message(producer, consumer), schedule=f"random:{seed}"), tmp_path)
@@ -129,10 +129,10 @@ def test_a_plain_store_breaks_the_release_sequence() -> None:
 def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     racing = _message((TILE, _signal()), (_wait(), READ))
     assert compare(racing, tmp_path) == 1
-    monkeypatch.setattr("generated.races", lambda events: [])
+    monkeypatch.setattr("support.generated.races", lambda events: [])
     with pytest.raises(AssertionError, match="checker only"):
         compare(racing, tmp_path)
-    monkeypatch.setattr("generated.races", races)
+    monkeypatch.setattr("support.generated.races", races)
     monkeypatch.setattr("sundog.checker.checker.LOOKS", ())
     with pytest.raises(AssertionError, match="oracle only"):
         compare(racing, tmp_path)

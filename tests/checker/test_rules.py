@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from corpus import PAIRS
 
 from sundog.checker.findings import Rule
 from sundog.checker.rules import OBJECTIONS, RULES
-from tests.corpus import PAIRS
 
 pytestmark = pytest.mark.sim_only
 

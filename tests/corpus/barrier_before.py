@@ -1,4 +1,4 @@
-"""A tile is made by all warps, the release behind it by one thread: a CTA barrier must lie between.
+"""A tile is made by all warps, the release after it by one thread: a CTA barrier must lie between.
 
 Triton's compiler adds none. Validation of a published kernel failed for this reason.
 """

@@ -49,7 +49,7 @@ def early_release_wrong(x, total, lock, BLOCK: tl.constexpr):
 def relaxed_acquire_wrong(x, total, lock, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     mine = tl.load(x + tl.program_id(0) * BLOCK + at)
-    # wrong: taking the lock orders nothing behind it
+    # wrong: taking the lock orders nothing after it
     while tl.atomic_cas(lock, 0, 1, sem="relaxed", scope="gpu") == 1:
         pass
     tl.store(total + at, tl.load(total + at) + mine)

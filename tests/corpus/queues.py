@@ -28,7 +28,7 @@ def ticket_wrong(x, slots, out, tail, ready, ITEMS: tl.constexpr, BLOCK: tl.cons
     part = tl.program_id(0)
     if part < ITEMS:
         slot = tl.atomic_add(tail, 1, sem="acq_rel", scope="gpu")
-        # wrong: the item is stored behind the ticket that is to publish it
+        # wrong: the item is stored after the ticket that is to publish it
         tl.store(slots + slot * BLOCK + at, tl.load(x + part * BLOCK + at))
     else:
         while tl.atomic_add(tail, 0, sem="acquire", scope="gpu") < ITEMS:
@@ -45,7 +45,7 @@ def relaxed_ready_wrong(x, slots, out, tail, ready, ITEMS: tl.constexpr, BLOCK: 
         slot = tl.atomic_add(tail, 1, sem="acq_rel", scope="gpu")
         tl.store(slots + slot * BLOCK + at, tl.load(x + part * BLOCK + at))
         tl.debug_barrier()
-        # wrong: the ticket has release semantics, but the flag behind the item has not
+        # wrong: the ticket has release semantics, but the flag after the item has not
         tl.atomic_xchg(ready + slot, 1, sem="relaxed", scope="gpu")
     else:
         for item in range(ITEMS):
@@ -123,9 +123,9 @@ def _pair(name: str, host: Kernel, wrong: Kernel, fixed: Kernel, size: int, rule
 
 
 PAIRS = [
-    _pair("item behind the ticket", queue, ticket_wrong, ready_fixed, 1, NO_ORDER),
+    _pair("item after the ticket", queue, ticket_wrong, ready_fixed, 1, NO_ORDER),
     _pair(
-        "relaxed flag behind the item", queue, relaxed_ready_wrong, ready_fixed, 1, RELAXED_RELEASE
+        "relaxed flag after the item", queue, relaxed_ready_wrong, ready_fixed, 1, RELAXED_RELEASE
     ),
     _pair(
         "tickets counted, not items", mailbox, send_all_wrong, send_all_fixed, 2, RELAXED_RELEASE

@@ -83,7 +83,7 @@ def stream_wrong(
     for step in range(STEPS):
         here, slot = step * BLOCK + at, step % SLOTS * BLOCK + at
         if rank == 0:
-            # wrong: leaves the reader SLOTS + 1 steps behind, one more than there are slots
+            # wrong: lets the writer be SLOTS + 1 steps ahead, one more than there are slots
             signal.wait(done, 1, step - SLOTS, ctx)
             signal.put_signal(slots + slot, x + here, ready, 1, step + 1, ctx)
         else:

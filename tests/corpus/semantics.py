@@ -33,7 +33,7 @@ def push_fixed(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
 def relaxed_poll_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     signal.put_signal(inbox + at, x + at, flag, peer, 1, ctx)
-    # wrong: a relaxed poll orders nothing behind it
+    # wrong: a relaxed poll orders nothing after it
     while tl.atomic_add(flag, 0, sem="relaxed", scope="sys") < 1:
         pass
     tl.store(out + at, tl.load(inbox + at))
@@ -107,7 +107,7 @@ def acquire_signal_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
 def plain_poll_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     signal.put_signal(inbox + at, x + at, flag, peer, 1, ctx)
-    # wrong: a plain load may be hoisted out of the loop, and nothing behind it is ordered
+    # wrong: a plain load may be hoisted out of the loop, and nothing after it is ordered
     while tl.load(flag) < 1:
         pass
     tl.store(out + at, tl.load(inbox + at))
@@ -117,7 +117,7 @@ def plain_poll_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
 def volatile_poll_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     signal.put_signal(inbox + at, x + at, flag, peer, 1, ctx)
-    # wrong: volatile is not hoisted, but still orders nothing behind it
+    # wrong: volatile is not hoisted, but still orders nothing after it
     while tl.load(flag, volatile=True) < 1:
         pass
     tl.store(out + at, tl.load(inbox + at))

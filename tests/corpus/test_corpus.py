@@ -59,7 +59,7 @@ def test_finding_replays_from_its_token() -> None:
 
 
 @pytest.mark.parametrize("family", ["plain poll", "volatile poll"])
-def test_a_poll_that_orders_nothing_explains_the_race_behind_it(family: str) -> None:
+def test_poll_without_order_explains_the_race_on_the_data(family: str) -> None:
     """The data's race has the same cause as the flag's, and says so."""
     (pair,) = [pair for pair in PAIRS if pair.family == family]
     found = {(f.second.allocation, f.rule) for f in search(pair).findings}

@@ -80,7 +80,7 @@ def test_slices_of_a_layout(run: Run) -> None:
     assert torch.equal(out, torch.cat([x.sum(1), x.amax(0)]).int())
 
 
-def test_the_kernels_above_are_gluon_indeed() -> None:
+def test_these_kernels_are_gluon() -> None:
     types = {"x": "*i32", "y": "*i32", "out": "*i32", "total": "*i64", "n": "i32"}
     layouts = [gl.BlockedLayout([size], [32], [4], [0]) for size in (4, 1)]
     build(tour_kernel, types, {"BLOCK": 256, "LAYOUT": layouts[0], "TO": layouts[1]}, 32)
@@ -195,7 +195,7 @@ def fill_kernel(out):
 
 
 @pytest.mark.sim_only
-def test_what_it_is_launched_with_is_refused_by_name(run: Run) -> None:
+def test_launch_options_are_refused_by_name(run: Run) -> None:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     with pytest.raises(CannotInterpret, match="fill_kernel: num_ctas=2"):

@@ -66,7 +66,7 @@ def tuned_kernel(out, n, BLOCK: tl.constexpr, HALF: tl.constexpr):
     tl.store(out + at, HALF, mask=at < n)
 
 
-def test_of_an_autotuned_kernel_the_first_config_runs() -> None:
+def test_autotuned_kernel_runs_its_first_config() -> None:
     def main(world: sundog.World) -> list[int]:
         out = torch.zeros(50, dtype=torch.int32)
         tuned_kernel[lambda given: (triton.cdiv(50, given["BLOCK"]),)](out, 50)

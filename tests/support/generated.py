@@ -174,10 +174,10 @@ def compare(case: Case, folder: Path) -> int:
 
 
 def _missed(text: Text, events: list[Event], racing: list[Race], found: Pairs) -> list[Race]:
-    """Races that no finding stands for.
+    """Return the races that no finding stands for.
 
     A finding stands for the races between the same two programs on a byte: the checker may forget
-    an access behind a later one of the same program that nothing orders differently, and whatever
+    an access for a later one of the same program that nothing orders differently, and whatever
     is `hidden` by a later access that itself races.
     """
     covered = {

@@ -56,7 +56,7 @@ class Phase:
 @dataclass(frozen=True)
 class Case:
     phases: tuple[tuple[Phase, ...], ...]  # by number, then rank
-    barriers: tuple[bool, ...]  # a world barrier behind each phase
+    barriers: tuple[bool, ...]  # a world barrier after each phase
     schedule: str
     num_sms: int
 

@@ -25,7 +25,7 @@ def pull(src, dst, ready, done, ctx, n, SIZE: tl.constexpr, BLOCK: tl.constexpr)
     for peer in range(1, SIZE):
         signal.wait(ready + peer, peer, 1, ctx)  # the peer's data is there
         tl.store(dst + peer * n + at, memory.load(src + at, peer, ctx, mask=at < n), mask=at < n)
-        # The own load before the word that lets the peer go on; one flag per program.
+        # My load before the word that lets the peer go on; one flag per program.
         signal.signal(done + tl.program_id(0), peer, 1, ctx)
 
 

@@ -42,7 +42,7 @@ class Race(NamedTuple):
     first: int  # places in the trace
     second: int
     byte: int
-    hidden: bool  # behind a plain write, or behind one that comes later and races in its place
+    hidden: bool  # by a plain write, or by one that comes later and races in its place
 
 
 def reach(one: Event, other: Event) -> bool:  # both scopes reach both parties
