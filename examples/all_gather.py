@@ -29,7 +29,7 @@ def gather_kernel(x, out, total, flags, epochs, ctx, n, BLOCK: tl.constexpr, LAN
     for step in range(size):
         peer = (rank + step) % size  # each rank starts with another peer
         memory.store(out + rank * n + at, tile, peer, ctx, mask=at < n)
-    # My tiles before the flags, and everybody's tiles before my loads below: behind the barrier
+    # My tiles before the flags, and everybody's tiles before my loads below: after the barrier
     # the columns of `out` that this program number writes are complete on this rank.
     signal.barrier_ranks(flags + program * size, epoch, ctx, LANES)
     sum_of_ranks = tl.zeros((BLOCK,), tl.float32)

@@ -34,7 +34,7 @@ def in_triton(x, out, flags, epoch, ctx, n, BLOCK: tl.constexpr, LANES: tl.const
     for step in range(size):
         peer = (rank + step) % size  # each rank starts with another peer
         memory.store(out + rank * n + at, tile, peer, ctx, mask=at < n)
-    # My tiles before the flags, and all peers' tiles before what the host does behind this kernel.
+    # My tiles before the flags, and all peers' tiles before what the host does after this kernel.
     signal.barrier_ranks(flags + program * size, epoch, ctx, LANES)
 
 
@@ -48,7 +48,7 @@ def in_gluon(
     for step in range(size):
         peer = (rank + step) % size  # each rank starts with another peer
         gluon.store(out + rank * n + at, tile, peer, ctx, mask=at < n)
-    # My tiles before the flags, and all peers' tiles before what the host does behind this kernel.
+    # My tiles before the flags, and all peers' tiles before what the host does after this kernel.
     gluon.barrier_ranks(flags + program * size, epoch, ctx, LANES)
 
 

@@ -52,7 +52,7 @@ def parse_bytes(text: str) -> int:
     unit = units.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
     if not digits.isdigit():
-        raise ValueError("expected a whole number of bytes, or one with K, M, G or T behind it")
+        raise ValueError("expected a whole number of bytes, or one followed by K, M, G or T")
     return int(digits) * unit
 
 

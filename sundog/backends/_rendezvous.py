@@ -158,7 +158,7 @@ class StoreExchange:
 
     def leave(self, error: BaseException) -> None:
         """Tell the others why this rank won't come any more, though its process may live on."""
-        if self._has_left:  # what came of it later is not why
+        if self._has_left:  # the first reason counts
             return
         self._has_left = True
         with suppress(RuntimeError):  # the store may be gone too, which the others notice

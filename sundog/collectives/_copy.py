@@ -130,7 +130,7 @@ def to_boundary(ptr):
 
 @triton.jit
 def _copy_ends(dsts, src, n, head, body, COUNT: tl.constexpr, PER: tl.constexpr):
-    """The words before and behind the body, each fewer than PER."""
+    """The words before and after the body, each fewer than PER."""
     lane = tl.arange(0, 2 * PER)
     at = tl.where(lane < PER, lane, head + body + lane - PER)
     mask = tl.where(lane < PER, lane < head, at < n)

@@ -3,7 +3,7 @@
 A rank has SLOTS slots for every peer, on the heap. The sender fills a slot and says so, the
 receiver empties it and says so, chunk by chunk; a slot is filled again only when it is empty. So
 neither tensor need be symmetric, and a rank need not know what others send to each other: where
-that is known, writing straight to the place (spans.py) moves less.
+that is known, writing straight to the place (_push_spans.py) moves less.
 
 The first word of a message is its length. A receiver that expected another one leaves the record of
 a wait that ran out, with both numbers, and the host raises it.
@@ -74,7 +74,7 @@ def _mail_kernel(
                     point, dst, num_received, boxes, sizes, full, emptied, ctx, rank, writer, part,
                     chunk, before_received + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
                 )  # fmt: skip
-        # Read by the next call, behind this one on the stream.
+        # Read by the next call on the stream.
         tl.store(sent, before_sent + out_chunks, mask=num_sent >= 0)
         tl.store(received, before_received + in_chunks, mask=num_received >= 0)
     trace.finish(point, ctx, TRACE)
@@ -109,7 +109,7 @@ def _send(
         (box,), src + _offset(start, src), _offset(count, src), part * 0, 1, 1, BLOCK, ALIGNED
     )
     memory.store(sizes + place, nbytes, peer, ctx)
-    # The chunk and the length before the flag: the peer reads both behind it.
+    # The chunk and the length before the flag: the peer reads both after it.
     return trace.signal(point, full + rank * PARTS + part, peer, number, ctx, TRACE)
 
 
@@ -131,7 +131,7 @@ def _receive(
     _copy.copy(
         (dst + _offset(start, dst),), src, _offset(count, dst), part * 0, 1, 1, BLOCK, ALIGNED
     )
-    # My loads before the flag: the writer fills the slot again behind it.
+    # My loads before the flag: the writer fills the slot again after it.
     slot = (rank * PARTS + part) * SLOTS + number % SLOTS
     return trace.signal(point, emptied + slot, writer, number, ctx, TRACE)
 

@@ -86,7 +86,7 @@ def _spans_kernel(
         if num_received > 0:
             # The writer's words before whatever follows this kernel here.
             point = trace.wait(point, arrived + flag, writer, epoch, ctx, TRACE)
-        tl.store(epochs + flag, epoch)  # read by the next call, behind this one on the stream
+        tl.store(epochs + flag, epoch)  # read by the next call on the stream
     trace.finish(point, ctx, TRACE)
 
 

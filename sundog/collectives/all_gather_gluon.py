@@ -103,7 +103,7 @@ def _gluon_kernel(
         there = device.translate(out + rank * n, (rank + step) % SIZE, ctx)
         places = places + (there,)  # type: ignore[assignment]
     # This rank's output is free: what read it last came before this kernel on the stream. The
-    # peers' programs with this number write it only behind this barrier.
+    # peers' programs with this number write it only after this barrier.
     point = trace.begin(0, trace.BARRIER, ready + program * SIZE, epoch, trace.ALL, ctx, TRACE)
     device.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
     point = trace.end(point, trace.BARRIER, ready + program * SIZE, epoch, trace.ALL, ctx, TRACE)
@@ -117,7 +117,7 @@ def _gluon_kernel(
     device.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES)
     point = trace.end(point, trace.BARRIER, arrived + program * SIZE, epoch, trace.ALL, ctx, TRACE)
     trace.finish(point, ctx, TRACE)
-    gl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    gl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @gluon.jit
@@ -158,7 +158,7 @@ def _copy(
 
 @gluon.jit
 def _copy_ends(dsts, src, n, head, body, COUNT: gl.constexpr, THREADS: gl.constexpr):
-    """The words before and behind the body, each fewer than 16 bytes."""
+    """The words before and after the body, each fewer than 16 bytes."""
     layout: gl.constexpr = gl.BlockedLayout([1], [THREADS], [gl.num_warps()], [0])
     lane = gl.arange(0, 2 * WIDE, layout)
     at = gl.where(lane < WIDE, lane, head + body + lane - WIDE)

@@ -53,7 +53,7 @@ def _pull_kernel(
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    # My tensor was written before this kernel on the stream; the peers read it behind this.
+    # My tensor was written before this kernel on the stream; the peers read it after this.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     for step in tl.static_range(SIZE):
         peer = (rank + step) % SIZE
@@ -64,7 +64,7 @@ def _pull_kernel(
     # My loads before the flags: whatever follows this kernel here may overwrite my tensor.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

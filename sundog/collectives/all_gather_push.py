@@ -61,7 +61,7 @@ def _push_kernel(
         place = memory.translate(out + rank * n, (rank + step) % SIZE, ctx)
         places = places + (place,)  # type: ignore[assignment]  # Triton takes no annotation
     # This rank's output is free: what read it last came before this kernel on the stream. The
-    # peers' programs with this number write it only behind this barrier.
+    # peers' programs with this number write it only after this barrier.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, TRACE)
     _copy.copy(places, x, n, program, tl.num_programs(0), SIZE, BLOCK, ALIGNED)
@@ -69,7 +69,7 @@ def _push_kernel(
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
     point = trace.barrier_ranks(point, arrived + program * SIZE, epoch, ctx, LANES, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -65,7 +65,7 @@ def all_reduce(
     `op` is sum, avg, min, max or prod. An integer average is cut towards zero, as NCCL does; of
     bool, sum is `or` and prod `and`. Without `out` the result is an ordinary tensor. What an
     algorithm needs on the heap and is not there is copied: one_shot and low_latency want nothing,
-    two_shot both, ring and atomic `out`. With `async_op` a handle, whose `wait()` gives the result.
+    two_shot both, ring and atomic `out`. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     ring and atomic sum in an order of their own, so their bits differ: they run only if `algo`
     names them.
     """

@@ -96,7 +96,7 @@ def _atomic_kernel(
     # My part before the flags; all peers' parts before whatever follows this kernel here.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -1,9 +1,9 @@
 """All-reduce, low latency: one shot in which every word carries its own flag.
 
-A word of 64 bits holds up to 4 bytes of data and the epoch. It arrives whole, so whoever sees the
-epoch has the data: no fence, no barrier, no second round of loads, which is most of what one_shot
-waits for. But every byte crosses as two, and every rank reads W tensors: for the smallest only.
-Nobody touches a peer's x or out: they may lie anywhere, and out may be x.
+A word of 64 bits holds up to 4 bytes of data and the epoch. It arrives whole, so a reader that sees
+the epoch has the data: no fence, no barrier, no second round of loads, which is most of what
+one_shot waits for. But every byte crosses as two, and every rank reads W tensors: for the smallest
+only. Nobody touches a peer's x or out: they may lie anywhere, and out may be x.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _low_latency_kernel(
         to = at + part * (BLOCK // PER)
         tl.store(out + to, result, mask=to < numel)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit

@@ -93,7 +93,7 @@ def _one_shot_kernel(
         _reduce.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
     point = trace.end(point, trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit

@@ -101,7 +101,7 @@ def _ring_kernel(
             place = (rank + SIZE - step) % SIZE
             _step(next_out, None, out, None, place, numel, slice_numel, OP, SIZE, BLOCK)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit

@@ -68,7 +68,7 @@ def _two_shot_kernel(
     begin = rank * slice_numel
     end = tl.minimum(begin + slice_numel, numel)
     # My x is written and my out is free: what came before on the stream is over. The peers'
-    # programs with this number touch them only behind this barrier.
+    # programs with this number touch them only after this barrier.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # In place, too: nobody but this program touches these elements on any rank, and each of them is
@@ -85,7 +85,7 @@ def _two_shot_kernel(
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit

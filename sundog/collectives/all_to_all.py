@@ -2,7 +2,7 @@
 
 What the op is. Equal parts go straight to their place (all_to_all_push.py), others through
 mailboxes (all_to_all_mail.py): where a part goes in the peer's output depends on what the others
-send there, which a rank is not told.
+send there, which a rank does not know.
 
 All-to-all of unequal parts, as a rank calls it: it knows its own splits and nobody else's.
 """
@@ -90,8 +90,8 @@ def all_to_all(
 
     Parts are equal, or `in_splits[i]` rows for rank i and `out_splits[i]` from it: give both, on
     all ranks. Without `out` the result is an ordinary tensor. Equal parts go straight to a
-    symmetric `out`, and by way of one if it is not; others through mailboxes (mail.py), from and
-    to any tensor. With `async_op` a handle, whose `wait()` gives the result.
+    symmetric `out`, and by way of one if it is not; others through mailboxes (_mailbox.py), from
+    and to any tensor. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     asked, options = ("all_to_all",), CallOptions(algo, config, async_op, explain)
     if in_splits is None is out_splits and repeated(world, asked, x, out, options):

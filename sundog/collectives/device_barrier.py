@@ -1,6 +1,6 @@
 """A barrier of all ranks on the device: on the stream, without the host, so a graph may have it.
 
-What was on any rank's stream before it comes before what is on any rank's stream behind it.
+What was on any rank's stream before it comes before what is on any rank's stream after it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _barrier_kernel(flags, epochs, ctx, LANES: tl.constexpr):
     epoch = tl.load(epochs) + 1
     # Releases what came before this kernel on its stream, acquires the same of all ranks.
     signal.barrier_ranks(flags, epoch, ctx, LANES)
-    tl.store(epochs, epoch)  # read by the next barrier, behind this one on the stream
+    tl.store(epochs, epoch)  # read by the next barrier on the stream
 
 
 def device_barrier(world: World) -> None:

@@ -81,7 +81,7 @@ def gather(
     """As torch's gather: rank `dst` gets the ranks' tensors along the first dimension, others None.
 
     Without `out` the result is an ordinary tensor; only `dst` may give one. An `x` that is not
-    symmetric is copied to the heap. With `async_op` a handle, whose `wait()` gives the result.
+    symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     world._check_rank(dst)
     check_contiguous("gather", x=x)
@@ -110,7 +110,7 @@ def _gather_kernel(
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    # My tensor was written before this kernel on the stream; dst, alone, reads it behind this.
+    # My tensor was written before this kernel on the stream; dst, alone, reads it after this.
     mine, theirs = ready + program * SIZE, done + program * SIZE
     point = trace.signal_all(0, mine, epoch, ctx, LANES, TRACE)
     if rank == dst:
@@ -126,7 +126,7 @@ def _gather_kernel(
         point = trace.signal_all(point, theirs, epoch, ctx, LANES, TRACE)
     point = trace.wait(point, theirs + dst, dst, epoch, ctx, TRACE)  # dst has read mine
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -122,7 +122,7 @@ def _direct_kernel(
     program = tl.program_id(0)
     epoch = tl.load(epochs + program) + 1
     # My x is written: what came before on the stream is over. The program of dst with this number
-    # reads it behind this barrier.
+    # reads it after this barrier.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     if tl.load(ctx + context.RANK) == dst:
@@ -134,7 +134,7 @@ def _direct_kernel(
     # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

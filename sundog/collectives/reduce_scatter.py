@@ -97,7 +97,7 @@ def reduce_scatter(
     """As torch's reduce_scatter_tensor: slice `rank` along the first dimension, of all ranks' sum.
 
     `op` as for all_reduce. Without `out` the result is an ordinary tensor. An x that is not
-    symmetric is copied to the heap. With `async_op` a handle, whose `wait()` gives the result.
+    symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     asked, options = ("reduce_scatter", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
@@ -130,7 +130,7 @@ def _direct_kernel(
     # VECTOR: what the compiler can't see if numel is 8, 24, 40, ... elements of 16 bits
     slices = _reduce.everywhere(x + tl.multiple_of(rank * numel, VECTOR), 0, ctx, SIZE)
     # My x is written: what came before on the stream is over. The peers' programs with this number
-    # read it behind this barrier.
+    # read it after this barrier.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     first = program.to(tl.int64) * BLOCK
@@ -140,7 +140,7 @@ def _direct_kernel(
     # My loads of the peers' x before the flags: they may overwrite it when their kernel has ended.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

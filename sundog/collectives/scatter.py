@@ -75,7 +75,7 @@ def scatter(
 
     A rank that is not `src` gives None and its `out`, or a tensor of the shape of `x`. Without
     `out` the result is an ordinary tensor. An `out` that is not symmetric is filled by way of one
-    that is. With `async_op` a handle, whose `wait()` gives the result.
+    that is. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     world._check_rank(src)
     check_contiguous("scatter", x=x)

@@ -1,4 +1,4 @@
-"""Send and receive: one message between two ranks, through the receiver's mailbox (mail.py).
+"""Send and receive: one message between two ranks, through the receiver's mailbox (_mailbox.py).
 
 Only the two take part, so the boxes are made with the world. All sends of a rank are on one stream
 of their own, in turn, and all receives on another; by default the current stream waits for them.

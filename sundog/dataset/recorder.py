@@ -150,7 +150,7 @@ class Recorder:
         for file in (self._csv, self._meta, self._ir.file):
             file.close()
         if self.pending:
-            # Not lost even now: whoever keeps the log has the rows.
+            # Not lost even now: the caller that keeps the log has the rows.
             lines = "".join(line for _, line in self.pending)
             log.warning("%s: %d lines were not written:\n%s", self.base, len(self.pending), lines)
 

@@ -34,7 +34,7 @@ class Flags(NamedTuple):
 
 
 class Sharded(NamedTuple):
-    """The own shard of a matrix, as a view, and the staging buffer: a shard per other rank."""
+    """This rank's shard of a matrix, as a view, and the staging buffer: a shard per other rank."""
 
     ptr: Any
     rows: Any
@@ -45,7 +45,7 @@ class Sharded(NamedTuple):
     staged_row_stride: Any
     staged_col_stride: Any
     apart: Any  # elements between two of them
-    own_at: Any  # where the own one is in a descriptor of both (working.py)
+    own_at: Any  # where this rank's is in a descriptor of both (_workers.py)
 
 
 class Fetch(NamedTuple):

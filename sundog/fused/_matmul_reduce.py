@@ -1,7 +1,7 @@
 """What GEMM + reduce-scatter and GEMM + all-reduce share on the host.
 
 Rank r has a part A_r of the columns of A and B_r of the rows of B; wanted is the sum of A_r @ B_r,
-plus bias, activated. What the fused kernels share is in partials.py.
+plus bias, activated. What the fused kernels share is in _partials.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def valid_unfused(problem: Problem, config: Config) -> str | None:
     wanted = problem.out_dtype or problem.dtype
     if problem.has_bias or problem.activation or wanted != problem.dtype:
         return (
-            f"bias, activation {problem.activation!r} or output {wanted} would come behind a sum "
+            f"bias, activation {problem.activation!r} or output {wanted} would come after a sum "
             f"that is rounded to {problem.dtype}"
         )
     return valid(problem, config)

@@ -14,7 +14,7 @@ reduce-scatter of 4096 x 3584 x 8192 on 8 ranks of an H200 took 2563 us; now it 
 Measured and gone: owners that multiplied for their own rows last and added each such tile at once
 were faster with 4096 x 4096 x 4096 (1425 us against 1445), slower with M=1024 (662 against 601),
 where B was read twice. Not to be had: products stored by descriptor, as in gemm.py, and pulled by
-the owners. In the same kernel nobody can say that they have arrived: behind such a store Triton
+the owners. In the same kernel nobody can say that they have arrived: after such a store Triton
 waits (cp.async.bulk.wait_group.read) until its shared memory is free again, not until it is done.
 """
 
@@ -148,7 +148,7 @@ def _store_rows(matrix, row, col, tile, is_rank):
 def count_all(point, counts, epoch, ctx, F):
     """Add one to `counts[my rank]` at every rank, after all that this program did before.
 
-    As signal.signal_all, for all programs of a rank at once: whoever waits until there are
+    As signal.signal_all, for all programs of a rank at once: a program that waits until there are
     epoch * programs sees what every one of them did before.
     """
     value = epoch * tl.num_programs(0)

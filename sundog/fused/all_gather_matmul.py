@@ -15,7 +15,7 @@ keeps the two apart orders nothing, so the checker can't tell whether it is ther
 baseline of `sundog bench`.
 
 The other was measured over PCIe: copies of the peers' rows by the copy engine on other streams, a
-flag behind each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel
+flag after each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel
 reads 50.8, but every copy costs it 3.4 us more: 46.4 GB/s by copies of 1 MiB with a flag, 50.2 of
 2 MiB, and larger ones leave workers waiting. M=4096, K=7168: 711 us with 2 ranks and N=7168, 1089
 with 4 and N=10752, where hbm_buffer takes 614 and 936.

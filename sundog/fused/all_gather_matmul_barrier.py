@@ -76,7 +76,7 @@ def _gather_kernel(
     epoch = tl.load(epochs + program) + 1
     rows, cols = tl.cdiv(a.rows, ROWS), tl.cdiv(a.cols, COLS)
     # My A is complete: what came before on the stream is over. The peers' programs with this number
-    # read it behind this barrier.
+    # read it after this barrier.
     point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
     point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for n in range(program, SIZE * rows * cols, tl.num_programs(0)):
@@ -95,7 +95,7 @@ def _gather_kernel(
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
     point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 class Gather(NamedTuple):

@@ -1,10 +1,10 @@
 """All-gather + GEMM without a gather: the main loop reads each block of A from its owner.
 
-Where peers' memory is as near as the own, as for ranks that share a GPU, nothing needs to be moved
-first, and nothing is staged. One descriptor of three dimensions (rank, row, column), whose first
-stride is the distance between two heaps, makes it the loop of gemm.py. Elsewhere (AMD, heaps that
-are not evenly spaced) blocks are read by pointers, peer by peer. Over a link every block of A would
-cross N / tile_n times: hbm_buffer moves it once.
+Where peers' memory is as near as local memory, as for ranks that share a GPU, nothing needs to be
+moved first, and nothing is staged. One descriptor of three dimensions (rank, row, column), whose
+first stride is the distance between two heaps, makes it the loop of _gemm.py. Elsewhere (AMD, heaps
+that are not evenly spaced) blocks are read by pointers, peer by peer. Over a link every block of A
+would cross N / tile_n times: hbm_buffer moves it once.
 
 All ranks take the blocks in the same order, rank 0's shard first. So those that share a GPU read
 the same ones at about the same time, out of its L2 cache; and bits are those of a GEMM with A
@@ -119,7 +119,7 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     done = flags.done + program * F.size
     point = trace.barrier_ranks(point, done, epoch, ctx, F.lanes, F.trace)
     trace.finish(point, ctx, F.trace)
-    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit

@@ -3,19 +3,19 @@
 The remote part of A is a grid of tiles, R rows by B blocks along K: of all peers side by side where
 A is sharded along K, one below the other along M. Peer rank+1 comes first, so every rank begins
 with another one. A fetcher copies `k_per_flag` blocks of a row into the staging buffer and
-publishes a flag (fetching.py); a worker multiplies the own part, in place, and what was staged, as
-far as there are flags for it (working.py). A fetcher that has nothing left to fetch becomes a
+publishes a flag (_fetchers.py); a worker multiplies its rank's part, in place, and what was staged,
+as far as there are flags for it (_workers.py). A fetcher that has nothing left to fetch becomes a
 worker. `k_per_flag` 0 is one flag for a whole row.
 
-It wins over a link (docs/measured.md). Where peers' memory is as near as the own, `direct` does. 8
-ranks on one H200, bfloat16, this / barrier / our GEMM with A gathered, in us:
+It wins over a link (docs/measured.md). Where peers' memory is as near as local memory, `direct`
+does. 8 ranks on one H200, bfloat16, this / barrier / our GEMM with A gathered, in us:
 
     1024 x 3584 x 8192     642 /   633 /  576        4096 x 4096 x 4096    1526 / 1476 / 1372
     4096 x 3584 x 8192    2586 /  2522 / 2323        4096 x 11008 x 4096   4080 / 3920 / 3731
     16384 x 3584 x 8192  11522 / 10633 / 9992        4096 x 14336 x 4096   5443 / 5071 / 4956
 
 1.09 to 1.15 times the GEMM, where 1.05 was the goal: 470 MB are staged for 4096 x 3584 x 8192, and
-to write them alone takes 140 us, 6 % of the GEMM. Hiding that behind the product cost more than
+to write them alone takes 140 us, 6 % of the GEMM. Overlapping that with the product cost more than
 it: 2586 to 2627 if all 16 programs fetch first, 2737 with 4 of them as fetchers, 3088 with 2; in
 earlier runs 2648 to 2941 with 2 to 8 after a first band by all, 4862 with two programs on an SM and
 smaller tiles, 2760 to 3650 with pieces that workers carried through registers in their loop over K
@@ -70,7 +70,7 @@ class Config(_gemm.Tiles):
     k_per_flag: int = 0  # blocks of a row that one flag stands for; 0: all
     fetchers: int = 16
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
-    first_fetchers: int = 0  # ... is fetched by so many programs; 0: as many as afterwards
+    first_fetchers: int = 0  # ... is fetched by this many programs; 0: as many as afterwards
     layout: str = "k_contiguous"  # of the staging buffer
     programs: int = 132
 
@@ -147,7 +147,7 @@ def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
         done = flags.done + program * F.size
         point = trace.wait_all(point, done, epoch, ctx, F.lanes, F.trace)
     trace.finish(point, ctx, F.trace)
-    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

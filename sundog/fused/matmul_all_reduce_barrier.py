@@ -1,7 +1,7 @@
 """GEMM, then all-reduce: the baseline. Wins by 1 or 2 us with few rows.
 
 The bits are those of the fused kernels. No bias, no activation, and no other type of the output:
-they belong behind the sum, which is rounded here.
+they belong after the sum, which is rounded here.
 """
 
 from __future__ import annotations

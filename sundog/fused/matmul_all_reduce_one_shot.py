@@ -55,7 +55,7 @@ def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
     point = _partials.add_all(point, out, bias, here, ctx, F, S)
     trace.finish(point, ctx, F.trace)
-    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 Rank r owns slice r of the rows. Programs take tiles in turn, beginning with the next rank's rows;
 each product is stored to the owner of its rows while the next one is multiplied. When all ranks
 have sent everything, programs add what this rank owns and store it to all ranks. Moves every byte
-twice over each link, whatever the number of ranks; once of that under the products (partials.py).
+twice over each link, whatever the number of ranks; once of that under the products (_partials.py).
 
 8 ranks on one H200 (docs/measured.md) take 0.97 to 1.01 times as long as with GEMM, then
 all-reduce, on six large shapes: 2509 us against 2486 with 4096 x 3584 x 8192, 625 against 626 with
@@ -65,12 +65,12 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     done = flags.done + program * F.size
     point = trace.barrier_ranks(point, done, epoch, ctx, F.lanes, F.trace)
     trace.finish(point, ctx, F.trace)
-    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
 def _add_all(point, out, bias, inbox, ctx, F, S):
-    """Add this program's share of the own rows, into all ranks' `out`. The next trace point."""
+    """Add this program's share of its rank's rows, into all ranks' `out`. The next trace point."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     away = tiles.distances(ctx, F.lanes)
     first = rank * inbox.rows

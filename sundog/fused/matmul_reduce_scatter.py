@@ -2,7 +2,7 @@
 
 Programs take tiles in turn, beginning with the next rank's rows; each product is stored to the
 owner of its rows while the next one is multiplied. When all ranks have sent everything, programs
-add what this rank owns. Moves every byte once over each link, under the products (partials.py).
+add what this rank owns. Moves every byte once over each link, under the products (_partials.py).
 
 8 ranks on one H200 (docs/measured.md) take 0.95 to 1.00 times as long as with GEMM, then
 reduce-scatter, on six large shapes (2431 us against 2428 with 4096 x 3584 x 8192, 604 against 607
@@ -102,7 +102,7 @@ def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
     point = _partials.add_all(point, out, bias, here, ctx, F, S)
     trace.finish(point, ctx, F.trace)
-    tl.store(flags.epochs + program, epoch)  # read by the next call, behind this one on the stream
+    tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -1,7 +1,7 @@
 """GEMM, then reduce-scatter: the baseline.
 
 The bits are those of the fused kernel. No bias, no activation, and no other type of the output:
-they belong behind the sum, which is rounded here.
+they belong after the sum, which is rounded here.
 """
 
 from __future__ import annotations

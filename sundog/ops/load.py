@@ -59,7 +59,7 @@ def find(name: str) -> ModuleType:
     if not is_op(module):
         missing = [each for each in SHAPE if not hasattr(module, each)]
         hint = f"; did you mean its function, {name}:main?" if hasattr(module, "main") else ""
-        raise ValueError(f"{name} is no op: it lacks {', '.join(missing)}{hint}")
+        raise ValueError(f"{name} is not an op: it lacks {', '.join(missing)}{hint}")
     return module
 
 

@@ -54,7 +54,7 @@ def _stand_in_kernel(
             flag = ready + row * SIZE + rank
             point = trace.begin(point, trace.SIGNAL, flag, epoch, 0, ctx, TRACE)
     # My data is complete: what wrote it came before this kernel on the stream. Rank 0 reads it
-    # behind these flags.
+    # after these flags.
     mine = translate(ready + lane * SIZE + rank, 0, ctx)
     tl.atomic_xchg(mine, zero + epoch, mask=lane < num_ready, sem="release", scope="sys")
     # And of rank 0's data I have read all that I will, which is nothing: nothing is ordered.
@@ -66,4 +66,4 @@ def _stand_in_kernel(
     _wait_tile(done + lane * SIZE, lane < num_done, lane * 0, epoch, ctx)
     point = trace.end(point, trace.WAIT, done, epoch, 0, ctx, TRACE)
     trace.finish(point, ctx, TRACE)
-    tl.store(epochs, epoch)  # read by the next call, behind this one on the stream
+    tl.store(epochs, epoch)  # read by the next call on the stream

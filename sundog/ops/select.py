@@ -80,9 +80,11 @@ def _fastest(tried: _Tried, known: dict[str, float]) -> Choice:
 
 def _by_rule(tried: _Tried, algo: str) -> str:
     usable = tried.usable()
-    why = f"nothing was measured on {tried.here.target}: the first of {', '.join(usable)}"
-    why += "" if algo == usable[0] else " for so large a problem"
-    return f"{tried.op}: {algo}, since {why}"
+    default = "the default" if algo == usable[0] else "the default for this size"
+    return (
+        f"{tried.op}: {algo}: no measurements for {tried.here.target}; {default} "
+        f"(candidates: {', '.join(usable)})"
+    )
 
 
 class _Tried:

@@ -36,7 +36,7 @@ class Backend(Protocol):
     size: int
     device: torch.device
     num_sms: int
-    guard: int  # bytes left unused behind every allocation, so that overruns are seen
+    guard: int  # bytes left unused after every allocation, so that overruns are seen
     polls: int  # how often a wait in a kernel may poll
     bases: list[int]  # address of every rank's heap, as this rank's kernels see it
     flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
@@ -68,7 +68,7 @@ class Backend(Protocol):
         """Inside, this rank's launches and torch operations go to its stream `number`."""
 
     def record_event(self) -> Any:
-        """A point behind all that is on the current stream now."""
+        """Mark a point after all that is on the current stream now."""
 
     def wait_event(self, event: Any) -> None:
         """The current stream waits for an event of this rank; the host does not."""

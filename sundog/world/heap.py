@@ -63,7 +63,7 @@ class Allocation:
 
 @dataclass
 class Heap:
-    """Offsets in [0, capacity). `guard` bytes stay unused behind every allocation."""
+    """Offsets in [0, capacity). `guard` bytes stay unused after every allocation."""
 
     capacity: int
     guard: int = 0
@@ -168,7 +168,7 @@ class Heap:
     def _out_of_heap(self, nbytes: int, name: str, site: str) -> str:
         biggest = sorted(self.live.values(), key=lambda a: (-a.nbytes, a.offset))[:5]
         lines = [f"  {a.nbytes:>14,} bytes  {a.name}  allocated at {a.site}" for a in biggest]
-        # Behind what is there now. About: in a larger heap earlier blocks may lie elsewhere.
+        # After what is there now. About: in a larger heap earlier blocks may lie elsewhere.
         last_free = self.capacity - self._by_end.get(self.capacity, self.capacity)
         enough = self.capacity - last_free + _round_up(max(nbytes, 1) + self.guard)
         return (

@@ -226,7 +226,9 @@ def test_explain_says_why_on_rank_0_only(capfd: pytest.CaptureFixture[str]) -> N
 
     sundog.run(main, 2, "sim")
     lines = capfd.readouterr().out.splitlines()
-    first = "all_gather: push, since nothing was measured on the simulator: the first of push, pull"
+    first = (
+        "all_gather: push: no measurements for the simulator; the default (candidates: push, pull"
+    )
     assert [line[: len(first)] for line in lines[:2]] == [first] * 2
     assert lines[0].endswith("; out is not on the heap and goes through a copy that is")
     third = f"all_gather: pull, as asked, with {SMALL}; x is not on the heap and goes through"

@@ -290,7 +290,7 @@ def measure_head(ptr, out):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
 def test_the_body_starts_at_a_boundary(run: Run, dtype: torch.dtype) -> None:
-    """The compiler is told so, and the simulator believes it as the compiler does."""
+    """The compiler takes the hint, and the simulator believes it as the compiler does."""
     per = 16 // dtype.itemsize
 
     def main(world: sundog.World) -> list[int]:

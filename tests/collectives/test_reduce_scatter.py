@@ -108,7 +108,7 @@ def test_in_a_group(run: Run) -> None:
 def test_slices_are_called_aligned_only_where_they_are(
     monkeypatch: pytest.MonkeyPatch, numel: int, dtype: torch.dtype, vector: int
 ) -> None:
-    """A wrong hint would crash on a GPU and is nothing to the simulator: look at what is told."""
+    """A wrong hint would crash on a GPU and is nothing to the simulator: look at the hint."""
     told = []
 
     class Recorder:

@@ -168,7 +168,7 @@ def test_full_disk_in_the_middle_of_a_row(tmp_path: Path, recovers: bool) -> Non
 def test_no_space_keeps_rows_and_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = 1000  # for so many rows
+    room = 1000  # rows
     write = os.write
 
     def fail(fd: int, data: bytes) -> int:
@@ -256,7 +256,7 @@ def test_a_living_writer_mends_what_a_dying_one_left(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_was_torn_and_ended_by_another_is_written_anew(tmp_path: Path) -> None:
-    """Also where it was torn behind a closing brace, which looks like its end."""
+    """Also where it was torn after a closing brace, which looks like its end."""
     path = str(tmp_path / "b.ir.jsonl")
     IrFile(path).add(graph(4))
     whole = Path(path).read_bytes()

@@ -202,7 +202,7 @@ def test_bad_requests_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match="TRITON_STORE_BINARY_ONLY"):
         extract(SimpleNamespace(asm={"cubin": b""}))
     with pytest.raises(ValueError, match="cannot parse"):
-        extract("this is no module")
+        extract("this is not a module")
 
 
 def test_autotuned_kernel_is_lowered_by_its_function() -> None:

@@ -150,7 +150,7 @@ def test_a_base_that_cannot_be_written(
     with caplog.at_level(logging.WARNING, "sundog.dataset"), Recorder(base) as recorder:
         for block in range(5):
             recorder.start({"B": block}).end("ok", perf_ms=1.0)
-        assert len(recorder.pending) == 10  # kept, for whoever asks
+        assert len(recorder.pending) == 10  # kept, for the caller
     assert [r.getMessage().startswith(reason) for r in caplog.records] == [True, False]
     assert "10 lines were not written" in caplog.records[1].getMessage()
     assert (tmp_path / "b.csv").read_text() == "run_id,timestamp_s,config_id\n"

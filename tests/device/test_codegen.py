@@ -147,7 +147,7 @@ def test_wait_is_a_system_acquire_before_the_loads(target: str) -> None:
     assert acquires
     assert max(acquires) < min(loads)
     barriers = [at for at in offsets(BARRIER[which], text) if max(acquires) < at < min(loads)]
-    assert barriers, "the acquire is one thread's; the others need a barrier behind it"
+    assert barriers, "the acquire is one thread's; the others need a barrier after it"
 
 
 @on_every_target

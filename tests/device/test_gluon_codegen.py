@@ -122,7 +122,7 @@ def test_signals_and_waits_order_all_threads(target: str) -> None:
     assert between(target, text, stored, released), "no CTA barrier before the release"
     text = compiled(consume, target, {**TILES, **WORDS}, constants)
     acquired, loaded = max(offsets(ACQUIRE[which], text)), min(offsets(LOAD[which], text))
-    assert between(target, text, acquired, loaded), "no CTA barrier behind the acquire"
+    assert between(target, text, acquired, loaded), "no CTA barrier after the acquire"
 
 
 @on_every_target
@@ -189,7 +189,7 @@ def gathering(target: str, dtype: str, aligned: bool) -> str:
 
 
 def loop_over_tiles(target: str, text: str) -> str:
-    """From the label that is jumped back to behind the last wide store, to that jump."""
+    """From the label that the jump after the last wide store goes back to, to that jump."""
     first, last = offsets(LOAD[kind(target)], text)[0], offsets(STORE[kind(target)], text)[-1]
     found = []
     for jump in re.finditer(r"\b(?:bra|bra\.uni|s_c?branch\w*)\s+(\$?[.\w]+)", text):

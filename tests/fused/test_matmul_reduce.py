@@ -102,7 +102,7 @@ def test_unfused(run: Run, op: ModuleType) -> None:
 
     compare(run(strided, 2))
     for change in (dict(has_bias=True), dict(activation="silu"), dict(out_dtype=F32)):
-        assert "would come behind a sum" in op.valid(replace(problem, **change), SMALL)
+        assert "would come after a sum" in op.valid(replace(problem, **change), SMALL)
 
 
 @pytest.mark.parametrize("layout", ["NN", "TT"])

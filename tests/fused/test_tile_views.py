@@ -1,4 +1,4 @@
-"""Views and tiles of matrices, the own ones and the peers'."""
+"""Views and tiles of matrices, this rank's and the peers'."""
 
 from __future__ import annotations
 

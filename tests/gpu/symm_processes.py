@@ -37,7 +37,7 @@ def dies(world: World) -> None:
     try:
         world.synchronize()
     except PeerLost:
-        print(f"rank {world.rank} was told after {time.monotonic() - begin:.1f} s", flush=True)
+        print(f"rank {world.rank} learnt of it after {time.monotonic() - begin:.1f} s", flush=True)
         world.close()
         raise
 

@@ -9,7 +9,7 @@ import sundog
 from sundog.ops.load import find
 
 pytestmark = [pytest.mark.gpu("virtual"), pytest.mark.alone]
-MORE = (1 << 31) + 4099  # elements of a byte: the last ones lie behind 2^31 and are no whole tile
+MORE = (1 << 31) + 4099  # elements of a byte: the last ones lie beyond 2^31 and are no whole tile
 EVEN = (1 << 30) + 2048
 CHUNK = 1 << 29
 
@@ -62,5 +62,5 @@ def test_slices_behind_2_31(op: str) -> None:
             return all(torch.equal(out[at], a[at] + b[at] + c[at]) for at in in_chunks(EVEN))
         return all(torch.equal(o, part) for o, part in zip(out.chunk(3), slices, strict=True))
 
-    assert find(op).Problem  # named rightly
+    assert find(op).Problem  # named correctly
     assert sundog.run(main, 3, "virtual", heap_size=7 * EVEN) == [True] * 3

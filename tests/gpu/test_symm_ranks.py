@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu("virtual")  # once is enough, and not in a rank
 def start(*words: str, **variables: str) -> subprocess.CompletedProcess:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("SUNDOG_", "PYTEST_"))}
     own |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", **variables}
-    own.setdefault("SUNDOG_TIMEOUT", "300")  # whoever waits for it is ended by ours
+    own.setdefault("SUNDOG_TIMEOUT", "300")  # our timeout ends a rank that waits for it
     command = [sys.executable, *words]
     return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, timeout=55)
 
@@ -39,7 +39,7 @@ def test_a_rank_that_dies_is_named_to_every_other():
     answer = script("dies")
     assert answer["error"].startswith("PeerLost: rank 1 of 3 died (exit status 7)")
     for rank in (0, 2):
-        assert f"rank {rank} was told after" in answer["out"]
+        assert f"rank {rank} learnt of it after" in answer["out"]
 
 
 def test_an_exception_keeps_its_type():

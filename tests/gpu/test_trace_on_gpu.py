@@ -39,7 +39,7 @@ def test_ops(op: str) -> None:
 
 
 def test_ranks_start_together() -> None:
-    """Behind a gate: otherwise the first rank waits for as long as the other hosts launch."""
+    """After a gate: otherwise the first rank waits for as long as the other hosts launch."""
     timeline = trace_op(TraceOptions("all_gather.push", "numel=65536", world=8, backend="virtual"))
     begins = [timeline.spans[timeline.spans["rank"] == rank]["begin"].min() for rank in range(8)]
     assert max(begins) < 100_000  # ns; launches without the gate are a hundred us apart each

@@ -20,7 +20,7 @@ on_gpu = pytest.mark.gpu("virtual", "symm")
 
 
 def gather(world: World, n: int, programs: int, rounds: int, dtype: torch.dtype, seed: int) -> list:
-    """Inputs and outputs of `rounds` calls, each behind the other without a host's wait."""
+    """Inputs and outputs of `rounds` calls, each after the other without a host's wait."""
     made = torch.Generator().manual_seed(seed * 10 + world.rank)
     x = [torch.randint(-100, 100, (n,), generator=made).to(dtype) for _ in range(rounds)]
     mine = [world.empty((n,), dtype).copy_(each) for each in x]

@@ -57,7 +57,10 @@ def test_without_measurements_it_is_the_first_by_its_own_rule() -> None:
     problem = Problem(1000, torch.bfloat16, 8)
     found = choose("all_gather", problem, GPU, 16)
     assert (found.algo, found.config) == ("push", find("all_gather.push").default(problem, 16))
-    assert "nothing was measured on some-gpu: the first of push, pull, partitioned" in found.why
+    assert (
+        "no measurements for some-gpu; the default (candidates: push, pull, partitioned"
+        in found.why
+    )
 
 
 def test_without_measurements_large_ones_are_not_for_one_shot() -> None:
@@ -66,10 +69,8 @@ def test_without_measurements_large_ones_are_not_for_one_shot() -> None:
 
     assert (algo(1), algo(1 << 18), algo((1 << 18) + 1)) == ("one_shot", "one_shot", "two_shot")
     told = choose("all_reduce", Sum(1 << 20, torch.bfloat16, 3), GPU, 16).why
-    assert told.startswith(
-        "all_reduce: two_shot, since nothing was measured on some-gpu: the first"
-    )
-    assert told.endswith("of one_shot, two_shot for so large a problem")
+    assert told.startswith("all_reduce: two_shot: no measurements for some-gpu; the default")
+    assert told.endswith("for this size (candidates: one_shot, two_shot)")
     only = find("all_reduce.one_shot").Config()
     assert algo(1 << 20, only) == "one_shot"
 

@@ -1,4 +1,4 @@
-"""Arguments that somebody used to torch, or in a hurry, gives: told in words, not by a type."""
+"""Arguments that torch would take, or that are wrong: each gets a sentence, not a TypeError."""
 
 from __future__ import annotations
 

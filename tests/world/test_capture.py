@@ -139,7 +139,7 @@ def test_two_graphs_and_eager_calls_interleaved(run):
 
 
 def test_branches_on_other_streams(run):
-    """x + y on stream 1 beside x + x on stream 0; the sum of both behind them."""
+    """x + y on stream 1 beside x + x on stream 0; the sum of both after them."""
 
     def main(world: sundog.World) -> list[bool]:
         device = world.device

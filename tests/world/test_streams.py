@@ -46,7 +46,7 @@ def _values(world: sundog.World, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_events_order_two_streams(run, size):
-    """x + y on stream 1, behind the making of both; then twice that on stream 0."""
+    """x + y on stream 1, after both are made; then twice that on stream 0."""
 
     def main(world: sundog.World) -> bool:
         x, y, out, twice = (_values(world, seed) for seed in range(4))
@@ -157,7 +157,7 @@ def _on_stream_1(before: bool, after: bool, read_back: bool = False, barrier: bo
     def main(world: sundog.World) -> None:
         x, out = torch.ones(N), torch.zeros(N)
         if read_back:
-            x.tolist(), out.tolist()  # the host has seen them: whatever it launches comes behind
+            x.tolist(), out.tolist()  # the host has seen them: whatever it launches comes after
         if barrier:
             world.barrier()
         ready = world.record_event()
@@ -195,7 +195,7 @@ def test_a_missing_event_is_a_race(main, clean):
 
 @pytest.mark.sim_only
 def test_an_event_orders_nothing_that_came_after_it():
-    """out is written on stream 1 again, behind the event that stream 0 waits for."""
+    """out is written on stream 1 again, after the event that stream 0 waits for."""
 
     def main(world: sundog.World) -> None:
         x, out = torch.ones(N), torch.zeros(N)
@@ -219,7 +219,7 @@ def test_torch_operations_are_on_the_stream_too():
         world.barrier()
         with world.stream(1):
             x.add_(1)
-        x.mul_(2)  # nothing orders it behind the addition
+        x.mul_(2)  # nothing orders it after the addition
 
     report = check(main, world_size=1, schedules=2)
     assert [f.kind for f in report.findings] == ["race"]

@@ -56,8 +56,8 @@ class Space:
         reasons = {config: job.module.valid(job.problem, config) for config in fitting}
         usable = tuple(config for config, reason in reasons.items() if reason is None)
         if not usable:
-            told = "; ".join(dict.fromkeys(filter(None, reasons.values())))
-            raise ValueError(f"{job}: there is no config to try: {told or 'its space is empty'}")
+            text = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+            raise ValueError(f"{job}: there is no config to try: {text or 'its space is empty'}")
         return Space(usable)
 
     def neighbours(self, config: Any) -> list[Any]:

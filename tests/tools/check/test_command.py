@@ -36,7 +36,7 @@ def test_clean_is_0_and_findings_are_1():
         (["nowhere:main"], "no module named nowhere"),
         (["tests.tools.check.kernels:nothing"], "has no function nothing"),
         (["missing.py"], "no such file"),
-        (["json"], "json is no op: it lacks Problem"),
+        (["json"], "json is not an op: it lacks Problem"),
         (["examples.ring"], "did you mean its function, examples.ring:main?"),
         ([RACY, "--world", "0"], "at least 1"),
         ([RACY, "--sms", "-1"], "--sms not negative"),

@@ -1,4 +1,4 @@
-"""Memory that torch hands out twice is two tensors, whoever saw the first one go."""
+"""Memory that torch hands out twice is two tensors, also if nobody saw the first one go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def two_tensors(world: World, keep: bool) -> None:
             x = torch.frombuffer(BUFFER, dtype=torch.float32)  # no operator: nobody sees it made
             if turn == 0:
                 alone[(1,)](x, BLOCK=16)
-            x.sum().item()  # behind the kernel
+            x.sum().item()  # after the kernel
             kept += [x] if keep else []
             del x
         world.exchange(None)  # meets in time, orders no memory

@@ -130,7 +130,7 @@ def _copy_tail_narrow(x, out, numel, BLOCK: tl.constexpr):
 
 @triton.jit
 def _copy_and_more(x, out, numel, BLOCK: tl.constexpr):
-    """No mask, no tail: a whole tile behind the loop that is narrow all the same."""
+    """No mask, no tail: a whole tile after the loop that is narrow all the same."""
     for start in range(tl.program_id(0) * BLOCK, numel // BLOCK * BLOCK, BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at))

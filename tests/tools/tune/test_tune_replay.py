@@ -62,7 +62,7 @@ def test_two_runs_are_compared_by_what_they_chose() -> None:
     near, far = Config(512, 48, 4, "rows"), Config(512, 48, 4, "none")
     a, b, c = made_up(1, near), made_up(2, near), made_up(3, far)
     assert apart([a, b], {}) == "0.0 % of 2", "the same choice, whatever it took"
-    assert apart([a, c], {}) == "", "no run has both times in turns"
+    assert apart([a, c], {}) == "", "no run has both times interleaved"
     compared = medians(
         [{"run_id": "", "configs": [str(near), str(far)], "samples_ms": [[9, 2, 2], [3, 2, 2.5]]}]
     )
