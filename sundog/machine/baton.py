@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,14 @@ __all__ = ["Runner"]
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
+
+
+def _released_log_locks() -> list[tuple[Any, Any]]:
+    """Let go of the locks of logging that this thread holds: it waits for a tensor that it logs,
+    and whoever runs next may log too."""
+    locks = [getattr(handler(), "lock", None) for handler in logging._handlerList]
+    owned = [lock for lock in locks if lock is not None and lock._is_owned()]
+    return [(lock, lock._release_save()) for lock in owned]
 
 
 class Runner:
@@ -53,9 +62,12 @@ class Runner:
     def hand_to(self, other: Runner) -> None:
         """In this thread: let the other run, and come back when somebody hands the baton here."""
         before, self._can_interrupt = self._can_interrupt, False
+        held = _released_log_locks()
         self.has_baton = False
         other._receive()
         self._wait()
+        for lock, state in held:
+            lock._acquire_restore(state)
         self._can_interrupt = before
         if self._thrown is not None:
             kind, self._thrown = self._thrown, None

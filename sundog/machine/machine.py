@@ -220,7 +220,6 @@ class Machine:
 
     def _run_hub(self) -> Runner:
         self._hub = greenlet.getcurrent()
-        self._thread.enter_device()
         attached = next((host for host in self.hosts if host.attached), None)
         while True:
             try:
@@ -236,6 +235,7 @@ class Machine:
         return self._caller
 
     def _loop(self) -> None:
+        self._thread.enter_device()
         language().builder.machine = self
         while self.failure is None and not self._is_closed and (self.ready or self._idle()):
             if self.ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import logging
 import pickle
 import threading
 from collections.abc import Callable
@@ -358,6 +359,20 @@ def test_backward_is_captured(run: Run) -> None:
         return weight.grad.tolist()
 
     assert run(main, 2) == [[6.0] * N] * 2
+
+
+def test_ranks_log_results_that_are_pending() -> None:
+    """A handler of logging holds its lock while it prints a tensor, and so while a rank waits."""
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+
+    def main(world: sundog.World) -> None:
+        for _ in range(3):
+            record = logging.LogRecord("", logging.INFO, "", 0, "%s", (_reduced(world),), None)
+            handler.handle(record)
+
+    assert check(main, world_size=SIZE, schedules=4).findings == []
+    assert lines.getvalue().splitlines() == [str(torch.full((N,), TOTAL))] * (3 * SIZE * 4)
 
 
 def test_a_second_thread_may_read_and_not_call(run: Run) -> None:
