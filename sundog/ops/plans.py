@@ -22,8 +22,8 @@ from ..errors import OutOfHeap, RankMismatch, WaitTimeout, by_rank
 from .op import Plan
 
 if TYPE_CHECKING:
-    from ..world.kernel_context import Progress, Waits
     from ..world.tensors import Symmetric
+    from ..world.waits import Progress, Waits
     from ..world.world import World
 
 __all__ = ["CachedCall", "Plans", "StagedTensor", "Staging"]
@@ -128,7 +128,7 @@ class Plans:
         self.raise_if_expired()
         self.count += 1
         call.used = self.count
-        words = self._progress.words  # COUNT and SERIAL of world/context.py
+        words = self._progress.words  # COUNT and SERIAL of world/waits.py
         words[0], words[1] = self.count, call.serial
 
     def raise_if_expired(self) -> None:

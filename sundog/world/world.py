@@ -17,9 +17,9 @@ from ..ops.plans import Plans
 from .backend import Backend, Exchange
 from .capture import ALLOCATION, BARRIER, COLLECTIVE, NESTED, PLAN, READ, Graph
 from .heap import Heap, divergence
-from .kernel_context import Progress, Waits, table
 from .streams import RankStreams, StreamEvent
 from .tensors import Shape, Symmetric
+from .waits import Progress, Waits, table
 
 if TYPE_CHECKING:
     from ..collectives.all_gather import all_gather
