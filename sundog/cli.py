@@ -33,7 +33,10 @@ app = typer.Typer(
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -270,8 +273,8 @@ def bench(
 
 @new.command()
 def op(
-    name: Annotated[str, typer.Argument(help="of the op and its file")],
-    folder: Annotated[str, typer.Option("--dir", help="where to write it")] = ".",
+    name: Annotated[str, typer.Argument(help="name of the op and of its file")],
+    folder: Annotated[str, typer.Option("--dir", help="folder to write it to")] = ".",
 ) -> None:
     """Write NAME.py: an op that every command accepts, with comments that explain each name.
 
