@@ -18,6 +18,7 @@ COLUMNS = ["fault", "injected", "named by all", "in time", "culprit named", "exi
 _GOOD = ("named", "in_time", "culprit", "status", "clean")  # the last columns
 # What ends a traceback; torch.distributed writes the rank before each of its lines.
 _SENTENCE = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w.]*\.)?(\w+): (.*)", re.MULTILINE)
+_KEPT = 600  # characters of a sentence, in the file
 _NAMED = {
     name
     for name, value in vars(errors).items()
@@ -135,6 +136,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
     about["ops"] = [step["op"] for step in case["steps"]]
     about |= {name: case[name] for name in ("ending", "store_of_rank_0")}
     found = {each.name: getattr(verdict, each.name) for each in dataclasses.fields(verdict)[1:]}
+    found["sentences"] = [text[:_KEPT] for text in verdict.sentences]
     return about | found
 
 
