@@ -61,9 +61,9 @@ def all_gather(
 ) -> Any:  # fmt: skip
     """As torch's all_gather_into_tensor: the ranks' tensors along the first dimension.
 
-    Without `out` the result is an ordinary tensor. What an algorithm needs on the heap and is not
-    there is copied: push, partitioned and gluon want `out` symmetric, pull wants `x`. With
-    `async_op` a handle, whose `wait()` gives the result.
+    Without `out` the result is an ordinary tensor. Tensors that must be on the symmetric heap are
+    staged through a copy if they are not: push, partitioned and gluon need `out` there, pull needs
+    `x`. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     asked, options = ("all_gather",), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):

@@ -63,11 +63,11 @@ def all_reduce(
     """As torch's all_reduce, but into `out`; `out=x` reduces in place.
 
     `op` is sum, avg, min, max or prod. An integer average is cut towards zero, as NCCL does; of
-    bool, sum is `or` and prod `and`. Without `out` the result is an ordinary tensor. What an
-    algorithm needs on the heap and is not there is copied: one_shot and low_latency want nothing,
-    two_shot both, ring and atomic `out`. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
-    ring and atomic sum in an order of their own, so their bits differ: they run only if `algo`
-    names them.
+    bool, sum is `or` and prod `and`. Without `out` the result is an ordinary tensor. Tensors
+    that must be on the symmetric heap are staged through a copy if they are not: one_shot and
+    low_latency need none, two_shot both, ring and atomic `out`. With `async_op=True`, returns a
+    handle; `handle.wait()` returns the result. ring and atomic sum in an order of their own, so
+    their bits differ: they run only if `algo` names them.
     """
     asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):

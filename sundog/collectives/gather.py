@@ -81,7 +81,8 @@ def gather(
     """As torch's gather: rank `dst` gets the ranks' tensors along the first dimension, others None.
 
     Without `out` the result is an ordinary tensor; only `dst` may give one. An `x` that is not
-    symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
+    symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`
+    returns the result.
     """
     world._check_rank(dst)
     check_contiguous("gather", x=x)

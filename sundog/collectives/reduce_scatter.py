@@ -97,7 +97,8 @@ def reduce_scatter(
     """As torch's reduce_scatter_tensor: slice `rank` along the first dimension, of all ranks' sum.
 
     `op` as for all_reduce. Without `out` the result is an ordinary tensor. An x that is not
-    symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
+    symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`
+    returns the result.
     """
     asked, options = ("reduce_scatter", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):

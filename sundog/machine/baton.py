@@ -21,9 +21,12 @@ _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 
 
 def _released_log_locks() -> list[tuple[Any, Any]]:
-    """Let go of the locks of logging that this thread holds: it waits for a tensor that it logs,
-    and whoever runs next may log too."""
-    locks = [getattr(handler(), "lock", None) for handler in logging._handlerList]
+    """Let go of the locks of logging that this thread holds.
+
+    It waits for a tensor that it logs, and the thread that runs next may log too.
+    """
+    handlers = logging._handlerList  # type: ignore[attr-defined]
+    locks = [getattr(handler(), "lock", None) for handler in handlers]
     owned = [lock for lock in locks if lock is not None and lock._is_owned()]
     return [(lock, lock._release_save()) for lock in owned]
 
