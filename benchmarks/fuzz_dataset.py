@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 
 from sundog.dataset import Recorder, RunInfo, data_command, ir_id_of
 from sundog.dataset.graph_file import GraphReader, Place
+from sundog.dataset.hardware import _cpu_name, versions
 
 ENDINGS = ("csv", "meta.jsonl", "ir.jsonl")
 COMMANDS = ("info", "validate", "join", "export", "show")
@@ -301,7 +302,8 @@ def _too_late(signum: int, frame: object) -> None:
 def report(
     options: argparse.Namespace, counts: Counter[str], seconds: float, peak: int, failures: int
 ) -> dict[str, Any]:
-    """The result as docs/measured.md shows it."""
+    """Return the result as docs/measured.md shows it."""
+    known = versions()
     return {
         "kind": "table",
         "title": "Fuzzing the dataset's files and commands",
@@ -312,8 +314,8 @@ def report(
             f"{SECONDS} s. The largest process took {peak} MB."
         ),
         "machine": {
-            "python": platform.python_version(),
-            "cpu": f"{os.cpu_count()} cores, {platform.machine()}",
+            **{name: str(known[name]) for name in ("torch", "triton", "python", "sundog")},
+            "gpu": f"{os.cpu_count()} CPU cores ({_cpu_name() or platform.machine()})",
             "commit": options.commit,
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": f"python -m benchmarks.fuzz_dataset --cases {options.cases}",
