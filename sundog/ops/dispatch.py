@@ -77,8 +77,8 @@ class _Repeat:
     start: Callable[[], bool] | None = None  # its kernels, from the third time on
     is_known: bool = False
 
-    def run(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
-        world._plans.begin(self.call)
+    def run(self, world: World, plans: Plans, x: torch.Tensor, out: torch.Tensor) -> None:
+        plans.begin(self.call)
         if self.start is not None and self.start():
             return
         backend = world._backend
@@ -101,24 +101,27 @@ def repeated(
     """
     if options[1:] != _USUAL or not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
         return False
+    plans = world._plans
     try:
-        repeat = world._plans.repeats.get(_identity(world, (*asked, options.algo), x, out))
+        repeat = plans.repeats.get(_identity(world, plans, (*asked, options.algo), x, out))
     except RuntimeError:  # a tensor without an address: the checks say which
         return False
     if repeat is None:
         return False
-    repeat.run(world, x, out)
+    repeat.run(world, plans, x, out)
     return True
 
 
-def _identity(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) -> tuple:
+def _identity(
+    world: World, plans: Plans, asked: tuple, x: torch.Tensor, out: torch.Tensor
+) -> tuple:
     """What a call's checks, its plan and its kernels depend on; also on which allocations live."""
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
         return (
             asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
             x.dtype, out.dtype, x.device, out.device, x.is_conj() or x.is_neg(),
             out.is_conj() or out.is_neg(), world._backend.stream_number,
-            world._plans.heap.num_calls, world.trace,
+            plans.heap.num_calls, world.trace,
             torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
         )  # fmt: skip
 
@@ -140,7 +143,7 @@ def call(
         return on_stream(world, ASYNC_STREAM, request.run, next(iter(tensors.values())))
     result = request.run()
     if asked and options[1:] == _USUAL:
-        identity = _identity(world, (*asked, options.algo), *tensors.values())
+        identity = _identity(world, world._plans, (*asked, options.algo), *tensors.values())
         world._plans.remember(identity, _Repeat(request.cached))
     return result
 
