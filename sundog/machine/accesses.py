@@ -3,7 +3,7 @@
 Checks bounds, gives way to other programs, calls the observer, and notices polling: a program that
 makes the same access in a `while` loop, and finds the same thing, is parked until that changes.
 
-What a torch operation of a host touches is told here too: its operators' schemas say it.
+What a torch operation of a host touches is found here too, from its operators' schemas.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """start, end and element size of the memory behind a tensor."""
+    """Return start, end and element size of a tensor's memory."""
     with torch._C.DisableTorchFunction():
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), tensor.element_size()

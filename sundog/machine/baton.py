@@ -124,7 +124,7 @@ class Runner:
         while not self.has_baton:
             try:
                 self._wakes.acquire()
-            except BaseException as error:  # a signal's handler raised: whoever runs must stop
+            except BaseException as error:  # a signal's handler raised: the running host must stop
                 if self._on_interrupt is None:
                     raise
                 self._on_interrupt(error)

@@ -38,7 +38,7 @@ class Wait:
     stack: tuple[str, ...]  # file:line function, innermost first
     source: tuple[str, ...]  # the text of these lines
     owners: tuple[int, ...]  # ranks in whose memory the flags lie
-    owes: int | None  # the rank that must signal, where sundog's own wait is told
+    owes: int | None  # the rank that must signal, if sundog's own wait names it
 
 
 def deadlock(machine: Machine) -> tuple[str, list[object]]:

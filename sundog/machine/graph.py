@@ -39,7 +39,7 @@ class Recording:
         self._host = machine.host
         self._origin = machine.host.stream
         self._entries: list[tuple[Stream, Entry]] = []
-        # How many entries of each stream a captured stream is behind: have all been joined?
+        # How many entries of each stream a captured stream comes after: have all been joined?
         self._behind: dict[Stream, dict[int, int]] = {self._origin: {}}
         self._latest: dict[Stream, tuple] = {}  # the line of each stream's latest entry
         self._private: dict[Stream, Stream] = {}
@@ -116,7 +116,7 @@ class Recording:
             self.refuse(
                 f"work on stream {loose[0].number} that nothing waits for",
                 STREAM,
-                f"Record an event behind it, and wait for that on stream {self._origin.number}.",
+                f"Record an event after it, and wait for that on stream {self._origin.number}.",
                 self._latest[loose[0]],
             )
         if self._refused is not None:
@@ -176,7 +176,7 @@ class Operations(TorchDispatchMode):
         made = bool(args) and isinstance(args[0], torch.Tensor)
         if self._name in _TO_HOST or (self._name == "to" and "cpu" in args[1:]):
             raise self._recording.refuse(
-                f"Tensor.{self._name}", COPY, "Keep it on the device; read it behind the replay."
+                f"Tensor.{self._name}", COPY, "Keep it on the device; read it after the replay."
             )
         if (self._name in _FROM_HOST and not made) or _from_host(self._name, args):
             raise self._recording.refuse(
@@ -213,7 +213,7 @@ class Operations(TorchDispatchMode):
                 f"torch's {self._name}",
                 READ,
                 "The host would wait for the device, and a replay would not look again. Compute "
-                "with the tensor on the device, or read it behind the replay.",
+                "with the tensor on the device, or read it after the replay.",
             )
         if func._schema.is_mutable:
             func(*_copied(args), **_copied(kwargs))  # what is wrong with it is raised here

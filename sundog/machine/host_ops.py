@@ -121,7 +121,7 @@ class HostFunctions(TorchFunctionMode):
 
 
 class HostOperators(TorchDispatchMode):
-    """The same for torch's operators, whoever calls them: autograd, jit, a function transform."""
+    """The same for torch's operators, called by autograd, jit or a function transform as well."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-_FEW = 8  # up to so many addresses, reading one by one is faster
+_FEW = 8  # up to this many addresses, reading one by one is faster
 _LOOKS_IN_BETWEEN = 128  # polls until a program has looked at everything that it watches
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SKIP = (

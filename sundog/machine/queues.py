@@ -51,7 +51,7 @@ class Streams:
         self.settle()
 
     def record(self, stream: Stream) -> Event:
-        """An event behind all that is on the stream now."""
+        """Return an event after everything that is on the stream now."""
         recording = self._machine.host.recording
         if recording is not None:
             return recording.record()
@@ -60,7 +60,7 @@ class Streams:
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """What comes onto the stream from now on runs behind the event. The host does not wait."""
+        """Run what comes onto the stream from now on after the event. The host does not wait."""
         if not isinstance(event, Event) or event.rank != stream.rank:
             raise ValueError(
                 f"wait_event on rank {stream.rank}: {event} is no event of this rank. An event "
@@ -73,7 +73,7 @@ class Streams:
         if event.recording is not None:
             raise ValueError(
                 f"wait_event on rank {stream.rank}: the event was recorded during a capture, and "
-                "is a part of that graph. Record one behind graph.replay()."
+                "is a part of that graph. Record one after graph.replay()."
             )
         self.put(Wait(event), stream)
         self.settle()
@@ -126,7 +126,7 @@ class Streams:
         if self._machine.checker is not None:
             self._machine.checker.streams.synchronize(rank, self.of(rank))
 
-    # what becomes of it
+    # progress
 
     def program_ended(self, program: Program) -> None:
         program.launch.running -= 1
@@ -134,7 +134,7 @@ class Streams:
         self._dispatch(program.rank)
 
     def _dispatch(self, rank: int) -> None:
-        """Start what can start. An event that has come to pass may let another stream go on."""
+        """Start what can start. A completed event may let another stream continue."""
         again = True
         while again:
             again = False
@@ -181,7 +181,7 @@ class Streams:
         ended = launch.next == launch.total and launch.running == 0
         if ended:
             machine.memory.drop(launch.held)
-            launch.arguments, launch.converted = {}, None  # tensors may go, whoever keeps a program
+            launch.arguments, launch.converted = {}, None  # a kept program keeps no tensors
             if machine.checker is not None:
                 machine.checker.end(launch, stream)
         return ended

@@ -3,7 +3,7 @@
 Heap allocations come and go with the allocator; an ordinary tensor is known from the first launch
 that is given it until the last such launch ends.
 
-Heaps whose data and flags lie apart, so that a kernel that takes one for the other is told so.
+Heaps whose data and flags are apart, so that a kernel that takes one for the other fails.
 
 On a GPU the two may lie in different memories (backends/_link.py). Here they are places in one
 range of addresses, chosen such that a distance between two ranks' data never leads from flags to
@@ -234,7 +234,7 @@ class SplitHeaps:
 
 
 def _untouched(nbytes: int) -> mmap.mmap:
-    """Addresses without memory behind them until it is used, however many they are."""
+    """Reserve addresses that get memory only when used, however many they are."""
     file = os.memfd_create("sundog-split")
     try:
         os.ftruncate(file, nbytes)

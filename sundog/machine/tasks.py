@@ -54,7 +54,7 @@ class Launch:
 
 @dataclass(eq=False)
 class Event:
-    """A point of a stream: it has come to pass when all that was put there before has ended."""
+    """A point of a stream: complete once everything queued before it has finished."""
 
     rank: int
     passed: bool = False
@@ -64,7 +64,7 @@ class Event:
 
 @dataclass(eq=False)
 class Record:
-    """In a queue: the event comes to pass."""
+    """In a queue: the event is complete."""
 
     event: Event
     name: str = "an event"

@@ -34,7 +34,7 @@ _AUTOCAST = ("cpu", "cuda")
 # torch.compile looks at these, and skips a function for good that it meets in a dispatch mode.
 _FLAGS = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]
 
-_TWISTER = struct.Struct("625I")  # 624 words and the position, before or behind them
+_TWISTER = struct.Struct("625I")  # 624 words and the position, before or after them
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
 _NUMPY: Any = numpy_random.get_state.__self__  # type: ignore[attr-defined]
 _NUMPY_TWISTER = _NUMPY._bit_generator
@@ -177,7 +177,7 @@ class Generators:
             Generators._in_force[name] = seen
 
     def load(self) -> None:
-        """Behind another rank's `save`, with nothing in between that draws."""
+        """Load after another rank's `save`, with nothing in between that draws."""
         for name, kind in _kinds():
             if name in self._states and self._states[name][0] != Generators._in_force.get(name):
                 kind.set(self._states[name][1])
@@ -193,7 +193,7 @@ def _python(before: Look | None) -> Look:
 
 
 def _python_slowly(before: Look | None) -> Look:
-    """Where the twister is not where CPython has it, right behind the head of the object."""
+    """For a twister that is not where CPython has it, right after the head of the object."""
     now = Look(b"", random.getstate())
     return before if before == now else now
 

@@ -78,8 +78,8 @@ def _unknown(name: str) -> str:
 def load(name: str) -> ModuleType:
     """A module, or a file if the name ends in .py.
 
-    ModuleNotFoundError if there is no module of that name; ValueError, with the line, if it is
-    there and can't be imported.
+    Raises ModuleNotFoundError if the module does not exist, and ValueError, with the line, if it
+    can't be imported.
     """
     if not name.endswith(".py"):
         return _imported(name, lambda: importlib.import_module(name))

@@ -269,7 +269,7 @@ def test_one_wait_that_runs_out_ends_the_others(run: Run, backend: str) -> None:
         world.barrier()
         if world.rank == 0:
             wait_for[(5,)](flag, 1, 1, world.ctx)
-            wait_for[(5,)](flag, 1, 2, world.ctx)  # queued behind: ends at once too
+            wait_for[(5,)](flag, 1, 2, world.ctx)  # queued after it: ends at once too
         try:
             world.barrier()
         except sundog.errors.WaitTimeout as error:
