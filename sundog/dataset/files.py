@@ -62,7 +62,7 @@ class AppendFile:
         self._header = header.encode()
         self._chained = chained
         self.num_appended = 0
-        self.end = 0  # of the last line that was appended, in bytes
+        self.start = self.end = 0  # of the first and the last line that was appended, in bytes
         self._fd: int | None = None
         self._forget()
 
@@ -123,9 +123,11 @@ class AppendFile:
             self._fd = None
 
     def _appended(self, end: int, line: str) -> None:
+        data = line.encode()
+        self.start = end - len(data) if self.num_appended == 0 else self.start
         self.num_appended += 1
         self.end = end
-        self._last = end, _digest(line[:-1].encode())
+        self._last = end, _digest(data[:-1])
 
     def _forget(self) -> None:
         if self._fd is not None:

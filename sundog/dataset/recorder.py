@@ -111,8 +111,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._clock, self._start = clock, clock()
         self._counts: Counter[str] = Counter()
-        # Of the rows that are in the file.
-        self._rows_hash, self._num_rows, self._rows_start = hashlib.sha256(), 0, 0
+        self._rows_hash, self._num_rows = hashlib.sha256(), 0  # of those in the file
         self._trials: list[Trial] = []
         self._warned: set[str] = set()
         self._closed = False
@@ -335,8 +334,6 @@ class Recorder:
             # Counted by the file: an interrupt (Ctrl-C) may come after a line was written.
             written, waiting = _cut(waiting, file.num_appended - before)
             if file is self._csv:
-                if written and not self._num_rows:
-                    self._rows_start = file.end - len("".join(written).encode())
                 self._num_rows += len(written)
                 self._rows_hash.update("".join(written).encode())
             self.pending = others + [(file.path, text) for text in waiting]
@@ -358,9 +355,16 @@ class Recorder:
             unwritten=unwritten,
             num_rows=self._num_rows,
             rows_hash=self._rows_hash.hexdigest(),
-            span_hash=self._csv.hash_between(self._rows_start, self._csv.end),
+            span_hash=self._span_hash(),
             rows_end=self._csv.end,
         )
+
+    def _span_hash(self) -> str:
+        try:
+            return self._csv.hash_between(self._csv.start, self._csv.end)
+        except (OSError, ValueError) as error:  # the file is gone: `validate` will miss it
+            self._warn("span", why(self._csv.path, error))
+            return hashlib.sha256().hexdigest()
 
     def _best(self) -> dict[str, Any] | None:
         """Return the configuration with the lowest median over its measurements."""

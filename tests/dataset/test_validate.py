@@ -14,6 +14,7 @@ import pytest
 from telemetry import graph, info
 
 from sundog.dataset import CSV_COLUMNS, Recorder, read
+from sundog.dataset.files import AppendFile
 from sundog.dataset.schema import CSV_FIELDS, META_END_FIELDS, META_START_FIELDS
 from sundog.dataset.validate import validate
 
@@ -210,6 +211,33 @@ def test_two_runs_at_once_are_whole(tmp_path: Path) -> None:
                 trial.end("ok", perf_ms=1.0)
     assert validate(read(base)).damage == []
     lines = Path(f"{base}.csv").read_text().splitlines(keepends=True)
+    assert len(lines) == 17
     lines[3], lines[4] = lines[4], lines[3]
     Path(f"{base}.csv").write_text("".join(lines))
     assert found(base)
+
+
+def test_rows_that_waited_are_written_between_those_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full at first: the rows of one run come late, and others' between them."""
+    base, append, num_calls = str(tmp_path / "b"), AppendFile.append, 0
+
+    def interleaved(file: AppendFile, line: str) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls <= 2:
+            raise OSError(28, "No space left on device")
+        append(file, line)
+        if file is one._csv and num_calls < 20:
+            two.start({"B": num_calls})
+
+    with Recorder(base, info("b")) as two, Recorder(base, info("a")) as one:
+        monkeypatch.setattr(AppendFile, "append", interleaved)
+        trial = one.start({"B": 1})
+        trial.end("ok", perf_ms=1.0)
+        trial.end("ok", perf_ms=2.0)
+    sessions = read(base).rows.session.tolist()
+    own = [i for i, session in enumerate(sessions) if session == one.session]
+    assert own[-1] - own[0] + 1 > len(own) == 3  # others between
+    assert validate(read(base)).damage == []
