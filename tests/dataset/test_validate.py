@@ -78,6 +78,7 @@ def variants(lines: list[bytes], at: int) -> Iterator[tuple[str, list[bytes]]]:
     yield "cut off with all that follows", lines[:at]
 
 
+@pytest.mark.timeout(300)  # hundreds of reads; 5 s on an idle machine
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_each_line_removed_repeated_moved_or_torn(base: str, ending: str) -> None:
     path = Path(f"{base}.{ending}")
@@ -144,6 +145,7 @@ def test_each_field_of_a_record_with_a_wrong_value(base: str, event: str) -> Non
                 assert damage[0].startswith(field.name), (field.name, value, damage)
 
 
+@pytest.mark.timeout(300)
 def test_each_cell_of_a_row_with_a_wrong_value(base: str) -> None:
     path = Path(f"{base}.csv")
     lines = path.read_text().splitlines(keepends=True)
