@@ -80,7 +80,8 @@ def all_reduce(
         check_out("all_reduce", x, out, x.numel())
     elif algo == "atomic":
         raise ValueError(
-            "all_reduce: atomic adds up in out, so out=x is not possible; leave it out"
+            "all_reduce: algo='atomic' accumulates into out, so out must not be x; omit out or "
+            "pass another tensor"
         )
     problem = Problem(x.numel(), x.dtype, world.size, op)
     return call(world, "all_reduce", problem, {"x": x, "out": out}, options, asked)

@@ -329,7 +329,10 @@ BAD = [
         "algo 'best' is not known; there are: auto, one_shot, low_latency, two_shot",
     ),
     ({"algo": "one_shot", "config": find("all_reduce.one_shot").Config(block=48)}, "block 48"),
-    ({"algo": "atomic", "x": X, "out": X}, "atomic adds up in out, so out=x is not possible"),
+    (
+        {"algo": "atomic", "x": X, "out": X},
+        "algo='atomic' accumulates into out, so out must not be x",
+    ),
     ({"algo": "atomic", "op": "max"}, "atomic can only sum, not max"),
     ({"algo": "atomic", "x": X.short()}, "no atomic that adds torch.int16"),
     ({"algo": "ring", "op": "avg", "x": X.int()}, "no average"),
