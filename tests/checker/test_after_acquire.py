@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from triton.compiler import ASTSource
 
+from sundog.compiled import hoisted
 from sundog.dataset.triton.compile import lower_source
-from sundog.tools.isa import hoisted
 
 from .after_acquire import STAYS, product
 

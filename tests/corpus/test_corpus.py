@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from sundog.checker.races import PLAIN_FLAG
+from sundog.tools.check.check_command import CheckOptions, run_corpus
 from sundog.tools.check.schedules import Report, check, check_once, tokens
 
 from . import PAIRS, Pair
@@ -75,3 +78,13 @@ def test_pct_changes_priorities_within_the_run(name: str) -> None:
     schedules = [token for token in tokens(60, 0, report) if token.startswith("pct")]
     reports = (check_once(pair.wrong, pair.world_size, t, pair.num_sms, HEAP) for t in schedules)
     assert any(finding.kind == pair.kind for report in reports for finding in report.findings)
+
+
+def test_the_command_searches_for_the_expected_kind(tmp_path: Path) -> None:
+    """The first schedule of one of these ends in a wrong result before it shows the race."""
+    few = "PAIRS = [pair for pair in ALL if pair.family == 'one buffer short']"
+    (tmp_path / "__init__.py").write_text(f"from corpus import PAIRS as ALL\n{few}\n")
+    path = tmp_path / "found.json"
+    options = CheckOptions("", 2, 20, 0, corpus=str(tmp_path), json=str(path))
+    assert run_corpus(options) == 0
+    assert [row["found"] for row in json.loads(path.read_text())] == [True, True]
