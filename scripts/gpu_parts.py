@@ -70,7 +70,7 @@ OTHERS = [*_others("tests/world", "tests/ops"), "tests/test_tutorials.py"]
 # without MPS take turns, which is slow for kernels and hardly seen where hosts do most of the work.
 STAGES = [
     [
-        *Part("gpu", "virtual", ["tests/gpu", "tests/world/test_heap.py"]).shared(6),
+        *Part("gpu", "virtual", ["tests/gpu", "tests/world/test_heap.py"]).shared(4),
         *Part("world", "virtual", WORLD).shared(2),
         *Part("moves", "virtual", MOVES).shared(2),
         *Part("sums", "virtual", SUMS).shared(2),

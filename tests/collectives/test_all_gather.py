@@ -201,7 +201,7 @@ def test_bad_input(run: Run) -> None:
         with pytest.raises(ValueError, match=f"x is on {own}, but this rank is on meta; move it"):
             world.all_gather(x)
         world.device = own
-        with pytest.raises(ValueError, match=f"out is on meta and x on {world.device}"):
+        with pytest.raises(ValueError, match="out is on the meta device, without data"):
             world.all_gather(x, torch.zeros(8, device="meta"))
         for change, text in BAD:
             given = {"x": torch.zeros(4), **change}

@@ -230,8 +230,8 @@ def test_a_message_of_another_length_is_named() -> None:
             world.send(torch.zeros(75), 1)
             world.exchange(None)
             return ""
-        world.recv(torch.zeros(100), 0)
         with pytest.raises(WaitTimeout) as error:
+            world.recv(torch.zeros(100), 0)
             world.synchronize()
         world.exchange(None)
         return str(error.value)

@@ -36,7 +36,8 @@ ENDS = {
 
 def started(path: Path, *words: str) -> subprocess.CompletedProcess:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("SUNDOG_", "PYTEST_"))}
-    own |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "PYTHONPATH": str(ROOT)}
+    own["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    own["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     command = [sys.executable, *words, str(path)]
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=100)
 

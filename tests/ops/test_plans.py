@@ -187,7 +187,7 @@ def test_a_full_heap_evicts_before_it_refuses(run: Run) -> None:
         x = torch.ones(11_000, dtype=torch.int32, device=world.device)
         held = world.empty((1,))
         with pytest.raises(OutOfHeap, match=r"world\.free_plans"):
-            world.empty((36_000,))  # of the user's own: not a place where ranks agree
+            world.empty((36_800,))  # of the user's own: not a place where ranks agree
         assert world.all_gather(x).sum().item() == 22_000
         with pytest.raises(OutOfHeap):
             world.all_gather(torch.cat([x, x, x]))

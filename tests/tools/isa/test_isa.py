@@ -159,10 +159,10 @@ def test_a_distance_cut_to_32_bits_is_marked(name: str) -> None:
 
 
 def test_no_heap_on_amd_is_that_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launch._gpu_heap_size(1 << 20) == 1 << 20
+    assert launch._heap_size(1 << 20, True, 2) == 1 << 20
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    least = launch._gpu_heap_size(1 << 20)
-    assert launch._gpu_heap_size(8 << 30) == 8 << 30
+    least = launch._heap_size(1 << 20, True, 2)
+    assert launch._heap_size(8 << 30, True, 2) == 8 << 30
     (kernel,) = kernels("push", ("gfx942",), heap_size=least)
     assert not kernel.marks
 
