@@ -120,53 +120,42 @@ def _group(backend: str) -> Any:
     return dist.new_group(backend=backend)
 
 
-def _all_gather(backend: str) -> Make:
+def _all_gather(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.all_gather_into_tensor(out, x, group=group)
+
+
+def _all_reduce(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.all_reduce(out.copy_(x), group=group)
+
+
+def _reduce_scatter(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.reduce_scatter_tensor(out, x, group=group)
+
+
+def _all_to_all(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.all_to_all_single(out, x, group=group)
+
+
+def _on_group(collective: Callable[..., None], backend: str) -> Make:
+    """Call one of torch's collectives on the group of a backend."""
+
     def make(
         world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
     ) -> Call:
         group = _group(backend)
-        return lambda: dist.all_gather_into_tensor(out, inputs[0], group=group)
-
-    return make
-
-
-def _all_reduce(backend: str) -> Make:
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
-        group = _group(backend)
-        return lambda: dist.all_reduce(out.copy_(inputs[0]), group=group)
-
-    return make
-
-
-def _reduce_scatter(backend: str) -> Make:
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
-        group = _group(backend)
-        return lambda: dist.reduce_scatter_tensor(out, inputs[0], group=group)
-
-    return make
-
-
-def _all_to_all(backend: str) -> Make:
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
-        group = _group(backend)
-        return lambda: dist.all_to_all_single(out, inputs[0], group=group)
+        return lambda: collective(out, inputs[0], group)
 
     return make
 
 
 def _distributed(
-    make: Callable[[str], Make], is_for: Callable[[World, Any], bool] = _anywhere
+    collective: Callable[..., None], is_for: Callable[[World, Any], bool] = _anywhere
 ) -> dict[str, Baseline]:
     """Offer a call on NCCL or, where that is not possible, on gloo, which no graph captures."""
+    nccl, gloo = _on_group(collective, "nccl"), _on_group(collective, "gloo")
     return {
-        "nccl": Baseline(make("nccl"), lambda w, p: _on_nccl(w, p) and is_for(w, p)),
-        "gloo": Baseline(make("gloo"), lambda w, p: _on_gloo(w, p) and is_for(w, p), graph=False),
+        "nccl": Baseline(nccl, lambda w, p: _on_nccl(w, p) and is_for(w, p)),
+        "gloo": Baseline(gloo, lambda w, p: _on_gloo(w, p) and is_for(w, p), graph=False),
     }
 
 
