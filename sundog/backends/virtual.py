@@ -40,6 +40,7 @@ CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie"))
 # Streams beyond the number of hardware queues share one, where a kernel that spins would block the
 # one that it waits for. CUDA has at most 32.
 _QUEUES = 32
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @dataclass
@@ -172,7 +173,8 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
     hosts = []
     for rank in range(world_size):
         mode = SynchronizeFirst(shared.gang.read_back, in_host_memory=bool(link) and rank > 0)
-        hosts.append(machine.add_host(rank, _host(fn, shared, rank), [mode]))
+        prepare = functools.partial(_make_blas_handle, shared.streams[rank])
+        hosts.append(machine.add_host(rank, _host(fn, shared, rank), [mode], prepare))
     try:
         with Installed(machine, shared.gang.launch):
             machine.run()
@@ -228,9 +230,25 @@ def _device() -> torch.device:
             "backend 'virtual' needs a GPU, and torch finds none. The same program runs on the "
             "CPU with backend='sim'."
         )
-    if not torch.cuda.is_initialized():
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(_QUEUES))
-    return torch.device("cuda", torch.cuda.current_device())
+    index = torch.cuda.current_device()
+    _make_context(index)
+    return torch.device("cuda", index)
+
+
+@functools.cache
+def _make_context(index: int) -> None:
+    """Make CUDA's context with all queues, unless the process has made it already.
+
+    Processes that this one starts must not inherit the variable: each would take as many queues,
+    under MPS from one pool, and the fourth would be refused as "out of memory".
+    """
+    given = os.environ.get(_CONNECTIONS)
+    os.environ.setdefault(_CONNECTIONS, str(_QUEUES))
+    try:
+        torch.cuda.synchronize(index)  # the first call that needs the context makes it
+    finally:
+        if given is None:
+            del os.environ[_CONNECTIONS]
 
 
 def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.Tensor]:
@@ -273,6 +291,17 @@ def _host(fn: Callable[[World], Any], shared: VirtualShared, rank: int) -> Calla
         return run_rank(fn, VirtualBackend(shared, rank))
 
     return host
+
+
+def _make_blas_handle(stream: torch.cuda.Stream) -> None:
+    """Make cuBLAS's handle of a rank's thread now: while a kernel spins, to make one may hang.
+
+    torch keeps 32 MiB for each pair of handle and stream for ever. Ranks that take handles in order
+    and return them in the opposite order have the same pairs in the next world.
+    """
+    torch.cuda.set_device(stream.device)
+    torch.cuda.set_stream(stream)
+    torch.cuda.current_blas_handle()
 
 
 def _end_kernels(shared: VirtualShared) -> None:

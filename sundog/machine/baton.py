@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 __all__ = ["Runner"]
 
+_BETWEEN_LOOKS = 2e-5  # seconds, at a thread that exits
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 
@@ -31,21 +34,30 @@ def _released_log_locks() -> list[tuple[Any, Any]]:
     return [(lock, lock._release_save()) for lock in owned]
 
 
+def _wait_for_exit(thread: threading.Thread) -> None:
+    """Wait for what C++ code does at the end of the thread: `join` returns before it."""
+    task = f"/proc/self/task/{thread.native_id}"
+    while os.path.exists(task):
+        time.sleep(_BETWEEN_LOOKS)
+
+
 class Runner:
     """A thread that runs while it has the baton.
 
     `function`: what a new thread does, and who gets the baton when that has ended; without, it is
     the thread that makes this object. `on_interrupt`: for an error that a signal's handler raises
-    while this thread waits.
+    while this thread waits. `first`: what a new thread does in `prepare`, without the baton.
     """
 
     def __init__(
         self,
         function: Callable[[], Runner] | None = None,
         on_interrupt: Callable[[BaseException], None] | None = None,
+        first: Callable[[], None] | None = None,
     ) -> None:
         self._function = function
         self._on_interrupt = on_interrupt
+        self._first, self._is_prepared = first, threading.Event()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
         self._wakes = threading.Lock()
@@ -59,8 +71,18 @@ class Runner:
     def start(self) -> None:
         """Make its thread, which waits for the baton. In a main thread, before `hand_to` does it:
         a signal's handler may raise here, and then nobody runs."""
-        self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
         self.is_alive = True
+
+    def prepare(self) -> None:
+        """Make the thread of a Runner with `first`, and return when it has done that.
+
+        What a library keeps for this thread is then freed within `end`, not at some time.
+        """
+        if self._first is not None:
+            self._thread.start()
+            self._is_prepared.wait()
 
     def hand_to(self, other: Runner) -> None:
         """In this thread: let the other run, and come back when somebody hands the baton here."""
@@ -78,9 +100,13 @@ class Runner:
 
     def end(self) -> None:
         """For one that won't run any more: wait for its thread, and let go of its function."""
-        if self._thread.ident is not None:
-            self._thread.join()
         self._function = self._on_interrupt = None
+        if self._thread.ident is not None:
+            self._wake()  # it waits here if it was prepared
+            self._thread.join()
+            if self._first is not None:
+                _wait_for_exit(self._thread)
+        self._first = None
 
     def throw(self, kind: type[BaseException]) -> None:
         """Before the baton is handed there: raise this when it arrives."""
@@ -106,19 +132,27 @@ class Runner:
             self._can_interrupt = False
 
     def _receive(self) -> None:
-        self.has_baton = True
         if not self.is_alive:
             self.start()
+        self._wake()
+
+    def _wake(self) -> None:
+        self.has_baton = True
         if self._wakes.locked():  # else it has not begun to wait
             self._wakes.release()
 
     def _run(self) -> None:
         self.ident = threading.get_ident()
-        assert self._function is not None
+        if self._first is not None:
+            self._first()
+            self._is_prepared.set()
         self._wait()
-        following = self._function()
-        self.is_alive = False
-        following._receive()
+        if self._function is not None:  # else it ends before its turn
+            following = self._function()
+            self.is_alive = self.has_baton = False
+            following._receive()
+            if self._first is not None:
+                self._wait()
 
     def _wait(self) -> None:
         while not self.has_baton:

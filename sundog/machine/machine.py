@@ -73,13 +73,29 @@ class Machine:
 
     # hosts
 
-    def add_host(self, rank: int, function: Callable[[], Any], modes: list[Any]) -> Host:
+    def add_host(
+        self,
+        rank: int,
+        function: Callable[[], Any],
+        modes: list[Any],
+        prepare: Callable[[], None] | None = None,
+    ) -> Host:
+        """Add a rank. `prepare`: what its thread does first, in the order of ranks."""
+
         def run() -> Runner:
             self._run_host(host, lambda: self._run_function(host, function, thread, modes))
             return self._runner
 
-        thread = ThreadState()
-        host = Host(rank, Runner(run), self.streams.add(rank), ProcessState(), Sight(self))
+        def first() -> None:
+            try:
+                assert prepare is not None
+                prepare()
+            except BaseException as error:
+                host.error = error
+                self.failure = self.failure or error
+
+        thread, runner = ThreadState(), Runner(run, first=None if prepare is None else first)
+        host = Host(rank, runner, self.streams.add(rank), ProcessState(), Sight(self))
         self.ready.append(host)
         self.hosts.append(host)
         return host
@@ -117,14 +133,17 @@ class Machine:
         """Until every host and every program has ended, or one of them failed (`failure`)."""
         outside = ProcessState()
         self._thread, self._caller = ThreadState(), Runner(on_interrupt=self._interrupt)
+        for host in self.hosts:
+            host.runner.prepare()
         self._runner.start()
         self._caller.hand_to(self._runner)
         self._enter(outside)
         self._join()
 
     def _join(self) -> None:
-        for runner in (self._runner, *(host.runner for host in self.hosts)):
-            runner.end()
+        for host in reversed(self.hosts):
+            host.runner.end()
+        self._runner.end()
 
     def close(self) -> None:
         """No more of it: ends the hub, and lets go of what would keep the heaps mapped."""

@@ -67,8 +67,6 @@ class ThreadState:
             torch.set_autocast_cache_enabled(self._cached)
             vars(torch._GLOBAL_DEVICE_CONTEXT).update(self._device)
             self.enter_device()
-            if self._stream is not None:
-                torch.cuda.current_blas_handle()  # now: to make it while a kernel spins may hang
             push_modes([*self._functions, *modes], self._dispatch)
             try:
                 yield

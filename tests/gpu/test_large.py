@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -12,6 +14,13 @@ pytestmark = [pytest.mark.gpu("virtual"), pytest.mark.alone]
 MORE = (1 << 31) + 4099  # elements of a byte: the last ones lie beyond 2^31 and are no whole tile
 EVEN = (1 << 30) + 2048
 CHUNK = 1 << 29
+
+
+@pytest.fixture(autouse=True)
+def give_back() -> Iterator[None]:
+    """Leave the GPU's memory to the processes of tests that follow: torch would keep it."""
+    yield
+    torch.cuda.empty_cache()
 
 
 def filled(world: sundog.World, numel: int) -> torch.Tensor:

@@ -1,0 +1,86 @@
+"""Threads that take turns: those that prepare do so in order, and are gone when they have ended."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+import pytest
+
+from sundog.machine.baton import Runner
+from sundog.machine.machine import Machine
+from sundog.machine.schedule import from_token
+
+pytestmark = pytest.mark.sim_only
+
+
+def test_prepared_threads_run_in_any_order_and_end_when_asked() -> None:
+    seen: list[tuple[str, int]] = []
+    caller = Runner()
+
+    def made(number: int) -> Runner:
+        def function() -> Runner:
+            seen.append(("runs", number))
+            return caller
+
+        return Runner(function, first=lambda: seen.append(("first", number)))
+
+    runners = [made(number) for number in range(3)]
+    for runner in runners:
+        runner.prepare()
+    assert seen == [("first", 0), ("first", 1), ("first", 2)]
+    for number in (1, 0):  # the last one never has its turn
+        caller.hand_to(runners[number])
+    assert seen[3:] == [("runs", 1), ("runs", 0)]
+    assert all(runner._thread.is_alive() for runner in runners), "until they are ended"
+    for runner in reversed(runners):
+        runner.end()
+        assert not runner._thread.is_alive()
+
+
+def test_end_waits_for_what_a_library_does_when_its_thread_exits() -> None:
+    """The library: two keys of pthread, whose destructors sleep 50 ms and then close a file."""
+    libc = ctypes.CDLL(None)
+    slow, file = ctypes.c_uint(), ctypes.c_uint()
+    assert (
+        libc.pthread_key_create(ctypes.byref(slow), ctypes.cast(libc.usleep, ctypes.c_void_p)) == 0
+    )
+    assert (
+        libc.pthread_key_create(ctypes.byref(file), ctypes.cast(libc.close, ctypes.c_void_p)) == 0
+    )
+    read, write = os.pipe()
+
+    def first() -> None:
+        libc.pthread_setspecific(slow, ctypes.c_void_p(50_000))
+        libc.pthread_setspecific(file, ctypes.c_void_p(write))
+
+    runner = Runner(lambda: caller, first=first)
+    caller = Runner()
+    runner.prepare()
+    caller.hand_to(runner)
+    os.fstat(write)  # it is open
+    runner.end()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(write)
+    os.close(read)
+    for key in (slow, file):
+        libc.pthread_key_delete(key)
+
+
+def test_a_rank_that_cannot_prepare_ends_the_machine_and_none_runs() -> None:
+    ran: list[int] = []
+    machine = Machine(from_token("random:0"), 4, expire=False)
+
+    def prepare(rank: int) -> None:
+        if rank == 1:
+            raise MemoryError("no room for a handle")
+
+    for rank in range(3):
+        machine.add_host(
+            rank, lambda rank=rank: ran.append(rank), [], functools.partial(prepare, rank)
+        )
+    machine.run()
+    assert isinstance(machine.failure, MemoryError)
+    assert [host.error is None for host in machine.hosts] == [True, False, True]
+    assert ran == []
