@@ -30,6 +30,7 @@ from ..world.backend import Exchange
 from ._codec import decode, encode
 
 __all__ = [
+    "KERNELS_WAIT",
     "Facts",
     "Locality",
     "Peers",
@@ -44,6 +45,9 @@ __all__ = [
 ]
 
 _opened = itertools.count()  # worlds of this process: equal on all ranks, so it names their keys
+# Of the timeout. Kernels give up before hosts do: a rank whose kernel has waited in vain then still
+# comes to the barrier where the world recovers, while the others wait for it there.
+KERNELS_WAIT = 0.5
 _END_IS_SEEN = 0.1  # seconds after which a pidfd shows the end of a process
 _LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
 

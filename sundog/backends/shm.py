@@ -35,6 +35,7 @@ from . import Capabilities, WorldOptions, _processes
 from ._processes import opened
 from ._quiet import NBYTES, Quiet
 from ._rendezvous import (
+    KERNELS_WAIT,
     Locality,
     Peers,
     Pending,
@@ -268,8 +269,7 @@ class ShmBackend:
             return True
         self._idle_since = self._idle_since or time.monotonic()
         self._check_peers()
-        # Kernels give up first: then this rank still comes to the barrier where the world recovers.
-        limit = self._timeout / 2 if len(self.machine.watch) else self._timeout
+        limit = self._timeout * (KERNELS_WAIT if len(self.machine.watch) else 1)
         if time.monotonic() - self._idle_since > limit:
             self._give_up()
         self._nap = min(2 * self._nap + 1e-5, _LONGEST_NAP)

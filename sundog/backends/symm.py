@@ -37,7 +37,16 @@ from ._cuda_graph import CudaRecording
 from ._gpu import Contexts, Direct, Gpu, GpuLaunch, grid_of, pinned_words, polls_per_second
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
-from ._rendezvous import Peers, Pending, StoreExchange, StoreLost, check, facts, open_store
+from ._rendezvous import (
+    KERNELS_WAIT,
+    Peers,
+    Pending,
+    StoreExchange,
+    StoreLost,
+    check,
+    facts,
+    open_store,
+)
 from ._resident import ResidentCounter, largest_that_fits
 
 __all__ = ["CAPABILITIES", "open_world", "run"]
@@ -75,6 +84,7 @@ def _check_can_fork() -> None:
 
 def _open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
     """Make the default group, then the world, in a process that `sundog.run` started."""
+    store.set_timeout(timedelta(seconds=timeout))  # torch's own waits, when it maps the heaps
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore("group", store),
@@ -115,12 +125,12 @@ class SymmBackend:
         self.bases: list[int] = []
         self.flag_bases: list[int] = []
         self._target = target.of(self.device)
-        self.polls = max(int(timeout * polls_per_second(self.device.index)), 1)
+        self.polls = max(int(KERNELS_WAIT * timeout * polls_per_second(self.device.index)), 1)
         self.num_sms = self._target.num_sms
         self._exchange = StoreExchange(rank, store)
         self._peers = Peers()
-        # A rank whose kernel waits in vain arrives a timeout late: that must not end the world.
-        self._patience = 2 * timeout + 10
+        self._timeout = timeout
+        self._patience = 2 * timeout + 10  # of the opening, in which ranks compile and measure
         self._streams: dict[int, torch.cuda.Stream] = {}  # those that kernels were launched on
         self.order = Order()
         self._numbered = {0: torch.cuda.current_stream()}
@@ -151,6 +161,7 @@ class SymmBackend:
         # All ranks get the same number, so that they plan the same.
         every = self.exchange(self.num_sms, "opening of the world", tuple(range(self.size)), "open")
         self.num_sms = min(every)
+        self._patience = self._timeout
 
     def _measure_sms(self, sharing: tuple[int, ...]) -> int:
         """Count the SMs that each of these ranks can fill while the others fill theirs."""

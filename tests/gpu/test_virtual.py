@@ -12,6 +12,7 @@ import triton
 
 import sundog
 from sundog import World, target
+from sundog.backends._rendezvous import KERNELS_WAIT
 from sundog.errors import NotResident, WaitTimeout
 
 SIZES = [1, 2, 3, 4, 8]
@@ -114,7 +115,7 @@ def test_a_late_rank_is_waited_for(run, backend):
 
 @on_gpu
 @pytest.mark.alone
-def test_a_wait_runs_out_and_the_world_goes_on(run):
+def test_a_wait_runs_out_and_the_world_goes_on(run, backend):
     def main(world: World) -> tuple:
         flags = world.signals((3,), "owed.flags")
         world.barrier()
@@ -138,7 +139,8 @@ def test_a_wait_runs_out_and_the_world_goes_on(run):
     assert (record.rank, record.flag, record.expected, record.seen, record.peer) == (
         0, "owed.flags[2]", 5, 0, 1,
     )  # fmt: skip
-    assert 0.4 < seconds < 2, "one timeout, not two"
+    share = KERNELS_WAIT if backend == "symm" else 1.0
+    assert 0.8 * share * 0.5 < seconds < 2, "one timeout, not two"
     check_gathered([calls for _, _, calls in results])
 
 
