@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.device import context, memory, trace
+from sundog.device import context, memory, signal, trace
 from sundog.ops.op import Cost, Plan, agree
 
 # %%
@@ -118,9 +118,9 @@ def reference(problem: Problem, rank: int, x: list[torch.Tensor]) -> torch.Tenso
 # after the call. This is the two-sided exchange of tutorial 3 with one neighbour instead of all
 # ranks.
 #
-# `trace.signal` and `trace.wait` are `signal.signal` and `signal.wait` with a trace point;
-# `begin` and `end` mark anything else, here the time spent fetching. With `TRACE=0`, which is the
-# rule, nothing of a trace point is compiled.
+# With `TRACE`, signals and waits record when they ran. `trace.begin` and `trace.end` record
+# anything else, here the time spent fetching. With `TRACE=0`, which is the rule, nothing of a
+# trace point is compiled.
 
 
 @triton.jit
@@ -133,21 +133,20 @@ def shift_add_kernel(x, out, ready, done, epochs, ctx, n, BLOCK: tl.constexpr, T
     theirs = memory.translate(x, left, ctx)  # once, before the loop
 
     # My x was written before this kernel on my stream. The right neighbour reads it.
-    point = trace.signal(0, ready + program, right, epoch, ctx, TRACE)
+    signal.signal(ready + program, right, epoch, ctx, TRACE)
     # The left neighbour's x comes before my loads of it.
-    point = trace.wait(point, ready + program, left, epoch, ctx, TRACE)
+    signal.wait(ready + program, left, epoch, ctx, TRACE)
     for start in range(program * BLOCK, n, tl.num_programs(0) * BLOCK):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < n
-        point = trace.begin(point, trace.FETCH, start // BLOCK, 0, left, ctx, TRACE)
+        trace.begin(trace.FETCH, start // BLOCK, 0, left, ctx, TRACE)
         tile = tl.load(x + offsets, mask=mask) + tl.load(theirs + offsets, mask=mask)
         tl.store(out + offsets, tile, mask=mask)
-        point = trace.end(point, trace.FETCH, start // BLOCK, 0, left, ctx, TRACE)
+        trace.end(trace.FETCH, start // BLOCK, 0, left, ctx, TRACE)
     # My loads come before the left neighbour's next write to its x.
-    point = trace.signal(point, done + program, left, epoch, ctx, TRACE)
+    signal.signal(done + program, left, epoch, ctx, TRACE)
     # The right neighbour has read my x: what follows on my stream may overwrite it.
-    point = trace.wait(point, done + program, right, epoch, ctx, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.wait(done + program, right, epoch, ctx, TRACE)
     tl.store(epochs + program, epoch)  # the next launch on this stream reads it
 
 

@@ -22,7 +22,6 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeGuard
 
 from triton.runtime.jit import JITFunction
 
@@ -153,16 +152,6 @@ def _dropped(body: list[ast.stmt]) -> Iterator[Edit]:
         what = f"{ast.unparse(statement).splitlines()[0]}: dropped"
         if name in _BARRIERS | _SIGNALS | _WAITS | _ATOMICS:
             yield what, statement.lineno, partial(_put, body, place, ast.Pass())
-        elif isinstance(statement, ast.Assign) and _is_traced(statement.value):
-            kept = ast.Assign(statement.targets, statement.value.args[0])
-            yield what, statement.lineno, partial(_put, body, place, kept)
-
-
-def _is_traced(value: ast.expr) -> TypeGuard[ast.Call]:
-    """Whether it is as in point = trace.wait(point, ...), which returns its first argument."""
-    if not isinstance(value, ast.Call) or _name(value) not in _BARRIERS | _SIGNALS | _WAITS:
-        return False
-    return ast.unparse(value.func).startswith("trace.")
 
 
 def _swapped(body: list[ast.stmt]) -> Iterator[Edit]:

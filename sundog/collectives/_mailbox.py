@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal, trace
+from ..device import context, memory, signal
 from . import _copy
 from ._copy import Config
 from ._push_spans import default_config
@@ -48,7 +48,6 @@ def _mail_kernel(
     """
     rank = tl.load(ctx + context.RANK)
     part = tl.program_id(0) % PARTS
-    point = 0
     for step in range(tl.program_id(0) // PARTS, SIZE, tl.num_programs(0) // PARTS):
         peer = (rank + step) % SIZE
         writer = (rank + SIZE - step) % SIZE
@@ -64,20 +63,19 @@ def _mail_kernel(
         for chunk in range(0, tl.maximum(out_chunks, in_chunks)):
             if chunk < out_chunks:
                 src = x + _offset(tl.load(table + peer * _ROW), x)
-                point = _send(
-                    point, src, num_sent, boxes, sizes, full, emptied, ctx, rank, peer, part,
+                _send(
+                    src, num_sent, boxes, sizes, full, emptied, ctx, rank, peer, part,
                     chunk, before_sent + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
                 )  # fmt: skip
             if chunk < in_chunks:
                 dst = out + _offset(tl.load(table + writer * _ROW + 2), out)
-                point = _receive(
-                    point, dst, num_received, boxes, sizes, full, emptied, ctx, rank, writer, part,
+                _receive(
+                    dst, num_received, boxes, sizes, full, emptied, ctx, rank, writer, part,
                     chunk, before_received + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
                 )  # fmt: skip
         # Read by the next call on the stream.
         tl.store(sent, before_sent + out_chunks, mask=num_sent >= 0)
         tl.store(received, before_received + in_chunks, mask=num_received >= 0)
-    trace.finish(point, ctx, TRACE)
 
 
 @triton.jit
@@ -94,7 +92,7 @@ def _chunks(nbytes, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _send(
-    point, src, nbytes, boxes, sizes, full, emptied, ctx, rank, peer, part, chunk, number,
+    src, nbytes, boxes, sizes, full, emptied, ctx, rank, peer, part, chunk, number,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """Chunk `number` to the peer's slot for me."""
@@ -103,19 +101,19 @@ def _send(
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
     # The peer has emptied this slot: its loads of SLOTS chunks ago come before my stores.
     slot = (peer * PARTS + part) * SLOTS + number % SLOTS
-    point = trace.wait(point, emptied + slot, peer, number - SLOTS, ctx, TRACE)
+    signal.wait(emptied + slot, peer, number - SLOTS, ctx, TRACE)
     box = memory.translate(boxes + _offset(place * BLOCK, boxes), peer, ctx)
     _copy.copy(
         (box,), src + _offset(start, src), _offset(count, src), part * 0, 1, 1, BLOCK, ALIGNED
     )
     memory.store(sizes + place, nbytes, peer, ctx)
     # The chunk and the length before the flag: the peer reads both after it.
-    return trace.signal(point, full + rank * PARTS + part, peer, number, ctx, TRACE)
+    signal.signal(full + rank * PARTS + part, peer, number, ctx, TRACE)
 
 
 @triton.jit
 def _receive(
-    point, dst, nbytes, boxes, sizes, full, emptied, ctx, rank, writer, part, chunk, number,
+    dst, nbytes, boxes, sizes, full, emptied, ctx, rank, writer, part, chunk, number,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """Chunk `number` from my slot for the writer."""
@@ -123,7 +121,7 @@ def _receive(
     start = (chunk * PARTS + part).to(tl.int64) * BLOCK
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
     # The writer's chunk is here.
-    point = trace.wait(point, full + writer * PARTS + part, writer, number, ctx, TRACE)
+    signal.wait(full + writer * PARTS + part, writer, number, ctx, TRACE)
     length = tl.load(sizes + place)
     if length != nbytes:
         signal._run_out(sizes + place, writer, nbytes, length, ctx)
@@ -133,7 +131,7 @@ def _receive(
     )
     # My loads before the flag: the writer fills the slot again after it.
     slot = (rank * PARTS + part) * SLOTS + number % SLOTS
-    return trace.signal(point, emptied + slot, writer, number, ctx, TRACE)
+    signal.signal(emptied + slot, writer, number, ctx, TRACE)
 
 
 def default_mail(nbytes: int, size: int, num_sms: int) -> Config:

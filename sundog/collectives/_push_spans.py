@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, trace
+from ..device import context, memory, signal, trace
 from ..ops.op import Plan
 from . import _copy
 from ._copy import Config
@@ -62,7 +62,6 @@ def _spans_kernel(
     nbytes: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     rank = tl.load(ctx + context.RANK)
     part = tl.program_id(0) % PARTS
-    point = 0
     for step in range(tl.program_id(0) // PARTS, SIZE, tl.num_programs(0) // PARTS):
         flag = step * PARTS + part
         epoch = tl.load(epochs + flag) + 1
@@ -72,22 +71,21 @@ def _spans_kernel(
         num_received = tl.load(table + writer * _ROW + 3)
         if num_received > 0:
             # This rank's output is free: what read it last came before this kernel on the stream.
-            point = trace.signal(point, ready + flag, writer, epoch, ctx, TRACE)
+            signal.signal(ready + flag, writer, epoch, ctx, TRACE)
         if num_sent > 0:
             # The peer's output is free.
-            point = trace.wait(point, ready + flag, peer, epoch, ctx, TRACE)
+            signal.wait(ready + flag, peer, epoch, ctx, TRACE)
             src = x + tl.load(table + peer * _ROW) // nbytes
             dst = memory.translate(out + tl.load(table + peer * _ROW + 1) // nbytes, peer, ctx)
-            point = trace.begin(point, trace.FETCH, step, 0, peer, ctx, TRACE)
+            trace.begin(trace.FETCH, step, 0, peer, ctx, TRACE)
             _copy.copy((dst,), src, num_sent, part, PARTS, 1, BLOCK, ALIGNED)
-            point = trace.end(point, trace.FETCH, step, 0, peer, ctx, TRACE)
+            trace.end(trace.FETCH, step, 0, peer, ctx, TRACE)
             # My words before the flag.
-            point = trace.signal(point, arrived + flag, peer, epoch, ctx, TRACE)
+            signal.signal(arrived + flag, peer, epoch, ctx, TRACE)
         if num_received > 0:
             # The writer's words before whatever follows this kernel here.
-            point = trace.wait(point, arrived + flag, writer, epoch, ctx, TRACE)
+            signal.wait(arrived + flag, writer, epoch, ctx, TRACE)
         tl.store(epochs + flag, epoch)  # read by the next call on the stream
-    trace.finish(point, ctx, TRACE)
 
 
 def plan_spans(world: World, op: str, problem: Any, config: Config, spans: Sequence[Span]) -> Plan:

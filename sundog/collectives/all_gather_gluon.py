@@ -104,19 +104,12 @@ def _gluon_kernel(
         places = places + (there,)  # type: ignore[assignment]
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only after this barrier.
-    point = trace.begin(0, trace.BARRIER, ready + program * SIZE, epoch, trace.ALL, ctx, TRACE)
-    device.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES)
-    point = trace.end(point, trace.BARRIER, ready + program * SIZE, epoch, trace.ALL, ctx, TRACE)
-    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, TRACE)
+    device.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
     _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, THREADS, ALIGNED)
-    point = trace.end(point, trace.FETCH, program, 0, rank, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
-    point = trace.begin(
-        point, trace.BARRIER, arrived + program * SIZE, epoch, trace.ALL, ctx, TRACE
-    )
-    device.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES)
-    point = trace.end(point, trace.BARRIER, arrived + program * SIZE, epoch, trace.ALL, ctx, TRACE)
-    trace.finish(point, ctx, TRACE)
+    device.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES, TRACE)
     gl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, trace
+from ..device import context, memory, signal, trace
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
 from . import _copy
@@ -54,16 +54,15 @@ def _pull_kernel(
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     # My tensor was written before this kernel on the stream; the peers read it after this.
-    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
     for step in tl.static_range(SIZE):
         peer = (rank + step) % SIZE
         src = memory.translate(x, peer, ctx)
-        point = trace.begin(point, trace.FETCH, program, 0, peer, ctx, TRACE)
+        trace.begin(trace.FETCH, program, 0, peer, ctx, TRACE)
         _copy.copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
-        point = trace.end(point, trace.FETCH, program, 0, peer, ctx, TRACE)
+        trace.end(trace.FETCH, program, 0, peer, ctx, TRACE)
     # My loads before the flags: whatever follows this kernel here may overwrite my tensor.
-    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

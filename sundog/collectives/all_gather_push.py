@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, trace
+from ..device import context, memory, signal, trace
 from ..ops.op import Plan, agree
 from . import _copy
 from ._copy import Config
@@ -62,13 +62,12 @@ def _push_kernel(
         places = places + (place,)  # type: ignore[assignment]  # Triton takes no annotation
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only after this barrier.
-    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
-    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
     _copy.copy(places, x, n, program, tl.num_programs(0), SIZE, BLOCK, ALIGNED)
-    point = trace.end(point, trace.FETCH, program, 0, rank, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
-    point = trace.barrier_ranks(point, arrived + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, trace
+from ..device import context, signal, trace
 from ..ops.op import Plan, agree
 from . import _reduce
 from .all_reduce import Problem, cost, inputs, reference
@@ -84,18 +84,17 @@ def _atomic_kernel(
         tl.store(out + at, tl.zeros((BLOCK,), out.dtype.element_ty), mask=at < numel)
     # My zeros before the flags, for the peers' programs with this number, which add to just those
     # tiles; the peers' zeros before my adding.
-    point = trace.barrier_ranks(0, zeroed + program * SIZE, epoch, ctx, LANES, TRACE)
-    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
     for start in range(first, numel, step):
         at = start + tl.arange(0, BLOCK)
         tile = tl.load(x + at, mask=at < numel)
         for place in tl.static_range(SIZE):
             tl.atomic_add(outs[place] + at, tile, mask=at < numel, sem="relaxed", scope="sys")
-    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My part before the flags; all peers' parts before whatever follows this kernel here.
-    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -93,7 +93,7 @@ def _low_latency_kernel(
     # program with this number had seen before it sent those of the last call, which I have seen.
     box = (epoch % 2) * SIZE * stride + program * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
     word = (epoch << _BITS) | data
-    point = trace.begin(0, trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, TRACE)
+    trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, TRACE)
     words = ()
     for peer in tl.static_range(SIZE):
         # Relaxed: data and epoch are one word, and nothing else is published by it.
@@ -101,9 +101,9 @@ def _low_latency_kernel(
         others = (at < numel) & (peer != rank)
         tl.atomic_xchg(place, word, mask=others, sem="relaxed", scope="sys")
         words = words + (tl.where(others, (epoch - 1) << _BITS, word),)  # type: ignore[assignment]
-    point = trace.begin(point, trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
+    trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
     words = _wait_words(words, boxes + box, stride, epoch, ctx, SIZE)
-    point = trace.end(point, trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
+    trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
     for part in tl.static_range(PER):
         total = _reduce.widen(_element(words[0], part, out.dtype.element_ty))
         for peer in tl.static_range(1, SIZE):
@@ -112,7 +112,6 @@ def _low_latency_kernel(
         result = _reduce.finish(total, OP, SIZE).to(out.dtype.element_ty)
         to = at + part * (BLOCK // PER)
         tl.store(out + to, result, mask=to < numel)
-    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import trace
+from ..device import signal, trace
 from ..ops.op import Plan, agree
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
@@ -80,19 +80,18 @@ def _one_shot_kernel(
     halves = ()
     for peer in tl.static_range(SIZE):
         halves = halves + (buffers[peer] + half,)  # type: ignore[assignment]
-    point = trace.begin(0, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     _store_tile(buffer + half, tile, first, numel, BLOCK)
     for start in range(first + step, numel, step):
         _store_tile(buffer + half, _load_tile(x, start, numel, BLOCK), start, numel, BLOCK)
     # My tiles before the flags, for the peers' programs with this number, which read just those;
     # their tiles before my loads.
-    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    point = trace.barrier_ranks(point, flags + program * SIZE, epoch, ctx, LANES, TRACE)
-    point = trace.begin(point, trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    signal.barrier_ranks(flags + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     for start in range(first, numel, step):
         _reduce.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
-    point = trace.end(point, trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
-    trace.finish(point, ctx, TRACE)
+    trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

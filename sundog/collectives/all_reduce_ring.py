@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, trace
+from ..device import context, memory, signal
 from ..ops.op import Plan, agree
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
@@ -77,7 +77,6 @@ def _ring_kernel(
     after, before = (rank + 1) % SIZE, (rank + SIZE - 1) % SIZE
     next_inbox, next_out = memory.translate(inbox, after, ctx), memory.translate(out, after, ctx)
     flags = arrived + program * 2 * SIZE  # a flag per step
-    point = 0
     for step in range(SIZE - 1):  # slice rank - step goes on, with my part added
         place = (rank + SIZE - step) % SIZE
         if step == 0:
@@ -86,8 +85,8 @@ def _ring_kernel(
             _step(next_inbox, None, x, inbox, place, numel, slice_numel, OP, SIZE, BLOCK)
         # My partial sums before the flag, for the rank after me, which adds its own to them; those
         # of the rank before me before my loads in the next step.
-        point = trace.signal(point, flags + step, after, epoch, ctx, TRACE)
-        point = trace.wait(point, flags + step, before, epoch, ctx, TRACE)
+        signal.signal(flags + step, after, epoch, ctx, TRACE)
+        signal.wait(flags + step, before, epoch, ctx, TRACE)
     if SIZE == 1:
         _step(next_out, out, x, None, after, numel, slice_numel, OP, SIZE, BLOCK)
     else:
@@ -95,12 +94,11 @@ def _ring_kernel(
     for step in range(SIZE - 1):  # slice rank - step arrives finished, and goes on
         # My finished slice before the flag, for the rank after me; that of the rank before me
         # before my loads, and before whatever follows this kernel here.
-        point = trace.signal(point, flags + SIZE + step, after, epoch, ctx, TRACE)
-        point = trace.wait(point, flags + SIZE + step, before, epoch, ctx, TRACE)
+        signal.signal(flags + SIZE + step, after, epoch, ctx, TRACE)
+        signal.wait(flags + SIZE + step, before, epoch, ctx, TRACE)
         if step < SIZE - 2:
             place = (rank + SIZE - step) % SIZE
             _step(next_out, None, out, None, place, numel, slice_numel, OP, SIZE, BLOCK)
-    trace.finish(point, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, trace
+from ..device import context, signal, trace
 from ..ops.op import Plan, agree
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
@@ -69,8 +69,8 @@ def _two_shot_kernel(
     end = tl.minimum(begin + slice_numel, numel)
     # My x is written and my out is free: what came before on the stream is over. The peers'
     # programs with this number touch them only after this barrier.
-    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
-    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # In place, too: nobody but this program touches these elements on any rank, and each of them is
     # stored only after it was loaded from all ranks.
     for start in range(begin + program * BLOCK, end, tl.num_programs(0) * BLOCK):
@@ -80,11 +80,10 @@ def _two_shot_kernel(
         else:
             mask = at < end
             _store_all(outs, _reduce.reduce_ranks(xs, at, mask, OP, SIZE), at, mask, SIZE)
-    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
-    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

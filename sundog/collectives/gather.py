@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, trace
+from ..device import context, memory, signal, trace
 from ..ops.dispatch import AsyncHandle, CallOptions, call, check_contiguous, check_out
 from ..ops.op import Cost, Plan, agree
 from . import _copy
@@ -113,20 +113,19 @@ def _gather_kernel(
     epoch = tl.load(epochs + program) + 1
     # My tensor was written before this kernel on the stream; dst, alone, reads it after this.
     mine, theirs = ready + program * SIZE, done + program * SIZE
-    point = trace.signal_all(0, mine, epoch, ctx, LANES, TRACE)
+    signal.signal_all(mine, epoch, ctx, LANES, TRACE)
     if rank == dst:
         # Everybody's tensor is there.
-        point = trace.wait_all(point, mine, epoch, ctx, LANES, TRACE)
-        point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+        signal.wait_all(mine, epoch, ctx, LANES, TRACE)
+        trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
         for peer in tl.static_range(SIZE):
             src = memory.translate(x, peer, ctx)
             place = out + peer * n.to(tl.int64)
             _copy.copy((place,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
-        point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+        trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
         # My loads before the flags: the others may then overwrite their tensors.
-        point = trace.signal_all(point, theirs, epoch, ctx, LANES, TRACE)
-    point = trace.wait(point, theirs + dst, dst, epoch, ctx, TRACE)  # dst has read mine
-    trace.finish(point, ctx, TRACE)
+        signal.signal_all(theirs, epoch, ctx, LANES, TRACE)
+    signal.wait(theirs + dst, dst, epoch, ctx, TRACE)  # dst has read mine
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, trace
+from ..device import context, signal, trace
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_contiguous, check_out, on_stream
 from ..ops.op import Cost, Plan, agree
 from . import _reduce
@@ -123,17 +123,16 @@ def _direct_kernel(
     epoch = tl.load(epochs + program) + 1
     # My x is written: what came before on the stream is over. The program of dst with this number
     # reads it after this barrier.
-    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
-    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     if tl.load(ctx + context.RANK) == dst:
         xs = _reduce.everywhere(x, 0, ctx, SIZE)
         first = program.to(tl.int64) * BLOCK
         for start in range(first, numel, tl.num_programs(0) * BLOCK):
             _reduce.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)
-    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
-    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, trace
+from ..device import context, signal, trace
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
 from ..ops.op import Cost, Plan, agree
 from . import _reduce
@@ -132,15 +132,14 @@ def _direct_kernel(
     slices = _reduce.everywhere(x + tl.multiple_of(rank * numel, VECTOR), 0, ctx, SIZE)
     # My x is written: what came before on the stream is over. The peers' programs with this number
     # read it after this barrier.
-    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
-    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     first = program.to(tl.int64) * BLOCK
     for start in range(first, numel, tl.num_programs(0) * BLOCK):
         _reduce.reduce_tile(out, slices, start, numel, OP, SIZE, BLOCK)
-    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x before the flags: they may overwrite it when their kernel has ended.
-    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

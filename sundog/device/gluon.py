@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from . import signal as _signal
+from . import trace
 from .memory import (
     atomic_add,
     atomic_and,
@@ -53,21 +54,26 @@ _lane_layout.__triton_builtin__ = True  # type: ignore[attr-defined]  # so it ru
 
 
 @gluon.jit
-def signal_all(flags, epoch, ctx, LANES: gl.constexpr):
+def signal_all(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = trace.OFF):
     """Set `flags[my rank]` to `epoch` at every rank, a lane per peer. Orders like `signal`."""
+    trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, TRACE)
     lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
     _signal._signal_lanes(flags, lane, epoch, ctx)
 
 
 @gluon.jit
-def wait_all(flags, epoch, ctx, LANES: gl.constexpr):
+def wait_all(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = trace.OFF):
     """Return once `flags[peer]` of every peer has reached `epoch`. Orders like `wait`; bounded."""
+    trace.begin(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
     lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
     _signal._wait_lanes(flags, lane, epoch, ctx)
+    trace.end(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
 
 
 @gluon.jit
-def barrier_ranks(flags, epoch, ctx, LANES: gl.constexpr):
+def barrier_ranks(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = trace.OFF):
     """Wait until every rank has arrived with this `epoch`. See `signal.barrier_ranks`."""
+    trace.begin(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)
     signal_all(flags, epoch, ctx, LANES)
     wait_all(flags, epoch, ctx, LANES)
+    trace.end(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import trace
 from .context import RANK
 from .signal import _wait_word
 
@@ -15,20 +16,25 @@ __all__ = ["signal", "wait"]
 
 
 @triton.jit
-def signal(flag, epoch, ctx):
+def signal(flag, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
     """Set `flag` to `epoch`, after everything that this program did before.
 
     Orders: every load and store of this program, of all its warps, before the flag. A program of
     this rank that waits for it sees them. Does not order anything for other ranks.
     """
+    if TRACE:
+        trace.begin(trace.SIGNAL, flag, epoch, tl.load(ctx + RANK), ctx, TRACE)
     tl.debug_barrier()  # the stores of all warps come before the release, which one thread makes
     tl.atomic_xchg(flag, epoch, sem="release", scope="gpu")
 
 
 @triton.jit
-def wait(flag, epoch, ctx):
+def wait(flag, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
     """Return once `flag` has reached `epoch`, which a program of this rank owes; bounded.
 
     Orders: what the signaller did before its signal, before everything after the wait.
     """
-    _wait_word(flag, tl.load(ctx + RANK), epoch, ctx, scope="gpu")
+    rank = tl.load(ctx + RANK)
+    trace.begin(trace.WAIT, flag, epoch, rank, ctx, TRACE)
+    _wait_word(flag, rank, epoch, ctx, scope="gpu")
+    trace.end(trace.WAIT, flag, epoch, rank, ctx, TRACE)

@@ -13,6 +13,8 @@ The context's POLLS word bounds every wait. A wait that expires leaves a record 
 which ends all other waits of this rank at once. The kernel then continues; the host raises
 WaitTimeout and does not use what the kernel computed.
 
+With TRACE, a constexpr that a launch sets to `world.trace`, they record when they ran (trace.py).
+
 Gluon kernels call these functions too (through `gluon`). Only `signal_all` and `wait_all` make a
 tile, which needs a layout there.
 """
@@ -22,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import memory
+from . import memory, trace
 from .context import FLAG_DELTAS, PER_PEER, POLLS, RANK, RECORD, SIZE, TAKEN
 
 __all__ = [
@@ -59,12 +61,13 @@ def _translate_all(flags, lane, size, ctx):
 
 
 @triton.jit
-def signal(flag, peer, epoch, ctx):
+def signal(flag, peer, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
     """Set the peer's `flag` to `epoch`, after everything that this program did before.
 
     Orders: every load and store of this program, of all its warps, before the flag. A wait for the
     flag sees them. Does not order: other programs of this rank, or anything after the signal.
     """
+    trace.begin(trace.SIGNAL, flag, epoch, peer, ctx, TRACE)
     # All warps make a tile store; one thread makes the release and would publish only its own
     # stores. The compiler puts no barrier between the two.
     tl.debug_barrier()
@@ -72,14 +75,16 @@ def signal(flag, peer, epoch, ctx):
 
 
 @triton.jit
-def wait(flag, peer, epoch, ctx):
+def wait(flag, peer, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
     """Return once this rank's `flag` has reached `epoch`, which rank `peer` owes; bounded.
 
     Orders: what the signaller did before its signal, before everything that this program does after
     the wait. Does not order: other programs of this rank. Triton does not pipeline a loop that
     contains a wait, so wait outside the inner loop.
     """
+    trace.begin(trace.WAIT, flag, epoch, peer, ctx, TRACE)
     _wait_word(flag, peer, epoch, ctx, scope="sys")
+    trace.end(trace.WAIT, flag, epoch, peer, ctx, TRACE)
 
 
 @triton.jit
@@ -109,19 +114,20 @@ def _hold_loads():
 
 
 @triton.jit
-def put_signal(dst, src, flag, peer, epoch, ctx, mask=None):
+def put_signal(dst, src, flag, peer, epoch, ctx, mask=None, TRACE: tl.constexpr = trace.OFF):
     """Copy this rank's `src` to the peer's `dst`, then signal. A wait for the flag sees it."""
     memory.put(dst, src, peer, ctx, mask=mask)
-    signal(flag, peer, epoch, ctx)
+    signal(flag, peer, epoch, ctx, TRACE)
 
 
 @triton.jit
-def signal_all(flags, epoch, ctx, LANES: tl.constexpr):
+def signal_all(flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr = trace.OFF):
     """Set `flags[my rank]` to `epoch` at every rank, a lane per peer. Orders like `signal`.
 
     LANES: a power of two, at least the world size. One tensor atomic instead of a loop over the
     peers waits for all answers at once (measured: a barrier is 3.6 times as fast).
     """
+    trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, TRACE)
     _signal_lanes(flags, tl.arange(0, LANES), epoch, ctx)
 
 
@@ -134,9 +140,11 @@ def _signal_lanes(flags, lane, epoch, ctx):
 
 
 @triton.jit
-def wait_all(flags, epoch, ctx, LANES: tl.constexpr):
+def wait_all(flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr = trace.OFF):
     """Return once `flags[peer]` of every peer has reached `epoch`. Orders like `wait`; bounded."""
+    trace.begin(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
     _wait_lanes(flags, tl.arange(0, LANES), epoch, ctx)
+    trace.end(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
 
 
 @triton.jit
@@ -172,15 +180,17 @@ def _wait_tile(flags, valid, peer, epoch, ctx):
 
 
 @triton.jit
-def barrier_ranks(flags, epoch, ctx, LANES: tl.constexpr):
+def barrier_ranks(flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr = trace.OFF):
     """Wait until every rank has arrived with this `epoch`.
 
     One program per rank takes part (or several, each with its own `flags`). Orders what these
     programs did before the barrier, on any rank, before what they do after it. `flags` has a word
     per rank. The epoch grows by one per use and is the same on all ranks.
     """
+    trace.begin(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)
     signal_all(flags, epoch, ctx, LANES)
     wait_all(flags, epoch, ctx, LANES)
+    trace.end(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)
 
 
 @triton.jit

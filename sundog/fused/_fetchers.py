@@ -78,15 +78,15 @@ def remote(a, F, S):
 
 
 @triton.jit
-def fetch(point, a, flags, epoch, ctx, F, S):
+def fetch(a, flags, epoch, ctx, F, S):
     """Copy this program's share of the remote tiles, in the order in which workers want them.
 
-    The next trace point, and its number of units, which is the same on all ranks.
+    Return its number of units, which is the same on all ranks.
     """
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     rows, blocks, groups = remote(a, F, S)
     # The peers' A is complete, as program 0 of each of them says.
-    point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
+    signal.wait_all(flags.ready, epoch, ctx, F.lanes, F.trace)
     units = rows * groups
     first = tl.cdiv(rows, F.stages) * groups  # units of the first stage
     mine = tl.where(program < F.first_fetchers, first - program + F.first_fetchers - 1, 0)
@@ -100,36 +100,34 @@ def fetch(point, a, flags, epoch, ctx, F, S):
         # A band of rows flag by flag, as `swizzle` lets the workers go over its columns.
         row, group = _gemm.swizzle(unit, rows, groups, S.group_m)
         last = tl.minimum((group + 1) * F.per_flag, blocks)
-        point = trace.begin(point, trace.FETCH, unit, 0, rank, ctx, F.trace)
+        trace.begin(trace.FETCH, unit, 0, rank, ctx, F.trace)
         # By tiles of F.wide blocks and as many times fewer rows: long rows suit the memory.
         for step in tl.range(group * F.per_flag, last, num_stages=F.ahead):
             part, block = step % F.wide, step // F.wide * F.wide
             _fetch_tile(a, row, part, block, rank, away, F, S)
-        point = trace.end(point, trace.FETCH, unit, 0, rank, ctx, F.trace)
+        trace.end(trace.FETCH, unit, 0, rank, ctx, F.trace)
         # The tiles of this group, stored by all warps, before the flag: workers wait for it.
         flag = flags.staged + row * groups + group
-        point = trace.begin(point, trace.SIGNAL, flag, epoch, rank, ctx, F.trace)
-        local.signal(flag, epoch, ctx)
+        local.signal(flag, epoch, ctx, F.trace)
         if n == mine + more - 1:
             # My loads of the peers' A, before the barrier of that signal, before these flags: the
             # peers may overwrite it when their kernel, which waits for this, has ended.
             done = flags.done + program * F.size
-            point = tell_all(point, done, epoch, ctx, F)
-    return point, mine + more
+            tell_all(done, epoch, ctx, F)
+    return mine + more
 
 
 @triton.jit
-def tell_all(point, flags, epoch, ctx, F):
-    """Set `flags[my rank]` to `epoch` at every rank; the next trace point.
+def tell_all(flags, epoch, ctx, F):
+    """Set `flags[my rank]` to `epoch` at every rank.
 
     As signal.signal_all without its CTA barrier, for what came before this kernel, or before a
     signal right before this: there it would order nothing, so no check could miss it.
     """
     lane = tl.arange(0, F.lanes)
     mine = signal._translate_all(flags, lane, F.size, ctx)
-    point = trace.begin(point, trace.SIGNAL, flags, epoch, trace.ALL, ctx, F.trace)
+    trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, F.trace)
     tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < F.size, sem="release", scope="sys")
-    return point
 
 
 @triton.jit

@@ -100,8 +100,8 @@ def product(a, b, row, col, K, S):
 
 
 @triton.jit
-def push(point, a, b, inbox, M, N, K, ctx, F, S):
-    """Multiply this program's tiles and store them to the owners. The next trace point.
+def push(a, b, inbox, M, N, K, ctx, F, S):
+    """Multiply this program's tiles and store them to the owners.
 
     Nothing in the loop signals or waits, so that Triton makes one pipelined loop of two.
     """
@@ -109,7 +109,7 @@ def push(point, a, b, inbox, M, N, K, ctx, F, S):
     away = tiles.distances(ctx, F.lanes)
     rows, cols = tl.cdiv(M, S.tile_m), tl.cdiv(N, S.tile_n)
     first = (rank + 1) * inbox.rows // S.tile_m  # each rank begins with another owner
-    point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    trace.begin(trace.COMPUTE, program, 0, rank, ctx, F.trace)
     for n in tl.range(program, rows * cols, tl.num_programs(0), flatten=S.flat):
         i, j = _gemm.swizzle(n, rows, cols, S.group_m)
         row, col = (first + i) % rows * S.tile_m, j * S.tile_n
@@ -121,7 +121,7 @@ def push(point, a, b, inbox, M, N, K, ctx, F, S):
                 store(there, row - owner * inbox.rows, col, acc, S)
             else:
                 _store_rows(there, row - owner * inbox.rows, col, acc, owner < F.size)
-    return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    trace.end(trace.COMPUTE, program, 0, rank, ctx, F.trace)
 
 
 @triton.jit
@@ -145,20 +145,19 @@ def _store_rows(matrix, row, col, tile, is_rank):
 
 
 @triton.jit
-def count_all(point, counts, epoch, ctx, F):
+def count_all(counts, epoch, ctx, F):
     """Add one to `counts[my rank]` at every rank, after all that this program did before.
 
     As signal.signal_all, for all programs of a rank at once: a program that waits until there are
     epoch * programs sees what every one of them did before.
     """
     value = epoch * tl.num_programs(0)
-    point = trace.begin(point, trace.SIGNAL, counts, value, trace.ALL, ctx, F.trace)
+    trace.begin(trace.SIGNAL, counts, value, trace.ALL, ctx, F.trace)
     lane = tl.arange(0, F.lanes)
     there = signal._translate_all(counts, lane, F.size, ctx)
     tl.debug_barrier()  # all warps' earlier stores before the lanes' releases
     one = tl.full((F.lanes,), 1, tl.int64)
     tl.atomic_add(there, one, mask=lane < F.size, sem="release", scope="sys")
-    return point
 
 
 @triton.jit
@@ -178,13 +177,13 @@ def total(inbox, row, col, rows, F, S):
 
 
 @triton.jit
-def add_all(point, out, bias, inbox, ctx, F, S):
-    """Add this program's share of what is in the inbox, into `out`. The next trace point."""
+def add_all(out, bias, inbox, ctx, F, S):
+    """Add this program's share of what is in the inbox, into `out`."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     strips, cols = tl.cdiv(out.rows, STRIP), tl.cdiv(out.cols, S.tile_n)
-    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, F.trace)
+    trace.begin(trace.FETCH, program, 0, rank, ctx, F.trace)
     for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=F.ahead):
         row, col = n // cols * STRIP, n % cols * S.tile_n
         acc = total(inbox, row, col, out.rows, F, S)
         tiles.store(out, row, col, _gemm.finish(bias, acc, col, out.cols, S))
-    return trace.end(point, trace.FETCH, program, 0, rank, ctx, F.trace)
+    trace.end(trace.FETCH, program, 0, rank, ctx, F.trace)

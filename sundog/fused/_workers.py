@@ -50,8 +50,8 @@ def others(
 
 
 @triton.jit
-def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
-    """Compute output tiles from the queue until it is empty. The next trace point."""
+def work(a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
+    """Compute output tiles from the queue until it is empty."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     rows, cols = grid(a, out, F, S)
     # Every program asks once too often, so this is what former calls have asked.
@@ -59,10 +59,9 @@ def work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
     tile = _gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
         i, j = _gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
-        point, acc = _product(point, a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
+        acc = _product(a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
         tile = _gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
         emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
-    return point
 
 
 @triton.jit
@@ -103,7 +102,7 @@ def _needs(a, i, F, S):
 
 
 @triton.jit
-def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
+def _product(a, parts, b, i, col, flags, epoch, ctx, F, S):
     """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     _, _, total, _ = _needs(a, i, F, S)
@@ -111,15 +110,15 @@ def _product(point, a, parts, b, i, col, flags, epoch, ctx, F, S):
     end = 0
     while end < total:
         begin = end
-        point, end = _available(point, a, i, begin, flags, epoch, ctx, F, S)
-        point = trace.begin(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
+        end = _available(a, i, begin, flags, epoch, ctx, F, S)
+        trace.begin(trace.COMPUTE, i, 0, rank, ctx, F.trace)
         acc = _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
-        point = trace.end(point, trace.COMPUTE, i, 0, rank, ctx, F.trace)
-    return point, acc
+        trace.end(trace.COMPUTE, i, 0, rank, ctx, F.trace)
+    return acc
 
 
 @triton.jit
-def _available(point, a, i, begin, flags, epoch, ctx, F, S):
+def _available(a, i, begin, flags, epoch, ctx, F, S):
     """Up to which block an output tile can be multiplied from `begin` on; waits for the next."""
     groups = _fetchers.remote(a, F, S)[2]
     row, here, total, wanted = _needs(a, i, F, S)
@@ -129,15 +128,12 @@ def _available(point, a, i, begin, flags, epoch, ctx, F, S):
         group += _fetchers.arrived(first, wanted - group, epoch, _LANES)
     end = tl.minimum(here + group * F.per_flag, total)
     if end == begin:
-        rank = tl.load(ctx + context.RANK).to(tl.int32)
-        point = trace.begin(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
         # The fetcher's stores before my loads of what this flag stands for.
-        local.wait(first, epoch, ctx)
-        point = trace.end(point, trace.WAIT, first, epoch, rank, ctx, F.trace)
+        local.wait(first, epoch, ctx, F.trace)
         end = tl.minimum(begin + F.per_flag, total)
     if S.a_kind != "view":
         proxy.fence()  # and before those by descriptor
-    return point, end
+    return end
 
 
 @triton.jit

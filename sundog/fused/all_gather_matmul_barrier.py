@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, tiles, trace
+from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
 from . import _gemm
@@ -77,8 +77,8 @@ def _gather_kernel(
     rows, cols = tl.cdiv(a.rows, ROWS), tl.cdiv(a.cols, COLS)
     # My A is complete: what came before on the stream is over. The peers' programs with this number
     # read it after this barrier.
-    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
-    point = trace.begin(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for n in range(program, SIZE * rows * cols, tl.num_programs(0)):
         # Each rank begins with another peer. A tile of all of them before the next tile: ranks that
         # share a GPU then read the same tiles at about the same time, out of its L2 cache.
@@ -91,10 +91,9 @@ def _gather_kernel(
             tl.store(at, data, mask=mask)
         else:
             tiles.store(tiles.part(whole, peer * a.rows, a.rows), row, col, data)
-    point = trace.end(point, trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
-    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 

@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..device import context, proxy, tiles, trace
+from ..device import context, proxy, signal, tiles, trace
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
 from . import _gemm, _workers
@@ -97,28 +97,26 @@ class _Shards(NamedTuple):
 def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
-    point = 0
     if program == 0:
         # My A is complete: what wrote it came before this kernel on the stream. The peers' programs
         # read it only when they have seen this.
-        point = trace.signal_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
+        signal.signal_all(flags.ready, epoch, ctx, F.lanes, F.trace)
     # The peers' A is complete, as program 0 of each of them says.
-    point = trace.wait_all(point, flags.ready, epoch, ctx, F.lanes, F.trace)
+    signal.wait_all(flags.ready, epoch, ctx, F.lanes, F.trace)
     if S.a_kind != "view":
         proxy.fence()  # what the peers wrote, before my loads by descriptor
     away = tiles.distances(ctx, F.lanes)
     rows, cols = _workers.grid(a, out, F, S)
-    point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    trace.begin(trace.COMPUTE, program, 0, rank, ctx, F.trace)
     for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=S.flat):
         i, j = _gemm.swizzle(tile, rows, cols, S.group_m)
         acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
         acc = _multiply(acc, a, parts, b, i, j * S.tile_n, away, F, S)
         _workers.emit(a, out, to, bias, acc, i, j * S.tile_n, 0, F, S)
-    point = trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    trace.end(trace.COMPUTE, program, 0, rank, ctx, F.trace)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
     done = flags.done + program * F.size
-    point = trace.barrier_ranks(point, done, epoch, ctx, F.lanes, F.trace)
-    trace.finish(point, ctx, F.trace)
+    signal.barrier_ranks(done, epoch, ctx, F.lanes, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 

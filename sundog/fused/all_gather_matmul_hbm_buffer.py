@@ -42,7 +42,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..device import tiles, trace
+from ..device import signal, tiles
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
 from . import _fetchers, _gemm, _workers
@@ -132,21 +132,19 @@ def default(problem: Problem, num_sms: int) -> Config:
 def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
     program = tl.program_id(0)
     epoch = tl.load(flags.epochs + program) + 1
-    point = 0
     if program == 0:
         # My part of A is complete: what wrote it came before this kernel on the stream. The peers'
         # fetchers read it only when they have seen this.
-        point = _fetchers.tell_all(point, flags.ready, epoch, ctx, F)
+        _fetchers.tell_all(flags.ready, epoch, ctx, F)
     units = 0
     if program < F.most_fetchers:
-        point, units = _fetchers.fetch(point, a, flags, epoch, ctx, F, S)
-    point = _workers.work(point, a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
+        units = _fetchers.fetch(a, flags, epoch, ctx, F, S)
+    _workers.work(a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
         # when this kernel has ended.
         done = flags.done + program * F.size
-        point = trace.wait_all(point, done, epoch, ctx, F.lanes, F.trace)
-    trace.finish(point, ctx, F.trace)
+        signal.wait_all(done, epoch, ctx, F.lanes, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 

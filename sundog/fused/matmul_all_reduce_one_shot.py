@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, tiles, trace
+from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
 from . import _gemm, _matmul_reduce, _partials
 from ._call import resident
@@ -47,24 +47,23 @@ class _Flags(NamedTuple):
 def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
-    point, here = 0, _partials.half_of(inbox, epoch, F)
-    point = _push_to_all(point, a, b, out, here, ctx, K, F, S)
+    here = _partials.half_of(inbox, epoch, F)
+    _push_to_all(a, b, out, here, ctx, K, F, S)
     # The partials, stored by all warps, before the counts that all ranks wait for.
-    point = _partials.count_all(point, flags.sent, epoch, ctx, F)
+    _partials.count_all(flags.sent, epoch, ctx, F)
     # All ranks' partials before my loads of them.
-    point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    point = _partials.add_all(point, out, bias, here, ctx, F, S)
-    trace.finish(point, ctx, F.trace)
+    signal.wait_all(flags.sent, epoch * programs, ctx, F.lanes, F.trace)
+    _partials.add_all(out, bias, here, ctx, F, S)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _push_to_all(point, a, b, out, inbox, ctx, K, F, S):
-    """Multiply this program's tiles and store them to all ranks. The next trace point."""
+def _push_to_all(a, b, out, inbox, ctx, K, F, S):
+    """Multiply this program's tiles and store them to all ranks."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     away = tiles.distances(ctx, F.lanes)
     rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    point = trace.begin(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    trace.begin(trace.COMPUTE, program, 0, rank, ctx, F.trace)
     for n in range(program, rows * cols, tl.num_programs(0)):
         i, j = _gemm.swizzle(n, rows, cols, S.group_m)
         row, col = i * S.tile_m, j * S.tile_n
@@ -72,7 +71,7 @@ def _push_to_all(point, a, b, out, inbox, ctx, K, F, S):
         for step in range(F.size):  # each rank begins with another peer
             there = tiles.of_rank(inbox, (rank + step) % F.size, away)
             _partials.store(_partials.slot(there, rank), row, col, acc, S)
-    return trace.end(point, trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    trace.end(trace.COMPUTE, program, 0, rank, ctx, F.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

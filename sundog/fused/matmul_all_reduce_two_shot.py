@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, tiles, trace
+from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
 from . import _gemm, _matmul_reduce, _partials
 from ._call import resident
@@ -52,31 +52,30 @@ class _Flags(NamedTuple):
 @triton.jit
 def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
-    epoch, point = tl.load(flags.epochs + program) + 1, 0
+    epoch = tl.load(flags.epochs + program) + 1
     # The owners have read the last call's partials: I waited for that at its end.
-    point = _partials.push(point, a, b, inbox, out.rows, out.cols, K, ctx, F, S)
+    _partials.push(a, b, inbox, out.rows, out.cols, K, ctx, F, S)
     # The partials, stored by all warps, before the counts that their owners wait for.
-    point = _partials.count_all(point, flags.sent, epoch, ctx, F)
+    _partials.count_all(flags.sent, epoch, ctx, F)
     # All ranks' partials before my loads; and their out is free: they are in this call too.
-    point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    point = _add_all(point, out, bias, inbox, ctx, F, S)
+    signal.wait_all(flags.sent, epoch * programs, ctx, F.lanes, F.trace)
+    _add_all(out, bias, inbox, ctx, F, S)
     # My loads of the inbox and my stores to all ranks' out before the flags; the peers' loads of
     # what I sent, and their stores to my out, before whatever follows this kernel here.
     done = flags.done + program * F.size
-    point = trace.barrier_ranks(point, done, epoch, ctx, F.lanes, F.trace)
-    trace.finish(point, ctx, F.trace)
+    signal.barrier_ranks(done, epoch, ctx, F.lanes, F.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _add_all(point, out, bias, inbox, ctx, F, S):
-    """Add this program's share of its rank's rows, into all ranks' `out`. The next trace point."""
+def _add_all(out, bias, inbox, ctx, F, S):
+    """Add this program's share of its rank's rows, into all ranks' `out`."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     away = tiles.distances(ctx, F.lanes)
     first = rank * inbox.rows
     rows = tl.maximum(tl.minimum(out.rows - first, inbox.rows), 0)
     strips, cols = tl.cdiv(rows, _partials.STRIP), tl.cdiv(out.cols, S.tile_n)
-    point = trace.begin(point, trace.FETCH, program, 0, rank, ctx, F.trace)
+    trace.begin(trace.FETCH, program, 0, rank, ctx, F.trace)
     for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=F.ahead):
         row, col = n // cols * _partials.STRIP, n % cols * S.tile_n
         acc = _partials.total(inbox, row, col, rows, F, S)
@@ -84,7 +83,7 @@ def _add_all(point, out, bias, inbox, ctx, F, S):
         for step in tl.static_range(F.size):  # each rank begins with another peer
             there = tiles.of_rank(out, (rank + step) % F.size, away)
             tiles.store(tiles.part(there, first, rows), row, col, acc)
-    return trace.end(point, trace.FETCH, program, 0, rank, ctx, F.trace)
+    trace.end(trace.FETCH, program, 0, rank, ctx, F.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import tiles, trace
+from ..device import signal, tiles
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree
 from . import _matmul_reduce, _partials
@@ -94,14 +94,13 @@ class _Flags(NamedTuple):
 def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
-    point, here = 0, _partials.half_of(inbox, epoch, F)
-    point = _partials.push(point, a, b, here, out.rows * F.size, out.cols, K, ctx, F, S)
+    here = _partials.half_of(inbox, epoch, F)
+    _partials.push(a, b, here, out.rows * F.size, out.cols, K, ctx, F, S)
     # The partials, stored by all warps, before the counts that their owners wait for.
-    point = _partials.count_all(point, flags.sent, epoch, ctx, F)
+    _partials.count_all(flags.sent, epoch, ctx, F)
     # All ranks' partials before my loads of them.
-    point = trace.wait_all(point, flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    point = _partials.add_all(point, out, bias, here, ctx, F, S)
-    trace.finish(point, ctx, F.trace)
+    signal.wait_all(flags.sent, epoch * programs, ctx, F.lanes, F.trace)
+    _partials.add_all(out, bias, here, ctx, F, S)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 

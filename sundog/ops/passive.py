@@ -48,11 +48,10 @@ def _stand_in_kernel(
     rank = tl.load(ctx + context.RANK)
     lane = tl.arange(0, LANES)
     zero = (lane * 0).to(tl.int64)
-    point = 0
     if TRACE:
         for row in range(num_ready):
             flag = ready + row * SIZE + rank
-            point = trace.begin(point, trace.SIGNAL, flag, epoch, 0, ctx, TRACE)
+            trace.begin(trace.SIGNAL, flag, epoch, 0, ctx, TRACE)
     # My data is complete: what wrote it came before this kernel on the stream. Rank 0 reads it
     # after these flags.
     mine = translate(ready + lane * SIZE + rank, 0, ctx)
@@ -62,8 +61,7 @@ def _stand_in_kernel(
     tl.atomic_xchg(mine, zero + epoch, mask=lane < num_done, sem="relaxed", scope="sys")
     # Rank 0 has read mine: whatever follows this kernel here may overwrite it. All rows at once:
     # a hundred polls, one after the other, would come between two calls.
-    point = trace.begin(point, trace.WAIT, done, epoch, 0, ctx, TRACE)
+    trace.begin(trace.WAIT, done, epoch, 0, ctx, TRACE)
     _wait_tile(done + lane * SIZE, lane < num_done, lane * 0, epoch, ctx)
-    point = trace.end(point, trace.WAIT, done, epoch, 0, ctx, TRACE)
-    trace.finish(point, ctx, TRACE)
+    trace.end(trace.WAIT, done, epoch, 0, ctx, TRACE)
     tl.store(epochs, epoch)  # read by the next call on the stream

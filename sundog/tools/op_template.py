@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.device import context, memory, trace
+from sundog.device import context, memory, signal, trace
 from sundog.ops.op import Cost, Plan, agree
 
 
@@ -128,21 +128,20 @@ def _kernel(
     peers = ()  # where x is on every rank; found once, since it needs a load from the context
     for peer in tl.static_range(SIZE):
         peers = peers + (memory.translate(x, peer, ctx),)  # type: ignore
-    # Every rank has written its x: that came before this kernel on its stream. `point` is the
-    # position in the trace; nothing of it is compiled unless a trace is recorded.
-    point = trace.barrier_ranks(0, ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    # Every rank has written its x: that came before this kernel on its stream. TRACE: record when
+    # it ran; nothing of that is compiled unless a trace is recorded.
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
     for start in range(program * BLOCK, n, tl.num_programs(0) * BLOCK):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < n
-        point = trace.begin(point, trace.FETCH, start // BLOCK, 0, rank, ctx, TRACE)
+        trace.begin(trace.FETCH, start // BLOCK, 0, rank, ctx, TRACE)
         total = tl.zeros((BLOCK,), tl.float32)
         for peer in tl.static_range(SIZE):  # in rank order: every rank gets the same bits
             total += tl.load(peers[peer] + offsets, mask=mask).to(tl.float32)
         tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
-        point = trace.end(point, trace.FETCH, start // BLOCK, 0, rank, ctx, TRACE)
+        trace.end(trace.FETCH, start // BLOCK, 0, rank, ctx, TRACE)
     # My loads come before the flags: after this barrier every rank may overwrite its x.
-    point = trace.barrier_ranks(point, done + program * SIZE, epoch, ctx, LANES, TRACE)
-    trace.finish(point, ctx, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on this stream
 
 

@@ -68,29 +68,24 @@ def late_kernel(
     left, right = (rank + size - 1) % size, (rank + 1) % size
     flag, meet = flags + program, meet + program * size
     epoch = tl.load(epochs + program)
-    at = 0
     for step in range(rounds):
-        at = trace.begin(at, trace.COMPUTE, step, 0, rank, ctx, TRACE)
-        at = trace.begin(at, trace.FETCH, step, 0, rank, ctx, TRACE)
+        trace.begin(trace.COMPUTE, step, 0, rank, ctx, TRACE)
+        trace.begin(trace.FETCH, step, 0, rank, ctx, TRACE)
         if rank == LATE:
             total = tl.load(x, volatile=True)  # a GPU would load an ordinary one once
             for _ in range(DELAY):
                 total += tl.load(x, volatile=True)
             tl.store(x, total)
-        at = trace.end(at, trace.FETCH, step, 0, rank, ctx, TRACE)
-        at = trace.end(at, trace.COMPUTE, step, 0, rank, ctx, TRACE)
-        at = trace.begin(at, trace.SIGNAL, flag, epoch + step + 1, right, ctx, TRACE)
-        signal.signal(flag, right, epoch + step + 1, ctx)  # my round is over: read by the right
-        at = trace.begin(at, trace.WAIT, flag, epoch + step + 1, left, ctx, TRACE)
-        signal.wait(flag, left, epoch + step + 1, ctx)
-        at = trace.end(at, trace.WAIT, flag, epoch + step + 1, left, ctx, TRACE)
-    at = trace.begin(at, trace.BARRIER, meet, epoch + rounds, trace.ALL, ctx, TRACE)
-    signal.barrier_ranks(meet, epoch + rounds, ctx, LANES)  # nobody ends before all have signalled
-    at = trace.end(at, trace.BARRIER, meet, epoch + rounds, trace.ALL, ctx, TRACE)
+        trace.end(trace.FETCH, step, 0, rank, ctx, TRACE)
+        trace.end(trace.COMPUTE, step, 0, rank, ctx, TRACE)
+        # My round is over: the right neighbour waits for this.
+        signal.signal(flag, right, epoch + step + 1, ctx, TRACE)
+        signal.wait(flag, left, epoch + step + 1, ctx, TRACE)
+    # Nobody ends before all have signalled.
+    signal.barrier_ranks(meet, epoch + rounds, ctx, LANES, TRACE)
     tl.store(epochs + program, epoch + rounds)
     if program == 0:
         tl.store(out, rounds)
-    trace.finish(at, ctx, TRACE)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -18,34 +18,28 @@ from sundog.tools.isa import Case, functions
 pytestmark = pytest.mark.sim_only
 
 SUBJECTS = {  # an op, and the modules that its kernel's trace points are in
-    "all_gather.push": ["sundog.collectives.all_gather_push"],
+    "all_gather.push": ["sundog.device.signal", "sundog.collectives.all_gather_push"],
     "all_gather_matmul.hbm_buffer": [
-        "sundog.fused._fetchers", "sundog.fused._workers",
-        "sundog.fused.all_gather_matmul_hbm_buffer",
+        "sundog.device.signal", "sundog.device.local", "sundog.fused._fetchers",
+        "sundog.fused._workers", "sundog.fused.all_gather_matmul_hbm_buffer",
     ],
 }  # fmt: skip
 
 
 class CutOut(ast.NodeTransformer):
-    """Points alone go; of one around a signal or a wait that is left. `point` is never assigned."""
+    """Points alone go; a signal or a wait loses its TRACE."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        return self._cut(node)
-
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        return self._cut(node)
-
-    def _cut(self, node: ast.Assign | ast.Expr) -> ast.stmt:
         match node.value:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="trace"), attr=name)) as call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="trace"))):
                 self.count += 1
-                if name in ("begin", "end", "finish"):
-                    return ast.Pass()
-                left = ", ".join(map(ast.unparse, call.args[1:-1]))
-                return ast.parse(f"trace.signals.{name}({left})").body[0]
+                return ast.Pass()
+            case ast.Call(args=[*_, last]) as call if ast.unparse(last) in ("TRACE", "F.trace"):
+                self.count += 1
+                call.args.pop()
         return node
 
 
