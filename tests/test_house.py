@@ -12,7 +12,7 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1150, "backends": 3500, "checker": 1800, "collectives": 3250, "compiled": 1000,
+    "(top)": 1150, "backends": 3500, "checker": 2050, "collectives": 3250, "compiled": 1000,
     "dataset": 3800, "dataset/helion": 1950, "dataset/triton": 1750, "device": 850, "fused": 2550,
     "interpreter": 1900, "machine": 2950, "ops": 1480, "tools": 1950, "tools/bench": 850,
     "tools/check": 480, "tools/probe": 880, "tools/trace": 650, "tools/tune": 1500, "world": 1600,

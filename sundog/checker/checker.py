@@ -6,6 +6,7 @@ meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, StreamClocks
 from .confirm import Suspicion, confirm, suspect
 from .encounter import Encounter, Found
+from .failures import stale_read
 from .findings import AccessEvent, Finding
 from .rules import LOOKS
 from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, index_range
-from .signals import ACQUIRES, Signals
+from .signals import ACQUIRES, RELEASES, Signals
 
 __all__ = ["Checker"]
 
@@ -29,7 +31,8 @@ __all__ = ["Checker"]
 class Checker:
     """An observer of the machine, which collects findings."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, pick: Callable[[int], int] = lambda count: 0) -> None:
+        """Watch this memory. `pick` chooses which of several values an atomic reads; 0: newest."""
         self.findings: dict[tuple, Finding] = {}
         self._suspicions: list[Suspicion] = []
         self.trace: list[tuple] | None = None
@@ -39,7 +42,7 @@ class Checker:
         self.streams = StreamClocks(self._clocks)
         self._actors: dict[Program, Actor] = {}
         self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
-        self._signals = Signals()
+        self._signals = Signals(self._clocks, pick)
         self._shadows = Shadows(memory, self._signals.forget)
         self._events: dict[tuple, AccessEvent] = {}
         self._num_launches = 0
@@ -79,7 +82,7 @@ class Checker:
         self.streams.barrier(streams)
         if self.trace is not None:
             ranks = tuple(dict.fromkeys(stream.rank for stream in streams))
-            self.trace.append(("world_barrier", *[None] * 4, ranks, *[None] * 4))
+            self.trace.append(("world_barrier", *[None] * 4, ranks, *[None] * 4, ()))
 
     def cta_barrier(self, program: Program) -> None:
         actor = self._actors[program]
@@ -108,6 +111,15 @@ class Checker:
         self._access(event, touch)
         self._signals.break_chains(touch.addresses, touch.size)
 
+    def observe(
+        self, program: Program, touch: Touch, held: bytes, operands: tuple[str, bytes], sem: str
+    ) -> bytes | None:
+        """Return the older values that an atomic reads; None: what the memory holds."""
+        if sem in RELEASES:
+            held = b""  # see `words`
+        addresses = touch.addresses if held else touch.addresses[:0]
+        return self._signals.observe(self._actors[program], addresses, held, operands)
+
     def atomic(
         self,
         program: Program,
@@ -117,12 +129,15 @@ class Checker:
         scope: str,
         tensor: bool,
         proxy: bool,
-        changed: bool,
+        before: bytes,
+        after: bytes,
     ) -> None:
+        """Note an atomic that found `before` in the memory and left `after` there."""
         writes = op != "LOAD"
         event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, True, proxy)
         actor = event.actor
-        self._note("atomic", actor.rank, actor.launch, event, touch, tensor)
+        lags = self._signals.lags(touch.addresses) if self.trace is not None else ()
+        self._note("atomic", actor.rank, actor.launch, event, touch, tensor, lags)
         # An acquire comes after what it learns, so it learns first.
         self._signals.hear(event, touch.addresses)
         if tensor and sem in ACQUIRES:
@@ -134,9 +149,9 @@ class Checker:
         else:
             self._access(event, touch)
         if op == "STORE":
-            self._signals.break_chains(touch.addresses, touch.size)
+            self._signals.break_chains(touch.addresses, touch.size, plain=False)
         if writes:
-            self._signals.publish(event, touch.addresses, touch.size, changed)
+            self._signals.publish(event, touch, before, after)
         actor.steps += 1
 
     def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
@@ -251,6 +266,18 @@ class Checker:
         if known is not finding:
             known.count += 1
 
+    def stale_reads(self) -> list[str]:
+        """Say which atomics read an older value at last, and which write they missed."""
+        return [
+            stale_read(event, self._word(address), *messages)
+            for (event, address), messages in self._signals.stale.items()
+        ]
+
+    def _word(self, address: int) -> str:
+        """Name a word; an ordinary tensor's memory has no name once its kernel has ended."""
+        region = self._memory.find(address, address + 1)
+        return self._memory.name(address) if region is not None else "a word of a tensor"
+
     def ask_compiler(self) -> list[str]:
         """Report the loads that moved, after the run; return notes on what did not compile."""
         notes: dict[str, None] = {}
@@ -270,6 +297,7 @@ class Checker:
         event: Any = None,
         touch: Touch | None = None,
         tensor: bool | None = None,
+        lags: tuple[int, ...] = (),
     ) -> None:
         """Append to the trace, for the oracle of the tests."""
         if self.trace is None:
@@ -280,5 +308,5 @@ class Checker:
             what, rank, launch, getattr(actor, "number", None), stack[0][1] if stack else None,
             tuple(int(a) for a in touch.addresses.flat) if touch is not None else None,
             touch.size if touch is not None else None,
-            getattr(event, "sem", None), getattr(event, "scope", None), tensor,
+            getattr(event, "sem", None), getattr(event, "scope", None), tensor, lags,
         ))  # fmt: skip

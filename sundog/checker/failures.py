@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 from ..callsite import relative
 from ..errors import BadAccess, CannotInterpret, Deadlock, SundogError, WaitTimeout
-from .findings import Finding, Rule
+from .findings import AccessEvent, Finding, Rule
+from .words import Message
 
 __all__ = [
     "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "RULES", "WRONG_RESULT", "find_failure",
+    "stale_read",
 ]  # fmt: skip
 
 BAD_ACCESS = Rule(
@@ -27,11 +31,55 @@ CANNOT_INTERPRET = Rule(
     "a kernel uses something that the simulator does not have; the exit status is 2",
     is_verdict=False,
 )
+_SHOWN = 8  # stale reads
+
 RULES = [BAD_ACCESS, DEADLOCK, WRONG_RESULT, ERROR, CANNOT_INTERPRET]
 
 
-def find_failure(error: Exception | SystemExit, rank: int | None) -> Finding:
-    """Return the finding of what ended a run; `rank` is the one whose host raised it, if any."""
+def find_failure(
+    error: Exception | SystemExit, rank: int | None, stale: list[str] | None = None
+) -> Finding:
+    """Return the finding of what ended a run; `rank` is the one whose host raised it, if any.
+
+    `stale` names the reads that returned an older value than the newest: a cause that the error
+    itself does not show.
+    """
+    finding = _find(error, rank)
+    if stale and finding.kind in (WRONG_RESULT.kind, DEADLOCK.kind):
+        shown = stale[-_SHOWN:]
+        more = f" ({len(stale) - _SHOWN} more)" if len(stale) > _SHOWN else ""
+        finding.why += "\n".join(
+            [f"\nolder values were read, as nothing orders them{more}:", *shown]
+        )
+        finding.suggestion = finding.suggestion or (
+            "Write with release and read with acquire where one atomic must be seen before another."
+        )
+    return finding
+
+
+def stale_read(event: AccessEvent, word: str, read: Message, newest: Message) -> str:
+    """Say which atomic read an older value, and which write it missed."""
+    writer = newest.event
+    missed = f", not {_number(newest)}"
+    if writer is not None:
+        missed += f", which {_who(writer)} wrote at {_at(writer)}"
+    return f"  {_who(event)} at {_at(event)} ({event.sem}) read {word} = {_number(read)}{missed}"
+
+
+def _who(event: AccessEvent) -> str:
+    return f"rank {event.actor.rank} program {event.actor.index}"
+
+
+def _at(event: AccessEvent) -> str:
+    path, line, _ = event.where
+    return f"{relative(path)}:{line}"
+
+
+def _number(message: Message) -> int:
+    return int.from_bytes(message.value, sys.byteorder, signed=True)
+
+
+def _find(error: Exception | SystemExit, rank: int | None) -> Finding:
     who = f"rank {rank}: " if rank is not None else ""
     if isinstance(error, Deadlock):
         return DEADLOCK.finding(str(error))

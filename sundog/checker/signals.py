@@ -1,17 +1,20 @@
-"""Signals: what atomics publish on a word, who learns it, and which signals made no edge.
+"""Signals: what atomics publish on a word, who reads and learns it, which signals made no edge.
 
 A signal that was heard but made no edge is kept too, so that a report can name its fault.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .clocks import Actor, Clock, join
+from ..machine.accesses import Touch
+from .clocks import Actor, Clock, Clocks, join
 from .findings import AccessEvent
+from .words import Message, Word, is_poll, leaves_unchanged
 
 __all__ = ["ACQUIRES", "RELEASES", "Heard", "Signals", "both_reach"]
 
@@ -28,6 +31,7 @@ class Signal:
     barriers: int
     step: int
     address: int
+    number: int  # of its message
 
 
 @dataclass(frozen=True)
@@ -38,62 +42,117 @@ class Heard:
     event: AccessEvent
 
 
-@dataclass
-class Word:
-    """What the atomics on one address have published, by who can be reached, and who signalled."""
-
-    size: int
-    published: dict[tuple[str, Any], Clock] = field(default_factory=dict)
-    signals: dict[Actor, Signal] = field(default_factory=dict)
-
-
 class Signals:
-    """All words that atomics have touched."""
+    """All words that atomics have touched.
 
-    def __init__(self) -> None:
+    `pick` gets the number of values that an atomic may read, and chooses one; 0 is the newest.
+    """
+
+    def __init__(self, clocks: Clocks, pick: Callable[[int], int]) -> None:
+        self._clocks = clocks
+        self._pick = pick
         self._words: dict[int, Word] = {}
+        self._chosen: dict[int, Message] = {}  # older messages that the current atomic reads
+        # reads that did not return the newest value, and what they missed; the last of each place
+        self.stale: dict[tuple[AccessEvent, int], tuple[Message, Message]] = {}
 
-    def publish(self, event: AccessEvent, addresses: np.ndarray, size: int, changed: bool) -> None:
-        """Publish. `changed`: the atomic wrote a new value. A poll that adds 0 is no signal."""
-        actor = event.actor
+    def observe(
+        self, actor: Actor, addresses: np.ndarray, held: bytes, operands: tuple[str, bytes]
+    ) -> bytes | None:
+        """Choose what an atomic that does not release reads; None: what the memory holds."""
+        self._chosen = {}
+        if not self._words or not addresses.size:
+            return None
+        if addresses.size > 1 and not is_poll(*operands):
+            return None
+        size = len(held) // addresses.size
+        values = []
+        for place, address in enumerate(addresses.flat):
+            value = held[place * size : (place + 1) * size]
+            values.append(self._observe_word(actor, int(address), value, operands))
+        return b"".join(values) if self._chosen else None
+
+    def _observe_word(
+        self, actor: Actor, address: int, held: bytes, operands: tuple[str, bytes]
+    ) -> bytes:
+        word = self._words.get(address)
+        if word is None or len(word.messages) == 1:
+            return held
+        if word.newest.value != held:  # changed by an atomic of another size
+            del self._words[address]
+            return held
+        found = word.readable(actor, self._clocks)
+        if len(found) > 1 and not is_poll(*operands):
+            found[1:] = [m for m in found[1:] if leaves_unchanged(*operands, m.value)]
+        choice = self._pick(len(found)) if len(found) > 1 else 0
+        if choice:
+            self._chosen[address] = found[choice]
+        return found[choice].value
+
+    def publish(self, event: AccessEvent, touch: Touch, before: bytes, after: bytes) -> None:
+        """Append to the words what an atomic wrote. A poll that adds 0 writes no message."""
+        size, actor = touch.size, event.actor
         clock = actor.published(event.tensor) if event.sem in RELEASES else None
-        key = (event.scope, actor if event.scope == "cta" else actor.rank)
-        for address in addresses.flat:
-            word = self._words.setdefault(int(address), Word(size))
-            last = word.signals.get(actor)
-            released = last is not None and last.event.sem in RELEASES
-            if clock is not None or (changed and not released):
-                at = int(address)
-                word.signals[actor] = Signal(actor, event, actor.barriers, actor.steps, at)
-            if clock is None:
-                continue
-            known = word.published.get(key)
+        if clock is None and before == after:
+            return
+        for place, address in enumerate(touch.addresses.flat):
+            lane = slice(place * size, (place + 1) * size)
+            word = self._words.get(int(address))
+            if word is None or word.size != size:
+                word = self._words[int(address)] = Word(size, [Message(0, before[lane])])
+            if clock is not None or before[lane] != after[lane]:
+                self._append(event, word, int(address), after[lane], clock)
+
+    def _append(
+        self, event: AccessEvent, word: Word, address: int, value: bytes, clock: Clock | None
+    ) -> None:
+        actor, newest = event.actor, word.newest
+        last = word.signals.get(actor)
+        number = newest.number + 1
+        released = last is not None and last.event.sem in RELEASES
+        if event.verb == "atomic STORE":  # it reads nothing, so no release sequence goes through
+            word.signals.clear()
+        published = newest.published if event.verb != "atomic STORE" else {}
+        if clock is not None:
+            key = (event.scope, _same(event, actor))
+            known = published.get(key)
             alone = last is not None and len(word.signals) == 1
-            if known is None or (alone and known.get(actor.zero, 0) <= clock[actor.zero]):
-                word.published[key] = clock  # this actor's newer clock has all of its older one
-            else:
-                merged = dict(known)
-                join(merged, clock)
-                word.published[key] = merged
+            if known is not None and not (alone and known.get(actor.zero, 0) <= clock[actor.zero]):
+                clock = {**clock}  # unless this actor's newer clock has all of its older one
+                join(clock, known)
+            published = {**published, key: clock}
+        if clock is not None or not released:
+            word.signals[actor] = Signal(actor, event, actor.barriers, actor.steps, address, number)
+        stamp = actor.stamp(event.tensor, event.proxy)
+        releases = newest.releases + (clock is not None)
+        word.append(Message(number, value, stamp, event, published, releases))
 
     def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
         """Read the words by an atomic: learn what reaches its actor, and note what does not."""
         for address in addresses.flat:
             word = self._words.get(int(address))
             if word is not None:
-                self._hear_word(event, word)
+                message = self._chosen.get(int(address), word.newest)
+                if message.value != word.newest.value:
+                    self.stale[event, int(address)] = message, word.newest
+                elif self.stale:
+                    self.stale.pop((event, int(address)), None)
+                self._hear_word(event, word, message)
 
-    def _hear_word(self, event: AccessEvent, word: Word) -> None:
+    def _hear_word(self, event: AccessEvent, word: Word, message: Message) -> None:
         actor = event.actor
         acquires = event.sem in ACQUIRES
+        word.note_read(actor, actor.stamp(event.tensor, False), message)
         for signal in word.signals.values():
+            if signal.number > message.number:
+                continue  # not read yet
             if event.sem == "release" and signal.actor in actor.heard:
                 continue  # meant to signal, not to wait: what was heard before counts
             if signal.actor is not actor:
                 actor.heard[signal.actor] = Heard(signal, event)
                 if event.tensor and acquires:
                     actor.pending_from[signal.actor] = None
-        reaching = _reaching(event, word) if acquires else []
+        reaching = _reaching(event, message) if acquires else []
         if reaching and not event.tensor:
             actor.acquired(event)
         for clock in reaching:
@@ -105,8 +164,17 @@ class Signals:
     def reaching(self, event: AccessEvent, address: int) -> list[Clock]:
         """Return what one lane of a tensor atomic learns, for its own thread."""
         word = self._words.get(address)
-        acquires = event.sem in ACQUIRES
-        return _reaching(event, word) if word is not None and acquires else []
+        if word is None or event.sem not in ACQUIRES:
+            return []
+        return _reaching(event, self._chosen.get(address, word.newest))
+
+    def lags(self, addresses: np.ndarray) -> tuple[int, ...]:
+        """Return how many releases each lane of the current atomic has missed."""
+        return tuple([self._lag(int(address)) for address in addresses.flat])
+
+    def _lag(self, address: int) -> int:
+        read = self._chosen.get(address)
+        return 0 if read is None else self._words[address].newest.releases - read.releases
 
     def hear_plainly(self, event: AccessEvent, address: int) -> None:
         """Note a plain scalar load of a word that others signal on."""
@@ -115,8 +183,11 @@ class Signals:
             if signal.actor is not event.actor:
                 event.actor.heard[signal.actor] = Heard(signal, event)
 
-    def break_chains(self, addresses: np.ndarray, size: int) -> None:
-        """End the release sequences on the words that a plain store overwrites."""
+    def break_chains(self, addresses: np.ndarray, size: int, plain: bool = True) -> None:
+        """End the release sequences on the words that a store overwrites.
+
+        An atomic one is a message of the words that it overwrites as a whole.
+        """
         if not self._words or not addresses.size:
             return
         if addresses.size == 1:
@@ -128,6 +199,8 @@ class Signals:
         for start in near:
             width = np.uint64(self._words[start].size)
             begins, word = addresses.ravel(), np.uint64(start)
+            if not plain and width == size and (begins == word).any():
+                continue
             if ((begins < word + width) & (begins + np.uint64(size) > word)).any():
                 del self._words[start]
 
@@ -136,12 +209,12 @@ class Signals:
             del self._words[address]
 
 
-def _reaching(event: AccessEvent, word: Word) -> list[Clock]:
-    """Return what has been published on a word for the actor of this event."""
+def _reaching(event: AccessEvent, message: Message) -> list[Clock]:
+    """Return what a message has for the actor of this event."""
     actor = event.actor
     return [
         clock
-        for (scope, who), clock in word.published.items()
+        for (scope, who), clock in message.published.items()
         if _reaches(scope, who, actor) and _reaches(event.scope, _same(event, actor), who)
     ]
 

@@ -100,8 +100,15 @@ class Atomics(Arithmetic):
         kind = np_dtype(dtype)
         addresses = ptr.data[chosen]
         tile = is_tile(ptr.data)
+
+        def recall(older: bytes) -> np.ndarray:
+            old = np.zeros(chosen.shape, kind)
+            old[chosen] = np.frombuffer(older, kind)
+            return old
+
+        order = _SEM[sem], _SCOPE[scope]
         old = self.machine.accesses.atomic(
-            execute, addresses, kind.itemsize, operands, _SEM[sem], _SCOPE[scope], tile, proxy
+            execute, recall, addresses, kind.itemsize, operands, *order, tile, proxy
         )
         if addresses.size < chosen.size:  # the other lanes have no old value
             old = np.where(chosen, old, poison_like(chosen.shape, kind, dtype))

@@ -59,6 +59,7 @@ class MemoryPort(Protocol):
     def atomic(
         self,
         execute: Callable[[], np.ndarray],
+        recall: Callable[[bytes], np.ndarray],
         addresses: np.ndarray,
         size: int,
         operands: tuple[str, bytes],
@@ -66,7 +67,8 @@ class MemoryPort(Protocol):
         scope: str,
         tensor: bool,
         proxy: bool,
-    ) -> np.ndarray: ...
+    ) -> np.ndarray:
+        """Make an atomic: `execute` it, or `recall` older values that it is to read."""
 
     def cta_barrier(self) -> None: ...
 

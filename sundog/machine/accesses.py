@@ -93,6 +93,11 @@ class Observer(Protocol):
 
     def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
 
+    def observe(
+        self, program: Program, touch: Touch, held: bytes, operands: tuple[str, bytes], sem: str
+    ) -> bytes | None:
+        """Return the older values that an atomic reads; None: what the memory holds."""
+
     def atomic(
         self,
         program: Program,
@@ -102,7 +107,8 @@ class Observer(Protocol):
         scope: str,
         tensor: bool,
         proxy: bool,
-        changed: bool,
+        before: bytes,
+        after: bytes,
     ) -> None: ...
 
     def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
@@ -159,6 +165,7 @@ class Accesses:
     def atomic(
         self,
         execute: Callable[[], np.ndarray],
+        recall: Callable[[bytes], np.ndarray],
         addresses: np.ndarray,
         size: int,
         operands: tuple[str, bytes],
@@ -172,17 +179,19 @@ class Accesses:
         region = self._machine.memory.check(addresses, size, "atomic")
         key = self._park_if_stuck(addresses, operands, POLLS_BEFORE_PARKING)
         before = read(addresses, size)
-        old = execute()
-        changed = read(addresses, size) != before
-        if self._machine.checker is not None:
+        program, checker, touch = self._machine.program, self._machine.checker, None
+        older = None
+        if checker is not None:
             touch = Touch(addresses, size, region)
-            self._machine.checker.atomic(
-                self._machine.program, touch, operands[0], sem, scope, tensor, proxy, changed
-            )
-        if changed:
+            older = checker.observe(program, touch, before, operands, sem)
+        old = execute() if older is None else recall(older)
+        after = read(addresses, size)
+        if checker is not None and touch is not None:
+            checker.atomic(program, touch, operands[0], sem, scope, tensor, proxy, before, after)
+        if after != before:
             self._wrote(addresses, size)
         elif key is not None:
-            self._found(key, addresses, size, before)
+            self._found(key, addresses, size, before if older is None else older)
         return old
 
     def cta_barrier(self) -> None:

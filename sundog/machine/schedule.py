@@ -25,9 +25,24 @@ class Schedule(Protocol):
     def choose(self, ready: Sequence[object]) -> int:
         """The place in `ready` of the task to run next."""
 
+    def pick(self, count: int) -> int:
+        """Which of this many values an atomic reads; 0 is the newest."""
 
-class RandomSchedule:
+
+class _Picking:
+    """Half of the reads see the newest value, the others any older one with equal chance."""
+
     def __init__(self, seed: int) -> None:
+        self._picks = random.Random(~seed)  # its own, so that the reads do not move the tasks
+
+    def pick(self, count: int) -> int:
+        chance = 2 * self._picks.random()
+        return 0 if chance < 1 else 1 + int((chance - 1) * (count - 1))
+
+
+class RandomSchedule(_Picking):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
         self.token = f"random:{seed}"
         self.step = 0
         self._random = random.Random(seed)
@@ -38,8 +53,9 @@ class RandomSchedule:
         return int(self._random.random() * len(ready))
 
 
-class PctSchedule:
+class PctSchedule(_Picking):
     def __init__(self, seed: int, depth: int = 3, window: int = 0) -> None:
+        super().__init__(seed)
         self.token = f"pct:{seed}:{depth}:{window}" if window else f"pct:{seed}:{depth}"
         self.step = 0
         self._random = random.Random(seed)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,7 +69,7 @@ def _linear(text: Text, trace: list[tuple]) -> tuple[list[Event], list[int]]:
     """The run as the oracle wants it: every operation from the case, in the order of the trace."""
     events, lines = [], []
     numbers: dict[tuple[int, int], int] = {}  # of launches: the trace's to those of the rank
-    for kind, rank, launch, program, line, where, *how in trace:
+    for kind, rank, launch, program, line, where, *how, lags in trace:
         made = []
         if kind == "world_barrier":
             made = [Event(kind, -1)]
@@ -80,7 +80,7 @@ def _linear(text: Text, trace: list[tuple]) -> tuple[list[Event], list[int]]:
             made = [Event(kind, rank, numbers[rank, launch], program)]
         elif line in text.ops and kind != "end":
             site, op = text.ops[line]
-            made = [event for event in _events(site, op) if event.kind == kind]
+            made = [replace(e, lags=lags) for e in _events(site, op) if e.kind == kind]
             same = bool(made) and site[0] == rank
             same &= not where or _as_traced(made[0]) == (len(where), *how)
             assert same, (

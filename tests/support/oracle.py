@@ -32,6 +32,8 @@ class Event:
     sem: str = ""
     scope: str = ""
     tile: bool = False  # a tensor of several pointers: made by many threads
+    # per lane of an atomic: how many of the newest releases it did not read
+    lags: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def actor(self) -> tuple[int, int, int]:
@@ -91,7 +93,9 @@ class _Order:
             if event.kind == "barrier":  # rule 1
                 program.knows = self._node([program.knows, *program.open])
                 program.open, program.thread_0 = [], []
-            return [self._add_lane(event, lane, program) for lane in event.lanes]
+            lags = event.lags or (0,) * len(event.lanes)
+            lanes = zip(event.lanes, lags, strict=True)
+            return [self._add_lane(event, lane, program, lag) for lane, lag in lanes]
         node = self._node(self._stream[event.rank])
         if event.kind == "launch":  # rule 4: later work on the stream comes after its end
             self._launches[event.rank, event.launch] = node, self._node([node])
@@ -104,8 +108,9 @@ class _Order:
         self._stream[event.rank] = [node]
         return [node] * len(event.lanes)
 
-    def _add_lane(self, event: Event, lane: Lane, program: _Program) -> int:
+    def _add_lane(self, event: Event, lane: Lane, program: _Program, lag: int) -> int:
         chain = self._chains.get(lane, []) if event.sem in ("acquire", "acq_rel") else []  # rule 2
+        chain = chain[: len(chain) - lag]
         learnt = [published for published, release in chain if reach(release, event)]
         if not event.tile:  # the whole program learns, else only this lane until the next barrier
             program.knows = self._node([program.knows, *learnt])

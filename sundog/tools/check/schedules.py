@@ -103,7 +103,7 @@ def check_once(
 ) -> Report:
     """One schedule. What a rank or a kernel raises is a finding, sys.exit too; Ctrl-C is not."""
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
-    checker = machine.checker = Checker(machine.memory)
+    checker = machine.checker = Checker(machine.memory, machine.schedule.pick)
     checker.trace = [] if trace else None
     with _no_garbage_collection():
         nbytes = heap_size or knobs.heap_size.get() or _HEAP
@@ -111,7 +111,7 @@ def check_once(
     notes = checker.ask_compiler()
     findings = list(checker.findings.values())
     if machine.failure is not None:
-        findings.append(_failure(machine))
+        findings.append(_failure(machine, checker.stale_reads()))
     for finding in findings:
         finding.token = finding.token or schedule
     results = [host.result for host in machine.hosts]
@@ -130,10 +130,10 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _failure(machine: Machine) -> Finding:
+def _failure(machine: Machine, stale: list[str]) -> Finding:
     error = machine.failure
     if not isinstance(error, Exception | SystemExit):
         assert error is not None
         raise error
     rank = next((host.rank for host in machine.hosts if host.error is error), None)
-    return failures.find_failure(error, rank)
+    return failures.find_failure(error, rank, stale)

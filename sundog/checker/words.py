@@ -1,0 +1,115 @@
+"""Words that atomics touch: their modification order, and which of its values a read may return.
+
+Every atomic that writes appends a message to its word. A read may return any message that coherence
+allows: not one older than another that happens before the read, whether the reader knows of the
+write itself or of somebody's read of it. A read-modify-write that changes the value reads the
+newest, since nothing comes between the two in the modification order. One that leaves the value as
+it is, such as a poll that adds 0, may read an older message: it stands right after that message,
+and the next writer read the same value from it. A release must not stand there: the next
+writer may have acquired without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .clocks import Actor, Clock, Clocks, Stamp
+from .findings import AccessEvent
+
+__all__ = ["Message", "Word", "is_poll", "leaves_unchanged"]
+
+_KEPT = 8  # messages of a word: how old a value may be
+_MOST_STALE = 4  # reads of a program in a row that miss the newest message: a poll sees it in time
+
+Published = Mapping[
+    tuple[str, Any], Clock
+]  # by scope and who used it; never changed, only replaced
+
+
+class Message(NamedTuple):
+    """A value of a word, who wrote it, and what an acquire that reads it learns."""
+
+    number: int  # in the modification order
+    value: bytes
+    stamp: Stamp | None = None  # None: it was there before the first atomic
+    event: AccessEvent | None = None
+    published: Published = MappingProxyType({})
+    releases: int = 0  # in its chain of read-modify-writes
+
+
+@dataclass
+class Word:
+    """The newest messages of one address, and who has read which of them."""
+
+    size: int
+    messages: list[Message]
+    signals: dict[Actor, Any] = field(default_factory=dict)  # signals.Signal: the latest of each
+    seen: dict[int, int] = field(default_factory=dict)  # by component: the newest message it met
+    reads: list[tuple[Stamp, int]] = field(default_factory=list)  # that others may learn of
+    stale: dict[Actor, int] = field(default_factory=dict)  # reads in a row that missed the newest
+
+    @property
+    def newest(self) -> Message:
+        return self.messages[-1]
+
+    def append(self, message: Message) -> None:
+        self.messages.append(message)
+        if message.stamp is not None:
+            self.seen[message.stamp[0]] = message.number
+        if len(self.messages) > _KEPT:
+            del self.messages[0]
+            oldest = self.messages[0].number
+            self.reads = [read for read in self.reads if read[1] > oldest]
+
+    def note_read(self, actor: Actor, stamp: Stamp, message: Message) -> None:
+        """Note that the stamped access has read this message."""
+        if self.seen.get(stamp[0], -1) < message.number:
+            self.seen[stamp[0]] = message.number
+            if message.number > self.messages[0].number:
+                self.reads.append((stamp, message.number))
+        if message is self.newest:
+            self.stale.pop(actor, None)
+        else:
+            self.stale[actor] = self.stale.get(actor, 0) + 1
+
+    def readable(self, actor: Actor, clocks: Clocks) -> list[Message]:
+        """Return what coherence lets the actor read, newest first."""
+        newest = self.newest
+        own = max(self.seen.get(actor.zero, -1), self.seen.get(actor.warps, -1))
+        if own == newest.number or self.stale.get(actor, 0) >= _MOST_STALE:
+            return [newest]
+        known = [own, *(number for stamp, number in self.reads if clocks.knows(actor, stamp))]
+        oldest = max(known)
+        found: list[Message] = []
+        for message in reversed(self.messages):
+            if message.number < oldest:
+                break
+            found.append(message)
+            if message.stamp is None or clocks.knows(actor, message.stamp):
+                break
+        return found
+
+
+def is_poll(op: str, operand: bytes) -> bool:
+    """Whether an atomic leaves every value as it is."""
+    return op == "LOAD" or (op in ("ADD", "FADD", "OR", "XOR") and not any(operand))
+
+
+def leaves_unchanged(op: str, operand: bytes, value: bytes) -> bool:
+    """Whether an atomic writes this value back, or nothing, when it reads it."""
+    if op == "CAS":
+        expected, new = operand[: len(value)], operand[len(value) :]
+        return value != expected or value == new
+    if op == "XCHG":
+        return value == operand
+    if op in ("MAX", "MIN", "AND", "UMAX", "UMIN"):
+        kind = "u" if op.startswith("U") else "i"
+        other, old = (np.frombuffer(each, f"{kind}{len(value)}")[0] for each in (operand, value))
+        kept = {"MAX": max(old, other), "MIN": min(old, other), "AND": old & other}
+        return bool(kept[op.removeprefix("U")] == old)
+    return is_poll(op, operand)
