@@ -41,6 +41,9 @@ Json = Annotated[
 World = Annotated[int, typer.Option(min=1, help="ranks")]
 Worlds = Annotated[str, typer.Option(callback=_ranks, help="ranks, with commas")]
 Backend = Annotated[str, typer.Option(callback=_known, help="virtual or symm")]
+Checkout = Annotated[
+    Path | None, typer.Option(exists=True, file_okay=False, help="a checkout of this suite")
+]
 Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 
 app = typer.Typer(
@@ -94,6 +97,18 @@ def compile_only(json: Json = "") -> None:
     from . import compile_only
 
     compile_only.main(json)
+
+
+@app.command()
+def suites(dat3m: Checkout = None, alloy: Checkout = None, json: Json = "") -> None:
+    """Run other people's test suites, each from the checkout given; exit 1 if a case differs."""
+    given = {"dat3m": dat3m, "alloy": alloy}
+    found = {name: path for name, path in given.items() if path is not None}
+    if not found:
+        raise typer.BadParameter(f"give a checkout: {', '.join('--' + name for name in given)}")
+    from .suites import command
+
+    raise typer.Exit(0 if command.run(found, json) else 1)
 
 
 # on a GPU

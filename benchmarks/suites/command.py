@@ -1,0 +1,22 @@
+"""`python -m benchmarks suites`: run the suites whose checkouts are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import alloy, dat3m
+from .verdicts import judge, show, write
+
+__all__ = ["IMPORTERS", "run"]
+
+IMPORTERS = {"dat3m": dat3m.cases, "alloy": alloy.cases}
+
+
+def run(checkouts: dict[str, Path], path: str) -> bool:
+    """Judge every case; say whether each agrees, has a reason or is not expressible."""
+    cases = [case for name, where in checkouts.items() for case in IMPORTERS[name](where)]
+    found = [judge(case) for case in cases]
+    show(found)
+    if path:
+        write(path, found)
+    return not any(verdict.kind == "differs" for verdict in found)
