@@ -31,11 +31,12 @@ BUDGETS = {
     "tools/probe": 880,
     "tools/trace": 650,
     "tools/tune": 1500,
+    "torch": 700,
     "world": 1600,
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 26  # without commands, which cli.py alone imports
+ONE_IMPORTER = 30  # without commands, which cli.py alone imports
 CLOSURE = 14  # files that a collective's import reads; goal: 12
 KERNEL_ARGUMENTS = 17  # goal: 12
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..machine.launcher import current_machine
 from ..machine.machine import Machine
 from ..machine.tasks import Host
@@ -61,7 +63,12 @@ class Meeting:
 
 
 def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
-    """Open the world of a rank, run `fn` in it, and end it."""
+    """Open the world of a rank, run `fn` in it, and end it.
+
+    Its backward runs in its own thread: autograd's thread of a GPU would serve all ranks, and the
+    first of them that waits for another would stop them all.
+    """
+    torch.autograd.set_multithreading_enabled(False)
     heap = Heap(backend.segment(backend.rank).numel(), backend.guard)
     world = World(backend, tuple(range(backend.size)), "world", heap)
     try:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "Plan", "agree", "check_grad", "check_plain",
+    "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "NoFormula", "Plan", "agree", "check_grad",
+    "check_plain",
 ]  # fmt: skip
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
@@ -131,8 +132,15 @@ def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
     return None
 
 
+class NoFormula(ValueError):
+    """A tensor requires grad, and this call would lose its gradient.
+
+    `world.all_reduce(x)` goes on from here to the op of torch that has a formula (torch/calls.py).
+    """
+
+
 def check_grad(op: str, *tensors: Any, name: str = "") -> None:
-    """ValueError where a gradient would be lost: no op has a backward formula.
+    """Raise where a gradient would be lost: kernels have no backward formula.
 
     Inside an autograd.Function grad mode is off, so an op can be a part of one.
     """
@@ -147,7 +155,7 @@ def check_grad(op: str, *tensors: Any, name: str = "") -> None:
                     f"and {op} has no formula for them. Call it outside the transformed function."
                 )
             if tensor.requires_grad and torch.is_grad_enabled():
-                raise ValueError(
+                raise NoFormula(
                     f"{op}: {called} requires grad, and {op} has no backward formula: the gradient "
                     f"would be lost. Call it inside `with torch.no_grad():`, or pass "
                     f"{name or 'the tensor'}.detach()."

@@ -14,6 +14,8 @@ from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
 from ..ops.load import functions
 from ..ops.plans import Plans
+from ..torch import names
+from ..torch.calls import routed
 from .backend import Backend, Exchange
 from .capture import ALLOCATION, BARRIER, COLLECTIVE, NESTED, PLAN, READ, Graph
 from .heap import Heap, divergence
@@ -69,10 +71,9 @@ class World:
         self.passive = backend.passive
         self.trace = 0  # the clock that kernels read at their trace points; 0: they have none
         self._backend = backend
-        self._ranks = ranks
-        self._channel = channel
-        self._heap = heap
+        self._ranks, self._channel, self._heap = ranks, channel, heap
         self._closed = ""
+        self.name = names.name_for(self, channel)  # for torch's ops: see sundog/torch/names.py
         self._num_groups = 0
         self._streams = RankStreams(backend)
         self._memory = Symmetric(backend, ranks, heap, origin, self._streams.check_unused)
@@ -163,10 +164,7 @@ class World:
 
     @property
     def rank_stride(self) -> int | None:
-        """Bytes from each rank's copy of a tensor to the next one's, where that is one number.
-
-        Then a descriptor (TMA) with a dimension for the ranks reaches them all.
-        """
+        """Bytes from each rank's copy to the next one's, if that is one number: for descriptors."""
         return self._memory.rank_stride
 
     # streams
@@ -353,6 +351,7 @@ class World:
 
     def _end(self, why: str) -> None:
         self._closed = self._closed or why
+        names.forget(self)
         for group in self._memory.groups.values():
             if group is not None:
                 group._end(why)
@@ -447,4 +446,4 @@ class World:
 
 
 for _name, _function in functions().items():
-    setattr(World, _name, _function)
+    setattr(World, _name, routed(_name, _function))

@@ -1,4 +1,4 @@
-"""Gradients: no op has a backward formula, and none loses one without a word."""
+"""Gradients that would be lost are refused. tests/inside_torch has those with a formula."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from sundog.collectives import all_gather_push
 Run = Callable[..., list]
 Call = Callable[[sundog.World, torch.Tensor], Any]
 
-# Each takes a 2 x 2 tensor as its input, whichever of its tensors that is.
+# Each takes a 2 x 2 tensor as its input, whichever of its tensors that is, with an output.
 INPUTS: dict[str, Call] = {
-    "all_gather": lambda world, x: world.all_gather(x),
-    "all_reduce": lambda world, x: world.all_reduce(x),
-    "all_to_all": lambda world, x: world.all_to_all(x),
-    "broadcast": lambda world, x: world.broadcast(x),
-    "gather": lambda world, x: world.gather(x),
-    "reduce": lambda world, x: world.reduce(x, 0),
-    "reduce_scatter": lambda world, x: world.reduce_scatter(x),
-    "all_gather_matmul": lambda world, x: world.all_gather_matmul(x, x.detach(), shard="m"),
-    "matmul_all_reduce": lambda world, x: world.matmul_all_reduce(x.detach(), x),
+    "all_gather": lambda world, x: world.all_gather(x, x.new_empty(4, 2)),
+    "all_reduce": lambda world, x: world.all_reduce(x, out=x.new_empty(2, 2)),
+    "all_to_all": lambda world, x: world.all_to_all(x, x.new_empty(2, 2)),
+    "broadcast": lambda world, x: world.broadcast(x, out=x.new_empty(2, 2)),
+    "reduce": lambda world, x: world.reduce(x, 0, out=x.new_empty(2, 2)),
+    "reduce_scatter": lambda world, x: world.reduce_scatter(x, out=x.new_empty(1, 2)),
+    "all_gather_matmul": lambda world, x: world.all_gather_matmul(
+        x, x.detach(), shard="m", out=x.new_empty(4, 2)
+    ),
+    "matmul_all_reduce": lambda world, x: world.matmul_all_reduce(
+        x.detach(), x, out=x.new_empty(2, 2)
+    ),
     "matmul_reduce_scatter": lambda world, x: world.matmul_reduce_scatter(
-        x.detach(), x.detach(), x.view(-1)[:2]
+        x.detach(), x.detach(), x.view(-1)[:2], out=x.new_empty(1, 2)
     ),
 }
 OUTPUTS: dict[str, Call] = {

@@ -1,0 +1,5 @@
+"""sundog inside torch: ops with gradients, torch.compile, process groups, modules.
+
+library     every op as an op of torch: schema, fake kernel, backward formula
+calls       where `world.all_reduce(x)` goes when it is differentiated or compiled
+"""

@@ -1,0 +1,198 @@
+"""Where `world.all_reduce(x)` goes when x requires grad, or when torch.compile traces the call.
+
+Such calls go to the ops of torch (library.py), which have a backward formula and a fake kernel. All
+others go straight to the collective, as ever. The functions here have the signatures of the
+collectives, and Dynamo traces them: so they are plain Python, and read nothing of a world but its
+name, its size and its rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_dynamo_compiling as is_tracing
+
+from ..ops.op import NoFormula
+from .library import ops
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = ["routed"]
+
+
+def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of World: the function, or the op of torch where that is needed.
+
+    The function itself finds out that a tensor requires grad, in checks that it makes anyway.
+    """
+    graph_call = _CALLS.get(name)
+    if graph_call is None:
+        return function
+
+    @functools.wraps(function)
+    def method(world: World, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return graph_call(world, *args, **kwargs)
+        try:
+            return function(world, *args, **kwargs)
+        except NoFormula:
+            pass
+        return graph_call(world, *args, **kwargs)
+
+    return method
+
+
+def all_reduce(
+    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("all_reduce", world, config, async_op, explain, out, x)
+    return _into(out, ops.all_reduce(x, op, algo, world.name))
+
+
+def all_gather(
+    world: World, x: torch.Tensor, out: torch.Tensor | None = None, *, algo: str = "auto",
+    config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("all_gather", world, config, async_op, explain, out, x)
+    return _into(out, ops.all_gather(x, algo, world.name))
+
+
+def reduce_scatter(
+    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("reduce_scatter", world, config, async_op, explain, out, x)
+    return _into(out, ops.reduce_scatter(x, op, algo, world.name))
+
+
+def all_to_all(
+    world: World, x: torch.Tensor, out: torch.Tensor | None = None,
+    in_splits: Sequence[int] | None = None, out_splits: Sequence[int] | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("all_to_all", world, config, async_op, explain, out, x)
+    return _into(out, ops.all_to_all(x, in_splits, out_splits, algo, world.name))
+
+
+def broadcast(
+    world: World, x: torch.Tensor, src: int = 0, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("broadcast", world, config, async_op, explain, out, x)
+    return _into(out, ops.broadcast(x, src, algo, world.name))
+
+
+def reduce(
+    world: World, x: torch.Tensor, dst: int, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor | None:  # fmt: skip
+    _check_call("reduce", world, config, async_op, explain, out, x)
+    result = ops.reduce(x, dst, op, algo, world.name)
+    return _on_one(world, dst, out, result, x)
+
+
+def gather(
+    world: World, x: torch.Tensor, dst: int = 0, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor | None:  # fmt: skip
+    _check_call("gather", world, config, async_op, explain, out, x)
+    result = ops.gather(x, dst, algo, world.name)
+    return _on_one(world, dst, out, result, x)
+
+
+def scatter(
+    world: World, x: torch.Tensor | None, src: int = 0, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("scatter", world, config, async_op, explain, out, x)
+    if x is None:
+        raise ValueError(
+            "scatter: x is None; where scatter is differentiated or compiled, every rank passes a "
+            "tensor of the shape of the source's x"
+        )
+    return _into(out, ops.scatter(x, src, algo, world.name))
+
+
+def all_gather_matmul(
+    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, shard: str = "k",
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("all_gather_matmul", world, config, False, explain, out, a, b, bias)
+    call = ops.all_gather_matmul
+    return _into(out, call(a, b, bias, activation, out_dtype, shard, algo, world.name))
+
+
+def matmul_reduce_scatter(
+    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("matmul_reduce_scatter", world, config, False, explain, out, a, b, bias)
+    call = ops.matmul_reduce_scatter
+    return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
+
+
+def matmul_all_reduce(
+    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("matmul_all_reduce", world, config, False, explain, out, a, b, bias)
+    call = ops.matmul_all_reduce
+    return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
+
+
+def _check_call(
+    name: str, world: World, config: Any, async_op: bool, explain: bool,
+    out: torch.Tensor | None, *inputs: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Raise for what a graph can't hold."""
+    world._check_open()
+    for option, is_given in (
+        ("config", config is not None), ("async_op", async_op), ("explain", explain),
+    ):  # fmt: skip
+        if is_given:
+            raise ValueError(
+                f"{name}: {option}=... is not possible where {name} is differentiated or compiled; "
+                "leave it out, or call it inside `with torch.no_grad():`, uncompiled"
+            )
+    if out is None or not torch.is_grad_enabled():
+        return
+    for called, tensor in (("out", out), *zip(("x", "b", "bias"), inputs, strict=False)):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise ValueError(
+                f"{name}: {called} requires grad, and with out= {name} has no backward formula: "
+                f"the gradient would be lost. Leave out= out, call it inside `with "
+                f"torch.no_grad():`, or pass {called}.detach()."
+            )
+
+
+def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
+    return result if out is None else out.copy_(result.view(out.shape))
+
+
+def _on_one(
+    world: World, dst: int, out: torch.Tensor | None, result: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor | None:
+    """The result on rank `dst`. Others need a tensor only if they take part in the backward."""
+    if world.rank == dst:
+        return _into(out, result)
+    return result if torch.is_grad_enabled() and x.requires_grad else None
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter,
+        all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce,
+    )
+}  # fmt: skip

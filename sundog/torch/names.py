@@ -1,0 +1,64 @@
+"""Worlds by name, for code that can carry a string but no World: torch's ops and compiled graphs.
+
+A name is unique among the open worlds of one rank. Ranks that make the same worlds in the same
+order get the same names, and the next world after a close gets the name again, so a compiled
+function needs no recompilation for another rank or another run. On `sim` and `virtual` a rank is
+a thread; elsewhere it is the process, whose other threads (autograd has some) find its worlds too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from _thread import get_ident
+from typing import TYPE_CHECKING
+
+from ..errors import WorldClosed
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = ["find_world", "forget", "name_for"]
+
+_worlds: dict[str, dict[int, weakref.ref[World]]] = {}  # by name, then by the rank's thread
+
+
+def name_for(world: World, wanted: str) -> str:
+    """Return the name under which `find_world` finds this world: the wanted one, or wanted#2."""
+    thread, name, count = get_ident(), wanted, 1
+    while _open(_worlds.get(name, {}).get(thread)) is not None:
+        count += 1
+        name = f"{wanted}#{count}"
+    _worlds.setdefault(name, {})[thread] = weakref.ref(world)
+    return name
+
+
+def forget(world: World) -> None:
+    """Free the name of a world that has ended."""
+    by_thread = _worlds.get(world.name, {})
+    for thread, each in list(by_thread.items()):
+        if each() is world:
+            del by_thread[thread]
+    if not by_thread:
+        _worlds.pop(world.name, None)
+
+
+def find_world(name: str) -> World:
+    """Return the calling rank's open world of this name; raise WorldClosed if there is none."""
+    by_thread = _worlds.get(name)
+    if by_thread is not None:
+        found = by_thread.get(get_ident())
+        if found is None and len(by_thread) == 1:
+            found = next(iter(by_thread.values()))
+        world = _open(found)
+        if world is not None:
+            return world
+    known = ", ".join(map(repr, _worlds)) or "none"
+    raise WorldClosed(
+        f"there is no open world named {name!r} on this rank (open: {known}): it was closed, or "
+        "belongs to another rank. Open a world with sundog.run or sundog.init, and pass that one."
+    )
+
+
+def _open(found: weakref.ref[World] | None) -> World | None:
+    world = found() if found is not None else None
+    return None if world is None or world._closed else world

@@ -1,0 +1,141 @@
+"""torch.compile with fullgraph=True: forward, backward, dynamic shapes; and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import sundog
+
+Run = Callable[..., list]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def block(world: sundog.World, x: Tensor, w: Tensor) -> Tensor:
+    """Every op that keeps its result on all ranks, in one function."""
+    y = world.all_reduce(x @ w, "avg")
+    z = world.reduce_scatter(torch.relu(y) * 2)
+    z = world.all_to_all(world.all_gather(z)).sin()
+    z = world.broadcast(z, 1) + world.scatter(z.repeat(2, 1), 0)
+    gathered = world.all_gather_matmul(z, w, w[0], "silu", shard="m")
+    scattered = world.matmul_reduce_scatter(gathered, w)
+    return scattered.sum() + world.matmul_all_reduce(z, w).cos().sum()
+
+
+def gradients(world: sundog.World, fn: Callable[..., Tensor], rows: int) -> list[Tensor]:
+    x = torch.arange(rows * 4.0, device=world.device).view(rows, 4).add(world.rank).div(9)
+    w = torch.eye(4, device=world.device) + 0.25
+    x.requires_grad_()
+    w.requires_grad_()
+    loss = fn(world, x, w)
+    loss.backward()
+    return [loss.detach(), x.grad, w.grad]
+
+
+def same(compiled: list[Tensor], eager: list[Tensor]) -> None:
+    for one, other in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["sim", "shm"])
+def test_forward_and_backward_are_one_graph(where: str) -> None:
+    """On sim all ranks share one compiled function; a new number of rows makes it dynamic, once."""
+
+    def main(world: sundog.World) -> int:
+        for rows in (4, 8, 12):
+            same(gradients(world, compiled, rows), gradients(world, block, rows))
+        return counter.frame_count
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(block, backend=counter, fullgraph=True)
+    assert sundog.run(main, 2, where)[0] <= 2
+
+
+def test_inductor(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        fn = torch.compile(lambda x: world.all_reduce(x.sin()).cos().sum(), fullgraph=True)
+        grads = []
+        for call in (fn, lambda x: world.all_reduce(x.sin()).cos().sum()):
+            x = torch.arange(8.0, device=world.device).add(world.rank).requires_grad_()
+            call(x).backward()
+            grads.append(x.grad)
+        torch.testing.assert_close(*grads)
+
+    run(main, 2)
+
+
+def test_without_grad(run: Run) -> None:
+    """Results for one rank alone, and outputs that the caller gives."""
+
+    def main(world: sundog.World) -> Any:
+        @torch.compile(backend="eager", fullgraph=True)
+        def fn(x: Tensor, out: Tensor) -> Any:
+            total = world.reduce(x, 0)
+            whole = world.gather(x + 1, 1)
+            return total, whole, world.all_reduce(x, out=out)
+
+        x = torch.full((2,), world.rank + 1.0, device=world.device)
+        out = torch.zeros(2, device=world.device)
+        total, whole, result = fn(x, out)
+        assert result is out
+        return [None if t is None else t.tolist() for t in (total, whole, out)]
+
+    assert run(main, 2) == [[[3, 3], None, [3, 3]], [None, [2, 2, 3, 3], [3, 3]]]
+
+
+def refused(call: Callable[..., Any], *arguments: Any) -> str:
+    """What a compiled call raises, whatever torch wraps it in."""
+    with pytest.raises(Exception) as error:  # noqa: PT011 -- torch's class depends on the stage
+        torch.compile(call, backend="aot_eager", fullgraph=True)(*arguments)
+    return str(error.value)
+
+
+def test_bad_input_is_named_when_it_is_traced(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.ones(3, 4, device=world.device)
+        text = refused(lambda x: world.reduce_scatter(x), x)
+        assert "reduce_scatter: x of shape (3, 4) does not split into 2 equal slices" in text
+        text = refused(lambda x: world.all_reduce(x.t()), x)
+        assert "is not contiguous; pass x.contiguous()" in text
+        text = refused(lambda x: world.all_reduce(x, "max"), x.clone().requires_grad_())
+        assert "all_reduce has no backward formula for op 'max'" in text
+        text = refused(lambda x: world.all_reduce(x, async_op=True), x)
+        assert "where all_reduce is differentiated or compiled" in text
+        text = refused(lambda x: world.all_reduce(x), x.to(torch.complex64))
+        assert "all_reduce: no reduction of torch.complex64" in text
+        text = refused(lambda x: world.matmul_all_reduce(x, x), x)
+        assert "b has shape (3, 4), expected 4 rows" in text
+        text = refused(lambda x: world.all_reduce(x), x.to("meta"))
+        assert "x is on meta" in text
+
+    run(main, 2)
+
+
+def test_a_world_that_was_closed_is_named(run: Run) -> None:
+    """Whether the function was compiled before the close or is compiled after it."""
+
+    def main(world: sundog.World) -> None:
+        def fn(x: Tensor) -> Tensor:
+            return group.all_reduce(x)
+
+        x = torch.ones(4, device=world.device)
+        compiled = torch.compile(fn, backend="aot_eager", fullgraph=True)
+        with world.scope():
+            group = world.group([0, 1])
+            compiled(x)
+        for late in (compiled, torch.compile(fn, backend="aot_eager", fullgraph=True)):
+            with pytest.raises(Exception, match="the group ended with the scope"):
+                late(x)
+
+    run(main, 2)
