@@ -19,6 +19,7 @@ from .ir_graph import IR_SCHEMA_VERSION, IrGraphRecord, canonical_json, ir_id_of
 from .reader import Damage, Dataset, read
 from .recorder import Recorder, Trial
 from .schema import CSV_COLUMNS, META_SCHEMA_VERSION, STATUSES
+from .shards import KernelData, load
 
 __all__ = [
     "CSV_COLUMNS",
@@ -28,6 +29,7 @@ __all__ = [
     "Damage",
     "Dataset",
     "IrGraphRecord",
+    "KernelData",
     "Recorder",
     "RunInfo",
     "Trial",
@@ -35,6 +37,7 @@ __all__ = [
     "check_base",
     "describe_run",
     "ir_id_of",
+    "load",
     "read",
     "to_networkx",
 ]

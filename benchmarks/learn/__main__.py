@@ -1,0 +1,59 @@
+"""`python -m benchmarks.learn`: arguments of the commands, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Make the dataset of kernels, and learn from it.", no_args_is_help=True)
+Names = Annotated[list[str] | None, typer.Argument(help="kernels; all if none is named")]
+
+
+@app.command()
+def check(names: Names = None) -> None:
+    """Compare the kernels with their references (TRITON_INTERPRET=1; needs no GPU)."""
+    from . import check_kernels
+
+    raise typer.Exit(1 if check_kernels.check(names or []) else 0)
+
+
+@app.command()
+def collect(
+    out: Annotated[Path, typer.Argument(help="a folder; what it has is not measured again")],
+    names: Names = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="ends by then")] = 7.0,
+    workers: Annotated[int, typer.Option(min=0, help="that compile; 0: all cores but one")] = 0,
+    configs: Annotated[int, typer.Option(min=1, help="of each kernel at most")] = 120,
+    clock: Annotated[str, typer.Option(help="gpu, or made-up: without a GPU, for tests")] = "gpu",
+) -> None:
+    """Measure kernels on the GPU of this machine and write rows to a folder."""
+    from .collect import Collector, Options
+
+    if clock not in ("gpu", "made-up"):
+        raise typer.BadParameter(f"{clock!r}: expected gpu or made-up", param_hint="--clock")
+    options = Options(out, minutes, names or [], workers, configs, clock=clock)
+    typer.echo(Collector(options).run())
+
+
+@app.command()
+def pack(
+    run: Annotated[Path, typer.Argument(help="what `collect` filled", exists=True)],
+    folder: Annotated[Path, typer.Argument(help="of the dataset: data/h200")],
+    name: Annotated[str, typer.Argument(help="of the new shard")],
+) -> None:
+    """Make a Parquet shard of a run, and the checksums of all shards."""
+    from . import pack
+
+    try:
+        typer.echo(pack.pack(run, folder, name))
+    except ValueError as error:
+        typer.echo(f"python -m benchmarks.learn pack: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks.learn")

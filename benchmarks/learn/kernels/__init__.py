@@ -1,0 +1,11 @@
+"""The kernels of the dataset, one family per file."""
+
+from __future__ import annotations
+
+from ..subject import Subject
+from . import attention, elementwise, gather, matmul, norms, quantise, reductions, softmax
+
+__all__ = ["SUBJECTS"]
+
+_FAMILIES = (attention, elementwise, gather, matmul, norms, quantise, reductions, softmax)
+SUBJECTS: dict[str, Subject] = {s.name: s for family in _FAMILIES for s in family.SUBJECTS}

@@ -1,0 +1,130 @@
+"""The collector: what it plans, and that a crash, a kill or a second run loses nothing.
+
+Nothing is timed here. A stand-in for the GPU makes times up; kernels are compiled for sm_90.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.learn.collect import Collector, Options
+from benchmarks.learn.compile_ahead import Cell, plain_text
+from benchmarks.learn.kernels import SUBJECTS
+from benchmarks.learn.measure import Measured, Unit, made_up
+from benchmarks.learn.plan import CONTROLS, cell_key, units
+from benchmarks.learn.record import occupancy, read_ir, read_lines
+from benchmarks.learn.subject import Task, shape_kind
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kernels_agree_with_their_references() -> None:
+    """In Triton's interpreter, which must be on before a kernel is defined."""
+    command = [sys.executable, "-m", "benchmarks.learn", "check"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count("right") == len(SUBJECTS)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_space_has_50_to_500_configs(name: str) -> None:
+    subject = SUBJECTS[name]
+    assert 50 <= len(subject.configs) <= 500
+    assert len({cell_key(Cell(name, "", {}, config)) for config in subject.configs}) == len(
+        subject.configs
+    )
+    assert len({shape_kind(shape) for shape in subject.shapes}) >= 2
+
+
+def test_every_control_is_a_cell_of_the_plan() -> None:
+    for control in CONTROLS:
+        subject = SUBJECTS[control.name]
+        assert control.config in subject.configs
+        assert control.shape in subject.shapes
+
+
+def test_a_plan_that_is_cut_has_every_kernel() -> None:
+    planned = units([], set(), 4)
+    assert {cell.name for cells in planned[:400] for cell in cells} == set(SUBJECTS)
+    served = [len({str(cell.shape) for cell in cells}) for cells in planned]
+    assert sum(served) / len(served) > 3, "one binary serves several shapes"
+    keys = [cell_key(cell) for cells in planned for cell in cells]
+    assert len(keys) == len(set(keys))
+    assert len(units([], set(keys[:100]), 4)) < len(planned)
+
+
+def test_shapes_that_triton_specialises_apart_have_binaries_of_their_own() -> None:
+    subject = SUBJECTS["swiglu"]
+    even, also, prime = (
+        Task(subject, shape, "bfloat16")
+        for shape in ({"m": 32, "n": 64}, {"m": 64, "n": 64}, {"m": 31, "n": 61})
+    )
+    config = subject.configs[0]
+    assert even.binary_key(config) == also.binary_key(config) != prime.binary_key(config)
+    other = {**config, "WAVES": config["WAVES"] + 1}
+    assert even.binary_key(other) == even.binary_key(config), "the grid is not in the binary"
+
+
+def test_a_crash_costs_its_own_row_and_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
+    names = ["dequantise_rows"]
+    victim = cell_key(units(names, set(), 1)[0][1])
+
+    def measure(unit: Unit) -> list[Measured]:
+        if any(cell_key(cell) == victim for cell in unit.cells):
+            os._exit(3)
+        return made_up(unit)
+
+    options = Options(tmp_path, 1.0, names, workers=1, configs=1, clock="made-up")
+    counts = Collector(options, measure).run()["counts"]
+    rows = [row for row in read_lines(tmp_path / "rows.jsonl") if not row["control"]]
+    first = [row for row in rows if not row["repeat"]]
+    planned = [cell_key(cell) for cells in units(names, set(), 1) for cell in cells]
+    assert sorted(row["key"] for row in first) == sorted(planned)
+    assert {row["key"]: row["status"] for row in first}[victim] == "crash"
+    assert [row["status"] for row in first].count("ok") == len(planned) - 1
+    assert counts["restarts"] == 1
+    assert counts["rows control"] >= len(CONTROLS)
+    again = Collector(options, measure).run()["counts"]
+    assert "rows ok" not in again
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"torn": ')  # a kill in the middle of a line
+    assert "rows ok" not in Collector(options, measure).run()["counts"]
+
+
+def test_ir_is_stored_once_without_places(tmp_path: Path) -> None:
+    options = Options(tmp_path, 1.0, ["dequantise_rows"], workers=1, configs=2, clock="made-up")
+    Collector(options).run()
+    found = list(read_ir(tmp_path / "ir.xz"))
+    binaries = list(read_lines(tmp_path / "binaries.jsonl"))
+    named = {line[stage] for line in binaries for stage in ("ttir", "ttgir")}
+    assert {line["id"] for line in found} == named
+    assert len(found) == len(named)
+    assert not any("loc(" in line["text"] or ".py" in line["text"] for line in found)
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert about["clock"] == "made-up"
+
+
+def test_locations_are_cut_and_code_is_kept() -> None:
+    text = (
+        '#loc1 = loc("a b (c).py":1:2)\n'
+        '  %0 = tt.load %a : !tt.ptr<f32> loc(callsite(#loc4 at "x)y"(#loc2)))\n'
+        "  %1 = ttg.local_alloc %0 : (f32) -> f32 loc(#loc)\n"
+    )
+    assert plain_text(text) == (
+        "  %0 = tt.load %a : !tt.ptr<f32>\n  %1 = ttg.local_alloc %0 : (f32) -> f32\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "expected"),
+    [(32, 0, 4, 1.0), (255, 0, 8, 0.125), (64, 100 << 10, 4, 0.125), (128, 0, 16, 0.25)],
+)
+def test_occupancy(registers: int, shared: int, warps: int, expected: float) -> None:
+    assert occupancy(registers, shared, warps) == expected

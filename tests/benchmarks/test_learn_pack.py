@@ -1,0 +1,90 @@
+"""Shards: what a run becomes, how it is loaded, and that nothing in them can change unseen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas
+import pytest
+
+from benchmarks.learn.collect import Collector, Options
+from benchmarks.learn.pack import pack
+from sundog.dataset import load
+from sundog.dataset.shards import SPLITS, in_test
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with made-up times, made to look measured: pack refuses the others."""
+    folder = tmp_path_factory.mktemp("run")
+    names = ["dequantise_rows"]
+    Collector(Options(folder, 1.0, names, workers=1, configs=3, clock="made-up")).run()
+    at = [json.loads(line)["at"] for line in (folder / "rows.jsonl").read_text().splitlines()]
+    readings = [f"{min(at) + n:.2f}, {1000 + n}, 3201, 40, 300.5\n" for n in range(100)]
+    (folder / "gpu.csv").write_text("".join([*readings, "12.0, 99"]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.raises(ValueError, match="made-up, not measured"):
+        pack(run, run / "data", "one")
+    about = run / "run.json"
+    about.write_text(about.read_text().replace("made-up", "gpu"))
+    folder = tmp_path_factory.mktemp("data")
+    pack(run, folder, "one")
+    return folder
+
+
+def test_a_shard_holds_every_row_and_module(run: Path, packed: Path) -> None:
+    data = load(packed)
+    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    assert len(data.rows) == len(lines)
+    assert data.verify() == []
+    row = data.tasks.iloc[0]
+    (line,) = [
+        each for each in lines
+        if each["shape"] == json.loads(row["shape"]) and each["config"] == json.loads(row["config"])
+        and each["dtype"] == row["dtype"] and not each["repeat"] and not each["control"]
+    ]  # fmt: skip
+    assert list(row["samples_ns"]) == line["samples_ns"]
+    assert row["median_ns"] == sorted(line["samples_ns"])[2]
+    assert 1000 <= row["sm_mhz"] < 1100
+    assert data.graph(row["ttgir"]).number_of_nodes() > 20
+    assert "tt.load" in data.text(row["ttir"])
+    assert len(pandas.read_parquet(packed / "shards" / "one.rows.parquet")) == len(lines)
+
+
+def test_splits_are_those_of_the_hash_and_share_no_test_task(packed: Path) -> None:
+    data = load(packed)
+    for split, (columns, _) in SPLITS.items():
+        for row in data.rows.to_dict("records"):
+            assert row[f"test_{split}"] == in_test(split, row)
+        train, test = data.split(split)
+        assert len(train) + len(test) == len(data.tasks)
+        keys = [set(zip(*(part[name] for name in columns), strict=True)) for part in (train, test)]
+        assert not keys[0] & keys[1]
+    with pytest.raises(ValueError, match="expected one of random"):
+        data.split("other")
+
+
+def test_a_shard_is_written_once_and_a_change_is_found(run: Path, packed: Path) -> None:
+    with pytest.raises(ValueError, match="written once"):
+        pack(run, packed, "one")
+    pack(run, packed, "two")
+    modules = pandas.read_parquet(packed / "shards" / "two.ir.parquet")
+    assert modules.empty, "a module that an earlier shard has is not stored again"
+    path = packed / "shards" / "two.rows.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (packed / "shards" / "two.ir.parquet").unlink()
+    wrong = load(packed).verify()
+    assert len(wrong) == 2
+    assert "missing" in wrong[0]
+    assert "checksum" in wrong[1]
+    path.unlink()
+
+
+def test_a_dataset_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match="SUNDOG_DATA"):
+        load("no-such-set")
