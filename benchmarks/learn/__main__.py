@@ -28,6 +28,9 @@ def collect(
     minutes: Annotated[float, typer.Option(min=0.1, help="ends by then")] = 7.0,
     workers: Annotated[int, typer.Option(min=0, help="that compile; 0: all cores but one")] = 0,
     configs: Annotated[int, typer.Option(min=1, help="of each kernel at most")] = 120,
+    data: Annotated[
+        Path | None, typer.Option(help="a dataset, data/h200: its rows are not measured again")
+    ] = None,
     clock: Annotated[str, typer.Option(help="gpu, or made-up: without a GPU, for tests")] = "gpu",
 ) -> None:
     """Measure kernels on the GPU of this machine and write rows to a folder."""
@@ -35,7 +38,7 @@ def collect(
 
     if clock not in ("gpu", "made-up"):
         raise typer.BadParameter(f"{clock!r}: expected gpu or made-up", param_hint="--clock")
-    options = Options(out, minutes, names or [], workers, configs, clock=clock)
+    options = Options(out, minutes, names or [], workers, configs, clock=clock, data=data)
     typer.echo(Collector(options).run())
 
 

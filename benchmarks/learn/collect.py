@@ -28,8 +28,8 @@ from sundog.tools._pool import Failure, Worker, finished, serve
 
 from .compile_ahead import Binary, Cell, compiler
 from .measure import MAX_SHARED, Measured, Unit, made_up, on_gpu
-from .plan import CONTROLS, cell_key, units
-from .record import Records
+from .plan import CONTROLS, units
+from .record import Records, known_rows
 from .subject import key_of
 
 __all__ = ["Collector", "Options"]
@@ -50,6 +50,7 @@ class Options:
     configs: int = 400  # of each kernel at most
     again: float = 0.06  # part of the time for measuring earlier rows again
     clock: str = "gpu"
+    data: Path | None = None  # a dataset: what it has is not measured again
     seed: int = 0
 
 
@@ -60,7 +61,8 @@ class Collector:
         """`measure` stands in for the GPU in tests."""
         self.begin = time.monotonic()
         self.records = Records(options.out)
-        self.waiting = deque(units(options.names, self.records.known, options.configs))
+        known = self.records.known | (known_rows(options.data) if options.data else set())
+        self.waiting = deque(units(options.names, known, options.configs))
         self.waiting.extendleft([control] for control in reversed(CONTROLS))
         self.ready: deque[Unit] = deque()
         self.controls: list[Unit] = []
@@ -174,7 +176,7 @@ class Collector:
         sort = "control" if cell.control else "again" if cell.repeat else measured.status
         self.counts[f"rows {sort}"] += 1
         key = None if binary is None else _binary_key(binary, [cell])
-        self.records.add_row(cell, measured, key, cell_key(cell))
+        self.records.add_row(cell, measured, key)
 
     def _show(self) -> None:
         if self.seconds > self._next_show:

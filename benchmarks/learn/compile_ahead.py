@@ -20,9 +20,9 @@ import triton
 from sundog.dataset.triton.compile import gpu_target, source_of
 
 from .kernels import SUBJECTS
-from .subject import Config, Shape, Task
+from .subject import Config, Shape, Task, key_of
 
-__all__ = ["ARCH", "Binary", "Cell", "compiler", "plain_text"]
+__all__ = ["ARCH", "Binary", "Cell", "cell_key", "compiler", "plain_text"]
 
 ARCH = "sm_90"
 _INNER = r'(?:[^()"]|"[^"]*"'
@@ -43,6 +43,10 @@ class Cell:
     @property
     def task(self) -> Task:
         return Task(SUBJECTS[self.name], self.shape, self.dtype)
+
+
+def cell_key(cell: Cell) -> str:
+    return key_of(cell.name, cell.dtype, cell.shape, cell.config)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import pyarrow.parquet
 
 from sundog.dataset.shards import SPLITS, in_test
 
-from .kernels import SUBJECTS
-from .record import occupancy, read_ir, read_lines
+from .record import cell_of, occupancy, read_ir, read_lines
+from .subject import shape_kind
 
 __all__ = ["pack", "rows_frame"]
 
@@ -68,16 +68,18 @@ def rows_frame(run: Path, name: str) -> pandas.DataFrame:
 
 
 def _row(line: dict[str, Any], binaries: dict[str, Any]) -> dict[str, Any]:
+    task, config, samples = cell_of(line).task, line["config"], line["samples_ns"]
     compiled = binaries.get(line["binary"] or "", {})
-    config, samples = line["config"], line["samples_ns"]
-    x, y, z = line["grid"]
-    row = {name: line[name] for name in ("kernel", "family", "dtype", "shape_kind", "status")}
-    row |= {"function": SUBJECTS[line["kernel"]].kernel.fn.__name__}
+    row = {name: line[name] for name in ("kernel", "dtype", "status")}
+    row |= {"family": task.subject.family, "function": task.subject.kernel.fn.__name__}
     row |= {name: json.dumps(line[name], sort_keys=True) for name in ("shape", "config")}
+    row |= {"shape_kind": shape_kind(task.shape)}
     row |= {"repeat": line["repeat"], "control": line["control"], "samples_ns": samples}
     row |= {"median_ns": statistics.median(samples) if samples else None, "error": line["error"]}
-    row |= {"relative_error": line["relative_error"], "grid_x": x, "grid_y": y, "grid_z": z}
-    row |= {name: float(line[name]) for name in ("trips", "bytes", "flops")}
+    row |= {"relative_error": line["relative_error"]}
+    row |= dict(zip(("grid_x", "grid_y", "grid_z"), task.grid(config), strict=True))
+    row |= dict(zip(("bytes", "flops"), map(float, task.work), strict=True))
+    row |= {"trips": float(task.subject.trips(task.shape, config))}
     row |= {name: line[name] for name in ("registers", "spills", "at")}
     row |= {name: compiled.get(name) for name in _COMPILED}
     row |= {"num_warps": config.get("num_warps", 4), "num_stages": config.get("num_stages", 3)}

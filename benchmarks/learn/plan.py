@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from .compile_ahead import Cell
+from .compile_ahead import Cell, cell_key
 from .kernels import SUBJECTS
-from .subject import Config, Subject, Task, key_of
+from .subject import Config, Subject, Task
 
-__all__ = ["CONTROLS", "cell_key", "units"]
+__all__ = ["CONTROLS", "units"]
 
 CONTROLS = (
     Cell("matmul", "bfloat16", {"m": 2048, "n": 4096, "k": 2048, "layout": "nn"},
@@ -25,10 +25,6 @@ CONTROLS = (
 _VARIANTS = 2  # configs of one binary on one shape, which differ at the launch alone
 _FEW = 3  # shapes: a binary that serves fewer comes at _LESS of the pace
 _LESS = 0.35
-
-
-def cell_key(cell: Cell) -> str:
-    return key_of(cell.name, cell.dtype, cell.shape, cell.config)
 
 
 def units(names: Sequence[str], known: Collection[str], most: int) -> list[list[Cell]]:

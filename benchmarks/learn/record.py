@@ -12,15 +12,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sundog.dataset.hardware import hardware, versions
+from sundog.dataset.shards import load
 
-from .compile_ahead import Binary, Cell
+from .compile_ahead import Binary, Cell, cell_key
 from .measure import Measured
-from .subject import shape_kind
 
-__all__ = ["Records", "occupancy", "read_ir", "read_lines"]
+__all__ = ["Records", "cell_of", "known_rows", "occupancy", "read_ir", "read_lines"]
 
 _CHUNK = 200  # texts of IR that are compressed together
 _SMI = "clocks.sm,clocks.mem,temperature.gpu,power.draw"
@@ -30,22 +30,20 @@ class Records:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.known = {row["key"] for row in read_lines(folder / "rows.jsonl") if not row["repeat"]}
+        rows = list(read_lines(folder / "rows.jsonl"))
+        self.known = {cell_key(cell_of(row)) for row in rows if not row["repeat"]}
         self._seen = {line["id"] for line in read_ir(folder / "ir.xz")}
-        self._rows = (folder / "rows.jsonl").open("a")
-        self._binaries = (folder / "binaries.jsonl").open("a")
+        self._rows = _open_to_append(folder / "rows.jsonl")
+        self._binaries = _open_to_append(folder / "binaries.jsonl")
         self._texts: list[str] = []
         self._packer = ThreadPoolExecutor(1)  # compressing must not keep the GPU waiting
 
-    def add_row(self, cell: Cell, measured: Measured, binary: str | None, key: str) -> None:
-        task = cell.task
-        nbytes, flops = task.work
+    def add_row(self, cell: Cell, measured: Measured, binary: str | None) -> None:
+        """Write what was chosen and measured; `pack` computes the rest from it."""
         row = {
-            "key": key, "kernel": cell.name, "family": task.subject.family, "dtype": cell.dtype,
-            "task": task.id, "shape": cell.shape, "shape_kind": shape_kind(cell.shape),
-            "config": cell.config, "repeat": cell.repeat, "control": cell.control,
-            "binary": binary, "grid": task.grid(cell.config), "bytes": nbytes, "flops": flops,
-            "trips": task.subject.trips(cell.shape, cell.config), **dataclasses.asdict(measured),
+            "kernel": cell.name, "dtype": cell.dtype, "shape": cell.shape, "config": cell.config,
+            "repeat": cell.repeat, "control": cell.control, "binary": binary,
+            **dataclasses.asdict(measured),
         }  # fmt: skip
         self._rows.write(json.dumps(row, separators=(",", ":")) + "\n")
         self._rows.flush()
@@ -61,13 +59,8 @@ class Records:
         for stage, ir_id in binary.ir_ids.items():
             if ir_id not in self._seen:
                 self._seen.add(ir_id)
-                text = {
-                    "id": ir_id,
-                    "stage": stage,
-                    "kernel": cell.name,
-                    "text": binary.texts[stage],
-                }
-                self._texts.append(json.dumps(text))
+                about = {"id": ir_id, "stage": stage, "kernel": cell.name}
+                self._texts.append(json.dumps({**about, "text": binary.texts[stage]}))
         if len(self._texts) >= _CHUNK:
             self._pack()
 
@@ -110,6 +103,14 @@ class Records:
             file.write(json.dumps(about) + "\n")
 
 
+def _open_to_append(path: Path) -> TextIO:
+    """Open a file, and end the line that a killed run left open."""
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    file = path.open("a")
+    file.write("\n" if torn else "")
+    return file
+
+
 def _append_xz(path: Path, texts: list[str]) -> None:
     with path.open("ab") as file:
         file.write(lzma.compress(("\n".join(texts) + "\n").encode(), preset=4))
@@ -119,6 +120,18 @@ def _commit() -> str | None:
     command = ["git", "rev-parse", "HEAD"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     return found.stdout.strip() or None
+
+
+def cell_of(row: dict[str, Any]) -> Cell:
+    """Return what a line of rows.jsonl measured."""
+    return Cell(row["kernel"], row["dtype"], row["shape"], row["config"])
+
+
+def known_rows(folder: Path) -> set[str]:
+    """Return the keys of the cells that a dataset's shards have."""
+    rows = load(folder).tasks[["kernel", "dtype", "shape", "config"]].to_dict("records")
+    read = ({**row, **{n: json.loads(row[n]) for n in ("shape", "config")}} for row in rows)
+    return {cell_key(cell_of(row)) for row in read}
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

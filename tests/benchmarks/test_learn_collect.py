@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.learn.collect import Collector, Options
-from benchmarks.learn.compile_ahead import Cell, plain_text
+from benchmarks.learn.compile_ahead import Cell, cell_key, plain_text
 from benchmarks.learn.kernels import SUBJECTS
 from benchmarks.learn.measure import Measured, Unit, made_up
-from benchmarks.learn.plan import CONTROLS, cell_key, units
-from benchmarks.learn.record import occupancy, read_ir, read_lines
+from benchmarks.learn.plan import CONTROLS, units
+from benchmarks.learn.record import cell_of, occupancy, read_ir, read_lines
 from benchmarks.learn.subject import Task, shape_kind
 
 ROOT = Path(__file__).parents[2]
@@ -86,8 +86,8 @@ def test_a_crash_costs_its_own_row_and_a_second_run_measures_nothing_again(tmp_p
     rows = [row for row in read_lines(tmp_path / "rows.jsonl") if not row["control"]]
     first = [row for row in rows if not row["repeat"]]
     planned = [cell_key(cell) for cells in units(names, set(), 1) for cell in cells]
-    assert sorted(row["key"] for row in first) == sorted(planned)
-    assert {row["key"]: row["status"] for row in first}[victim] == "crash"
+    assert sorted(cell_key(cell_of(row)) for row in first) == sorted(planned)
+    assert {cell_key(cell_of(row)): row["status"] for row in first}[victim] == "crash"
     assert [row["status"] for row in first].count("ok") == len(planned) - 1
     assert counts["restarts"] == 1
     assert counts["rows control"] >= len(CONTROLS)

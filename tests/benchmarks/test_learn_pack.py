@@ -85,6 +85,12 @@ def test_a_shard_is_written_once_and_a_change_is_found(run: Path, packed: Path) 
     path.unlink()
 
 
+def test_a_later_run_leaves_out_what_the_dataset_has(packed: Path, tmp_path: Path) -> None:
+    names = ["dequantise_rows"]
+    options = Options(tmp_path, 1.0, names, workers=1, configs=3, clock="made-up", data=packed)
+    assert "rows ok" not in Collector(options).run()["counts"]
+
+
 def test_a_dataset_that_is_not_there() -> None:
     with pytest.raises(FileNotFoundError, match="SUNDOG_DATA"):
         load("no-such-set")

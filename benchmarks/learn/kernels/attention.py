@@ -229,7 +229,8 @@ _SQUARE: list[Shape] = [
     {"heads": 32, "seq": 1024, "dim": 64}, {"heads": 128, "seq": 512, "dim": 64},
     {"heads": 8, "seq": 2048, "dim": 64}, {"heads": 64, "seq": 768, "dim": 64},
     {"heads": 16, "seq": 2048, "dim": 128}, {"heads": 40, "seq": 1024, "dim": 128},
-    {"heads": 12, "seq": 1021, "dim": 64},
+    {"heads": 12, "seq": 1021, "dim": 64}, {"heads": 96, "seq": 1024, "dim": 64},
+    {"heads": 48, "seq": 1536, "dim": 64},
 ]  # fmt: skip
 
 
@@ -281,7 +282,9 @@ SUBJECTS = [
          {"pairs": 1, "heads": 16, "seq": 65536, "dim": 128},
          {"pairs": 256, "heads": 16, "seq": 1024, "dim": 128},
          {"pairs": 32, "heads": 16, "seq": 5120, "dim": 128},
-         {"pairs": 16, "heads": 16, "seq": 4093, "dim": 128}],
+         {"pairs": 16, "heads": 16, "seq": 4093, "dim": 128},
+         {"pairs": 128, "heads": 16, "seq": 4096, "dim": 128},
+         {"pairs": 4, "heads": 16, "seq": 32768, "dim": 128}],
         {"pairs": 2, "heads": 16, "seq": 70, "dim": 16}, _decode, _decoded, ["out", "lse"],
         lambda s, c: (s["pairs"], c["splits"]),
         lambda s, size: (s["pairs"] * s["dim"] * (2 * s["seq"] * size + 4 * s["heads"]),

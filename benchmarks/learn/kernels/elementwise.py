@@ -102,6 +102,7 @@ def _rotary(args: Args) -> list[torch.Tensor]:
 _ROWS: list[Shape] = [
     {"m": 2048, "n": 4096}, {"m": 4096, "n": 14336}, {"m": 512, "n": 11008}, {"m": 64, "n": 8192},
     {"m": 8192, "n": 1024}, {"m": 1536, "n": 5120}, {"m": 1021, "n": 4093}, {"m": 777, "n": 3001},
+    {"m": 16384, "n": 2048}, {"m": 256, "n": 28672},
 ]  # fmt: skip
 SUBJECTS = [
     Subject(
@@ -128,7 +129,8 @@ SUBJECTS = [
         [{"tokens": 4096, "heads": 32, "dim": 128}, {"tokens": 8192, "heads": 16, "dim": 128},
          {"tokens": 512, "heads": 64, "dim": 128}, {"tokens": 16384, "heads": 32, "dim": 64},
          {"tokens": 2048, "heads": 48, "dim": 128}, {"tokens": 1021, "heads": 28, "dim": 128},
-         {"tokens": 3001, "heads": 40, "dim": 128}],
+         {"tokens": 3001, "heads": 40, "dim": 128},
+         {"tokens": 1024, "heads": 64, "dim": 128}, {"tokens": 6144, "heads": 32, "dim": 128}],
         {"tokens": 3, "heads": 3, "dim": 16}, _heads, _rotary, ["out"],
         lambda s, c: (blocks(s["tokens"], c["BLOCK_T"]), blocks(s["heads"], c["BLOCK_H"])),
         lambda s, size: (s["tokens"] * s["dim"] * (2 * s["heads"] + 1) * size,

@@ -100,6 +100,7 @@ def _dequantise_rows(args: Args) -> list[torch.Tensor]:
 _WIDE: list[Shape] = [
     {"m": 4096, "n": 4096}, {"m": 2048, "n": 8192}, {"m": 8192, "n": 5120}, {"m": 64, "n": 14336},
     {"m": 512, "n": 28672}, {"m": 1024, "n": 7168}, {"m": 1021, "n": 4093}, {"m": 777, "n": 3001},
+    {"m": 256, "n": 16384}, {"m": 16384, "n": 2048},
 ]  # fmt: skip
 SUBJECTS = [
     Subject(
@@ -114,8 +115,9 @@ SUBJECTS = [
         "quantise_groups", "quantise", quantise_groups_kernel,
         {"GROUPS": (1, 2, 4, 8, 16, 32, 64, 128), "num_warps": (1, 2, 4, 8, 16),
          "num_stages": (1, 2)},
-        [*_WIDE[:6], {"m": 1021, "n": 4096}], {"m": 3, "n": 256}, _groups, _quantise_groups,
-        ["out", "scale"], lambda s, c: (blocks(s["m"] * s["n"] // GROUP, c["GROUPS"]),),
+        [*_WIDE[:6], *_WIDE[8:], {"m": 1021, "n": 4096}], {"m": 3, "n": 256}, _groups,
+        _quantise_groups, ["out", "scale"],
+        lambda s, c: (blocks(s["m"] * s["n"] // GROUP, c["GROUPS"]),),
         lambda s, size: (s["m"] * s["n"] * (size + 1 + 4 / GROUP), 3 * s["m"] * s["n"]), always,
         dtypes=("bfloat16", "float32"), constants=lambda s: {"GROUP": GROUP}, result=_group_values,
         loses=0.06,
