@@ -1,14 +1,16 @@
-"""Tune four Helion kernels at several shapes on one GPU, record the runs, and check the record.
+"""Tune Helion kernels at several shapes on one GPU, record the runs, and check the record.
 
-    python scripts/helion_h200.py --wheels WHEELS --out OUT     tune for 330 s, check, print a table
+    python scripts/helion_h200.py --wheels WHEELS --out OUT     tune for 340 s, check, print a table
     python scripts/helion_h200.py --check OUT                   check only: needs no GPU
     python scripts/helion_h200.py --check OUT --json FILE --data data/h200
 
 The last command keeps the table for docs/measured.md and copies the rows into the dataset. WHEELS
 is a folder of wheels, or of what was unpacked from them, that the GPU machine lacks: helion,
 filecheck, greenlet, and packaging and psutil where they are missing. Each case is a process of its
-own, so one that dies costs no other; all share --total seconds. Reading the files needs pandas and
-pyarrow: where these are missing, take OUT to a machine that has them and --check it there.
+own. The next one imports and binds while the last one tunes, and tunes when that has ended: times
+are measured alone. A case that dies, or is not done when its share of --total is over, costs no
+other, and its rows are kept. Reading the files needs pandas and pyarrow: where these are missing,
+take OUT to a machine that has them and --check it there.
 """
 
 from __future__ import annotations
@@ -19,28 +21,45 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES: tuple[tuple[str, list[tuple[int, ...]]], ...] = (
-    ("attention", [(4, 32, 1024, 64)] * 3),
-    ("attention", [(2, 16, 4096, 128)] * 3),
-    ("matmul", [(4096, 4096), (4096, 4096)]),
-    ("matmul", [(8192, 1024), (1024, 8192)]),
-    ("matmul", [(512, 8192), (8192, 3584)]),
-    ("softmax", [(8192, 4096)]),
-    ("softmax", [(2048, 16384)]),
-    ("add", [(8192, 8192)] * 2),
-    ("add", [(1024, 4096)] * 2),
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel and its arguments' shapes; `weight` is its part of the time."""
+
+    name: str
+    shapes: list[tuple[int, ...]]
+    weight: float
+
+
+CASES = (
+    Case("attention", [(4, 32, 1024, 64)] * 3, 3),
+    Case("matmul", [(4096, 4096), (4096, 4096)], 2),
+    Case("softmax", [(8192, 4096)], 1),
+    Case("attention", [(2, 16, 4096, 128)] * 3, 3),
+    Case("matmul", [(512, 8192), (8192, 3584)], 2),
+    Case("softmax", [(2048, 16384)], 1),
+    Case("matmul", [(8192, 1024), (1024, 8192)], 2),
+    Case("add", [(8192, 8192)] * 2, 1),
 )
-SPARE = 14  # seconds of a case's share for imports, binding, the baseline and the last check
+Work = Callable[[Case, Path], Callable[[int], None]]  # prepares, and returns the search
+LAST_CHECK_S = 6.0  # of a case's share: comparing the result, rebuilding the IR
+GRACE_S = 10.0  # after its share, for what Helion does not interrupt; then it is killed
 TEXT = """\
-Helion {helion} tunes {cases} cases with quick effort, about {budget} s each; our one line is
+Helion {helion} tunes {cases} cases with quick effort, {budget} s each; our one line is
 `autotuner_fn=record_autotuning(base)`. It left {rows} rows, {runs} runs and {graphs} graphs, in
 which `sundog data validate` finds nothing wrong: they are `data/h200/helion`. "failed" are configs
 that Triton could not compile or that need more shared memory than there is. Helion times in the
@@ -60,13 +79,11 @@ def main() -> int:
         for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR"):
             os.environ.setdefault(name, os.path.join(cache, name.lower()))
         begin = time.monotonic()
-        failed = [
-            case for number, case in enumerate(CASES) if not run(number, base, begin, options)
-        ]
-    print(f"tuned {len(CASES) - len(failed)} cases in {time.monotonic() - begin:.0f} s", flush=True)
-    for name, shapes in failed:
-        print(f"failed: {name} {shapes}")
-    return report(base) or bool(failed)
+        ends = run_all(CASES, base, options.total)
+    print(f"{len(CASES)} cases in {time.monotonic() - begin:.0f} s", flush=True)
+    for case, end in zip(CASES, ends, strict=True):
+        print(f"{end:8} {case.name} {case.shapes}")
+    return report(base) or "died" in ends
 
 
 def check(options: argparse.Namespace) -> int:
@@ -84,7 +101,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--wheels", type=Path, help="wheels, or a folder of unpacked ones")
     parser.add_argument("--out", type=Path, default=Path("helion_run"), help="where to write")
-    parser.add_argument("--total", type=int, default=330, help="seconds for all cases")
+    parser.add_argument("--total", type=int, default=340, help="seconds for all cases")
     parser.add_argument("--check", type=Path, metavar="OUT", help="only check what is there")
     parser.add_argument("--json", type=Path, help="with --check: a table for docs/measured.md")
     parser.add_argument(
@@ -94,21 +111,60 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(number: int, base: Path, begin: float, options: argparse.Namespace) -> bool:
-    """Tune one case in a child, in an equal part of the time left; False if it died or failed."""
-    name, shapes = CASES[number]
-    share = (begin + options.total - time.monotonic()) / (len(CASES) - number)
-    budget = max(int(share) - SPARE, 5)
-    # Helion initialises CUDA when it is imported, and CUDA does not survive fork().
-    child = multiprocessing.get_context("spawn").Process(
-        target=tune, args=(name, shapes, base, budget)
-    )
-    child.start()
-    child.join(share + SPARE)
-    if child.is_alive():
-        child.kill()
-        child.join()
-    return child.exitcode == 0
+def run_all(cases: Sequence[Case], base: Path, total: float, work: Work | None = None) -> list[str]:
+    """Run every case in its share of the time; return how each ended: done, cut or died."""
+    end = time.monotonic() + total
+    ends = []
+    following: Child | None = Child(cases[0], base, work or tune)
+    for number, case in enumerate(cases):
+        child = following
+        assert child is not None
+        child.wait_until_ready(end - time.monotonic())
+        following = (
+            Child(cases[number + 1], base, work or tune) if number + 1 < len(cases) else None
+        )
+        left = end - time.monotonic()
+        share = left * case.weight / sum(each.weight for each in cases[number:])
+        ends.append(child.finish(share))
+        print(
+            f"{time.monotonic() - end + total:6.0f} s {ends[-1]} {case.name} {case.shapes}",
+            flush=True,
+        )
+    return ends
+
+
+class Child:
+    """A process that prepares one case, waits for its turn, and tunes."""
+
+    def __init__(self, case: Case, base: Path, work: Work) -> None:
+        # Helion initialises CUDA when it is imported, and CUDA does not survive fork().
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_child, args=(work, case, base, theirs))
+        self._process.start()
+        theirs.close()
+
+    def wait_until_ready(self, seconds: float) -> None:
+        self._pipe.poll(max(seconds, 0))
+
+    def finish(self, share: float) -> str:
+        """Let it tune for its share of the time, and end it some time after that."""
+        with suppress(OSError):  # it died while it prepared
+            self._pipe.send(max(int(share - LAST_CHECK_S), 5))
+        self._process.join(share + GRACE_S)
+        late = self._process.is_alive()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)  # with the compilers it started
+        self._process.kill()
+        self._process.join()
+        return "cut" if late else "done" if self._process.exitcode == 0 else "died"
+
+
+def _child(work: Work, case: Case, base: Path, pipe: Connection) -> None:
+    os.setpgid(0, 0)
+    search = work(case, base)
+    pipe.send("ready")
+    search(pipe.recv())
 
 
 def _add_wheels(wheels: Path | None, out: Path, cache: Path) -> None:
@@ -132,29 +188,37 @@ def _let_helion_import() -> None:
         compat.IntelGPUError = type("IntelGPUError", (Exception,), {})
 
 
-def tune(name: str, shapes: list[tuple[int, ...]], base: Path, budget: int) -> None:
-    """Tune as a user does: the only line of ours is the hook."""
+def tune(case: Case, base: Path) -> Callable[[int], None]:
+    """Import and bind, and return the search: as users do it, with one line of ours, the hook."""
     import helion
     import helion_kernels
     import torch
 
     from sundog.dataset.helion import record_autotuning
 
-    kernel = helion.kernel(
-        getattr(helion_kernels, name).fn,
-        static_shapes=True,
-        autotune_effort="quick",
-        autotune_budget_seconds=budget,
-        autotune_benchmark_subprocess=False,
-        autotune_progress_bar=False,
-        autotuner_fn=record_autotuning(base),
-    )
+    def make(budget: int) -> Any:
+        return helion.kernel(
+            getattr(helion_kernels, case.name).fn,
+            static_shapes=True,
+            autotune_effort="quick",
+            autotune_budget_seconds=budget,
+            autotune_benchmark_subprocess=False,
+            autotune_progress_bar=False,
+            autotuner_fn=record_autotuning(base),
+        )
+
     torch.manual_seed(0)
-    args = tuple(torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
-    config = kernel.autotune(args)
-    torch.testing.assert_close(kernel(*args), _reference(name, args, torch), atol=1e-1, rtol=1e-2)
-    _check_ir(kernel, args)
-    print(f"{name} {shapes}: {config}", flush=True)
+    args = tuple(torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in case.shapes)
+    _check_ir(make(1), args)
+
+    def search(budget: int) -> None:
+        kernel = make(budget)
+        config = kernel.autotune(args)
+        wanted = _reference(case.name, args, torch)
+        torch.testing.assert_close(kernel(*args), wanted, atol=1e-1, rtol=1e-2)
+        print(f"{case.name} {case.shapes}: {config}", flush=True)
+
+    return search
 
 
 def _reference(name: str, args: tuple[Any, ...], torch: Any) -> Any:
@@ -196,11 +260,12 @@ def report(base: Path) -> int:
     print(f"{base}: {len(data.rows)} rows, {len(data.graphs)} graphs, {len(damage)} damaged")
     print(
         f"{'kernel':10} {'configs':>8} {'ok':>5} {'failed':>7} {'again':>6} {'samples':>8} "
-        f"{'best ms':>9} {'seconds':>8}  hardware"
+        f"{'best ms':>9} {'seconds':>8} end  hardware"
     )
     for run in data.runs.itertuples():
         print(_line(run, data.rows[data.rows.session == run.session]))
-    return 1 if damage or len(data.runs) < len(CASES) else 0
+    timed = data.rows[data.rows.status == "ok"].session.nunique()
+    return 1 if damage or timed < len(CASES) else 0
 
 
 def _line(run: Any, rows: Any) -> str:
@@ -208,9 +273,10 @@ def _line(run: Any, rows: Any) -> str:
     ok = ended[ended.status == "ok"]
     counts = (rows.config_index.nunique(), (ok.repeat == 0).sum(), (ended.status != "ok").sum())
     again, samples = (ended.repeat > 0).sum(), ok.num_samples.fillna(0).sum()
+    seconds = run.seconds if run.ended else rows.timestamp_s.max()
     return (
         f"{run.kernel_name:10} {counts[0]:8} {counts[1]:5} {counts[2]:7} {again:6} {samples:8.0f} "
-        f"{run.best_perf_ms:9.4f} {run.seconds:8.1f}  {run.hardware_name}"
+        f"{ok.perf_ms.min():9.4f} {seconds:8.1f} {'' if run.ended else 'cut':4} {run.hardware_name}"
     )
 
 
@@ -221,7 +287,7 @@ def write(base: Path, path: Path, commit: str) -> None:
     data = read(base)
     runs = list(data.runs.itertuples())
     first = runs[0]
-    budget = first.settings["autotune_budget_seconds"]
+    budgets = [int(run.settings["autotune_budget_seconds"]) for run in runs]
     machine = {
         **{name: first.versions[name] for name in ("torch", "triton", "helion", "python")},
         "gpu": first.hardware_name,
@@ -234,7 +300,7 @@ def write(base: Path, path: Path, commit: str) -> None:
         "title": "A Helion tuning run, recorded",
         "text": TEXT.format(
             helion=first.versions["helion"],
-            budget=budget,
+            budget=f"{min(budgets)} to {max(budgets)}",
             cases=len(runs),
             rows=len(data.rows),
             runs=len(runs),
@@ -251,6 +317,7 @@ def _cells(run: Any, rows: Any) -> list[str]:
     tensors = [each for each in run.arguments if each["kind"] == "tensor"]
     shapes = ["x".join(map(str, each["shape"])) for each in tensors]
     _, configs, ok, failed, _, timings, best, seconds, *_ = _line(run, rows).split()
+    seconds += "" if run.ended else ", cut"
     shown = f"{' and '.join(shapes)} {tensors[0]['dtype'].removeprefix('torch.')}"
     return [run.kernel_name, shown, configs, ok, failed, timings, f"{best} ms", seconds]
 
