@@ -22,6 +22,7 @@ BUDGETS = {
     "dataset/triton": 1750,
     "device": 850,
     "fused": 2550,
+    "hardware": 340,
     "interpreter": 1900,
     "machine": 2950,
     "ops": 1480,

@@ -1,0 +1,304 @@
+"""A machine as a time model sees it, read from a JSON file and checked.
+
+One file per machine, in this folder or anywhere else. Every figure is an object:
+
+    "launch_s": {"value": 1.5e-06, "source": "fitted: docs/measured/h200-all-reduce-2.json", ...}
+
+Its source begins with how it is known: measured, published, fitted (to measured times of ops, by
+sundog/predict/fit.py) or assumed. Units are in the names: `_s` is seconds, `_rate` is bytes or
+floating-point operations per second, `_bytes` is bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Chip", "Hardware", "Link", "Network", "Source", "known", "parse", "plain", "read"]
+
+HOW = ("measured", "published", "fitted", "assumed")
+KINDS = ("none", "switch", "mesh", "host")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a figure comes from."""
+
+    text: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One GPU and its memory."""
+
+    num_sms: int
+    launch_s: float  # a kernel in a graph, from the end of the one before to its first access
+    share_s: float  # and for each further rank whose kernel starts on the same GPU
+    flag_s: float  # a barrier of programs whose flags are in this memory
+    load_s: float  # a program's loop: from a load to the next one, were there no data
+    read_rate: float  # of the memory, by all SMs together
+    write_rate: float
+    copy_rate: float  # both together: more than a half is hidden
+    cache_rate: float  # of loads that find their data in the L2 cache
+    sm_rate: float  # what one SM stores
+    sm_load_rate: float  # and loads
+    poll_rate: float  # atomics on 8-byte words by all SMs, in words per second
+    matmul_rate: tuple[tuple[float, float], ...]  # bf16: flops of a product, flops per second
+    tile_s: float  # what an output tile of a product costs besides its flops
+
+
+@dataclass(frozen=True)
+class Link:
+    """How the GPUs of a node reach each other's memory.
+
+    none: there is one GPU, which the ranks share. switch: all pairs at the full rate, by a switch.
+    mesh: a wire for every pair. host: peers' memory is pinned host memory, over the host's bus.
+    """
+
+    kind: str
+    rate: float  # of one GPU, per direction, to all peers together
+    pair_rate: float  # to one peer, per direction
+    load_s: float  # what a load of a peer's memory takes longer than one of this GPU's
+    flag_s: float  # what a barrier takes longer than inside one GPU
+    multicast_rate: float  # of one GPU, by loads that the switch reduces; 0: it can't
+    copy_rate: float  # of one copy engine; 0: it is not known
+    pairs: tuple[tuple[int, int], ...] | None = None  # of a mesh that lacks some wires
+
+
+@dataclass(frozen=True)
+class Network:
+    """Between nodes."""
+
+    rate: float  # of one GPU, per direction
+    latency_s: float  # one way
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """GPUs, links, and where each figure comes from."""
+
+    name: str
+    title: str
+    nodes: int
+    gpus: int  # of a node
+    gpu: Chip
+    link: Link
+    network: Network | None = None
+    sources: dict[str, Source] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def most_ranks(self) -> int | None:
+        """Ranks that it has room for; None: they share one GPU, and its SMs are the limit."""
+        return None if self.link.kind in ("none", "host") else self.nodes * self.gpus
+
+    def changed(self, changes: dict[str, float]) -> Hardware:
+        """The same machine with other figures, by their names: {"link.rate": 2.2e11}."""
+        parts: dict[str, Any] = {"gpu": self.gpu, "link": self.link, "network": self.network}
+        for name, value in changes.items():
+            part, _, inside = name.partition(".")
+            if part not in parts or not hasattr(parts[part], inside):
+                raise ValueError(f"{self.name}: there is no figure {name!r} to change")
+            parts[part] = dataclasses.replace(parts[part], **{inside: value})
+        return dataclasses.replace(self, **parts)
+
+
+# which ones there are
+
+
+def known() -> list[str]:
+    """Names of the machines that come with the package."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
+
+
+def read(name: str) -> Hardware:
+    """Read a machine of the package by its name, or any other by the path of its file."""
+    path = Path(name) if name.endswith(".json") else Path(__file__).parent / f"{name}.json"
+    if not os.path.exists(path):
+        raise ValueError(
+            f"machine {name!r} is not known; there are: {', '.join(known())}. A path that ends "
+            "in .json is read as a file, and `sundog calibrate` writes one."
+        )
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    return parse(data, str(path))
+
+
+# reading
+
+
+def parse(data: Any, where: str) -> Hardware:
+    """A description as a Hardware; a ValueError that names the field that is missing or wrong."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: expected an object with the fields of a machine")
+    sources: dict[str, Source] = {}
+    head = _fields(data, ("name", "title", "nodes", "gpus", "gpu", "link"), ("network",), where)
+    made = Hardware(
+        _text(head["name"], "name", where), _text(head["title"], "title", where),
+        _count(head["nodes"], "nodes", where), _count(head["gpus"], "gpus", where),
+        Chip(**_figures(Chip, head["gpu"], "gpu", where, sources)),
+        Link(**_figures(Link, head["link"], "link", where, sources)),
+        _network(head.get("network"), where, sources),
+        sources,
+    )  # fmt: skip
+    _check_figures(made, where)
+    _check_reach(made, where)
+    return made
+
+
+def _network(data: Any, where: str, sources: dict[str, Source]) -> Network | None:
+    return None if data is None else Network(**_figures(Network, data, "network", where, sources))
+
+
+def plain(made: Hardware) -> dict[str, Any]:
+    """A machine as JSON has it: what `parse` reads."""
+    parts: dict[str, Any] = {"gpu": made.gpu, "link": made.link, "network": made.network}
+    data: dict[str, Any] = {key: getattr(made, key) for key in ("name", "title", "nodes", "gpus")}
+    for part, figures in parts.items():
+        if figures is None:
+            continue
+        data[part] = {}
+        for name, value in dataclasses.asdict(figures).items():
+            if name == "kind" or (name == "pairs" and value is not None):
+                data[part][name] = value
+            elif value is not None:
+                source = made.sources[f"{part}.{name}"]
+                data[part][name] = {"value": value, "source": source.text, "date": source.date}
+    return data
+
+
+def _fields(data: Any, needed: tuple, optional: tuple, where: str, part: str = "") -> dict:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: {part}: expected an object")
+    prefix = f"{part}." if part else ""
+    for name in needed:
+        if name not in data:
+            raise ValueError(f"{where}: {prefix}{name} is missing")
+    for name in data:
+        if name not in (*needed, *optional):
+            raise ValueError(f"{where}: {prefix}{name} is not a field; remove it")
+    return data
+
+
+def _figures(kind: Any, data: Any, part: str, where: str, sources: dict[str, Source]) -> dict:
+    """The fields of a part, without their sources."""
+    names = [each.name for each in dataclasses.fields(kind)]
+    optional = [name for name in names if name == "pairs"]
+    given = _fields(
+        data, tuple(n for n in names if n not in optional), tuple(optional), where, part
+    )
+    found: dict[str, Any] = {}
+    for name, figure in given.items():
+        if name == "kind":
+            found[name] = figure
+        elif name == "pairs":
+            found[name] = tuple((int(a), int(b)) for a, b in figure)
+        else:
+            full = f"{part}.{name}"
+            found[name] = _value(figure, full, where)
+            sources[full] = Source(figure["source"], figure["date"])
+    return found
+
+
+def _value(figure: Any, name: str, where: str) -> Any:
+    """A figure's number, or its table of numbers."""
+    _fields(figure, ("value", "source", "date"), (), where, name)
+    source = _text(figure["source"], f"{name}.source", where)
+    if source.split(":")[0] not in HOW:
+        raise ValueError(
+            f"{where}: {name}.source is {source!r}: it must begin with one of {', '.join(HOW)}, "
+            "and a colon"
+        )
+    value = figure["value"]
+    if name.endswith("matmul_rate"):
+        return _table(value, name, where)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: {name} is {value!r}, expected a number")
+    return value
+
+
+def _table(value: Any, name: str, where: str) -> tuple[tuple[float, float], ...]:
+    """Sizes in growing order, each with its rate."""
+    try:
+        rows = tuple((float(size), float(rate)) for size, rate in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: {name}: expected a list of [flops, flops per second]") from None
+    sizes = [size for size, _ in rows]
+    if not rows or sizes != sorted(set(sizes)) or min(rate for _, rate in rows) <= 0:
+        raise ValueError(f"{where}: {name}: expected growing sizes, and a positive rate for each")
+    return rows
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{where}: {name} is {value!r}, expected a text")
+    return value
+
+
+def _count(value: Any, name: str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{where}: {name} is {value!r}, expected a whole number of at least 1")
+    return value
+
+
+# what contradicts itself
+
+_MAY_BE_ZERO = ("gpu.share_s", "gpu.tile_s", "link.multicast_rate", "link.copy_rate")
+
+
+def _check_figures(made: Hardware, where: str) -> None:
+    has_link = made.link.kind != "none"
+    for part, figures in (("gpu", made.gpu), ("link", made.link), ("network", made.network)):
+        if figures is None:
+            continue
+        for name, value in dataclasses.asdict(figures).items():
+            full = f"{part}.{name}"
+            least_zero = full in _MAY_BE_ZERO or (part == "link" and not has_link)
+            if isinstance(value, int | float) and (value < 0 or (value == 0 and not least_zero)):
+                raise ValueError(f"{where}: {full} is {value}, and it must be positive")
+    if made.link.kind not in KINDS:
+        raise ValueError(
+            f"{where}: link.kind is {made.link.kind!r}, expected one of {', '.join(KINDS)}"
+        )
+    if made.gpu.copy_rate >= 2 * made.gpu.write_rate:
+        raise ValueError(
+            f"{where}: gpu.copy_rate is {made.gpu.copy_rate:.3g}, twice gpu.write_rate "
+            f"{made.gpu.write_rate:.3g} or more: its writes alone would take longer"
+        )
+    if made.gpu.cache_rate < made.gpu.read_rate:
+        raise ValueError(
+            f"{where}: gpu.cache_rate is {made.gpu.cache_rate:.3g}, less than gpu.read_rate "
+            f"{made.gpu.read_rate:.3g}: a cache is not slower than its memory"
+        )
+    if made.link.pair_rate > made.link.rate:
+        raise ValueError(
+            f"{where}: link.pair_rate is {made.link.pair_rate:.3g}, more than link.rate "
+            f"{made.link.rate:.3g} of all pairs together"
+        )
+
+
+def _check_reach(made: Hardware, where: str) -> None:
+    """Every GPU must reach every other."""
+    if made.link.kind in ("none", "host") and made.gpus > 1:
+        raise ValueError(
+            f"{where}: gpus is {made.gpus} and link.kind {made.link.kind!r}: GPUs 0 and 1 do not "
+            "reach each other"
+        )
+    if made.nodes > 1 and made.network is None:
+        raise ValueError(
+            f"{where}: nodes is {made.nodes} and network is missing: nodes 0 and 1 do not reach "
+            "each other"
+        )
+    if made.link.pairs is not None:
+        wires = {frozenset(pair) for pair in made.link.pairs}
+        for a, b in combinations(range(made.gpus), 2):
+            if frozenset((a, b)) not in wires:
+                raise ValueError(f"{where}: link.pairs: GPUs {a} and {b} do not reach each other")

@@ -1,0 +1,111 @@
+"""Machine descriptions: what ships is whole, and a wrong one is refused by its field's name."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sundog.hardware.description import HOW, known, parse, plain, read
+
+SHIPPED = {
+    "h100x8": 8, "h200-pcie": None, "h200-shared": None, "h200x8": 8, "h200x8-2nodes": 16,
+    "mi300x8": 8,
+}  # fmt: skip
+
+
+def test_these_machines_ship() -> None:
+    assert {name: read(name).most_ranks for name in known()} == SHIPPED
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_figure_has_a_source_and_a_date(name: str) -> None:
+    made = read(name)
+    assert len(made.sources) >= 20
+    for field, source in made.sources.items():
+        assert source.text.split(":")[0] in HOW, field
+        assert len(source.text.partition(":")[2]) > 8, f"{field}: say where it comes from"
+        assert source.date.startswith("2026-"), field
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_what_is_written_is_what_is_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "again.json"
+    path.write_text(json.dumps(plain(read(name))))
+    assert read(str(path)) == read(name)
+
+
+def _drop(*path: str) -> Callable[[dict], None]:
+    def change(data: dict) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+
+    return change
+
+
+def _set(value: Any, *path: str) -> Callable[[dict], None]:
+    def change(data: dict) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return change
+
+
+WRONG = [
+    (_drop("gpu", "launch_s"), "gpu.launch_s is missing"),
+    (_drop("gpu"), "gpu is missing"),
+    (_drop("link", "rate", "source"), "link.rate.source is missing"),
+    (_set("guessed: by me", "link", "rate", "source"), "link.rate.source is 'guessed"),
+    (_set(-1.0, "gpu", "load_s", "value"), "gpu.load_s is -1.0, and it must be positive"),
+    (_set(0.0, "link", "rate", "value"), "link.rate is 0.0"),
+    (_set("fast", "gpu", "read_rate", "value"), "gpu.read_rate is 'fast', expected a number"),
+    (_set(float("nan"), "gpu", "read_rate", "value"), "gpu.read_rate is nan"),
+    (_set(True, "gpu", "read_rate", "value"), "gpu.read_rate is True"),
+    (_set([[2, 1], [1, 1]], "gpu", "matmul_rate", "value"), "gpu.matmul_rate: expected growing"),
+    (_set([3], "gpu", "matmul_rate", "value"), "gpu.matmul_rate: expected a list"),
+    (_set(1.0, "gpu", "cache_rate", "value"), "gpu.cache_rate is 1, less than gpu.read_rate"),
+    (_set(9e12, "gpu", "copy_rate", "value"), "gpu.copy_rate is 9e+12, twice gpu.write_rate"),
+    (_set(9e12, "link", "pair_rate", "value"), "link.pair_rate is 9e+12, more than link.rate"),
+    (_set("ring", "link", "kind"), "link.kind is 'ring', expected one of none, switch"),
+    (_set("none", "link", "kind"), "GPUs 0 and 1 do not reach each other"),
+    (_set(2, "nodes"), "nodes 0 and 1 do not reach each other"),
+    (_set(0, "gpus"), "gpus is 0, expected a whole number"),
+    (_set(1, "gpu", "speed"), "gpu.speed is not a field; remove it"),
+    (_set([[0, 1]], "link", "pairs"), "link.pairs: GPUs 0 and 2 do not reach each other"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[each[1] for each in WRONG])
+def test_a_wrong_description_is_refused_by_its_field(
+    change: Callable[[dict], None], message: str
+) -> None:
+    data = copy.deepcopy(plain(read("h200x8")))
+    change(data)
+    with pytest.raises(ValueError, match=r"mine\.json: ") as caught:
+        parse(data, "mine.json")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_machine_names_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"machine 'h300' is not known; there are: h100x8, .*"):
+        read("h300")
+
+
+def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"broken\.json: not JSON"):
+        read(str(path))
+
+
+def test_a_figure_can_be_changed_by_its_name() -> None:
+    half = read("h200x8").changed({"link.rate": 1.5e11, "gpu.num_sms": 131})
+    assert (half.link.rate, half.gpu.num_sms) == (1.5e11, 131)
+    with pytest.raises(ValueError, match=r"there is no figure 'link\.speed' to change"):
+        half.changed({"link.speed": 1.0})
