@@ -243,6 +243,24 @@ def tuning(data: Folder, docs: Folder) -> None:
     tuning_runs.main(data, docs)
 
 
+predict = typer.Typer(help="Hold the time model to what was measured.", no_args_is_help=True)
+app.add_typer(predict, name="predict")
+Plot = Annotated[str, typer.Option(callback=_writable, help="a scatter plot, as .png or .svg")]
+
+
+@predict.command()
+def ours(
+    measured: Folder = Path("docs/measured"),
+    json: Json = "",
+    plot: Plot = "",
+    write: Annotated[bool, typer.Option(help="change the figures in sundog/hardware")] = False,
+) -> None:
+    """Our ops on one H200: fit the machine to half of the shapes, judge on the others."""
+    from . import predicted
+
+    predicted.main(measured, json, plot, write)
+
+
 @app.command()
 def report(docs: Folder = Path("docs")) -> None:
     """Compress large results in DOCS/measured and write DOCS/measured.md from all of them."""

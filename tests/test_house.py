@@ -26,6 +26,7 @@ BUDGETS = {
     "interpreter": 1900,
     "machine": 2950,
     "ops": 1480,
+    "predict": 900,
     "tools": 1950,
     "tools/bench": 850,
     "tools/check": 480,

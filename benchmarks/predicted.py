@@ -1,0 +1,180 @@
+"""`python -m benchmarks predict ours`: hold the time model to what was measured on one H200.
+
+The figures of the machine are fitted to half of the shapes in docs/measured (predicted_rows.py),
+and judged on the other half. With `--write`, they go into sundog/hardware. Then, with nothing but
+the model, an algorithm is chosen for every case on which several were measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.predicted_plot import draw_scatter
+from benchmarks.predicted_rows import Row, measured_rows, predict_rows, predict_times
+from benchmarks.result_files import Figures
+from sundog.hardware.description import Hardware, Source, plain, read
+from sundog.predict.fit import fit
+
+__all__ = ["choices", "fit_machines", "main", "quantile"]
+
+MACHINES = ("h200-shared", "h200-pcie")
+# What is fitted, in two steps: collectives say nothing about products.
+_MOVING = (
+    "gpu.launch_s", "gpu.share_s", "gpu.flag_s", "gpu.load_s", "gpu.cache_rate",
+    "gpu.sm_rate", "gpu.sm_load_rate", "gpu.poll_rate",
+)  # fmt: skip
+_SOURCE = "fitted: to half of the shapes in docs/measured, by `python -m benchmarks predict ours`"
+_DATE = "2026-11-16"
+_HEAD = [
+    "op, machine", "rows", "median", "90th percentile", "without 2 ranks", "worst row",
+    "ratio: 90 %, worst",
+]  # fmt: skip
+_WORST = 12  # rows that the page shows
+
+
+def main(folder: Path, json_path: str, plot: str, write: bool) -> None:
+    """Fit, judge, print; with `write`, change the package's descriptions."""
+    rows = measured_rows(folder)
+    machines = fit_machines(rows, {name: read(name) for name in MACHINES})
+    if write:
+        for name, hardware in machines.items():
+            path = Path("sundog/hardware") / f"{name}.json"
+            path.write_text(json.dumps(plain(hardware), indent=1) + "\n")
+    judged = [row for row in rows if row.is_held_out]
+    predicted = predict_times(judged, machines)
+    seconds = [each.seconds for each in predicted]
+    misses = [s / row.seconds - 1 for s, row in zip(seconds, judged, strict=True)]
+    chosen = choices(rows, predict_rows(rows, machines))
+    figures = Figures(
+        "What the time model expects of our ops on one H200",
+        f"Figures of the machine were fitted to {len(rows) - len(judged)} rows; these are the "
+        f"errors on {len(judged)} rows of shapes that the fit has not seen. Goal: median 8 %, 90th "
+        "percentile 20 %. Ratio: of the algorithm that the model alone would choose to the best.",
+        [
+            "op, machine",
+            "rows",
+            "median",
+            "90th percentile",
+            "without 2 ranks",
+            "worst row",
+            "ratio: 90 %, worst",
+        ],
+        _summary(judged, misses, chosen),
+    )
+    ordered = sorted(range(len(judged)), key=lambda i: -abs(misses[i]))
+    figures.show(
+        json_path, on_cpu=True,
+        samples=[
+            [str(judged[i]), judged[i].run, judged[i].seconds, seconds[i], predicted[i].bound]
+            for i in ordered
+        ],
+    )  # fmt: skip
+    for i in ordered[:_WORST]:
+        print(f"{misses[i]:+.0%}  {judged[i]}: {judged[i].seconds * 1e6:.1f} us")
+    if plot:
+        groups = [row.op.partition(".")[0] for row in judged]
+        draw_scatter(plot, [row.seconds for row in judged], seconds, groups)
+
+
+def fit_machines(rows: Sequence[Row], machines: dict[str, Hardware]) -> dict[str, Hardware]:
+    """The same machines with the figures that suit the rows which are not held out."""
+    rows = [row for row in rows if not row.is_held_out]
+    moving = [row for row in rows if "matmul" not in row.op and row.machine == "h200-shared"]
+    multiplying = [row for row in rows if "matmul" in row.op]
+    shared = machines["h200-shared"]
+    found = fit(
+        {name: _figure(shared, name) for name in _MOVING},
+        lambda figures: predict_rows(moving, _with(machines, figures)),
+        [row.seconds for row in moving],
+    )
+    machines = _with(machines, found)
+    sizes = [size for size, _ in shared.gpu.matmul_rate]
+    start = {"gpu.tile_s": shared.gpu.tile_s}
+    start |= {f"rate {i}": rate for i, (_, rate) in enumerate(shared.gpu.matmul_rate)}
+
+    def tables(figures: dict[str, float]) -> dict[str, Hardware]:
+        rates = tuple((size, figures[f"rate {i}"]) for i, size in enumerate(sizes))
+        return _with(machines, {"gpu.tile_s": figures["gpu.tile_s"], "gpu.matmul_rate": rates})
+
+    found = fit(
+        start, lambda figures: predict_rows(multiplying, tables(figures)),
+        [row.seconds for row in multiplying],
+    )  # fmt: skip
+    return {name: _dated(each) for name, each in tables(found).items()}
+
+
+def _figure(hardware: Hardware, name: str) -> float:
+    part, _, inside = name.partition(".")
+    value: float = getattr(getattr(hardware, part), inside)
+    return value
+
+
+def _with(machines: dict[str, Hardware], figures: dict) -> dict[str, Hardware]:
+    return {name: each.changed(figures) for name, each in machines.items()}
+
+
+def _dated(hardware: Hardware) -> Hardware:
+    names = (*_MOVING, "gpu.tile_s", "gpu.matmul_rate")
+    sources = hardware.sources | {name: Source(_SOURCE, _DATE) for name in names}
+    return dataclasses.replace(_rounded(hardware), sources=sources)
+
+
+def _rounded(hardware: Hardware) -> Hardware:
+    """Three digits: more are not known."""
+    changes: dict = {name: float(f"{_figure(hardware, name):.3g}") for name in _MOVING}
+    changes["gpu.tile_s"] = float(f"{hardware.gpu.tile_s:.3g}")
+    changes["gpu.matmul_rate"] = tuple(
+        (size, float(f"{rate:.3g}")) for size, rate in hardware.gpu.matmul_rate
+    )
+    return hardware.changed(changes)
+
+
+def choices(rows: Sequence[Row], predicted: Sequence[float]) -> dict[str, list[float]]:
+    """By op: how much longer the model's choice took than the best, for every measured case.
+
+    Each algorithm has the config that comes first in its file: its default there.
+    """
+    cases: dict[tuple, dict[str, tuple[float, float]]] = {}
+    for row, seconds in zip(rows, predicted, strict=True):
+        cases.setdefault(row.case, {}).setdefault(row.op, (seconds, row.seconds))
+    found: dict[str, list[float]] = {}
+    for case, algorithms in cases.items():
+        if len(algorithms) > 1:
+            _, took = min(algorithms.values())
+            ratio = took / min(measured for _, measured in algorithms.values())
+            found.setdefault(f"{case[0]}, {case[2]}", []).append(ratio)
+    return found
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def _summary(
+    rows: Sequence[Row], misses: Sequence[float], chosen: dict[str, list[float]]
+) -> list[list[str]]:
+    groups: dict[str, list[tuple[float, Row]]] = {}
+    for row, miss in zip(rows, misses, strict=True):
+        groups.setdefault(f"{row.op}, {row.machine}", []).append((miss, row))
+    lines = []
+    for name, found in sorted(groups.items()):
+        sizes = [abs(miss) for miss, _ in found]
+        more = [abs(miss) for miss, row in found if row.problem.size > 2]
+        miss, row = max(found, key=lambda each: abs(each[0]))
+        op, _, machine = name.partition(", ")
+        ratios = chosen.get(f"{op.partition('.')[0]}, {machine}", [])
+        ratio = f"{quantile(ratios, 0.9):.2f}, {max(ratios):.2f}" if ratios else ""
+        lines.append(
+            [
+                name, str(len(found)), f"{statistics.median(sizes):.1%}",
+                f"{quantile(sizes, 0.9):.1%}", f"{quantile(more, 0.9):.1%}" if more else "",
+                f"{miss:+.0%}: {row.problem}", ratio,
+            ]
+        )  # fmt: skip
+    return lines

@@ -1,0 +1,114 @@
+"""Measured times of ops, as a time model is held to them: from docs/measured and data.
+
+A row is used either to calibrate or to judge, never for both. Of each op and number of ranks, every
+second problem in order of size is kept from the calibration; it is the shape that decides, so all
+algorithms and configs of a problem are on the same side.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.result_files import read_result, result_paths
+from sundog.hardware.description import Hardware
+from sundog.ops import load as ops
+from sundog.ops.op import OPS
+from sundog.predict.parts import Time
+from sundog.predict.times import time
+
+__all__ = ["Row", "measured_rows", "predict_rows", "predict_times"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm, problem and config, and what it took."""
+
+    op: str  # all_gather.push
+    problem: Any
+    config: Any
+    machine: str
+    backend: str
+    num_sms: int
+    seconds: float
+    run: str
+    is_held_out: bool = False
+
+    @property
+    def case(self) -> tuple:
+        """What several algorithms were measured on."""
+        name = self.op.partition(".")[0]
+        return name, self.problem, self.machine, self.backend, self.num_sms, self.run
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.problem} {self.config} on {self.machine}, {self.backend}"
+
+
+def measured_rows(folder: Path) -> list[Row]:
+    """All rows of ops that were measured with `sundog bench`, half of their shapes held out."""
+    found: list[Row] = []
+    for path in result_paths(folder):
+        content = read_result(path)
+        if content.get("kind") == "op":
+            found += _rows_of(content, path.name.removesuffix(".xz"))
+    return _held_out(found)
+
+
+def _rows_of(content: dict[str, Any], run: str) -> list[Row]:
+    found = []
+    for row in content["rows"]:
+        op = f"{content['op']}.{row['variant']}"
+        if op not in OPS or not row["config"] or not row["times"]:
+            continue  # a baseline, or it failed
+        module = ops.find(op)
+        names = {"Problem": module.Problem, "Config": module.Config, "torch": torch}
+        is_linked, size = content.get("link") == "pcie", content["world"]
+        machine = "h200-pcie" if is_linked else "h200-shared"
+        # Over the link peers are kernels of one program each, which only wait.
+        num_sms = 132 - (size - 1) if is_linked else 132 // size
+        samples = row["times"]["samples_ns"]
+        found.append(
+            Row(
+                op, eval(row["problem"], names), eval(row["config"], names), machine,
+                content["backend"], num_sms,
+                statistics.median(max(each) for each in samples) * 1e-9, run,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _held_out(rows: Sequence[Row]) -> list[Row]:
+    """Mark every second problem of each op, machine and number of ranks, in order of size."""
+    groups: dict[tuple, set[Any]] = {}
+    for row in rows:
+        groups.setdefault(_group(row), set()).add(row.problem)
+    kept = {
+        (group, problem)
+        for group, problems in groups.items()
+        for problem in sorted(problems, key=_size)[1::2]
+    }
+    return [Row(**{**vars(row), "is_held_out": (_group(row), row.problem) in kept}) for row in rows]
+
+
+def _group(row: Row) -> tuple:
+    return row.op.partition(".")[0], row.machine, row.problem.size
+
+
+def _size(problem: Any) -> float:
+    if hasattr(problem, "numel"):
+        return float(problem.numel)
+    return float(problem.m) * problem.n * problem.k
+
+
+def predict_rows(rows: Sequence[Row], machines: dict[str, Hardware]) -> list[float]:
+    """Seconds that the model expects of each."""
+    return [each.seconds for each in predict_times(rows, machines)]
+
+
+def predict_times(rows: Sequence[Row], machines: dict[str, Hardware]) -> list[Time]:
+    return [time(r.op, r.problem, r.config, machines[r.machine], r.num_sms) for r in rows]

@@ -1,0 +1,156 @@
+"""The time of every fused op's algorithm, put together from parts.py and collectives' models."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from .collective_times import Model, all_reduce_two_shot, reduce_scatter_direct
+from .parts import Part, Ranks, Round, Traffic, barrier, beside, copied, launch, product, waves
+
+__all__ = ["FUSED"]
+
+_GATHER = 32768  # bytes of a tile of a gather or of a sum
+_AHEAD = 8  # tiles that a fetcher has on their way
+_BLOCK = 8192  # elements of a tile of a collective after a product, and its warps
+# How long a product takes in a kernel's loop over that in _gemm.py's: fitted to docs/measured.
+_DIRECT = 0.95  # all ranks read one A
+_FLAGGED = 1.03  # flags between the blocks of a row, and a ticket per tile
+_PUSHED = 1.02  # the output goes to its owner by plain stores
+
+
+def _item(problem: Any) -> int:
+    return int(problem.dtype.itemsize)
+
+
+def _product(problem: Any, config: Any, ranks: Ranks, programs: int, factor: float = 1.0) -> Part:
+    part = product(
+        ranks, (problem.m, problem.n, problem.k), (config.tile_m, config.tile_n), programs
+    )
+    return part._replace(seconds=part.seconds * factor)
+
+
+def _gathered(problem: Any, ranks: Ranks, programs: int, own: bool, ahead: int = 1) -> Part:
+    """All of A to one place of each rank's; with `own`, its own part too. `ahead`: tiles that a
+    program has on their way at once."""
+    whole = problem.m * problem.k * _item(problem)
+    far = whole * (ranks.size - 1) / ranks.size
+    moved = whole if own else far
+    block = min(_GATHER, max(moved / programs, 1))
+    first = moved / ranks.per_gpu  # ranks that share a GPU read the same tiles at about one time
+    traffic = Traffic(first, moved, moved - first, far)
+    tile = Round(block, block, 1 / ahead, is_there=True)
+    return copied(ranks, "gather", traffic, tile, waves(moved, programs * block))
+
+
+def all_gather_matmul_barrier(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """A kernel gathers A between two barriers; a plain product follows."""
+    gather = _gathered(problem, ranks, config.programs, own=True)
+    return [
+        launch(ranks), barrier(ranks), gather, barrier(ranks), launch(ranks),
+        _product(problem, config, ranks, config.programs),
+    ]  # fmt: skip
+
+
+def all_gather_matmul_direct(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Blocks of A are read where they are: once for every column of tiles."""
+    part = _product(problem, config, ranks, config.programs, _DIRECT)
+    if ranks.is_linked:
+        far = problem.m * problem.k * _item(problem) * (ranks.size - 1) / ranks.size
+        crossed = Traffic(far, 0, read_there=far * math.ceil(problem.n / config.tile_n))
+        read = copied(ranks, "A over the link", crossed, Round(0, 0), 0)
+        part = beside("product", [part, read])
+    return [launch(ranks), barrier(ranks), part, barrier(ranks)]
+
+
+def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Some programs fetch, the others multiply what has arrived; or all fetch first."""
+    fetchers = min(max(config.fetchers, config.first_fetchers), config.programs)
+    flag = barrier(ranks)
+    fetch = _gathered(problem, ranks, fetchers, own=False, ahead=_AHEAD)
+    if fetchers == config.programs:
+        after = _product(problem, config, ranks, config.programs, _FLAGGED)
+        return [launch(ranks), flag, fetch, after]
+    workers = _product(problem, config, ranks, config.programs - fetchers, _FLAGGED)
+    # The last row of tiles can only begin when the last flag is there.
+    last = Part("last row", workers.bound, workers.seconds / math.ceil(problem.m / config.tile_m))
+    return [launch(ranks), flag, beside("fetch and multiply", [fetch, workers]), last]
+
+
+def _added(problem: Any, config: Any, ranks: Ranks, rows: float, copies: int) -> Part:
+    """Partials of `rows` rows of all ranks, read and added, and the sum stored `copies` times."""
+    n = rows * problem.n * _item(problem)
+    block = min(_GATHER // 4, max(n / config.programs, 1))
+    traffic = Traffic(n * ranks.size, n * copies, written_there=n * (copies - 1))
+    tile = Round(block * ranks.size, block * copies)
+    return copied(ranks, "sum", traffic, tile, waves(n, config.programs * block))
+
+
+def _pushed(problem: Any, config: Any, ranks: Ranks, copies: int) -> Part:
+    """A product whose tiles go to their owners, or to `copies` ranks, under the next product."""
+    n = problem.m * problem.n * _item(problem)
+    far = n * (ranks.size - 1) * (copies if copies > 1 else 1) / ranks.size
+    # A program that stores does not multiply: only what its tile's stores take is added.
+    tiles = math.ceil(problem.m / config.tile_m) * math.ceil(problem.n / config.tile_n)
+    nbytes = config.tile_m * config.tile_n * _item(problem)
+    rounds = waves(tiles, config.programs)
+    traffic = Traffic(0, n * copies, written_there=far)
+    stores = copied(ranks, "stores", traffic, Round(0, nbytes * copies, 0.0), rounds)
+    multiplied = _product(problem, config, ranks, config.programs, _PUSHED)
+    if copies > 1:
+        return Part("product, then stores", multiplied.bound, multiplied.seconds + stores.seconds)
+    return beside("product and stores", [multiplied, stores])
+
+
+def matmul_reduce_scatter_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    rows = problem.m / ranks.size
+    return [
+        launch(ranks), _pushed(problem, config, ranks, 1), barrier(ranks),
+        _added(problem, config, ranks, rows, 1),
+    ]  # fmt: skip
+
+
+def matmul_all_reduce_one_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    return [
+        launch(ranks), _pushed(problem, config, ranks, ranks.size), barrier(ranks),
+        _added(problem, config, ranks, problem.m, 1),
+    ]  # fmt: skip
+
+
+def matmul_all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    rows = problem.m / ranks.size
+    return [
+        launch(ranks), _pushed(problem, config, ranks, 1), barrier(ranks),
+        _added(problem, config, ranks, rows, ranks.size), barrier(ranks),
+    ]  # fmt: skip
+
+
+def _then(problem: Any, config: Any, ranks: Ranks, model: Model, numel: float) -> list[Part]:
+    """A plain product, then a collective with the config of large tensors."""
+    inner = SimpleNamespace(numel=numel, dtype=problem.dtype, size=ranks.size)
+    tiles = SimpleNamespace(block=_BLOCK, programs=ranks.num_sms, num_warps=16)
+    multiplied = _product(problem, config, ranks, config.programs)
+    return [launch(ranks), multiplied, *model(inner, tiles, ranks)]
+
+
+def matmul_reduce_scatter_barrier(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    numel = problem.m * problem.n / ranks.size
+    return _then(problem, config, ranks, reduce_scatter_direct, numel)
+
+
+def matmul_all_reduce_barrier(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    numel = problem.m * problem.n
+    return _then(problem, config, ranks, all_reduce_two_shot, numel)
+
+
+FUSED: dict[str, Model] = {
+    "all_gather_matmul.barrier": all_gather_matmul_barrier,
+    "all_gather_matmul.hbm_buffer": all_gather_matmul_hbm_buffer,
+    "all_gather_matmul.direct": all_gather_matmul_direct,
+    "matmul_reduce_scatter.push": matmul_reduce_scatter_push,
+    "matmul_reduce_scatter.barrier": matmul_reduce_scatter_barrier,
+    "matmul_all_reduce.one_shot": matmul_all_reduce_one_shot,
+    "matmul_all_reduce.two_shot": matmul_all_reduce_two_shot,
+    "matmul_all_reduce.barrier": matmul_all_reduce_barrier,
+}

@@ -1,0 +1,255 @@
+"""What a kernel's time is made of: bytes over a shared resource, flags, waves, tiles of a product.
+
+A time model of an op puts these together and has no arithmetic of its own about machines. Each
+part says what bounds it:
+
+    latency     starting, flags, barriers: more of the machine would not help
+    programs    a program's own loads and stores: more programs, or larger tiles, would help
+    memory      the memory or the L2 cache of a GPU
+    link        the wires between GPUs, or between nodes
+    compute     multiplying
+
+Things that go on at the same moment hinder each other. Their times add almost as squares do if
+they are the same programs' (`together`), and hardly if they are different programs' (`beside`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..hardware.description import Chip, Hardware
+
+__all__ = [
+    "Part", "Ranks", "Round", "Time", "Traffic", "barrier", "beside", "copied", "launch", "polled",
+    "product", "resources", "together", "total", "waves",
+]  # fmt: skip
+
+TOGETHER = 2.5  # exponents of the sum
+BESIDE = 6.0
+_ITEM = 2  # bytes of an operand, for which the rates of products are
+
+
+class Part(NamedTuple):
+    """Some of an op's time."""
+
+    name: str
+    bound: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Time:
+    """How long an op should take, and of what that is made."""
+
+    seconds: float
+    parts: tuple[Part, ...]
+
+    @property
+    def bound(self) -> str:
+        """What most of it waits for."""
+        sums: dict[str, float] = {}
+        for part in self.parts:
+            sums[part.bound] = sums.get(part.bound, 0.0) + part.seconds
+        return max(sums, key=lambda each: sums[each])
+
+
+class Traffic(NamedTuple):
+    """Bytes that one rank's kernel moves; of what it reads and writes, `there` is in peers' memory.
+
+    `reread`: read besides, at about the time when another program reads it too: out of the cache.
+    """
+
+    read: float
+    written: float
+    reread: float = 0.0
+    read_there: float = 0.0
+    written_there: float = 0.0
+
+
+class Round(NamedTuple):
+    """What a program does in one round: it waits for its loads `trips` times."""
+
+    read: float
+    written: float
+    trips: float = 1.0
+    is_there: bool = False  # some of the loads are of peers' memory
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where an op runs: how many ranks, on what, with how many SMs each."""
+
+    hardware: Hardware
+    size: int
+    num_sms: int
+    late_s: float = 0.0  # by which one rank comes after the others
+
+    @staticmethod
+    def on(hardware: Hardware, size: int, num_sms: int = 0, late_s: float = 0.0) -> Ranks:
+        """All SMs that a rank can have, unless `num_sms` says otherwise."""
+        most = hardware.most_ranks
+        if most is not None and size > most:
+            raise ValueError(f"{hardware.name} has {most} GPUs, and {size} ranks are too many")
+        share = hardware.gpu.num_sms // (size if hardware.link.kind == "none" else 1)
+        if share < 1:
+            raise ValueError(
+                f"{size} ranks on {hardware.name}, whose GPU has {hardware.gpu.num_sms} SMs"
+            )
+        return Ranks(hardware, size, num_sms or share, late_s)
+
+    @property
+    def per_gpu(self) -> int:
+        """Ranks whose kernels use one GPU's memory at the same time."""
+        return self.size if self.hardware.link.kind == "none" else 1
+
+    @property
+    def is_linked(self) -> bool:
+        """Peers' memory is on the other side of a link."""
+        return self.size > 1 and self.hardware.link.kind != "none"
+
+    @property
+    def off_node(self) -> float:
+        """The share of a rank's peers that are on other nodes."""
+        here = min(self.size, self.hardware.gpus)
+        return (self.size - here) / max(self.size - 1, 1) if self.hardware.nodes > 1 else 0.0
+
+
+# latencies
+
+
+def launch(ranks: Ranks) -> Part:
+    """The start of a kernel; kernels of ranks that share a GPU start one after the other."""
+    gpu = ranks.hardware.gpu
+    return Part("launch", "latency", gpu.launch_s + gpu.share_s * (ranks.per_gpu - 1))
+
+
+def barrier(ranks: Ranks, times: float = 1.0, name: str = "barrier") -> Part:
+    """All ranks signal each other and wait. The first of a kernel also waits for a late rank."""
+    seconds = times * ranks.hardware.gpu.flag_s
+    if ranks.is_linked:
+        seconds += times * ranks.hardware.link.flag_s
+    if ranks.off_node and ranks.hardware.network is not None:
+        seconds += times * ranks.hardware.network.latency_s
+    return Part(name, "latency", seconds if ranks.size > 1 else 0.0)
+
+
+def polled(ranks: Ranks, words: float) -> Part:
+    """Words of 8 bytes that a rank exchanges and polls: atomics at the memory that holds them."""
+    seconds = ranks.per_gpu * words / ranks.hardware.gpu.poll_rate
+    if ranks.is_linked:
+        seconds = math.hypot(seconds, 8 * words / ranks.hardware.link.rate)
+    return Part("words", "programs", seconds)
+
+
+# bytes
+
+
+def resources(ranks: Ranks, traffic: Traffic) -> list[Part]:
+    """How long each shared resource is busy with all ranks' traffic."""
+    gpu, count = ranks.hardware.gpu, ranks.per_gpu
+    moved = count * _memory_seconds(gpu, traffic.read, traffic.written)
+    found = [Part("memory", "memory", moved)]
+    if traffic.reread:
+        found.append(Part("cache", "memory", count * traffic.reread / gpu.cache_rate))
+    there = traffic.read_there + traffic.written_there
+    if ranks.is_linked and there:
+        found.append(Part("link", "link", _link_seconds(ranks, there)))
+    return found
+
+
+def _memory_seconds(gpu: Chip, read: float, written: float) -> float:
+    """Between what was measured: reads alone, writes alone, as much of both, which is faster."""
+    both = 2 / gpu.copy_rate
+    mostly_read = read / gpu.read_rate + written * (both - 1 / gpu.read_rate)
+    mostly_written = read * (both - 1 / gpu.write_rate) + written / gpu.write_rate
+    return max(mostly_read, mostly_written)
+
+
+def _link_seconds(ranks: Ranks, nbytes: float) -> float:
+    """As much comes as goes: every rank does the same at the same time."""
+    link, far = ranks.hardware.link, ranks.off_node
+    near = nbytes * (1 - far)
+    peers = max((ranks.size - 1) * (1 - far), 1.0)
+    busiest = max(near / link.rate, near / peers / link.pair_rate)
+    if far and ranks.hardware.network is not None:
+        busiest = max(busiest, nbytes * far / ranks.hardware.network.rate)
+    return busiest
+
+
+def waves(count: float, workers: float) -> int:
+    """Rounds in which `workers` do `count` things."""
+    return math.ceil(max(count, 1) / max(workers, 1))
+
+
+def copied(ranks: Ranks, name: str, traffic: Traffic, tile: Round, rounds: float) -> Part:
+    """Programs go over data, each `rounds` tiles; they share memory and links with all others.
+
+    The first loads only wait; from then on programs wait while others use the resources.
+    """
+    gpu = ranks.hardware.gpu
+    wait = gpu.load_s + (ranks.hardware.link.load_s if tile.is_there and ranks.is_linked else 0.0)
+    first = tile.trips * wait if rounds else 0.0
+    moved = tile.read / gpu.sm_load_rate + tile.written / gpu.sm_rate
+    own = rounds * (tile.trips * wait + moved) - first
+    part = together(name, [Part(name, "programs", own), *resources(ranks, traffic)])
+    return part._replace(seconds=first + part.seconds)
+
+
+# products
+
+
+def product(
+    ranks: Ranks, sizes: tuple[int, int, int], tile: tuple[int, int], programs: int
+) -> Part:
+    """M x N x K by tiles of a program each, and the operands out of memory; `sizes`: of a rank."""
+    gpu, (m, n, k), (tile_m, tile_n) = ranks.hardware.gpu, sizes, tile
+    flops = 2.0 * m * n * k
+    rate = _at(gpu.matmul_rate, ranks.per_gpu * flops) / gpu.num_sms
+    speed = 1 / (1 + _THIN * (tile_m + tile_n) / (tile_m * tile_n)) * (1 + _THIN * _THINNEST)
+    rounds = waves(math.ceil(m / tile_m) * math.ceil(n / tile_n), programs)
+    seconds = rounds * (2.0 * tile_m * tile_n * k / (rate * speed) + gpu.tile_s)
+    operands = Traffic(_ITEM * k * (m + n), _ITEM * m * n)
+    return together("product", [Part("product", "compute", seconds), *resources(ranks, operands)])
+
+
+_THIN = 25.0  # of a tile's loads per flop: how much slower a smaller tile multiplies, fitted
+_THINNEST = (128 + 256) / (128 * 256)  # of the tile for which the rates are
+
+
+def _at(table: Sequence[tuple[float, float]], size: float) -> float:
+    """A rate between the sizes of a table, on a logarithmic scale."""
+    if size <= table[0][0]:
+        return table[0][1]
+    for (s0, r0), (s1, r1) in itertools.pairwise(table):
+        if size <= s1:
+            return r0 + (r1 - r0) * math.log(size / s0) / math.log(s1 / s0)
+    return table[-1][1]
+
+
+# putting together
+
+
+def together(name: str, parts: Sequence[Part], exponent: float = TOGETHER) -> Part:
+    """Parts that go on at the same moment: more than the longest, less than their sum."""
+    longest = max(parts, key=lambda part: part.seconds)
+    if longest.seconds <= 0:
+        return Part(name, longest.bound, 0.0)
+    ratio: float = sum((part.seconds / longest.seconds) ** exponent for part in parts)
+    return Part(name, longest.bound, longest.seconds * ratio ** (1 / exponent))
+
+
+def beside(name: str, parts: Sequence[Part]) -> Part:
+    """Parts of different programs: hardly more than the longest."""
+    return together(name, parts, BESIDE)
+
+
+def total(parts: Sequence[Part], late_s: float = 0.0) -> Time:
+    """One part after the other; those before the first wait for peers are over when a late rank
+    comes, so it adds all that it is late by."""
+    if late_s:
+        parts = [*parts, Part("late rank", "latency", late_s)]
+    return Time(sum(part.seconds for part in parts), tuple(p for p in parts if p.seconds > 0))

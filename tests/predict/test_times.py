@@ -1,0 +1,122 @@
+"""Every algorithm has a time, and it moves as it should when the machine changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sundog.hardware.description import read
+from sundog.ops import load as ops
+from sundog.ops.op import OPS
+from sundog.predict.times import MODELS, time
+
+
+def problem_of(op: str, size: int = 8, scale: int = 1) -> Any:
+    """A large problem of an op's module."""
+    module = ops.find(op)
+    if "matmul" in op:
+        return module.Problem(4096 * scale, 3584, 8192, torch.bfloat16, size)
+    more = {"broadcast": (0,), "gather": (0,), "scatter": (0,)}.get(op.partition(".")[0], ())
+    numel = 16384 if op == "all_reduce.low_latency" else (1 << 20) * scale
+    return module.Problem(numel, torch.bfloat16, size, *more)
+
+
+def expected(op: str, machine: Any, scale: int = 1, size: int = 8, **more: Any) -> Any:
+    problem = problem_of(op, size, scale)
+    num_sms = machine.gpu.num_sms // (size if machine.link.kind == "none" else 1)
+    return time(op, problem, ops.find(op).default(problem, num_sms), machine, **more)
+
+
+def test_every_algorithm_has_a_model() -> None:
+    assert set(MODELS) == set(OPS)
+
+
+def test_an_op_without_a_model_is_named() -> None:
+    with pytest.raises(ValueError, match=r"my_op has no time model; those that have: all_gather"):
+        time("my_op", None, None, read("h200x8"))
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+@pytest.mark.parametrize("name", ["h200-shared", "h200x8", "mi300x8", "h200x8-2nodes"])
+def test_a_time_is_made_of_parts(op: str, name: str) -> None:
+    found = expected(op, read(name))
+    assert 1e-6 < found.seconds < 1
+    assert found.seconds == pytest.approx(sum(part.seconds for part in found.parts))
+    assert found.bound in ("latency", "programs", "memory", "link", "compute")
+
+
+@pytest.mark.parametrize("op", sorted(set(OPS) - {"all_reduce.low_latency"}))  # takes 64 KB
+def test_more_work_takes_longer(op: str) -> None:
+    for name in ("h200-shared", "h200x8"):
+        assert expected(op, read(name), 4).seconds > 1.5 * expected(op, read(name)).seconds
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_a_late_rank_adds_what_it_is_late_by(op: str) -> None:
+    machine = read("h200x8")
+    on_time, late = expected(op, machine), expected(op, machine, late_s=1e-4)
+    assert late.seconds - on_time.seconds == pytest.approx(1e-4)
+
+
+LINKED = ["all_gather.push", "all_reduce.two_shot", "all_to_all.push", "reduce_scatter.direct"]
+
+
+@pytest.mark.parametrize("op", LINKED)
+def test_a_link_of_half_the_rate_takes_twice_as_long(op: str) -> None:
+    """Where the link bounds it: 512 MB."""
+    machine = read("h200x8")
+    half = machine.changed({"link.rate": machine.link.rate / 2, "link.pair_rate": 1e11})
+    found = expected(op, machine, 256)
+    assert found.bound == "link"
+    assert expected(op, half, 256).seconds / found.seconds == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_link_says_nothing_where_there_is_none() -> None:
+    machine = read("h200-shared")
+    other = machine.changed({"link.rate": 1.0})
+    assert expected("all_gather.push", machine) == expected("all_gather.push", other)
+
+
+def test_one_sm_fewer_matters_where_it_costs_a_wave() -> None:
+    """128 tiles: 128 programs do them in one wave, 127 in two."""
+    op, machine = "matmul_reduce_scatter.push", read("h200x8")
+    module = ops.find(op)
+    problem = module.Problem(128 * 16, 256 * 8, 65536, torch.bfloat16, 8)
+
+    def seconds(programs: int) -> float:
+        return time(op, problem, module.Config(programs=programs), machine).seconds
+
+    assert seconds(129) == pytest.approx(seconds(128))
+    assert seconds(127) / seconds(128) == pytest.approx(2.0, rel=0.1)
+
+
+def test_one_program_fewer_slows_what_programs_bound() -> None:
+    op, machine = "all_gather.push", read("h200-shared")
+    module = ops.find(op)
+    problem = module.Problem(1 << 24, torch.bfloat16, 2)
+
+    def found(programs: int) -> Any:
+        return time(op, problem, module.Config(16384, programs, 8), machine)
+
+    assert found(4).bound == "programs"
+    assert found(3).seconds / found(4).seconds == pytest.approx(4 / 3, rel=0.02)
+    assert found(64).bound == "memory"
+
+
+def test_where_small_and_large_all_reduces_part() -> None:
+    """One shot is faster for small tensors, two shots for large ones, on every machine."""
+    one, two = ops.find("all_reduce.one_shot"), ops.find("all_reduce.two_shot")
+    for name in ("h200-shared", "h200x8", "h100x8", "mi300x8"):
+        machine = read(name)
+        num_sms = machine.gpu.num_sms // (8 if name == "h200-shared" else 1)
+        faster = []
+        for numel in (1024, 1 << 24):
+            problem = one.Problem(numel, torch.bfloat16, 8)
+            times = [
+                time(f"all_reduce.{algo}", problem, module.default(problem, num_sms), machine)
+                for algo, module in (("one_shot", one), ("two_shot", two))
+            ]
+            faster.append(times[0].seconds < times[1].seconds)
+        assert faster == [True, False], name
