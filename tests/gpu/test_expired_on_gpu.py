@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.gpu("virtual")  # once is enough, and not in a rank
 
 SCRIPT = """
-import torch, sundog
+import time, torch, sundog
 
 def main(world):
     x, out = world.full((4,), 1.0), world.zeros((4,))
@@ -30,7 +30,8 @@ def main(world):
 """
 ENDS = {
     "virtual": "sundog.run(main, 2, 'virtual', heap_size=64 << 20, timeout=2)",
-    "symm": "main(sundog.init('symm', heap_size=64 << 20, timeout=2))",
+    # Rank 1 outlives the wait: a rank that ends early is reported as lost instead.
+    "symm": "time.sleep(5 * main(sundog.init('symm', heap_size=64 << 20, timeout=2)).rank)",
 }
 
 
