@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ class Installed:
     _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
     original: Callable = JITFunction.run
     tune: Callable = Autotuner.run
+    start: Callable = threading.Thread.start
 
     def __init__(self, machine: Machine | None, launcher: Launcher | None = None) -> None:
         self.machine = machine  # None where ranks are processes and run on a GPU
@@ -49,13 +51,16 @@ class Installed:
     def __enter__(self) -> None:
         if not Installed._stack:
             Installed.original, Installed.tune = JITFunction.run, Autotuner.run
+            Installed.start = threading.Thread.start
             JITFunction.run, Autotuner.run = _run, _run_tuned
+            threading.Thread.start = _start_thread  # type: ignore[method-assign, assignment]
         Installed._stack.append(self)
 
     def __exit__(self, *exc: object) -> None:
         Installed._stack.remove(self)
         if not Installed._stack:
             JITFunction.run, Autotuner.run = Installed.original, Installed.tune
+            threading.Thread.start = Installed.start  # type: ignore[method-assign]
 
     def _simulate(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> None:
         assert self.machine is not None
@@ -78,6 +83,13 @@ def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
         return Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
     innermost = Installed._stack[-1]
     return (innermost.launcher or innermost._simulate)(kernel, grid, args, kwargs)
+
+
+def _start_thread(thread: threading.Thread) -> None:
+    machine = current_machine()
+    if machine is not None and machine.is_host_running():
+        machine.streams.before_thread()
+    Installed.start(thread)
 
 
 _can_time = functools.cache(has_gpu)  # asked at every launch

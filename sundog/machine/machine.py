@@ -12,6 +12,7 @@ waits run out.
 
 from __future__ import annotations
 
+import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable, Iterable
@@ -64,6 +65,7 @@ class Machine:
         self._runner = Runner(self._run_hub)
         self._caller: Runner  # who waits for the machine to end, or is its only host
         self._thread: ThreadState
+        self._known_threads = {thread.ident for thread in threading.enumerate()}
         self._hub: Any = None  # a coroutine, as programs are
         self._chosen: Task | None = None
         self._state: ProcessState | None = None  # whose generators and default dtype are in force
@@ -175,12 +177,25 @@ class Machine:
     @property
     def host(self) -> Host:
         host = self.current
-        if not isinstance(host, Host) or host.runner.ident != get_ident():
+        if not isinstance(host, Host) or host.runner.ident != get_ident():  # as is_host_running
             raise SundogError(
                 "a second thread uses a world: call it from its rank's thread, and hand results "
                 "over to the other one"
             )
         return host
+
+    def is_host_running(self) -> bool:
+        """Is the calling thread that of a host which has its turn?"""
+        return isinstance(self.current, Host) and self.current.runner.ident == get_ident()
+
+    def has_other_threads(self) -> bool:
+        """Could a thread read memory that is none of this machine's?
+
+        For the checker those count that began after it: the others show its progress.
+        """
+        own = {self._runner.ident, self._caller.ident, *(host.runner.ident for host in self.hosts)}
+        others = {thread.ident for thread in threading.enumerate()} - own
+        return bool(others if self.checker is None else others - self._known_threads)
 
     @property
     def program(self) -> Program:

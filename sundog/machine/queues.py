@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..errors import SundogError
 from .tasks import Entry, Event, Host, Launch, Operation, Program, Record, Stream, Wait
 
 if TYPE_CHECKING:
@@ -89,16 +90,31 @@ class Streams:
 
         Not if that can end only by what the host does next, and not on other streams than the
         first, so that they run side by side: there the host's torch operations are watched. What a
-        node of a backward pass enters does not outlast the node, so in one the host waits.
+        node of a backward pass enters does not outlast the node, and nobody watches the operations
+        of other threads: so in a backward pass, and beside other threads, the host waits.
         """
         machine, host = self._machine, self._machine.host
         in_backward = torch._C._current_graph_task_id() >= 0
+        first = machine.checker is None and host.stream.number == 0
         try:
-            if machine.checker is None and (host.stream.number == 0 or in_backward):
+            if first or in_backward or machine.has_other_threads():
                 self.drain(host.stream, may_go_on=not in_backward)
         finally:
             watched = machine.checker is not None or host.recording is not None
             host.sight.set(watched or bool(host.stream.queue))
+
+    def before_thread(self) -> None:
+        """The host starts a thread, which may read what is pending: wait for it."""
+        host = self._machine.host
+        for stream in self.of(host.rank):
+            self.drain(stream, may_go_on=True)
+            if stream.queue:
+                names = ", ".join(entry.name for entry in stream.queue)
+                raise SundogError(
+                    f"rank {host.rank} starts a thread while its kernels ({names}, stream "
+                    f"{stream.number}) wait for what this rank does next: the thread could read "
+                    "results before they are there. Start it earlier, or after world.synchronize()."
+                )
 
     def drain(self, stream: Stream, may_go_on: bool = False) -> None:
         """The host goes on when all that was put on the stream has ended.

@@ -99,7 +99,7 @@ def test_a_result_is_there_for_whoever_reads_it(name: str, backend: str) -> None
     assert sundog.run(main, SIZE, backend) == [[TOTAL] * N] * SIZE
 
 
-@pytest.mark.parametrize("name", [name for name in READS if name != "thread"])
+@pytest.mark.parametrize("name", READS)
 def test_so_it_is_for_the_checker(name: str) -> None:
     """Under which launches return at once, to explore more schedules."""
 
@@ -110,7 +110,7 @@ def test_so_it_is_for_the_checker(name: str) -> None:
     assert check(main, world_size=SIZE, schedules=2).findings == []
 
 
-@pytest.mark.parametrize("name", [name for name in READS if name != "thread"])
+@pytest.mark.parametrize("name", READS)
 def test_so_it_is_on_a_side_stream(run: Run, name: str) -> None:
     """Where launches return at once too: streams of a rank run side by side."""
 
@@ -316,7 +316,7 @@ def set_word(flag, epoch, ctx):
 
 
 @pytest.mark.parametrize("backend", ["sim", "shm"])
-@pytest.mark.parametrize("name", [name for name in READS if name != "thread"])
+@pytest.mark.parametrize("name", READS)
 def test_what_only_the_host_can_end_is_ordered_too(name: str, backend: str) -> None:
     """The kernel on stream 0 waits for one that the host launches after it: the launch returns,
     and what the host then does with the result waits."""
@@ -373,22 +373,3 @@ def test_ranks_log_results_that_are_pending() -> None:
 
     assert check(main, world_size=SIZE, schedules=4).findings == []
     assert lines.getvalue().splitlines() == [str(torch.full((N,), TOTAL))] * (3 * SIZE * 4)
-
-
-def test_a_second_thread_may_read_and_not_call(run: Run) -> None:
-    def main(world: sundog.World) -> None:
-        errors: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                world.all_reduce(torch.ones(N))
-            except sundog.errors.SundogError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-        assert "a second thread uses a world" in str(errors[0])
-        assert _reduced(world).tolist() == [TOTAL] * N
-
-    run(main, SIZE)

@@ -1,0 +1,112 @@
+"""Threads of the user beside a rank's: what they read is there, and they call nothing."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import sundog
+from sundog.device import signal
+from sundog.errors import SundogError
+from sundog.tools.check.schedules import check
+
+SIZE = 4
+N = 5
+TOTAL = float(sum(range(1, SIZE + 1)))
+Run = Callable[..., list]
+
+pytestmark = pytest.mark.sim_only  # and shm: what runs on a GPU is ordered by CUDA
+both = pytest.mark.parametrize("backend", ["sim", "shm"])
+
+
+def _reduced(world: sundog.World) -> torch.Tensor:
+    return world.all_reduce(torch.full((N,), world.rank + 1.0))
+
+
+@both
+@pytest.mark.parametrize("stream", [0, 1])
+def test_a_thread_that_waits_for_results_reads_them(backend: str, stream: int) -> None:
+    """It was there before the call, as a loader's or an executor's is."""
+
+    def main(world: sundog.World) -> list[float]:
+        given: queue.Queue = queue.Queue()
+        with ThreadPoolExecutor(1) as threads, world.stream(stream):
+            read = threads.submit(lambda: (given.get() + 0.0).tolist())
+            given.put(_reduced(world))
+            return read.result()
+
+    assert sundog.run(main, SIZE, backend) == [[TOTAL] * N] * SIZE
+
+
+def test_it_does_so_under_the_checker() -> None:
+    def main(world: sundog.World) -> None:
+        given: queue.Queue = queue.Queue()
+        with ThreadPoolExecutor(1) as threads:
+            read = threads.submit(lambda: (given.get() + 0.0).tolist())
+            given.put(_reduced(world))
+            assert read.result() == [TOTAL] * N
+
+    assert check(main, world_size=SIZE, schedules=2).findings == []
+
+
+@triton.jit
+def await_word(flag, epoch, ctx):
+    signal.wait(flag, 0, epoch, ctx)
+
+
+@triton.jit
+def set_word(flag, epoch, ctx):
+    signal.signal(flag, tl.load(ctx), epoch, ctx)  # word 0 of a context is the rank
+
+
+@both
+def test_a_thread_is_refused_where_nothing_can_order_it(backend: str) -> None:
+    """The kernel waits for what this rank would launch after it has started the thread."""
+
+    def main(world: sundog.World) -> str:
+        flag = world.signals(1, "flag")
+        world.barrier()
+        await_word[(1,)](flag, 7, world.ctx)
+        with pytest.raises(SundogError) as caught:
+            threading.Thread(target=flag.tolist).start()
+        with world.stream(1):
+            set_word[(1,)](flag, 7, world.ctx)
+        return str(caught.value)
+
+    for rank, text in enumerate(sundog.run(main, 2, backend)):
+        assert text.startswith(
+            f"rank {rank} starts a thread while its kernels (await_word, stream 0) wait for what "
+            "this rank does next"
+        )
+
+
+def test_a_thread_is_started_as_ever_after_the_run() -> None:
+    start = threading.Thread.start
+    sundog.run(lambda world: world.barrier(), 2, "sim")
+    assert threading.Thread.start is start
+
+
+def test_a_second_thread_may_read_and_not_call(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        errors: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                world.all_reduce(torch.ones(N))
+            except sundog.errors.SundogError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert "a second thread uses a world" in str(errors[0])
+        assert _reduced(world).tolist() == [TOTAL] * N
+
+    run(main, SIZE)
