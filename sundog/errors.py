@@ -53,6 +53,10 @@ class Deadlock(SundogError):
         return Deadlock, (str(self), self.waits)
 
 
+class Livelock(SundogError):
+    """Programs run without end and repeat themselves; the message has their steps."""
+
+
 class BadAccess(SundogError):
     """A kernel touched memory that is not in a live allocation."""
 

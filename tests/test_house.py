@@ -24,12 +24,12 @@ BUDGETS = {
     "fused": 2550,
     "hardware": 340,
     "interpreter": 1900,
-    "machine": 2950,
+    "machine": 3150,
     "ops": 1480,
     "predict": 900,
     "tools": 1950,
     "tools/bench": 850,
-    "tools/check": 480,
+    "tools/check": 500,
     "tools/probe": 880,
     "tools/trace": 650,
     "tools/tune": 1500,
@@ -38,7 +38,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 30  # without commands, which cli.py alone imports
+ONE_IMPORTER = 31  # without commands, which cli.py alone imports
 CLOSURE = 14  # files that a collective's import reads; goal: 12
 KERNEL_ARGUMENTS = 17  # goal: 12
 

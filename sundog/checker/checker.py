@@ -46,6 +46,7 @@ class Checker:
         self._shadows = Shadows(memory, self._signals.forget)
         self._events: dict[tuple, AccessEvent] = {}
         self._num_launches = 0
+        self.widest = 0  # programs of the largest launch
         self._running: dict[Actor, Launch] = {}
 
     # order
@@ -59,6 +60,7 @@ class Checker:
             self.streams.of(stream).advance()
             self._note("launch", launch.rank, self._num_launches)
             self._num_launches += 1
+            self.widest = max(self.widest, launch.total)
         number, programs = self._launches[launch]
         known = self.streams.of(stream).clock
         self._actors[program] = Actor(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 from ..callsite import relative
-from ..errors import BadAccess, CannotInterpret, Deadlock, SundogError, WaitTimeout
+from ..errors import BadAccess, CannotInterpret, Deadlock, Livelock, SundogError, WaitTimeout
 from .findings import AccessEvent, Finding, Rule
 from .words import Message
 
 __all__ = [
-    "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "RULES", "WRONG_RESULT", "find_failure",
-    "stale_read",
+    "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "LIVELOCK", "NOT_RESIDENT", "RULES",
+    "WRONG_RESULT", "find_failure", "stale_read",
 ]  # fmt: skip
 
 BAD_ACCESS = Rule(
@@ -23,6 +23,20 @@ DEADLOCK = Rule(
     "nothing can run; the report says who waits for what, where, and who could end the wait",
     "Follow the waits above.",
 )
+NOT_RESIDENT = Rule(
+    "deadlock",
+    "needs resident programs",
+    "programs wait for others of their kernel that are not resident yet: the kernel ends only "
+    "where more of them run at once",
+    "Launch at most world.num_sms programs, or with launch_cooperative_grid=True, or let programs "
+    "wait for earlier ones only.",
+)
+LIVELOCK = Rule(
+    "livelock",
+    "",
+    "programs run without end and repeat themselves; the report has the steps that they repeat",
+    "Give one of them something to wait for that another one does for certain.",
+)
 WRONG_RESULT = Rule("wrong result", "", "an assertion of the rank's function fails")
 ERROR = Rule("error", "", "a kernel or a host raises an exception", is_verdict=False)
 CANNOT_INTERPRET = Rule(
@@ -33,18 +47,23 @@ CANNOT_INTERPRET = Rule(
 )
 _SHOWN = 8  # stale reads
 
-RULES = [BAD_ACCESS, DEADLOCK, WRONG_RESULT, ERROR, CANNOT_INTERPRET]
+RULES = [BAD_ACCESS, DEADLOCK, NOT_RESIDENT, LIVELOCK, WRONG_RESULT, ERROR, CANNOT_INTERPRET]
 
 
 def find_failure(
-    error: Exception | SystemExit, rank: int | None, stale: list[str] | None = None
+    error: Exception | SystemExit,
+    rank: int | None,
+    stale: list[str] | None = None,
+    all_started: bool = True,
 ) -> Finding:
     """Return the finding of what ended a run; `rank` is the one whose host raised it, if any.
 
     `stale` names the reads that returned an older value than the newest: a cause that the error
-    itself does not show.
+    itself does not show. `all_started`: no kernel had programs that were still to become resident.
     """
     finding = _find(error, rank)
+    if isinstance(error, Deadlock) and not all_started:
+        finding = NOT_RESIDENT.finding(str(error))
     if stale and finding.kind in (WRONG_RESULT.kind, DEADLOCK.kind):
         shown = stale[-_SHOWN:]
         more = f" ({len(stale) - _SHOWN} more)" if len(stale) > _SHOWN else ""
@@ -83,6 +102,8 @@ def _find(error: Exception | SystemExit, rank: int | None) -> Finding:
     who = f"rank {rank}: " if rank is not None else ""
     if isinstance(error, Deadlock):
         return DEADLOCK.finding(str(error))
+    if isinstance(error, Livelock):
+        return LIVELOCK.finding(str(error))
     if isinstance(error, CannotInterpret):
         return CANNOT_INTERPRET.finding(str(error))
     if isinstance(error, BadAccess):

@@ -90,6 +90,11 @@ class Helpers:
             raise ValueError(f"a condition of {data.size} elements; reduce it, or use tl.where")
         return bool(data.item())
 
+    def turn(self, value: Any) -> bool:
+        """Return the truth of a loop's condition, once per turn."""
+        self.semantic.builder.machine.accesses.turned()
+        return self.truth(value)
+
     def only_on_gpu(self, name: str) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
             raise CannotInterpret(f"library function {name} runs only on a GPU; use tl operations")
@@ -208,7 +213,12 @@ class _Rewriter(stock.ASTTransformer):
         node.test = ast.copy_location(_call("truth", node.test), node.test)
         return node
 
-    visit_If = visit_IfExp = visit_While = visit_Assert = _condition
+    visit_If = visit_IfExp = visit_Assert = _condition
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.generic_visit(node)
+        node.test = ast.copy_location(_call("turn", node.test), node.test)
+        return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         first, *rest = (self.visit(value) for value in node.values)

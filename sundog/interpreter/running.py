@@ -70,6 +70,9 @@ class MemoryPort(Protocol):
     ) -> np.ndarray:
         """Make an atomic: `execute` it, or `recall` older values that it is to read."""
 
+    def turned(self) -> None:
+        """Note a turn of a `while` loop: one that never ends must be noticed."""
+
     def cta_barrier(self) -> None: ...
 
     def proxy_fence(self) -> None: ...

@@ -143,7 +143,9 @@ class Accesses:
             limit = POLLS_BEFORE_PARKING if volatile else _LOADS_BEFORE_PARKING
             key = self._park_if_stuck(addresses, ("LOAD", b""), limit)
             if key is not None:
-                self._found(key, addresses, size, read(addresses, size))
+                seen = read(addresses, size)
+                self._found(key, addresses, size, seen)
+                self._machine.repeats.looked(key, "load", size, seen)
         elif self._machine.program.polls and addresses.size:
             self._met((addresses.size, addresses.flat[0], addresses.flat[-1]))
         if self._machine.checker is not None:
@@ -192,7 +194,14 @@ class Accesses:
             self._wrote(addresses, size)
         elif key is not None:
             self._found(key, addresses, size, before if older is None else older)
+        if key is not None:
+            seen = before if older is None else older
+            self._machine.repeats.looked(key, f"atomic {operands[0]}", size, seen)
         return old
+
+    def turned(self) -> None:
+        """A `while` loop of the running program begins another turn, or ends."""
+        self._machine.repeats.turned()
 
     def cta_barrier(self) -> None:
         """A program runs as one here: only a checker has something to learn from its barriers."""

@@ -28,6 +28,7 @@ from . import deadlock
 from .accesses import Accesses, Observer
 from .baton import Runner
 from .host_ops import Sight
+from .livelock import Repeats
 from .polling import Watch
 from .queues import Streams
 from .regions import Memory
@@ -48,11 +49,12 @@ class Machine:
 
     def __init__(self, schedule: Schedule, num_sms: int, expire: bool) -> None:
         self.schedule = schedule
-        self.num_sms = num_sms
+        self.num_sms = schedule.residents or num_sms
         self.expire = expire
         self.memory = Memory()
         self.watch = Watch()
         self.accesses = Accesses(self)
+        self.repeats = Repeats(self)
         self.hosts: list[Host] = []
         self.streams = Streams(self)
         self.ready: list[Task] = []
@@ -225,6 +227,7 @@ class Machine:
 
     def _progress(self) -> None:
         self.had_last_turn = self._ran_out = False
+        self.repeats.made()
 
     def _to_hub(self) -> None:
         host = self.host

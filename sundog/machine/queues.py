@@ -183,10 +183,26 @@ class Streams:
             checker.streams.learn(stream, entry.event.clock)
         return entry.event.passed
 
+    def _has_room(self, launch: Launch) -> bool:
+        """Whether another program fits: the kernels of a rank share its SMs.
+
+        Where the schedule says how few programs are resident, that is meant for each kernel, and
+        not for one that was launched to have all of them.
+        """
+        if not self._machine.schedule.residents:
+            return self._resident[launch.rank] < self._machine.num_sms
+        whole = launch.options.get("launch_cooperative_grid", False)
+        return whole or launch.running < self._machine.num_sms
+
+    def not_started(self) -> list[Launch]:
+        """Return the kernels of which some programs run, and others have never been resident."""
+        first = [stream.queue[0] for stream in self._all if stream.queue]
+        return [e for e in first if isinstance(e, Launch) and 0 < e.next < e.total]
+
     def _start_programs(self, launch: Launch, stream: Stream) -> bool:
         """Fill the free SMs; True once the whole launch has ended."""
         machine = self._machine
-        while launch.next < launch.total and self._resident[launch.rank] < machine.num_sms:
+        while launch.next < launch.total and self._has_room(launch):
             program = Program(launch, launch.next, launch.index(launch.next))
             launch.next += 1
             launch.running += 1

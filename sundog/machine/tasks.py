@@ -149,6 +149,12 @@ class Program:
     awaits_comparison: bool = False
     patience: int = 0  # polls that it may make before it is parked again
     expired: bool = False
+    visited: set[Any] = field(default_factory=set)  # what it saw in its loops, see `livelock`
+
+    def visit(self, what: Any, most: int) -> None:
+        if len(self.visited) == most:
+            self.visited.clear()
+        self.visited.add(what)
 
     @property
     def rank(self) -> int:

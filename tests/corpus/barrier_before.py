@@ -214,7 +214,7 @@ def phases_fixed(x, middle, out, count, PARTS: tl.constexpr, BLOCK: tl.constexpr
 def phases(kernel: Kernel, world: sundog.World) -> None:
     x, middle, out = values(0, 3, BLOCK), torch.empty(3, BLOCK), torch.empty(3, BLOCK)
     count = torch.zeros(1, dtype=torch.int64)
-    kernel[(3,)](x, middle, out, count, 3, BLOCK)
+    kernel[(3,)](x, middle, out, count, 3, BLOCK, launch_cooperative_grid=True)
     assert torch.equal(out, x.flip(0))
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.checker.failures import DEADLOCK
+from sundog.checker.failures import DEADLOCK, NOT_RESIDENT
 from sundog.device import memory, signal
 
 from .pair import Kernel, Pair, everyone, neighbour, values
@@ -247,18 +247,15 @@ def barrier_between(wrong: bool, world: sundog.World) -> None:
     assert torch.equal(out, values(neighbour(world), BLOCK))
 
 
-def _pair(
-    family: str, name: str, wrong: partial, fixed: partial, world_size: int, num_sms: int = 16
-) -> Pair:
-    return Pair(family, name, wrong, fixed, world_size, DEADLOCK, num_sms)
+def _pair(family: str, name: str, wrong: partial, fixed: partial, world_size: int) -> Pair:
+    rule = NOT_RESIDENT if family == RESIDENT else DEADLOCK
+    return Pair(family, name, wrong, fixed, world_size, rule)
 
 
 RESIDENT = "waiting for a program that is not resident"
 PAIRS = [
-    _pair(RESIDENT, "a later one", partial(scan, later_wrong), partial(scan, earlier_fixed), 1, 2),
-    _pair(
-        RESIDENT, "grid barrier", partial(grid_barrier, False), partial(grid_barrier, True), 1, 2
-    ),
+    _pair(RESIDENT, "a later one", partial(scan, later_wrong), partial(scan, earlier_fixed), 1),
+    _pair(RESIDENT, "grid barrier", partial(grid_barrier, False), partial(grid_barrier, True), 1),
     _pair(
         "circular wait",
         "between ranks",

@@ -149,9 +149,10 @@ def mirror(x, middle, out, counter, ctx, BLOCK: tl.constexpr):
 def two_grids(num_counters: int, world: sundog.World) -> None:
     x, middle, out = values(0, 3, BLOCK), torch.empty(3, BLOCK), torch.empty(3, BLOCK)
     counters = world.signals((num_counters,), "counters")
-    mirror[(2,)](x, middle, out, counters, world.ctx, BLOCK)
+    mirror[(2,)](x, middle, out, counters, world.ctx, BLOCK, launch_cooperative_grid=True)
     # wrong with one counter: it has grown by 2, and this grid expects a multiple of 3
-    mirror[(3,)](x, middle, out, counters[num_counters - 1 :], world.ctx, BLOCK)
+    again = counters[num_counters - 1 :]
+    mirror[(3,)](x, middle, out, again, world.ctx, BLOCK, launch_cooperative_grid=True)
     assert torch.equal(out, x.flip(0))
 
 

@@ -28,7 +28,7 @@ class Pair:
     fixed: Callable[[sundog.World], None]
     world_size: int
     rule: Rule
-    num_sms: int = 16
+    num_sms: int = 0  # 0: the number of resident programs varies
 
     @property
     def kind(self) -> str:

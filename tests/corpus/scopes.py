@@ -122,7 +122,8 @@ def phases(x, middle, out, count, SCOPE: tl.constexpr, PARTS: tl.constexpr, BLOC
 
 def grid_barrier(scope: str, world: sundog.World) -> None:
     x, middle, out = values(0, 3, BLOCK), torch.empty(3, BLOCK), torch.empty(3, BLOCK)
-    phases[(3,)](x, middle, out, torch.zeros(1, dtype=torch.int64), scope, 3, BLOCK)
+    count = torch.zeros(1, dtype=torch.int64)
+    phases[(3,)](x, middle, out, count, scope, 3, BLOCK, launch_cooperative_grid=True)
     assert torch.equal(out, x.flip(0))
 
 

@@ -86,7 +86,7 @@ def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
         return check_once(function, options.world, options.schedule, options.sms)
     report = Report()
     with progress() as show, suppress(KeyboardInterrupt):
-        for token in tokens(options.schedules, options.seed, report):
+        for token in tokens(options.schedules, options.seed, report, options.sms):
             with _quiet() if report.schedules else nullcontext():
                 report.merge(check_once(function, options.world, token, options.sms))
             found = f"{len(report.findings)} findings"
@@ -176,7 +176,7 @@ def run_corpus(options: CheckOptions) -> int:
 def _search(pair: Any, options: CheckOptions) -> tuple[Report, bool]:
     """Check a wrong kernel until it shows what it must: a wrong result may come before the race."""
     report = Report()
-    for token in tokens(options.schedules, options.seed, report):
+    for token in tokens(options.schedules, options.seed, report, pair.num_sms):
         report.merge(check_once(pair.wrong, pair.world_size, token, pair.num_sms))
         if any(finding.kind == pair.kind for finding in report.findings):
             return report, True

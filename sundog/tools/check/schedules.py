@@ -3,8 +3,9 @@
     report = check(fn, world_size=4, schedules=50)
     assert not report.findings, report
 
-Half of the schedules are random, half PCT (see machine/schedule.py). Every finding carries the
-token of the schedule that showed it first; `check_once(fn, world_size, schedule=token)` replays it.
+The schedules are random, PCT and PCT of whole ranks by turns (see machine/schedule.py), and unless
+`num_sms` says how many, the number of resident programs varies too. Every finding carries the token
+of the schedule that showed it first; `check_once(fn, world_size, schedule=token)` replays it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Report:
     results: list[Any] = field(default_factory=list)  # of the last schedule, by rank
     notes: list[str] = field(default_factory=list)  # what could not be looked at
     steps: int = 0  # of the first schedule: how often it chose who runs next
+    widest: int = 0  # and how many programs its largest kernel has
 
     def merge(self, other: Report) -> None:
         self.schedules += other.schedules
@@ -53,7 +55,7 @@ class Report:
         if self.findings and self.first_schedule is None:
             self.first_schedule = self.schedules
         self.results = other.results
-        self.steps = self.steps or other.steps
+        self.steps, self.widest = self.steps or other.steps, self.widest or other.widest
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
@@ -74,22 +76,27 @@ def check(
 ) -> Report:
     """Run `fn` once per schedule and collect what is wrong. `stop_early`: the first is enough."""
     report = Report()
-    for token in tokens(schedules, seed, report):
+    for token in tokens(schedules, seed, report, num_sms):
         report.merge(check_once(fn, world_size, token, num_sms, heap_size, link=link))
         if stop_early and report.findings:
             break
     return report
 
 
-def tokens(schedules: int, seed: int, report: Report) -> Iterator[str]:
-    """Yield random and PCT by turns, PCT of depth 2 to 4.
+def tokens(schedules: int, seed: int, report: Report, num_sms: int = 0) -> Iterator[str]:
+    """Yield random, PCT and PCT of ranks by turns, with a depth of 2 to 4.
 
-    Merge each run into the report: its first one shows how long the window of PCT should be.
+    Merge each run into the report: its first one shows how long the window of PCT should be, and
+    how many programs a kernel has. All are resident in half of the runs; in the others 1, 2 or all
+    but one are, unless `num_sms` is given.
     """
     for place in range(schedules):
-        number = seed + place // 2
-        depth = 2 + place // 2 % 3
-        yield f"random:{number}" if place % 2 == 0 else f"pct:{number}:{depth}:{report.steps}"
+        kind, number = ("random", "pct", "ranks")[place % 3], seed + place // 3
+        token = f"{kind}:{number}"
+        if kind != "random":
+            token += f":{2 + place // 3 % 3}:{report.steps}"
+        few = (1, 2, report.widest - 1)[place // 2 % 3] if place % 2 and not num_sms else 0
+        yield f"{token}@{few}" if 0 < few < report.widest else token
 
 
 def check_once(
@@ -115,7 +122,8 @@ def check_once(
     for finding in findings:
         finding.token = finding.token or schedule
     results = [host.result for host in machine.hosts]
-    return Report(findings, 1, None, checker.trace, results, notes, machine.schedule.step)
+    steps, widest = machine.schedule.step, checker.widest
+    return Report(findings, 1, None, checker.trace, results, notes, steps, widest)
 
 
 @contextmanager
@@ -136,4 +144,4 @@ def _failure(machine: Machine, stale: list[str]) -> Finding:
         assert error is not None
         raise error
     rank = next((host.rank for host in machine.hosts if host.error is error), None)
-    return failures.find_failure(error, rank, stale)
+    return failures.find_failure(error, rank, stale, not machine.streams.not_started())

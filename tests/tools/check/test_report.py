@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,10 +127,28 @@ def test_the_pytest_fixture_checks_a_users_kernel(tmp_path):
     assert "no CTA barrier before the release" in done.stdout
 
 
-def test_half_of_the_schedules_are_pct():
+def test_kinds_of_schedules_take_turns():
     chosen = list(tokens(8, 5, Report(steps=40)))
-    assert chosen[:4] == ["random:5", "pct:5:2:40", "random:6", "pct:6:3:40"]
+    assert chosen[:4] == ["random:5", "pct:5:2:40", "ranks:5:2:40", "random:6"]
     assert [from_token(token).token for token in chosen] == chosen
+
+
+def test_the_number_of_resident_programs_varies_unless_it_is_given():
+    chosen = list(tokens(12, 0, Report(steps=40, widest=5)))
+    few = [int(token.partition("@")[2] or 0) for token in chosen]
+    assert few == [0, 1, 0, 2, 0, 4, 0, 1, 0, 2, 0, 4]
+    assert [from_token(token).residents for token in chosen] == few
+    assert not any("@" in token for token in tokens(12, 0, Report(widest=5), num_sms=16))
+    assert not any("@" in token for token in tokens(12, 0, Report(widest=1)))
+
+
+def test_a_late_rank_is_late_with_all_that_it_does():
+    """The rank of the highest priority runs until nothing of it is left."""
+    tasks = [SimpleNamespace(rank=rank) for rank in (0, 1, 2) * 3]
+    schedule, order = from_token("ranks:3:1"), []
+    while tasks:
+        order.append(tasks.pop(schedule.choose(tasks)).rank)
+    assert all(len(set(order[i : i + 3])) == 1 for i in (0, 3, 6))
 
 
 @pytest.mark.parametrize("token", ["", "random", "random:x", "pct:1", "round-robin:1"])
