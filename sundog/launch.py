@@ -60,57 +60,73 @@ def run(
     return module.run(fn, world_size, options)
 
 
-def init(backend: str | None = None, *, heap_size: int = 0, timeout: float = 0) -> World:
+def init(
+    backend: str | None = None,
+    *,
+    group: Any = None,
+    mesh: Any = None,
+    dim: str | int | None = None,
+    heap_size: int = 0,
+    timeout: float = 0,
+) -> World:
     """Return the world of this process, which torchrun started as one of several ranks.
 
-    Without a backend's name: `symm` if there is a GPU, else `shm`. Uses the default group of
-    torch.distributed, or makes one with gloo.
+    Without a backend's name: `symm` if there is a GPU, else `shm`. The ranks are the members of
+    `group`, a ProcessGroup; of dimension `dim` of `mesh`, a DeviceMesh; else of torch.distributed's
+    default group, which is made with gloo if there is none. Only members call. A process may have
+    several worlds at once, one for each group that it is a member of.
     """
     name = _chosen(backend, _UNDER_TORCHRUN)
     module = load(name)
     if not module.CAPABILITIES.processes:
         raise ValueError(f"sundog.init: ranks of backend {name!r} are no processes: use sundog.run")
-    _check_no_other()
-    from .backends._rendezvous import join
+    from .backends._groups import members_of
 
     seconds = _seconds(timeout)
-    rank, size, store = join(seconds)
+    members = members_of(group, mesh, dim, seconds)
+    _check_no_other(members.group)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     nbytes = _heap_size(heap_size, module.CAPABILITIES.on_gpu, local)
-    world = module.open_world(rank, size, store, nbytes, seconds)
+    rank, size, store, group_name = members
+    world = module.open_world(rank, size, store, nbytes, seconds, group_name)
     if not _initialized:
         atexit.register(_look_at_exit)
-    _initialized[:] = [world]
+    _initialized[group_name] = world
     return world
 
 
-_initialized: list[World] = []  # the world that `init` returned last, if any
+_initialized: dict[str, World] = {}  # the world that `init` returned last, by its group
 
 
 def _look_at_exit() -> None:
-    """At the end of a process with an open world, tell the other ranks what happened.
+    """At the end of a process with open worlds, tell the other ranks what happened.
 
     A wait that expired sets the exit status.
     """
-    world, error = _initialized[0], getattr(sys, "last_value", None)
-    if world._closed:
-        return
-    failure = None if error else world._failure()
-    world._backend.fail(error or failure or SystemExit())
-    if failure is not None:
+    error, failures = getattr(sys, "last_value", None), []
+    for world in _initialized.values():
+        if world._closed:
+            continue
+        failure = None if error else world._failure()
+        world._backend.fail(error or failure or SystemExit())
+        failures += [failure] if failure is not None else []
+    for failure in failures:
         # An exception that leaves this function would be printed, and the status would stay 0.
         traceback.print_exception(type(failure), failure, failure.__traceback__)
+    if failures:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
 
-def _check_no_other() -> None:
-    """Refuse a second world in a process: it would take over the launches of the first."""
-    if _initialized and not _initialized[0]._closed:
+def _check_no_other(group: str) -> None:
+    """Refuse a second world over the same group."""
+    other = _initialized.get(group)
+    if other is not None and not other._closed:
         raise SundogError(
-            f"sundog.init: this process already has {_initialized[0]!r}. Use that one "
-            "(world.group makes worlds of some of its ranks), or close it first: world.close()."
+            f"sundog.init: this process already has {other!r}. Use that one (world.group makes "
+            "worlds of some of its ranks), or close it first: world.close(). For a world of other "
+            "processes give group=... or mesh=..."
         )
 
 

@@ -13,7 +13,7 @@ from house import House
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1150,
-    "backends": 3500,
+    "backends": 3700,
     "checker": 3350,
     "collectives": 3250,
     "compiled": 1000,

@@ -7,7 +7,7 @@ A backend is a module of this folder that is named in `knobs.BACKENDS`. It has
 
 and, if its ranks are processes, for `sundog.init` in a process that torchrun started,
 
-    open_world(rank, size, store, heap_size, timeout)
+    open_world(rank, size, store, heap_size, timeout, group)
 
 Each rank's World gets an object with the surface of `sundog.world.backend.Backend`. Other code asks
 for capabilities, never for a name.
@@ -57,7 +57,7 @@ class Module(Protocol):
     ) -> list[Any]: ...
 
     def open_world(
-        self, rank: int, size: int, store: Any, heap_size: int, timeout: float
+        self, rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
     ) -> World: ...
 
 

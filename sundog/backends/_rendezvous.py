@@ -8,11 +8,11 @@ Before ranks map each other's memory they compare what must agree (`check`).
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import select
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +44,9 @@ __all__ = [
     "open_store",
 ]
 
-_opened = itertools.count()  # worlds of this process: equal on all ranks, so it names their keys
+# By group: worlds that this process opened over it, a number that is equal on all of its members.
+# One number for all groups would differ between processes that are members of different groups.
+_opened: Counter[str] = Counter()
 # Of the timeout. Kernels give up before hosts do: a rank whose kernel has waited in vain then still
 # comes to the barrier where the world recovers, while the others wait for it there.
 KERNELS_WAIT = 0.5
@@ -104,9 +106,11 @@ class RankStore:
             ) from None
 
 
-def open_store(store: Any) -> RankStore:
-    """Return the part of the store for the next world. All ranks open worlds in the same order."""
-    return RankStore(dist.PrefixStore(f"sundog/{next(_opened)}", store))
+def open_store(store: Any, group: str = "") -> RankStore:
+    """Return the part of a group's store for the next world. Members open them in one order."""
+    number = _opened[group]
+    _opened[group] += 1
+    return RankStore(dist.PrefixStore(f"sundog/{number}", store))
 
 
 @dataclass(frozen=True)

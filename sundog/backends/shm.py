@@ -63,9 +63,11 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
     return _processes.run(fn, world_size, opened_by)
 
 
-def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
+def open_world(
+    rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
+) -> World:
     """Map everybody's heap and become this rank's host. All ranks call it together."""
-    backend = ShmBackend(rank, size, open_store(store), heap_size, timeout)
+    backend = ShmBackend(rank, size, open_store(store, group), heap_size, timeout)
     return opened(backend, backend.attach, heap_size)
 
 
@@ -121,10 +123,12 @@ class ShmBackend:
         self._nap = 0.0
         self._looked = 0.0  # at the peers
         self._segments = [torch.empty(0, dtype=torch.uint8)] * size
+        self.bases: list[int] = []
+        self.flag_bases: list[int] = []
         self._quiet = Quiet(rank)
         self._own_fd = os.memfd_create("sundog-heap")
         os.ftruncate(self._own_fd, heap_size + NBYTES)
-        self._installed = Installed(self.machine)
+        self._installed = Installed(self.machine, owns=self._owns)
 
     def attach(self) -> None:
         self.machine.attach_host(self.rank)
@@ -165,6 +169,12 @@ class ShmBackend:
         if self._own_fd >= 0:
             os.close(self._own_fd)
             self._own_fd = -1
+
+    def _owns(self, address: int) -> bool:
+        """Is it in this rank's heap? With several worlds it says whose kernel a launch is."""
+        if self.rank >= len(self.bases):  # not attached yet
+            return False
+        return 0 <= address - self.bases[self.rank] < len(self.segment(self.rank))
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return self._segments[rank]

@@ -35,6 +35,7 @@ from ..world.world import World
 from . import Capabilities, WorldOptions, _processes
 from ._cuda_graph import CudaRecording
 from ._gpu import Contexts, Direct, Gpu, GpuLaunch, grid_of, pinned_words, polls_per_second
+from ._groups import PerGroupStore
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
 from ._rendezvous import (
@@ -95,17 +96,32 @@ def _open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float
     return open_world(rank, size, store, heap_size, timeout)
 
 
-def open_world(rank: int, size: int, store: Any, heap_size: int, timeout: float) -> World:
-    """Map everybody's heap. All ranks of torch's default group call it together.
-
-    No smaller group: that hung, it seems because torch counts rendezvous per process.
-    """
+def open_world(
+    rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
+) -> World:
+    """Map everybody's heap. All members of torch's default group, or of `group`, call it."""
     if not dist.is_initialized():
         raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
     local = int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local % torch.cuda.device_count())
-    backend = SymmBackend(rank, size, open_store(store), timeout)
-    return opened(backend, lambda: backend.attach(heap_size), heap_size)
+    backend = SymmBackend(rank, size, open_store(store, group), timeout)
+    shared = _shared_by(group, rank, size, store)
+    return opened(backend, lambda: backend.attach(heap_size, shared), heap_size)
+
+
+def _shared_by(group: str, rank: int, size: int, store: Any) -> str:
+    """Return the name by which torch's symmetric memory knows a group; empty: the default group."""
+    if not group:
+        return ""
+    name = f"sundog:{group}"
+    if name not in _shared:
+        _shared[name] = PerGroupStore(dist.PrefixStore("symmetric memory", store))
+        set_group_info = torch._C._distributed_c10d._SymmetricMemory.set_group_info
+        set_group_info(name, rank, size, _shared[name])
+    return name
+
+
+_shared: dict[str, PerGroupStore] = {}  # torch keeps no reference that Python could see
 
 
 class SymmBackend:
@@ -140,10 +156,10 @@ class SymmBackend:
         self._side = torch.cuda.Stream(self.device, priority=-1)  # a pool of its own
         self._gpu = Gpu(self.device)
         self._direct = Direct()
-        self._installed = Installed(None, self._launch)
+        self._installed = Installed(None, self._launch, self._owns)
         self._installed.__enter__()
 
-    def attach(self, heap_size: int) -> None:
+    def attach(self, heap_size: int, shared: str = "") -> None:
         mine = facts(self.device, heap_size)
         everyone = self.exchange(mine, "opening of the world", tuple(range(self.size)), "open")
         check(everyone)
@@ -151,8 +167,8 @@ class SymmBackend:
             if rank != self.rank:
                 self._peers.watch(rank, each.pid)
         self._own = symmetric.empty(heap_size, dtype=torch.uint8, device=self.device)
-        assert dist.group.WORLD is not None
-        self._handle = symmetric.rendezvous(self._own, dist.group.WORLD.group_name)
+        group: Any = shared or dist.group.WORLD
+        self._handle = symmetric.rendezvous(self._own, group)
         self.bases = self.flag_bases = list(self._handle.buffer_ptrs)
         self._contexts = Contexts(self._own)
         sharing = tuple(rank for rank, each in enumerate(everyone) if each.gpu == mine.gpu)
@@ -176,6 +192,12 @@ class SymmBackend:
         if self.rank == sharing[0]:
             counter.clear()
         return largest_that_fits(first, functools.partial(counter.measure, meet))
+
+    def _owns(self, address: int) -> bool:
+        """Is it in this rank's heap? With several worlds it says whose kernel a launch is."""
+        if self.rank >= len(self.bases):  # not attached yet
+            return False
+        return 0 <= address - self.bases[self.rank] < self._own.numel()
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         if rank == self.rank:  # not a view by address: this one keeps the memory alive

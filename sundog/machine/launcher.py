@@ -36,7 +36,9 @@ Launcher = Callable[[JITFunction, Any, tuple, dict], Any]  # kernel, grid, args,
 class Installed:
     """While it is entered, `kernel[grid](...)` from the machine's hosts goes to `launcher`.
 
-    Default: the simulator. Worlds may be nested as a stack; the innermost has the launches.
+    Default: the simulator. A process may have several worlds, as a stack. `owns` says whether an
+    address is in this rank's heap of a world: a launch goes to the world that owns one of its
+    tensors, else to the innermost.
     """
 
     _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
@@ -44,9 +46,13 @@ class Installed:
     tune: Callable = Autotuner.run
     start: Callable = threading.Thread.start
 
-    def __init__(self, machine: Machine | None, launcher: Launcher | None = None) -> None:
+    def __init__(
+        self, machine: Machine | None, launcher: Launcher | None = None,
+        owns: Callable[[int], bool] | None = None,
+    ) -> None:  # fmt: skip
         self.machine = machine  # None where ranks are processes and run on a GPU
         self.launcher = launcher
+        self.owns = owns
 
     def __enter__(self) -> None:
         if not Installed._stack:
@@ -81,8 +87,20 @@ def current_machine() -> Machine | None:
 def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if warmup:
         return Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
-    innermost = Installed._stack[-1]
-    return (innermost.launcher or innermost._simulate)(kernel, grid, args, kwargs)
+    stack = Installed._stack
+    chosen = stack[-1] if len(stack) == 1 else _owner(stack, kernel, args, kwargs)
+    return (chosen.launcher or chosen._simulate)(kernel, grid, args, kwargs)
+
+
+def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dict) -> Installed:
+    """The world whose heap one of the tensors is in; the innermost if none is."""
+    for _, tensor in _tensors({str(i): a for i, a in enumerate((*args, *kwargs.values()))}):
+        with torch._C.DisableTorchFunction():
+            address = tensor.untyped_storage().data_ptr()
+        for each in reversed(stack):
+            if each.owns is not None and each.owns(address):
+                return each
+    return stack[-1]
 
 
 def _start_thread(thread: threading.Thread) -> None:
@@ -118,8 +136,9 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
     constants = {p.name for p in kernel.params if p.is_constexpr}
     options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
     rank = machine.host.rank
-    tensors = _tensors(kernel.__name__, bound)
+    tensors = _tensors(bound)
     for name, tensor in tensors:
+        _check_device(kernel.__name__, name, tensor)
         _check_world(machine, kernel.__name__, name, tensor)
         if machine.checker is not None:
             with torch._C.DisableTorchFunction():
@@ -150,7 +169,7 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
 
 def repeat(machine: Machine, launch: Launch) -> Launch:
     """The same launch once more, of the same tensors."""
-    tensors = _tensors(launch.name, launch.arguments)
+    tensors = _tensors(launch.arguments)
     if machine.checker is not None:
         with torch._C.DisableTorchFunction():
             for _, tensor in tensors:
@@ -197,7 +216,7 @@ def _warps(kernel: JITFunction, kwargs: Any) -> int:
     return warps
 
 
-def _tensors(kernel: str, bound: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+def _tensors(bound: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     found = []
     for name, value in bound.items():
         values = value if isinstance(value, tuple) else (value,)
@@ -205,7 +224,6 @@ def _tensors(kernel: str, bound: dict[str, Any]) -> list[tuple[str, torch.Tensor
             each = each.base if isinstance(each, TensorDescriptor) else each
             each = getattr(each, "base", each)  # triton's TensorWrapper
             if isinstance(each, torch.Tensor):
-                _check_device(kernel, name, each)
                 found.append((name, each))
     return found
 

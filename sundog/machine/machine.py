@@ -273,7 +273,6 @@ class Machine:
 
     def _loop(self) -> None:
         self._thread.enter_device()
-        language().builder.machine = self
         while self.failure is None and not self._is_closed and (self.ready or self._idle()):
             if self.ready:
                 self._go_on(self._next())
@@ -293,6 +292,7 @@ class Machine:
     def _go_on(self, task: Task) -> None:
         self.current = task
         if isinstance(task, Program):
+            language().builder.machine = self  # a process may have several machines
             language().patch()
             if task.coroutine is None:
                 task.coroutine = greenlet.greenlet(self._run_program, self._hub)
