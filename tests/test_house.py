@@ -24,6 +24,7 @@ BUDGETS = {
     "fused": 2550,
     "hardware": 340,
     "interpreter": 1900,
+    "learn": 400,
     "machine": 3150,
     "ops": 1480,
     "predict": 900,

@@ -58,5 +58,17 @@ def pack(
         raise typer.Exit(2) from None
 
 
+@app.command()
+def evaluate(
+    data: Annotated[str, typer.Argument(help="a dataset: h200, or a folder")] = "h200",
+    split: Annotated[list[str] | None, typer.Option(help="shape, kernel, dtype, random")] = None,
+    json: Annotated[str, typer.Option("--json", help="also write the scores to this file")] = "",
+) -> None:
+    """Compare cost models and searches on the fixed splits (needs scikit-learn)."""
+    from .results import show
+
+    show(data, split or ["shape", "kernel", "dtype", "random"], json)
+
+
 if __name__ == "__main__":
     app(prog_name="python -m benchmarks.learn")

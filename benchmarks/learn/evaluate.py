@@ -1,0 +1,189 @@
+"""`python -m benchmarks.learn evaluate data/h200`: cost models and searches on the fixed splits.
+
+For each task of a test part, a model orders the configs that were recorded. Kendall's tau counts
+the pairs that it orders as the clock does; pairs whose times are within the noise are left out. A
+search measures the first few of that order: how often is the best of them near the best recorded?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pandas
+
+from sundog.dataset.shards import KernelData
+from sundog.learn.features import COMPILED, NAMES
+from sundog.tools.tune.search import pattern
+from sundog.tools.tune.space import Space
+
+from .train import TASK, features_of, fit, targets, usable
+
+__all__ = ["GOALS", "Score", "evaluate", "kendall", "score_of", "steps_to"]
+
+NOISE = 0.02
+GOALS = {"shape": (5, 1.02), "kernel": (10, 1.05), "dtype": (5, 1.02), "random": (5, 1.02)}
+_SEEDS = 20
+
+Predict = Callable[["Part"], numpy.ndarray]  # a number for each test row; the least is the best
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split: all usable rows, their features and targets, and which are for the test."""
+
+    rows: pandas.DataFrame
+    features: numpy.ndarray
+    target: numpy.ndarray
+    test: numpy.ndarray
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one model on one split."""
+
+    name: str
+    tau: float | None
+    near: float  # part of the tasks in which the search gets near enough
+    tasks: int
+    by_kernel: dict[str, float] = dataclasses.field(default_factory=dict)  # tau of each
+
+
+def evaluate(data: KernelData, split: str) -> list[Score]:
+    """Compare all models and searches on one split."""
+    rows = usable(data)
+    test = rows[f"test_{split}"].to_numpy()
+    kernels = sorted(set(rows.kernel[~test]))
+    part = Part(rows, features_of(data, rows, kernels), targets(rows), test)
+    _check_apart(part, split)
+    found = [score_of(name, predict(part), part, split) for name, predict in MODELS.items()]
+    return [*found, *_searches(part, split)]
+
+
+def _check_apart(part: Part, split: str) -> None:
+    """No test task in training, by what the split is made of."""
+    columns = {"shape": ["kernel", "shape"], "kernel": ["function"], "dtype": ["kernel", "dtype"]}
+    by = columns.get(split, [*TASK, "config"])
+    keys = part.rows[by].astype(str).agg("|".join, axis=1)
+    shared = set(keys[part.test]) & set(keys[~part.test])
+    if shared:
+        raise ValueError(f"split {split}: {len(shared)} tasks are in both parts: {min(shared)}")
+
+
+# models
+
+
+def by_trees(part: Part, columns: list[str]) -> numpy.ndarray:
+    features = part.features.copy()
+    features[:, [NAMES.index(name) for name in NAMES if name not in columns]] = numpy.nan
+    trees = fit(features[~part.test], part.target[~part.test], {})
+    return trees.predict(features[part.test])
+
+
+def by_nearest_shape(part: Part) -> numpy.ndarray:
+    """A config's time over the best on the nearest shape of the same kernel that has it."""
+    train, test = part.rows[~part.test], part.rows[part.test]
+    known: dict[str, list[tuple[dict[str, Any], str, dict[str, float]]]] = {}
+    for key, group in train.assign(target=part.target[~part.test]).groupby(TASK):
+        kernel, shape, dtype = key
+        times = dict(zip(group.config, group.target, strict=True))
+        known.setdefault(kernel, []).append((json.loads(shape), dtype, times))
+    found = []
+    for (kernel, shape, dtype), group in test.groupby(TASK, sort=False):
+        place = json.loads(shape)
+        near = sorted(known.get(kernel, []), key=lambda each: _distance(each, place, dtype))
+        scores = [next((t[c] for *_, t in near if c in t), 1.0) for c in group.config]
+        found.append(pandas.Series(scores, index=group.index))
+    return pandas.concat(found).reindex(test.index).to_numpy()
+
+
+def _distance(each: tuple[dict[str, Any], str, Any], shape: dict[str, Any], dtype: str) -> float:
+    other, its_dtype, _ = each
+    numbers = [name for name in shape if isinstance(shape[name], int)]
+    far = sum(abs(numpy.log2(max(shape[n], 1) / max(other.get(n, 1), 1))) for n in numbers)
+    words = sum(shape[n] != other.get(n) for n in shape if n not in numbers)
+    return float(far + 4 * words + 0.5 * (dtype != its_dtype))
+
+
+def by_roofline(part: Part) -> numpy.ndarray:
+    """All configs move the same bytes; what differs is how well the last wave fills the GPU."""
+    return part.features[part.test, NAMES.index("tail")]
+
+
+MODELS: dict[str, Predict] = {
+    "roofline and last wave": by_roofline,
+    "rank on the nearest shape": by_nearest_shape,
+    "trees, before compiling": lambda p: by_trees(p, [n for n in NAMES if n not in COMPILED]),
+    "trees, compiled": lambda p: by_trees(p, list(NAMES)),
+    "trees, compiled, without the kernel's name": lambda p: by_trees(p, list(NAMES[1:])),
+}
+
+
+# scores
+
+
+def score_of(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Score:
+    count, factor = GOALS[split]
+    taus: list[tuple[str, float]] = []
+    near = []
+    rows = part.rows[part.test].assign(predicted=predicted)
+    for (kernel, *_), group in rows.groupby(TASK):
+        times = group.median_ns.to_numpy(dtype=float)
+        order = numpy.argsort(group.predicted.to_numpy(), kind="stable")
+        taus.append((kernel, kendall(group.predicted.to_numpy(), times)))
+        near.append(times[order[:count]].min() <= factor * times.min())
+    frame = pandas.DataFrame(taus, columns=["kernel", "tau"]).dropna()
+    each = frame.groupby("kernel").tau.mean().round(3).to_dict()
+    return Score(name, float(frame.tau.mean()), float(numpy.mean(near)), len(near), each)
+
+
+def kendall(predicted: numpy.ndarray, times: numpy.ndarray) -> float:
+    """Return tau over the pairs whose times differ by more than the noise; NaN if there is none."""
+    left, right = numpy.triu_indices(len(times), 1)
+    apart = numpy.log(times[left] / times[right])
+    counted = numpy.abs(apart) > NOISE
+    if not counted.any():
+        return float("nan")
+    signs = numpy.sign(predicted[left] - predicted[right]) * numpy.sign(apart)
+    return float(signs[counted].mean())
+
+
+# searches without a model
+
+
+def _searches(part: Part, split: str) -> Iterator[Score]:
+    count, factor = GOALS[split]
+    for name, search in (("random search", _random), ("pattern search", pattern)):
+        near, tasks = [], 0
+        for _, group in part.rows[part.test].groupby(TASK):
+            times = dict(zip(group.config, group.median_ns.astype(float), strict=True))
+            tasks += 1
+            for seed in range(_SEEDS):
+                near.append(steps_to(times, search, count, seed) <= factor)
+        yield Score(name, None, float(numpy.mean(near)), tasks)
+
+
+def steps_to(times: dict[str, float], search: Any, count: int, seed: int) -> float:
+    """Return how far from the best, as a factor, a search of the tuner ends on recorded times."""
+    fields = sorted(json.loads(next(iter(times))))
+    made = dataclasses.make_dataclass("Recorded", fields, frozen=True)
+    by_config = {made(**json.loads(text)): time for text, time in times.items()}
+    configs = list(by_config)
+    random.Random(seed).shuffle(configs)  # a recorded space has no default that comes first
+    asked: list[float] = []
+
+    def measure(wanted: list[Any], generation: int) -> list[float | None]:
+        asked.extend(by_config[config] for config in wanted)
+        return [by_config[config] for config in wanted]
+
+    search(Space(tuple(configs)), measure, count, random.Random(seed))
+    return min(asked) / min(times.values())
+
+
+def _random(space: Space, measure: Any, budget: int, rng: random.Random) -> None:
+    measure(rng.sample(list(space.configs), min(budget, len(space.configs))), 0)

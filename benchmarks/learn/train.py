@@ -1,0 +1,102 @@
+"""Train the cost model: gradient-boosted trees on the features of sundog/learn/features.py.
+
+The target is the logarithm of a config's time over the best of its task, at most log 8: what a
+tuner needs is the order within a task. scikit-learn trains, sundog.learn.trees evaluates.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+
+from sundog.dataset.shards import KernelData
+from sundog.learn.features import NAMES, matrix
+from sundog.learn.trees import Trees
+
+__all__ = ["TASK", "features_of", "fit", "targets", "usable"]
+
+TASK = ["kernel", "shape", "dtype"]
+_MOST = numpy.log(8.0)
+_SETTINGS: dict[str, Any] = {
+    "max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31, "min_samples_leaf": 12,
+    "l2_regularization": 1.0, "random_state": 0,
+}  # fmt: skip
+
+
+def usable(data: KernelData) -> pandas.DataFrame:
+    """Return the first measurements that have a time, of tasks with at least eight of them."""
+    rows = data.tasks
+    timed = rows[rows.status.isin(["ok", "slow"]) & rows.median_ns.notna()]
+    return timed[timed.groupby(TASK).median_ns.transform("size") >= 8].reset_index(drop=True)
+
+
+def features_of(data: KernelData, rows: pandas.DataFrame, kernels: list[str]) -> numpy.ndarray:
+    return matrix([_known(data, row) for row in rows.to_dict("records")], kernels)
+
+
+def _known(data: KernelData, row: dict[str, Any]) -> dict[str, Any]:
+    given = {name: row[name] for name in ("kernel", "dtype", "bytes", "flops", "trips")}
+    given |= {name: json.loads(row[name]) for name in ("shape", "config")}
+    given |= {"grid": (row["grid_x"], row["grid_y"], row["grid_z"])}
+    facts = {name: row[name] for name in ("registers", "spills", "shared", "occupancy")}
+    clean = {name: None if pandas.isna(value) else float(value) for name, value in facts.items()}
+    return {**given, **clean, "ttgir_text": data.text(row["ttgir"]) if row["ttgir"] else ""}
+
+
+def targets(rows: pandas.DataFrame) -> numpy.ndarray:
+    best = rows.groupby(TASK).median_ns.transform("min").astype(float)
+    ratio = numpy.log(rows.median_ns.astype(float) / best).to_numpy()
+    return numpy.minimum(ratio, _MOST)
+
+
+def fit(
+    features: numpy.ndarray, target: numpy.ndarray, about: dict[str, Any], **settings: Any
+) -> Trees:
+    """Train, and take the trees out of scikit-learn."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    chosen = {**_SETTINGS, **settings}
+    model = HistGradientBoostingRegressor(**chosen)
+    # An empty column would be dropped from every tree anyway, with a warning.
+    model.fit(numpy.where(numpy.isnan(features).all(axis=0), 0.0, features), target)
+    nodes = [each[0].nodes for each in model._predictors]
+    base = float(numpy.ravel(model._baseline_prediction)[0])
+    return _exported(nodes, {**about, "base": base, "settings": chosen, "features": list(NAMES)})
+
+
+def _exported(trees: list[numpy.ndarray], about: dict[str, Any]) -> Trees:
+    size = max(len(nodes) for nodes in trees)
+    arrays = {
+        name: numpy.zeros((len(trees), size), dtype=kind)
+        for name, kind in (
+            ("feature", "i2"), ("threshold", "f4"), ("missing_left", "?"), ("left", "i2"),
+            ("right", "i2"), ("value", "f4"),
+        )
+    }  # fmt: skip
+    for line, nodes in enumerate(trees):
+        count, leaf = len(nodes), nodes["is_leaf"].astype(bool)
+        own = numpy.arange(count)
+        arrays["feature"][line, :count] = numpy.where(leaf, 0, nodes["feature_idx"])
+        arrays["threshold"][line, :count] = _upward(nodes["num_threshold"])
+        arrays["missing_left"][line, :count] = nodes["missing_go_to_left"]
+        arrays["left"][line, :count] = numpy.where(leaf, own, nodes["left"])
+        arrays["right"][line, :count] = numpy.where(leaf, own, nodes["right"])
+        arrays["value"][line, :count] = numpy.where(leaf, nodes["value"], 0)
+    depth = max(int(nodes["depth"].max()) for nodes in trees)
+    return Trees(**arrays, depth=depth, about=about)
+
+
+def _upward(threshold: numpy.ndarray) -> numpy.ndarray:
+    """Round to 32 bits, never down: a value at the threshold still goes left."""
+    short = threshold.astype("f4")
+    up = numpy.nextafter(short, numpy.float32(numpy.inf))
+    return numpy.where(short.astype("f8") < threshold, up, short)
+
+
+def save(trees: Trees, path: Path) -> int:
+    trees.save(path)
+    return path.stat().st_size

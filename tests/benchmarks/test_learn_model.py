@@ -1,0 +1,140 @@
+"""Cost models on invented times: what the scores count, and that trees survive their export."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+import pytest
+
+from benchmarks.learn import evaluate as evaluation
+from benchmarks.learn import train as training
+from benchmarks.learn.evaluate import Part, evaluate, kendall, score_of, steps_to
+from benchmarks.learn.measure import Measured
+from benchmarks.learn.pack import pack
+from benchmarks.learn.plan import units
+from benchmarks.learn.record import Records
+from benchmarks.learn.results import noise, table
+from benchmarks.learn.train import fit
+from sundog.dataset import KernelData, load
+from sundog.learn.features import NAMES, count_ir, matrix
+from sundog.learn.trees import Trees
+from sundog.tools.tune.search import pattern
+
+
+def invented_ns(cell: Any) -> int:
+    """More warps are better up to 8, larger blocks up to 1024; a large shape takes longer."""
+    config, size = cell.config, math.log2(cell.task.work[0])
+    penalty = abs(math.log2(config["num_warps"]) - 3) + abs(math.log2(config["BLOCK"]) - 10)
+    return round(1000 * 2 ** (size / 8) * (1 + 0.1 * penalty))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> KernelData:
+    run, folder = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("data")
+    records = Records(run)
+    names = ["softmax_online", "layer_norm", "quantise_rows", "cross_entropy"]
+    for cells in units(names, set(), 25):
+        for cell in cells:
+            records.add_row(cell, Measured("ok", [invented_ns(cell)] * 5, at=1.0), None)
+    again = units(names, set(), 1)[0][0]
+    repeated = Measured("ok", [round(1.01 * invented_ns(again))] * 5, at=2.0)
+    records.add_row(type(again)(**{**again.__dict__, "repeat": 1}), repeated, None)
+    records.close({"clock": "gpu"})
+    pack(run, folder, "invented")
+    return load(folder)
+
+
+def test_trees_learn_the_order_of_unseen_shapes(
+    data: KernelData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(training._SETTINGS, "max_iter", 60)
+    monkeypatch.setattr(evaluation, "_SEEDS", 2)
+    scores = {score.name: score for score in evaluate(data, "shape")}
+    assert scores["trees, compiled"].tau > 0.85
+    assert scores["trees, compiled"].near > 0.9
+    assert scores["rank on the nearest shape"].tau > 0.9
+    assert abs(scores["roofline and last wave"].tau) < 0.3
+    assert scores["random search"].near < scores["trees, compiled"].near
+    assert scores["trees, compiled"].tasks == scores["random search"].tasks > 5
+    assert "trees, compiled" in table("shape", list(scores.values()))
+
+
+def test_a_task_in_both_parts_is_refused(data: KernelData) -> None:
+    rows = data.tasks.reset_index(drop=True)
+    test = numpy.arange(len(rows)) % 2 == 0
+    part = Part(rows, numpy.zeros((len(rows), 1)), numpy.zeros(len(rows)), test)
+    with pytest.raises(ValueError, match="tasks are in both parts"):
+        evaluation._check_apart(part, "shape")
+
+
+def test_noise_is_what_a_second_measurement_differs_by(data: KernelData) -> None:
+    found = noise(data)
+    assert found["rows_again"] == 1
+    assert found["p50"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_kendall_leaves_out_pairs_within_the_noise() -> None:
+    times = numpy.array([100.0, 101.0, 200.0])
+    assert kendall(numpy.array([1.0, 0.0, 2.0]), times) == 1.0
+    assert kendall(numpy.array([2.0, 2.0, 1.0]), times) == -1.0
+    assert kendall(numpy.array([2.0, 0.0, 1.0]), times) == 0.0
+    assert math.isnan(kendall(numpy.array([1.0, 2.0]), numpy.array([100.0, 101.0])))
+
+
+def test_near_counts_the_first_few_of_the_order() -> None:
+    rows = pandas.DataFrame(
+        {"kernel": "k", "shape": "{}", "dtype": "d", "median_ns": [100 + n for n in range(10)]}
+    )
+    test = numpy.ones(10, dtype=bool)
+    part = Part(rows, numpy.zeros((10, 1)), numpy.zeros(10), test)
+    backwards = -numpy.arange(10.0)
+    assert score_of("x", backwards, part, "shape").near == 0.0  # 105 of 100: not within 2 %
+    assert score_of("x", backwards, part, "kernel").near == 1.0  # ten are all of them
+    assert score_of("x", backwards, part, "shape").tau == -1.0
+
+
+def test_a_search_ends_with_its_best() -> None:
+    times = {
+        json.dumps({"BLOCK": 2**n, "num_warps": w}): 1.0 + n + w for n in range(6) for w in (1, 2)
+    }
+    assert steps_to(times, pattern, len(times), 0) == 1.0
+    assert steps_to(times, pattern, 1, 0) >= 1.0
+
+
+def test_exported_trees_predict_as_scikit_learn_does(tmp_path: Path) -> None:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    rng = numpy.random.default_rng(0)
+    features = rng.normal(size=(400, 5))
+    features[rng.random(features.shape) < 0.1] = numpy.nan
+    target = numpy.nan_to_num(features[:, 0]) * 2 + (features[:, 1] > 0)
+    trees = fit(features, target, {"version": 1}, max_iter=30)
+    model = HistGradientBoostingRegressor(**trees.about["settings"]).fit(features, target)
+    trees.save(tmp_path / "model.npz")
+    loaded = Trees.load(tmp_path / "model.npz")
+    assert loaded.about["version"] == 1
+    numpy.testing.assert_allclose(loaded.predict(features), model.predict(features), atol=1e-5)
+
+
+def test_features_of_a_kernel_that_is_not_compiled_are_missing() -> None:
+    known = {
+        "kernel": "new", "dtype": "bfloat16", "shape": {"m": 8, "layout": "nn"},
+        "config": {"BLOCK": 64, "num_warps": 4}, "grid": (264, 1, 1), "bytes": 2.0**20,
+        "flops": 0.0, "trips": 3.0,
+    }  # fmt: skip
+    line = dict(zip(NAMES, matrix([known], ["old"])[0], strict=True))
+    assert math.isnan(line["kernel"])
+    assert math.isnan(line["registers"])
+    assert (line["shape_m"], line["config_BLOCK"], line["waves"]) == (3.0, 6.0, 1.0)
+    text = (
+        "#blocked = #ttg.blocked<{sizePerThread = [1, 8]}>\n  %0 = tt.load %a : tensor<4x64xf16>\n"
+    )
+    compiled = {**known, "ttgir_text": text, "shared": 0.0, "registers": 32.0, "spills": 0.0}
+    line = dict(zip(NAMES, matrix([{**compiled, "occupancy": 1.0}])[0], strict=True))
+    assert dict(count_ir(text))["tt.load"] == 1
+    assert (line["tt.load"], line["per_thread"], line["size_per_thread"]) == (1.0, 1.0, 3.0)
