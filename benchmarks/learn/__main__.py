@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,8 @@ def collect(
     clock: Annotated[str, typer.Option(help="gpu, or made-up: without a GPU, for tests")] = "gpu",
 ) -> None:
     """Measure kernels on the GPU of this machine and write rows to a folder."""
+    # Inputs of all sizes come and go: without it the GPU's memory falls to pieces.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     from .collect import Collector, Options
 
     if clock not in ("gpu", "made-up"):

@@ -39,6 +39,7 @@ Measure = Callable[[Unit], list[Measured]]
 _COMPILE_S, _MEASURE_S = 40.0, 60.0  # after which a compilation, or a unit, hangs
 _AHEAD = 64  # units that wait, compiled, for the GPU
 _CONTROL_S, _SHOW_S = 10.0, 15.0
+_FAILURES, _MOST_FAILURES = ("error", "wrong", "crash", "timeout", "compile_error"), 60
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Collector:
         self.controls: list[Unit] = []
         self.done: list[Unit] = []  # measured, to be measured again
         self.counts: Counter[str] = Counter()
+        self.last_error = ""
         self.options = options
         measure = measure or (None if options.clock == "gpu" else made_up)
         count = options.workers or max((os.cpu_count() or 2) - 1, 1)
@@ -93,6 +95,7 @@ class Collector:
                     else:
                         self._compiled(task, reply)
                 self._show()
+                self._check_that_it_works()
         finally:
             for worker in [self.gpu, *self.compilers]:
                 worker.close()
@@ -175,8 +178,18 @@ class Collector:
     def _write(self, cell: Cell, measured: Measured, binary: Binary | None) -> None:
         sort = "control" if cell.control else "again" if cell.repeat else measured.status
         self.counts[f"rows {sort}"] += 1
+        self.last_error = measured.error or self.last_error
         key = None if binary is None else _binary_key(binary, [cell])
         self.records.add_row(cell, measured, key)
+
+    def _check_that_it_works(self) -> None:
+        """End a run in which nothing can be measured: the time of a GPU is worth more."""
+        failed = sum(self.counts[f"rows {status}"] for status in _FAILURES)
+        if failed >= _MOST_FAILURES and not self.counts["rows ok"]:
+            raise RuntimeError(
+                f"{failed} rows were tried and none could be measured, the last one like this: "
+                f"{self.last_error}. rows.jsonl has the others."
+            )
 
     def _show(self) -> None:
         if self.seconds > self._next_show:

@@ -72,6 +72,9 @@ class _Inputs:
         self._device = device
         self._kept: OrderedDict[str, tuple[Args, list[torch.Tensor], int]] = OrderedDict()
 
+    def clear(self) -> None:
+        self._kept.clear()
+
     def of(self, task: Task) -> tuple[Args, list[torch.Tensor]]:
         if task.id not in self._kept:
             before = torch.cuda.memory_allocated()
@@ -106,7 +109,11 @@ def on_gpu() -> Callable[[Unit], list[Measured]]:
 def _safely(gpu: Gpu, binary: Binary, cell: Cell) -> Measured:
     begin = time.time()
     try:
-        found = gpu.measure(binary, cell)
+        try:
+            found = gpu.measure(binary, cell)
+        except torch.OutOfMemoryError:
+            gpu.forget_inputs()
+            found = gpu.measure(binary, cell)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
         if any(word in text for word in _FATAL):
@@ -165,6 +172,11 @@ class Gpu:
         samples = self._timer.samples(launch, min(max(_ROW_NS // each, _LEAST), _MOST))
         self._best[task.id] = min(best, statistics.median(samples))
         return Measured("ok", samples, **facts)
+
+    def forget_inputs(self) -> None:
+        """Give all memory back: what is needed again is made again."""
+        self._inputs.clear()
+        torch.cuda.empty_cache()
 
     def load(self, binary: Binary, cell: Cell) -> Any:
         from triton.compiler.compiler import CompiledKernel

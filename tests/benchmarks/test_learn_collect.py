@@ -98,6 +98,20 @@ def test_a_crash_costs_its_own_row_and_a_second_run_measures_nothing_again(tmp_p
     assert "rows ok" not in Collector(options, measure).run()["counts"]
 
 
+def test_a_run_in_which_nothing_works_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.learn.collect._MOST_FAILURES", 3)
+
+    def measure(unit: Unit) -> list[Measured]:
+        return [Measured("error", error="no such GPU") for _ in unit.cells]
+
+    options = Options(tmp_path, 5.0, ["dequantise_rows"], workers=1, clock="made-up")
+    with pytest.raises(RuntimeError, match=r"none could be measured.*no such GPU"):
+        Collector(options, measure).run()
+    assert list(read_lines(tmp_path / "rows.jsonl")), "what was tried is kept"
+
+
 def test_ir_is_stored_once_without_places(tmp_path: Path) -> None:
     options = Options(tmp_path, 1.0, ["dequantise_rows"], workers=1, configs=2, clock="made-up")
     Collector(options).run()
