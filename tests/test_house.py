@@ -17,7 +17,7 @@ BUDGETS = {
     "checker": 3350,
     "collectives": 3250,
     "compiled": 1000,
-    "dataset": 3800,
+    "dataset": 3900,
     "dataset/helion": 1950,
     "dataset/triton": 1750,
     "device": 850,

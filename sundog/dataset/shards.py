@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .graph_arrays import graph_arrays, vocabulary
 from .ir_graph import IrGraphRecord, to_networkx
 
 if TYPE_CHECKING:
     import networkx
+    import numpy
     import pandas
 
 __all__ = ["SPLITS", "KernelData", "in_test", "load"]
@@ -71,6 +73,31 @@ class KernelData:
 
     def graph(self, ir_id: str) -> networkx.MultiDiGraph:
         return to_networkx(self.record(ir_id))
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """The number of each operation in the IR of this dataset, from 1."""
+        return vocabulary(self._ir.text)
+
+    def arrays(self, ir_id: str) -> dict[str, numpy.ndarray]:
+        """Return a graph as arrays: "node", "edge" and "edge_kind". See graph_arrays.py."""
+        return graph_arrays(self.record(ir_id), self.vocabulary)
+
+    def to_pyg(self, ir_ids: Iterable[str]) -> list[Any]:
+        """Return graphs as `torch_geometric.data.Data`, with x, edge_index, edge_type and ir_id."""
+        import torch
+        from torch_geometric.data import Data
+
+        made = ((ir_id, self.arrays(ir_id)) for ir_id in ir_ids)
+        return [
+            Data(
+                x=torch.from_numpy(arrays["node"]),
+                edge_index=torch.from_numpy(arrays["edge"]),
+                edge_type=torch.from_numpy(arrays["edge_kind"]),
+                ir_id=ir_id,
+            )
+            for ir_id, arrays in made
+        ]
 
     def verify(self) -> list[str]:
         """Return what is wrong with the files: missing, or other than their checksums say."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pandas
 import pytest
+import torch
 
 from benchmarks.learn.collect import Collector, Options
 from benchmarks.learn.pack import pack
 from sundog.dataset import load
+from sundog.dataset.graph_arrays import ELEMENTS
 from sundog.dataset.shards import SPLITS, in_test
 
 
@@ -54,6 +58,35 @@ def test_a_shard_holds_every_row_and_module(run: Path, packed: Path) -> None:
     assert data.graph(row["ttgir"]).number_of_nodes() > 20
     assert "tt.load" in data.text(row["ttir"])
     assert len(pandas.read_parquet(packed / "shards" / "one.rows.parquet")) == len(lines)
+
+
+def test_graphs_as_arrays_have_every_operation_in_the_vocabulary(packed: Path) -> None:
+    data = load(packed)
+    for ir_id in {*data.tasks.ttir.dropna(), *data.tasks.ttgir.dropna()}:
+        record, arrays = data.record(ir_id), data.arrays(ir_id)
+        nodes = arrays["node"]
+        assert len(nodes) == len(record["nodes"])
+        assert arrays["edge"].shape == (2, len(record["links"]))
+        assert arrays["edge"].max() < len(nodes)
+        operations = nodes[nodes[:, 0] == 0]
+        assert operations[:, 1].min() >= 1, "an operation that the vocabulary lacks"
+        loads = operations[operations[:, 1] == data.vocabulary["tt.load"]]
+        assert set(loads[:, 2]) <= {ELEMENTS.index(name) for name in ("i8", "f32")}
+        assert loads[:, 4].max() > 4
+
+
+def test_graphs_for_pytorch_geometric(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is not among the tests' own: a stand-in keeps what it is given."""
+    made = ModuleType("torch_geometric.data")
+    made.Data = SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_geometric", ModuleType("torch_geometric"))
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", made)
+    data = load(packed)
+    ir_id = data.rows.ttgir.dropna().iloc[0]
+    (graph,) = data.to_pyg([ir_id])
+    assert graph.ir_id == ir_id
+    assert graph.edge_index.dtype == torch.int64
+    assert graph.x.shape[0] == graph.edge_index.max() + 1
 
 
 def test_splits_are_those_of_the_hash_and_share_no_test_task(packed: Path) -> None:

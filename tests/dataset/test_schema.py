@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from telemetry import graph, graphs_of, info
 
-from sundog.dataset import CSV_COLUMNS, STATUSES, IrGraphRecord, Recorder
+from sundog.dataset import CSV_COLUMNS, STATUSES, IrGraphRecord, KernelData, Recorder
 from sundog.dataset.hardware import HARDWARE_FIELDS, hardware
 from sundog.dataset.schema import (
     CSV_FIELDS,
@@ -65,9 +65,9 @@ def test_the_writer_writes_the_schema(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both programs, as they stand."""
+    """Both programs, as they stand; of the third, which needs the data, the names."""
     monkeypatch.chdir(tmp_path)
-    write, read = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    write, read, kernels = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     times = iter([[1.0, 2.0], [0.5]])
     space = {
         "kernel": tables,
@@ -83,3 +83,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(read, space)
     assert space["data"].runs.best_perf_ms.tolist() == [0.5]  # type: ignore[attr-defined]
     assert space["data"].damage == []  # type: ignore[attr-defined]
+    compile(kernels, str(PAGE), "exec")
+    named = set(re.findall(r"data\.(\w+)", kernels))
+    assert len(named) >= 7
+    assert all(hasattr(KernelData, name) for name in named)
