@@ -251,6 +251,7 @@ Plot = Annotated[str, typer.Option(callback=_writable, help="a scatter plot, as 
 @predict.command()
 def ours(
     measured: Folder = Path("docs/measured"),
+    tuned: Folder = Path("data/h200"),
     json: Json = "",
     plot: Plot = "",
     write: Annotated[bool, typer.Option(help="change the figures in sundog/hardware")] = False,
@@ -258,7 +259,19 @@ def ours(
     """Our ops on one H200: fit the machine to half of the shapes, judge on the others."""
     from . import predicted
 
-    predicted.main(measured, json, plot, write)
+    predicted.main(measured, tuned, json, plot, write)
+
+
+@predict.command()
+def public(
+    table: Annotated[Path, typer.Argument(exists=True)] = Path("data/public/collectives.csv"),
+    json: Json = "",
+    plot: Plot = "",
+) -> None:
+    """Others' kernels: calibrated on 2 and 4 H200, asked for 8."""
+    from . import predicted_public
+
+    predicted_public.main(table, json, plot)
 
 
 @app.command()

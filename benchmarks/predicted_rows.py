@@ -7,6 +7,8 @@ algorithms and configs of a problem are on the same side.
 
 from __future__ import annotations
 
+import csv
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from sundog.ops.op import OPS
 from sundog.predict.parts import Time
 from sundog.predict.times import time
 
-__all__ = ["Row", "measured_rows", "predict_rows", "predict_times"]
+__all__ = ["Row", "measured_rows", "predict_rows", "predict_times", "tuning_rows"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,34 @@ def _rows_of(content: dict[str, Any], run: str) -> list[Row]:
             )
         )  # fmt: skip
     return found
+
+
+def tuning_rows(folder: Path) -> list[Row]:
+    """All configs that tuning runs tried, on 8 ranks: none of them is used to calibrate."""
+    found = []
+    for path in sorted(folder.glob("*.meta.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        starts = {each["run_id"]: each for each in lines if each["event"] == "start"}
+        with path.with_name(path.name.replace(".meta.jsonl", ".csv")).open() as file:
+            for row in csv.DictReader(file):
+                if row["status"] == "ok" and row["perf_ms"]:
+                    found.append(_tuning_row(starts[row["run_id"]], row))
+    return found
+
+
+def _tuning_row(start: dict[str, Any], row: dict[str, str]) -> Row:
+    op = start["kernel_name"]
+    words = {each["name"]: each["value"] for each in start["arguments"]}
+    module = ops.find(op)
+    problem = module.Problem(**{name: _parsed(word) for name, word in words.items()})
+    config = module.Config(**json.loads(row["config"]))
+    seconds = float(row["perf_ms"]) * 1e-3
+    return Row(op, problem, config, "h200-shared", "virtual", 16, seconds, "data/h200", True)
+
+
+def _parsed(word: Any) -> Any:
+    is_dtype = isinstance(word, str) and word.startswith("torch.")
+    return getattr(torch, word.removeprefix("torch.")) if is_dtype else word
 
 
 def _held_out(rows: Sequence[Row]) -> list[Row]:

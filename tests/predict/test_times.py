@@ -88,7 +88,7 @@ def test_one_sm_fewer_matters_where_it_costs_a_wave() -> None:
     def seconds(programs: int) -> float:
         return time(op, problem, module.Config(programs=programs), machine).seconds
 
-    assert seconds(129) == pytest.approx(seconds(128))
+    assert seconds(129) == pytest.approx(seconds(128), rel=0.02)
     assert seconds(127) / seconds(128) == pytest.approx(2.0, rel=0.1)
 
 

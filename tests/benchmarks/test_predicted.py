@@ -1,0 +1,128 @@
+"""The time model against measured times: how far off it is on shapes that no fit has seen."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks import predicted_public as public
+from benchmarks.predicted import MACHINES, choices, quantile
+from benchmarks.predicted_plot import draw_scatter
+from benchmarks.predicted_rows import Row, measured_rows, predict_rows
+from sundog.hardware.description import read
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "data" / "public" / "collectives.csv"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return measured_rows(ROOT / "docs" / "measured")
+
+
+@pytest.fixture(scope="module")
+def predicted(rows: list[Row]) -> list[float]:
+    return predict_rows(rows, {name: read(name) for name in MACHINES})
+
+
+def by_op(rows: list[Row], predicted: list[float], held_out: bool) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row, seconds in zip(rows, predicted, strict=True):
+        if row.is_held_out == held_out:
+            found.setdefault(row.op, []).append(abs(seconds / row.seconds - 1))
+    return found
+
+
+def test_a_shape_is_either_fitted_or_judged(rows: list[Row]) -> None:
+    """All algorithms and configs of a problem are on one side, and both sides are large."""
+    sides: dict[tuple, set[bool]] = {}
+    for row in rows:
+        key = row.op.partition(".")[0], row.problem, row.machine
+        sides.setdefault(key, set()).add(row.is_held_out)
+    assert all(len(each) == 1 for each in sides.values())
+    held_out = sum(row.is_held_out for row in rows)
+    assert 0.4 < held_out / len(rows) < 0.6
+    assert len(rows) > 600
+
+
+def test_the_error_on_shapes_not_seen(rows: list[Row], predicted: list[float]) -> None:
+    """Goal: a median of 8 %. all_to_all.mail, measured on one problem only, misses it."""
+    medians = {op: statistics.median(e) for op, e in by_op(rows, predicted, True).items()}
+    assert medians.pop("all_to_all.mail") < 0.15
+    assert len(medians) == 17
+    assert not {op: median for op, median in medians.items() if median > 0.081}
+
+
+def test_only_two_ranks_are_far_off(rows: list[Row], predicted: list[float]) -> None:
+    """A barrier of two ranks took 1.0 us in some runs and 1.9 in others of the same commit."""
+    far = [
+        row
+        for row, seconds in zip(rows, predicted, strict=True)
+        if abs(seconds / row.seconds - 1) > 0.3
+    ]
+    assert {row.problem.size for row in far} == {2}
+    assert all(row.seconds < 7e-6 for row in far)
+
+
+def test_the_model_alone_chooses_well(rows: list[Row], predicted: list[float]) -> None:
+    """Goal: at most 1.10 times the best in 90 % of the cases, and 1.3 at worst."""
+    found = choices(rows, predicted)
+    ratios = [ratio for each in found.values() for ratio in each]
+    assert len(ratios) > 150
+    assert quantile(ratios, 0.9) <= 1.10
+    assert max(ratios) <= 1.3
+
+
+def test_quantile() -> None:
+    assert quantile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.9) == 5.0
+
+
+@pytest.mark.parametrize("op", public.OPS)
+@pytest.mark.parametrize(("version", "count"), [("2.29.2", 21), ("2.26.2", 42)])
+def test_nccl_on_eight_gpus_after_two_and_four(op: str, version: str, count: int) -> None:
+    rate = read("h200x8").link.multicast_rate if op == "all_reduce" else 0.0
+    asked = public.nccl(TABLE, op, rate, version)
+    assert len(asked) == count
+    assert sum(abs(row.miss) for row in asked) / count <= public.GOALS[op]
+
+
+def test_the_engines_kernels_on_eight_gpus_after_two_and_four() -> None:
+    asked, hardware = public.engines(TABLE, "sglang", "0.5.10", read("h200x8"))
+    for kind, count in (("one", 10), ("two", 6)):
+        rows = [row for row in asked if row.what.endswith(f"{kind}-shot")]
+        assert len(rows) == count
+        assert sum(abs(row.miss) for row in rows) / count <= 0.15
+    assert [public.figure(hardware, name) for name in public.LINK] == pytest.approx(
+        [public.figure(read("h200x8"), name) for name in public.LINK], rel=0.02
+    ), "what ships is what was fitted"
+
+
+def test_where_two_shots_begin_to_win() -> None:
+    true = public.measured_crossing(TABLE)
+    hardware = read("h200x8")
+    found = public.crossing(
+        lambda n: public.engine_seconds(hardware, 8, n, False),
+        lambda n: public.engine_seconds(hardware, 8, n, True),
+    )
+    assert max(true / found, found / true) <= 1.5
+
+
+def test_our_kernels_are_near_the_published_ones() -> None:
+    """Of one shot a row, of two shots two rows are outside of the spread and its 10 %, narrowly."""
+    for op, table, outside in (
+        ("all_reduce.one_shot", public.HELION_ONE_SHOT, 1),
+        ("all_reduce.two_shot", public.VLLM_TWO_SHOT, 2),
+    ):
+        spread = public.published(op, table)
+        assert sum(not fits for _, _, fits in spread) <= outside
+        for nbytes, micros, _ in spread:
+            assert 0.85 * min(table[nbytes]) < micros < 1.2 * max(table[nbytes])
+
+
+def test_a_scatter_plot_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "plot.png"
+    draw_scatter(str(path), [1e-6, 2e-6], [1.1e-6, 2e-6], ["a", "b"])
+    assert path.read_bytes().startswith(b"\x89PNG")
