@@ -13,8 +13,7 @@ import torch
 import triton
 
 from ..ops.dispatch import CallOptions, decide
-from ..ops.load import find
-from ..ops.op import Plan
+from ..ops.op import Plan, find
 from . import _gemm
 from ._call import call_matrices, check_matrices, check_tensors, fitting
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..errors import RankMismatch, by_rank
-from .load import algorithms
-from .op import check_grad, check_plain
+from .op import algorithms, check_grad, check_plain
 from .plans import CachedCall, Plans
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .load import algorithms
 from .measured import Entry, entries
-from .op import BY_REQUEST
+from .op import BY_REQUEST, algorithms
 
 __all__ = ["Choice", "choose", "config_for"]
 

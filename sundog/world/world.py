@@ -12,7 +12,7 @@ from .. import knobs, target
 from ..collectives.send_recv import mailboxes, recv, send
 from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
-from ..ops.load import functions
+from ..ops.op import functions
 from ..ops.plans import Plans
 from ..torch import names
 from ..torch.calls import routed
