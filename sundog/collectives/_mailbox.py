@@ -3,7 +3,7 @@
 A rank has SLOTS slots for every peer, on the heap. The sender fills a slot and says so, the
 receiver empties it and says so, chunk by chunk; a slot is filled again only when it is empty. So
 neither tensor need be symmetric, and a rank need not know what others send to each other: where
-that is known, writing straight to the place (_push_spans.py) moves less.
+that is known, writing straight to the place (_copy.py) moves less.
 
 The first word of a message is its length. A receiver that expected another one leaves the record of
 a wait that ran out, with both numbers, and the host raises it.
@@ -21,8 +21,7 @@ import triton.language as tl
 
 from ..device import context, memory, signal
 from . import _copy
-from ._copy import Config
-from ._push_spans import default_config
+from ._copy import Config, default_config
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -38,23 +37,26 @@ Message = tuple[int, int, int, int]  # start in x, bytes to the peer; start in o
 
 @triton.jit
 def _mail_kernel(
-    x, out, table, boxes, sizes, full, emptied, counts, ctx,
+    x, out, table, boxes, sizes, flags, ctx,
     SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     """A program sends to one peer and receives from another in turn, so nobody waits in a circle.
 
-    `table`: a Message per peer. `counts`: chunks sent to a peer so far, then chunks received.
+    `table`: a Message per peer. `flags`: the chunks that a peer has put here; of every slot at a
+    peer, the latest chunk that it has emptied; chunks sent to a peer so far, then chunks received.
     """
     rank = tl.load(ctx + context.RANK)
     part = tl.program_id(0) % PARTS
+    full, emptied = flags, flags + SIZE * PARTS
+    counts = emptied + SIZE * PARTS * SLOTS
     for step in range(tl.program_id(0) // PARTS, SIZE, tl.num_programs(0) // PARTS):
         peer = (rank + step) % SIZE
         writer = (rank + SIZE - step) % SIZE
         num_sent = tl.load(table + peer * _ROW + 1)
         num_received = tl.load(table + writer * _ROW + 3)
-        sent = counts + peer * PARTS + part
-        received = counts + (SIZE + writer) * PARTS + part
+        mine, to, by = rank * PARTS + part, peer * PARTS + part, writer * PARTS + part
+        sent, received = counts + to, counts + SIZE * PARTS + by
         # Only what this call has part in: a send and a receive may run at the same time.
         before_sent = tl.load(sent, mask=num_sent >= 0, other=0)
         before_received = tl.load(received, mask=num_received >= 0, other=0)
@@ -62,17 +64,30 @@ def _mail_kernel(
         in_chunks = _chunks(num_received, PARTS, BLOCK)
         for chunk in range(0, tl.maximum(out_chunks, in_chunks)):
             if chunk < out_chunks:
-                src = x + _offset(tl.load(table + peer * _ROW), x)
-                _send(
-                    src, num_sent, boxes, sizes, full, emptied, ctx, rank, peer, part,
-                    chunk, before_sent + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
-                )  # fmt: skip
+                src, number = x + _offset(tl.load(table + peer * _ROW), x), before_sent + chunk + 1
+                place = mine * SLOTS + number % SLOTS  # the peer's slot for me
+                # The peer has emptied it: its loads of SLOTS chunks ago come before my stores.
+                slot = emptied + to * SLOTS + number % SLOTS
+                signal.wait(slot, peer, number - SLOTS, ctx, TRACE)
+                box = memory.translate(boxes + _offset(place * BLOCK, boxes), peer, ctx)
+                start, count = _share(num_sent, chunk, part, src, PARTS, BLOCK)
+                _copy.copy((box,), src + start, count, part * 0, 1, 1, BLOCK, ALIGNED)
+                memory.store(sizes + place, num_sent, peer, ctx)
+                # The chunk and the length before the flag: the peer reads both after it.
+                signal.signal(full + mine, peer, number, ctx, TRACE)
             if chunk < in_chunks:
                 dst = out + _offset(tl.load(table + writer * _ROW + 2), out)
-                _receive(
-                    dst, num_received, boxes, sizes, full, emptied, ctx, rank, writer, part,
-                    chunk, before_received + chunk + 1, PARTS, BLOCK, ALIGNED, TRACE,
-                )  # fmt: skip
+                number = before_received + chunk + 1
+                place = by * SLOTS + number % SLOTS  # my slot for the writer
+                # The writer's chunk is here.
+                signal.wait(full + by, writer, number, ctx, TRACE)
+                _check_length(sizes + place, num_received, writer, ctx)
+                box = boxes + _offset(place * BLOCK, boxes)
+                start, count = _share(num_received, chunk, part, dst, PARTS, BLOCK)
+                _copy.copy((dst + start,), box, count, part * 0, 1, 1, BLOCK, ALIGNED)
+                # My loads before the flag: the writer fills the slot again after it.
+                slot = emptied + mine * SLOTS + number % SLOTS
+                signal.signal(slot, writer, number, ctx, TRACE)
         # Read by the next call on the stream.
         tl.store(sent, before_sent + out_chunks, mask=num_sent >= 0)
         tl.store(received, before_received + in_chunks, mask=num_received >= 0)
@@ -91,47 +106,19 @@ def _chunks(nbytes, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _send(
-    src, nbytes, boxes, sizes, full, emptied, ctx, rank, peer, part, chunk, number,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
-):  # fmt: skip
-    """Chunk `number` to the peer's slot for me."""
-    place = (rank * PARTS + part) * SLOTS + number % SLOTS
+def _share(nbytes, chunk, part, ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Where a part's chunk of a message begins, and how long it is, in elements of `ptr`."""
     start = (chunk * PARTS + part).to(tl.int64) * BLOCK
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
-    # The peer has emptied this slot: its loads of SLOTS chunks ago come before my stores.
-    slot = (peer * PARTS + part) * SLOTS + number % SLOTS
-    signal.wait(emptied + slot, peer, number - SLOTS, ctx, TRACE)
-    box = memory.translate(boxes + _offset(place * BLOCK, boxes), peer, ctx)
-    _copy.copy(
-        (box,), src + _offset(start, src), _offset(count, src), part * 0, 1, 1, BLOCK, ALIGNED
-    )
-    memory.store(sizes + place, nbytes, peer, ctx)
-    # The chunk and the length before the flag: the peer reads both after it.
-    signal.signal(full + rank * PARTS + part, peer, number, ctx, TRACE)
+    return _offset(start, ptr), _offset(count, ptr)
 
 
 @triton.jit
-def _receive(
-    dst, nbytes, boxes, sizes, full, emptied, ctx, rank, writer, part, chunk, number,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
-):  # fmt: skip
-    """Chunk `number` from my slot for the writer."""
-    place = (writer * PARTS + part) * SLOTS + number % SLOTS
-    start = (chunk * PARTS + part).to(tl.int64) * BLOCK
-    count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
-    # The writer's chunk is here.
-    signal.wait(full + writer * PARTS + part, writer, number, ctx, TRACE)
-    length = tl.load(sizes + place)
+def _check_length(size, nbytes, writer, ctx):
+    """Leave a record if the writer's message has not the `nbytes` that this rank expects."""
+    length = tl.load(size)
     if length != nbytes:
-        signal._run_out(sizes + place, writer, nbytes, length, ctx)
-    src = boxes + _offset(place * BLOCK, boxes)
-    _copy.copy(
-        (dst + _offset(start, dst),), src, _offset(count, dst), part * 0, 1, 1, BLOCK, ALIGNED
-    )
-    # My loads before the flag: the writer fills the slot again after it.
-    slot = (rank * PARTS + part) * SLOTS + number % SLOTS
-    signal.signal(emptied + slot, writer, number, ctx, TRACE)
+        signal._run_out(size, writer, nbytes, length, ctx)
 
 
 def default_mail(nbytes: int, size: int, num_sms: int) -> Config:
@@ -150,24 +137,22 @@ class Mail:
         slots = channels * SLOTS.value
         self._boxes = world.empty((slots * config.block,), torch.uint8, f"{name}.boxes")
         self._sizes = world.empty((slots,), torch.int64, f"{name}.bytes")
-        self._full = world.signals(channels, f"{name}.full")
-        self._emptied = world.signals(slots, f"{name}.emptied")
-        self._counts = world.signals(2 * channels, f"{name}.counts")
+        self._flags = world.signals(3 * channels + slots, f"{name}.flags")
         self._tables: dict[tuple[Message, ...], tuple[torch.Tensor, int]] = {}
         self._captured: dict[tuple[Message, ...], tuple[torch.Tensor, int]] = {}
 
     @property
     def workspaces(self) -> tuple[torch.Tensor, ...]:
-        return self._boxes, self._sizes, self._full, self._emptied, self._counts
+        return self._boxes, self._sizes, self._flags
 
     def launch(self, x: torch.Tensor, out: torch.Tensor, messages: tuple[Message, ...]) -> None:
         """Send and receive one message per peer, from flat `x` and into flat `out`."""
         table, unit = self._table(messages)
         (boxes, source, result), aligned = _copy.as_words(unit, self._boxes, x, out)
         _mail_kernel[(self.config.programs,)](
-            source, result, table, boxes, self._sizes, self._full, self._emptied, self._counts,
-            self._world.ctx, SIZE=self._world.size, PARTS=self._parts, BLOCK=self.config.block,
-            ALIGNED=aligned, TRACE=self._world.trace, num_warps=self.config.num_warps,
+            source, result, table, boxes, self._sizes, self._flags, self._world.ctx,
+            SIZE=self._world.size, PARTS=self._parts, BLOCK=self.config.block, ALIGNED=aligned,
+            TRACE=self._world.trace, num_warps=self.config.num_warps,
         )  # fmt: skip
 
     def _table(self, messages: tuple[Message, ...]) -> tuple[torch.Tensor, int]:

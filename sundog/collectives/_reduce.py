@@ -7,7 +7,10 @@ to the tensor's dtype once, at the end. So the bits do not depend on the algorit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import triton
@@ -16,9 +19,9 @@ import triton.language as tl
 from ..device import memory
 
 __all__ = [
-    "DTYPES", "OPERATORS", "check", "combine", "everywhere", "finish", "kind", "operator",
-    "randomize", "reduce_ranks", "reduce_tile", "reference", "refused", "slice_of", "storage",
-    "tiling", "widen",
+    "DTYPES", "OPERATORS", "Config", "check", "combine", "configs", "everywhere", "finish", "kind",
+    "operator", "randomize", "reduce_ranks", "reduce_tile", "reference", "refused", "slice_of",
+    "storage", "tiling", "widen",
 ]  # fmt: skip
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
@@ -28,6 +31,23 @@ DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a reduction goes over its data."""
+
+    block: int = 2048  # elements of a tile
+    programs: int = 16
+    num_warps: int = 4
+
+
+Kind = TypeVar("Kind", bound=Config)
+
+
+def configs(kind: type[Kind], *fields: tuple[int, ...]) -> list[Kind]:
+    """What a tuner may try: every combination of these blocks, programs and warps."""
+    return [kind(*each) for each in itertools.product(*fields)]
 
 
 def check(name: str, op: str, dtype: torch.dtype) -> None:

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .. import target
 from ..device import context, trace
 from ..device import gluon as device
 from ..ops.op import Plan, agree
@@ -91,8 +89,8 @@ def _threads_per_warp() -> int:
 @gluon.jit(do_not_specialize=["n"])
 def _gluon_kernel(
     x, out, ready, arrived, epochs, ctx, n,
-    SIZE: gl.constexpr, LANES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    THREADS: gl.constexpr, ALIGNED: gl.constexpr, TRACE: gl.constexpr,
+    SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    ALIGNED: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
     rank = gl.load(ctx + context.RANK)
@@ -104,19 +102,19 @@ def _gluon_kernel(
         places = places + (there,)  # type: ignore[assignment]
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only after this barrier.
-    device.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    device.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
-    _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, THREADS, ALIGNED)
+    _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, ALIGNED)
     trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
-    device.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES, TRACE)
+    device.barrier_ranks(arrived + program * SIZE, epoch, ctx, SIZE, TRACE)
     gl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @gluon.jit
 def _copy(
     dsts, src, n, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    THREADS: gl.constexpr, ALIGNED: gl.constexpr,
+    ALIGNED: gl.constexpr,
 ):  # fmt: skip
     """Store n words from `src` to each of COUNT `dsts`, which are equal modulo 16. As words.copy.
 
@@ -125,7 +123,6 @@ def _copy(
     nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     PER: gl.constexpr = WIDE // nbytes
     COLUMNS: gl.constexpr = BLOCK_N // nbytes
-    layout: gl.constexpr = gl.BlockedLayout([PER], [THREADS], [gl.num_warps()], [0])
     if ALIGNED:
         head = 0
         body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
@@ -133,8 +130,8 @@ def _copy(
         head = gl.minimum((WIDE - dsts[0].to(gl.int64) % WIDE) % WIDE // nbytes, n)
         body = (n - head) // PER * PER
         if gl.program_id(0) == gl.num_programs(0) - 1:
-            _copy_ends(dsts, src, n, head, body, COUNT, THREADS)
-    place = gl.arange(0, BLOCK_M * COLUMNS, layout)
+            _copy_ends(dsts, src, n, head, body, COUNT)
+    place = gl.arange(0, BLOCK_M * COLUMNS, device.lane_layout(PER, gl.num_warps()))
     pitch = gl.num_programs(0).to(gl.int64) * COLUMNS  # a row of the matrix
     inside = place // COLUMNS * pitch + place % COLUMNS
     for start in range(gl.program_id(0).to(gl.int64) * COLUMNS, body, BLOCK_M * pitch):
@@ -150,10 +147,9 @@ def _copy(
 
 
 @gluon.jit
-def _copy_ends(dsts, src, n, head, body, COUNT: gl.constexpr, THREADS: gl.constexpr):
+def _copy_ends(dsts, src, n, head, body, COUNT: gl.constexpr):
     """The words before and after the body, each fewer than 16 bytes."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [THREADS], [gl.num_warps()], [0])
-    lane = gl.arange(0, 2 * WIDE, layout)
+    lane = gl.arange(0, 2 * WIDE, device.lane_layout(1, gl.num_warps()))
     at = gl.where(lane < WIDE, lane, head + body + lane - WIDE)
     mask = gl.where(lane < WIDE, lane < head, at < n)
     tile = gl.load(src + at, mask=mask)
@@ -169,7 +165,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     ready = world.signals(shape, "all_gather.ready")
     arrived = world.signals(shape, "all_gather.arrived")
     epochs = world.signals(config.programs, "all_gather.epochs")
-    lanes = triton.next_power_of_2(problem.size)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -177,9 +172,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             (source, target), aligned = words.as_words(problem.nbytes, x, out)
             _gluon_kernel[(config.programs,)](
                 source, target, ready, arrived, epochs, world.ctx, source.numel(),
-                SIZE=problem.size, LANES=lanes, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-                THREADS=config.threads_per_warp, ALIGNED=aligned, TRACE=world.trace,
-                num_warps=config.num_warps,
+                SIZE=problem.size, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+                ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 
@@ -190,7 +184,7 @@ def _wrong_warps(world: World, config: Config) -> str | None:
     """The layout is for one kind of GPU only; the simulator takes both."""
     if world.device.type == "cpu":
         return None
-    here, asked = target.of(world.device), config.threads_per_warp
+    here, asked = torch.cuda.get_device_properties(world.device), config.threads_per_warp
     if asked == here.warp_size:
         return None
     return f"threads_per_warp {asked}, but a warp of {here.name} has {here.warp_size}"

@@ -47,14 +47,14 @@ def default(problem: Problem, num_sms: int) -> Config:
 @triton.jit(do_not_specialize=["n"])
 def _pull_kernel(
     x, out, ready, done, epochs, ctx, n,
-    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     # My tensor was written before this kernel on the stream; the peers read it after this.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     for step in tl.static_range(SIZE):
         peer = (rank + step) % SIZE
         src = memory.translate(x, peer, ctx)
@@ -62,7 +62,7 @@ def _pull_kernel(
         _copy.copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
         trace.end(trace.FETCH, program, 0, peer, ctx, TRACE)
     # My loads before the flags: whatever follows this kernel here may overwrite my tensor.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -73,7 +73,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     ready = world.signals(shape, "all_gather.ready")
     done = world.signals(shape, "all_gather.done")
     epochs = world.signals(config.programs, "all_gather.epochs")
-    lanes = triton.next_power_of_2(problem.size)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -83,7 +82,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             (source, target), aligned = _copy.as_words(problem.nbytes, x, out)
             _pull_kernel[(config.programs,)](
                 source, target, ready, done, epochs, world.ctx, source.numel(),
-                SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
+                SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out

@@ -49,7 +49,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 @triton.jit(do_not_specialize=["n"])
 def _push_kernel(
     x, out, ready, arrived, epochs, ctx, n,
-    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -62,12 +62,12 @@ def _push_kernel(
         places = places + (place,)  # type: ignore[assignment]  # Triton takes no annotation
     # This rank's output is free: what read it last came before this kernel on the stream. The
     # peers' programs with this number write it only after this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
     _copy.copy(places, x, n, program, tl.num_programs(0), SIZE, BLOCK, ALIGNED)
     trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
-    signal.barrier_ranks(arrived + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(arrived + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -78,7 +78,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     ready = world.signals(shape, "all_gather.ready")
     arrived = world.signals(shape, "all_gather.arrived")
     epochs = world.signals(config.programs, "all_gather.epochs")
-    lanes = triton.next_power_of_2(problem.size)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -86,7 +85,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             (source, target), aligned = _copy.as_words(problem.nbytes, x, out)
             _push_kernel[(config.programs,)](
                 source, target, ready, arrived, epochs, world.ctx, source.numel(),
-                SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
+                SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out

@@ -7,7 +7,6 @@ if it is asked for. Nothing is read from a peer: for links where loads wait long
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,11 +32,8 @@ DTYPES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Config:
-    block: int = 2048  # elements of a tile
-    programs: int = 16
-    num_warps: int = 4
+class Config(_reduce.Config):
+    """Its type says that this algorithm takes it."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -51,12 +47,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [
-        Config(block, programs, num_warps)
-        for block in (1024, 2048, 4096)
-        for programs in (4, 8, 16, 32, 64, 128)
-        for num_warps in (4, 8)
-    ]
+    return _reduce.configs(Config, (1024, 2048, 4096), (4, 8, 16, 32, 64, 128), (4, 8))
 
 
 def default(problem: Problem, num_sms: int) -> Config:
@@ -72,7 +63,7 @@ def cases(size: int) -> list[Problem]:
 @triton.jit
 def _atomic_kernel(
     x, out, zeroed, done, epochs, ctx, numel,
-    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, TRACE: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
@@ -84,7 +75,7 @@ def _atomic_kernel(
         tl.store(out + at, tl.zeros((BLOCK,), out.dtype.element_ty), mask=at < numel)
     # My zeros before the flags, for the peers' programs with this number, which add to just those
     # tiles; the peers' zeros before my adding.
-    signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
     for start in range(first, numel, step):
@@ -94,7 +85,7 @@ def _atomic_kernel(
             tl.atomic_add(outs[place] + at, tile, mask=at < numel, sem="relaxed", scope="sys")
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My part before the flags; all peers' parts before whatever follows this kernel here.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -106,13 +97,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     done = world.signals(shape, "all_reduce.done")
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _atomic_kernel[(config.programs,)](
             x, out, zeroed, done, epochs, world.ctx, problem.numel, SIZE=problem.size,
-            LANES=lanes, BLOCK=config.block,
-            TRACE=world.trace, num_warps=config.num_warps,
+            BLOCK=config.block, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -6,7 +6,6 @@ wins for small ones only. Nobody touches a peer's x or out: they may lie anywher
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,11 +32,8 @@ LARGEST = 64 << 20  # bytes: the plan holds twice as much, and two_shot reads le
 USUAL = 512 << 10
 
 
-@dataclass(frozen=True)
-class Config:
-    block: int = 2048  # elements of a tile
-    programs: int = 16
-    num_warps: int = 4
+class Config(_reduce.Config):
+    """Its type says that this algorithm takes it."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -48,12 +44,9 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [
-        Config(block, programs, num_warps)
-        for block in (512, 1024, 2048, 4096, 8192)
-        for programs in (1, 2, 4, 8, 16, 32, 64)
-        for num_warps in (4, 8, 16)
-    ]
+    return _reduce.configs(
+        Config, (512, 1024, 2048, 4096, 8192), (1, 2, 4, 8, 16, 32, 64), (4, 8, 16)
+    )
 
 
 def default(problem: Problem, num_sms: int) -> Config:
@@ -63,7 +56,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 @triton.jit
 def _one_shot_kernel(
     x, out, buffer, flags, epochs, ctx, numel, stride,
-    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -87,7 +80,7 @@ def _one_shot_kernel(
     # My tiles before the flags, for the peers' programs with this number, which read just those;
     # their tiles before my loads.
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    signal.barrier_ranks(flags + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(flags + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     for start in range(first, numel, step):
         _reduce.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
@@ -123,13 +116,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
     op = _reduce.operator(problem.op, problem.dtype)
-    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _one_shot_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), buffer, flags, epochs, world.ctx,
-            problem.numel, stride, OP=op, SIZE=problem.size,
-            LANES=lanes, BLOCK=config.block,
+            problem.numel, stride, OP=op, SIZE=problem.size, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out

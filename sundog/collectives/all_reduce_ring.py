@@ -10,7 +10,6 @@ one_shot and two_shot, though the same in every run, and it runs only if it is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,11 +32,8 @@ __all__ = [
 SYMMETRIC = ("out",)
 
 
-@dataclass(frozen=True)
-class Config:
-    block: int = 2048  # elements of a tile
-    programs: int = 16
-    num_warps: int = 4
+class Config(_reduce.Config):
+    """Its type says that this algorithm takes it."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -47,12 +43,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [
-        Config(block, programs, num_warps)
-        for block in (1024, 2048, 4096, 8192)
-        for programs in (4, 8, 16, 32, 64, 128)
-        for num_warps in (4, 8)
-    ]
+    return _reduce.configs(Config, (1024, 2048, 4096, 8192), (4, 8, 16, 32, 64, 128), (4, 8))
 
 
 def default(problem: Problem, num_sms: int) -> Config:
@@ -140,10 +131,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     arrived = world.signals((config.programs, 2, problem.size), "all_reduce.arrived")
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    op, slice_numel = (
-        _reduce.operator(problem.op, problem.dtype),
-        _reduce.slice_of(problem.numel, problem.dtype, problem.size),
-    )
+    op = _reduce.operator(problem.op, problem.dtype)
+    slice_numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _ring_kernel[(config.programs,)](

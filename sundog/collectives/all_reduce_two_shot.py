@@ -6,7 +6,6 @@ programs with one number frame it. out may be x.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,11 +28,8 @@ __all__ = [
 SYMMETRIC = ("x", "out")
 
 
-@dataclass(frozen=True)
-class Config:
-    block: int = 2048  # elements of a tile
-    programs: int = 16
-    num_warps: int = 4
+class Config(_reduce.Config):
+    """Its type says that this algorithm takes it."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -41,12 +37,9 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [
-        Config(block, programs, num_warps)
-        for block in (1024, 2048, 4096, 8192, 16384)
-        for programs in (4, 8, 16, 32, 64, 128)
-        for num_warps in (4, 8, 16)
-    ]
+    return _reduce.configs(
+        Config, (1024, 2048, 4096, 8192, 16384), (4, 8, 16, 32, 64, 128), (4, 8, 16)
+    )
 
 
 def default(problem: Problem, num_sms: int) -> Config:
@@ -57,7 +50,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 @triton.jit
 def _two_shot_kernel(
     x, out, ready, done, epochs, ctx, numel, slice_numel,
-    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -69,7 +62,7 @@ def _two_shot_kernel(
     end = tl.minimum(begin + slice_numel, numel)
     # My x is written and my out is free: what came before on the stream is over. The peers'
     # programs with this number touch them only after this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # In place, too: nobody but this program touches these elements on any rank, and each of them is
     # stored only after it was loaded from all ranks.
@@ -83,7 +76,7 @@ def _two_shot_kernel(
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -101,17 +94,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     done = world.signals(shape, "all_reduce.done")
     epochs = world.signals(config.programs, "all_reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
-    op, slice_numel = (
-        _reduce.operator(problem.op, problem.dtype),
-        _reduce.slice_of(problem.numel, problem.dtype, problem.size),
-    )
-    lanes = triton.next_power_of_2(problem.size)
+    op = _reduce.operator(problem.op, problem.dtype)
+    slice_numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _two_shot_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
-            problem.numel, slice_numel, OP=op, SIZE=problem.size,
-            LANES=lanes, BLOCK=config.block,
+            problem.numel, slice_numel, OP=op, SIZE=problem.size, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out

@@ -28,9 +28,8 @@ from ..ops.dispatch import (
     repeated,
 )
 from ..ops.op import Cost, Plan
-from ._copy import Config, random_tensor
+from ._copy import Config, random_tensor, wrong_programs
 from ._mailbox import Mail, Message, default_mail
-from ._push_spans import wrong_programs
 
 if TYPE_CHECKING:
     from ..world.world import World

@@ -12,9 +12,8 @@ import torch
 
 from ..ops.op import Plan, agree
 from . import _copy
-from ._copy import Config
+from ._copy import Config, wrong_programs
 from ._mailbox import Mail, default_mail
-from ._push_spans import wrong_programs
 from .all_to_all import Problem, cost, inputs, messages, reference
 
 if TYPE_CHECKING:

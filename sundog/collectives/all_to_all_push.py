@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..ops.op import Plan, agree
 from . import _copy
-from ._copy import Config
-from ._push_spans import Span, default_config, plan_spans, wrong_programs
+from ._copy import Config, Span, default_config, plan_spans, wrong_programs
 from .all_to_all import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import torch
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out
 from ..ops.op import Cost, Plan, agree
 from . import _copy
-from ._copy import Config, random_tensor
-from ._push_spans import Span, default_config, plan_spans, wrong_programs
+from ._copy import Config, Span, default_config, plan_spans, random_tensor, wrong_programs
 
 if TYPE_CHECKING:
     from ..world.world import World

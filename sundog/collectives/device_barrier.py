@@ -26,10 +26,10 @@ ACCEPT = {
 
 
 @triton.jit
-def _barrier_kernel(flags, epochs, ctx, LANES: tl.constexpr):
+def _barrier_kernel(flags, epochs, ctx, SIZE: tl.constexpr):
     epoch = tl.load(epochs) + 1
     # Releases what came before this kernel on its stream, acquires the same of all ranks.
-    signal.barrier_ranks(flags, epoch, ctx, LANES)
+    signal.barrier_ranks(flags, epoch, ctx, SIZE)
     tl.store(epochs, epoch)  # read by the next barrier on the stream
 
 
@@ -46,10 +46,9 @@ def device_barrier(world: World) -> None:
 def _plan(world: World) -> Plan:
     flags = world.signals(world.size, "device_barrier.flags")
     epochs = world.signals(1, "device_barrier.epochs")
-    lanes = triton.next_power_of_2(world.size)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch() -> None:
-        _barrier_kernel[(1,)](flags, epochs, world.ctx, LANES=lanes, num_warps=1)
+        _barrier_kernel[(1,)](flags, epochs, world.ctx, SIZE=world.size, num_warps=1)
 
     return Plan(world, f"{world.size} ranks", None, (flags, epochs), launch)

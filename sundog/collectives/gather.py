@@ -105,7 +105,7 @@ def gather(
 @triton.jit(do_not_specialize=["n", "dst"])
 def _gather_kernel(
     x, out, ready, done, epochs, ctx, n, dst,
-    SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -113,10 +113,10 @@ def _gather_kernel(
     epoch = tl.load(epochs + program) + 1
     # My tensor was written before this kernel on the stream; dst, alone, reads it after this.
     mine, theirs = ready + program * SIZE, done + program * SIZE
-    signal.signal_all(mine, epoch, ctx, LANES, TRACE)
+    signal.signal_all(mine, epoch, ctx, SIZE, TRACE)
     if rank == dst:
         # Everybody's tensor is there.
-        signal.wait_all(mine, epoch, ctx, LANES, TRACE)
+        signal.wait_all(mine, epoch, ctx, SIZE, TRACE)
         trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
         for peer in tl.static_range(SIZE):
             src = memory.translate(x, peer, ctx)
@@ -124,7 +124,7 @@ def _gather_kernel(
             _copy.copy((place,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
         trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
         # My loads before the flags: the others may then overwrite their tensors.
-        signal.signal_all(theirs, epoch, ctx, LANES, TRACE)
+        signal.signal_all(theirs, epoch, ctx, SIZE, TRACE)
     signal.wait(theirs + dst, dst, epoch, ctx, TRACE)  # dst has read mine
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
@@ -136,7 +136,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     ready = world.signals(shape, "gather.ready")
     done = world.signals(shape, "gather.done")
     epochs = world.signals(config.programs, "gather.epochs")
-    lanes = triton.next_power_of_2(problem.size)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -145,7 +144,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             (source, result), aligned = _copy.as_words(problem.nbytes, x, target)
             _gather_kernel[(config.programs,)](
                 source, result, ready, done, epochs, world.ctx, source.numel(), problem.dst,
-                SIZE=problem.size, LANES=lanes, BLOCK=config.block, ALIGNED=aligned,
+                SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out

@@ -18,6 +18,7 @@ from ..device import context, signal, trace
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_contiguous, check_out, on_stream
 from ..ops.op import Cost, Plan, agree
 from . import _reduce
+from ._reduce import Config
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -39,19 +40,12 @@ class Problem:
     dst: int = 0  # the rank that gets the result
 
 
-@dataclass(frozen=True)
-class Config:
-    block: int = 2048  # elements of a tile
-    programs: int = 16
-    num_warps: int = 4
-
-
 def valid(problem: Problem, config: Config) -> str | None:
     return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
-    return [Config(block, programs) for block in (1024, 2048, 4096) for programs in (8, 16, 64)]
+    return _reduce.configs(Config, (1024, 2048, 4096), (8, 16, 64), (4,))
 
 
 def default(problem: Problem, num_sms: int) -> Config:
@@ -116,14 +110,14 @@ def reduce(
 @triton.jit
 def _direct_kernel(
     x, out, ready, done, epochs, ctx, numel, dst,
-    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     epoch = tl.load(epochs + program) + 1
     # My x is written: what came before on the stream is over. The program of dst with this number
     # reads it after this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     if tl.load(ctx + context.RANK) == dst:
         xs = _reduce.everywhere(x, 0, ctx, SIZE)
@@ -132,7 +126,7 @@ def _direct_kernel(
             _reduce.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -145,13 +139,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     epochs = world.signals(config.programs, "reduce.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
     op = _reduce.operator(problem.op, problem.dtype)
-    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _direct_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
-            problem.numel, problem.dst, OP=op, SIZE=problem.size,
-            LANES=lanes, BLOCK=config.block,
+            problem.numel, problem.dst, OP=op, SIZE=problem.size, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out

@@ -18,6 +18,7 @@ from ..device import context, signal, trace
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
 from ..ops.op import Cost, Plan, agree
 from . import _reduce
+from ._reduce import Config
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -38,24 +39,14 @@ class Problem:
     op: str = "sum"
 
 
-@dataclass(frozen=True)
-class Config:
-    block: int = 2048  # elements of a tile
-    programs: int = 16
-    num_warps: int = 4
-
-
 def valid(problem: Problem, config: Config) -> str | None:
     return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
-    return [
-        Config(block, programs, num_warps)
-        for block in (1024, 2048, 4096, 8192, 16384)
-        for programs in (4, 8, 16, 32, 64, 128)
-        for num_warps in (4, 8, 16)
-    ]
+    return _reduce.configs(
+        Config, (1024, 2048, 4096, 8192, 16384), (4, 8, 16, 32, 64, 128), (4, 8, 16)
+    )
 
 
 def default(problem: Problem, num_sms: int) -> Config:
@@ -122,7 +113,7 @@ def reduce_scatter(
 @triton.jit
 def _direct_kernel(
     x, out, ready, done, epochs, ctx, numel, VECTOR: tl.constexpr,
-    OP: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -132,14 +123,14 @@ def _direct_kernel(
     slices = _reduce.everywhere(x + tl.multiple_of(rank * numel, VECTOR), 0, ctx, SIZE)
     # My x is written: what came before on the stream is over. The peers' programs with this number
     # read it after this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     first = program.to(tl.int64) * BLOCK
     for start in range(first, numel, tl.num_programs(0) * BLOCK):
         _reduce.reduce_tile(out, slices, start, numel, OP, SIZE, BLOCK)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x before the flags: they may overwrite it when their kernel has ended.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -152,13 +143,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     epochs = world.signals(config.programs, "reduce_scatter.epochs")
     world.barrier()  # everybody's flags are zero before the first signal
     op, vector = _reduce.operator(problem.op, problem.dtype), 16 // problem.dtype.itemsize
-    lanes = triton.next_power_of_2(problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _direct_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
             problem.numel, VECTOR=1 if problem.numel % vector else vector, OP=op,
-            SIZE=problem.size, LANES=lanes, BLOCK=config.block,
+            SIZE=problem.size, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -37,27 +38,28 @@ from .signal import barrier_programs, put_signal, signal, wait
 
 __all__ = [
     "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
-    "atomic_xchg", "atomic_xor", "barrier_programs", "barrier_ranks", "copy", "get", "load", "put",
-    "put_signal", "signal", "signal_all", "store", "translate", "wait", "wait_all",
+    "atomic_xchg", "atomic_xor", "barrier_programs", "barrier_ranks", "copy", "get", "lane_layout",
+    "load", "put", "put_signal", "signal", "signal_all", "store", "translate", "wait", "wait_all",
 ]  # fmt: skip
 
 
-def _lane_layout(num_warps: Any, _semantic: Any = None) -> Any:
-    """Return a layout with one element per thread. The compiler passes `_semantic`."""
+def lane_layout(each: Any, num_warps: Any, _semantic: Any = None) -> Any:
+    """Return a layout with `each` elements per thread. The compiler passes `_semantic`."""
     if _semantic is None:
         return gl.AutoLayout()  # the simulator: no threads
+    each, warps = gl._unwrap_if_constexpr(each), gl._unwrap_if_constexpr(num_warps)
     threads = _semantic.builder.options.warp_size
-    return gl.constexpr(gl.BlockedLayout([1], [threads], [gl._unwrap_if_constexpr(num_warps)], [0]))
+    return gl.constexpr(gl.BlockedLayout([each], [threads], [warps], [0]))
 
 
-_lane_layout.__triton_builtin__ = True  # type: ignore[attr-defined]  # so it runs at compile time
+lane_layout.__triton_builtin__ = True  # type: ignore[attr-defined]  # so it runs at compile time
 
 
 @gluon.jit
 def signal_all(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = trace.OFF):
     """Set `flags[my rank]` to `epoch` at every rank, a lane per peer. Orders like `signal`."""
     trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, TRACE)
-    lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
+    lane = gl.arange(0, triton.next_power_of_2(LANES), lane_layout(1, gl.num_warps()))
     _signal._signal_lanes(flags, lane, epoch, ctx)
 
 
@@ -65,7 +67,7 @@ def signal_all(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = tra
 def wait_all(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = trace.OFF):
     """Return once `flags[peer]` of every peer has reached `epoch`. Orders like `wait`; bounded."""
     trace.begin(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
-    lane = gl.arange(0, LANES, _lane_layout(gl.num_warps()))
+    lane = gl.arange(0, triton.next_power_of_2(LANES), lane_layout(1, gl.num_warps()))
     _signal._wait_lanes(flags, lane, epoch, ctx)
     trace.end(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
 

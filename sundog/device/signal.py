@@ -124,11 +124,11 @@ def put_signal(dst, src, flag, peer, epoch, ctx, mask=None, TRACE: tl.constexpr 
 def signal_all(flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr = trace.OFF):
     """Set `flags[my rank]` to `epoch` at every rank, a lane per peer. Orders like `signal`.
 
-    LANES: a power of two, at least the world size. One tensor atomic instead of a loop over the
-    peers waits for all answers at once (measured: a barrier is 3.6 times as fast).
+    LANES: the world size, or more. One tensor atomic instead of a loop over the peers waits for all
+    answers at once (measured: a barrier is 3.6 times as fast).
     """
     trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, TRACE)
-    _signal_lanes(flags, tl.arange(0, LANES), epoch, ctx)
+    _signal_lanes(flags, tl.arange(0, triton.next_power_of_2(LANES)), epoch, ctx)
 
 
 @triton.jit
@@ -143,7 +143,7 @@ def _signal_lanes(flags, lane, epoch, ctx):
 def wait_all(flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr = trace.OFF):
     """Return once `flags[peer]` of every peer has reached `epoch`. Orders like `wait`; bounded."""
     trace.begin(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
-    _wait_lanes(flags, tl.arange(0, LANES), epoch, ctx)
+    _wait_lanes(flags, tl.arange(0, triton.next_power_of_2(LANES)), epoch, ctx)
     trace.end(trace.WAIT, flags, epoch, trace.ALL, ctx, TRACE)
 
 

@@ -121,7 +121,7 @@ def of_peer(matrix, peer, ctx):
 @triton.jit
 def distances(ctx, LANES: tl.constexpr):
     """Load the distances to all ranks' heaps, for `of_rank`: once, before a loop."""
-    lane = tl.arange(0, LANES)
+    lane = tl.arange(0, triton.next_power_of_2(LANES))
     is_rank = lane < tl.load(ctx + SIZE).to(tl.int32)
     return tl.load(ctx + DELTAS + PER_PEER * lane, mask=is_rank, other=0)
 

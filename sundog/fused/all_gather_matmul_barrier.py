@@ -68,7 +68,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 @triton.jit
 def _gather_kernel(
     a, whole, ready, done, epochs, ctx,
-    SIZE: tl.constexpr, LANES: tl.constexpr, BY_K: tl.constexpr,
+    SIZE: tl.constexpr, BY_K: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, HINT: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -77,7 +77,7 @@ def _gather_kernel(
     rows, cols = tl.cdiv(a.rows, ROWS), tl.cdiv(a.cols, COLS)
     # My A is complete: what came before on the stream is over. The peers' programs with this number
     # read it after this barrier.
-    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for n in range(program, SIZE * rows * cols, tl.num_programs(0)):
         # Each rank begins with another peer. A tile of all of them before the next tile: ranks that
@@ -93,7 +93,7 @@ def _gather_kernel(
             tiles.store(tiles.part(whole, peer * a.rows, a.rows), row, col, data)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
-    signal.barrier_ranks(done + program * SIZE, epoch, ctx, LANES, TRACE)
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -123,7 +123,7 @@ def gather(world: World, problem: Problem, programs: int) -> Gather:
         rows, cols = _tile(a.shape, min(most, problem.m * problem.k // programs), hint)
         _gather_kernel[(programs,)](
             tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
-            LANES=triton.next_power_of_2(problem.size), BY_K=problem.shard == "k", ROWS=rows,
+            BY_K=problem.shard == "k", ROWS=rows,
             COLS=cols, HINT=hint, TRACE=world.trace,
             num_warps=4 if rows * cols < most else 16,
         )  # fmt: skip

@@ -22,7 +22,7 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 SIZES = ("numel", "stride", "slice_numel", "dst")
-CONSTANTS = {"OP": "avg", "SIZE": 8, "LANES": 8, "BLOCK": 2048, "VECTOR": 8, "TRACE": False}
+CONSTANTS = {"OP": "avg", "SIZE": 8, "BLOCK": 2048, "VECTOR": 8, "TRACE": False}
 
 
 def compiled(kernel: Any, target: str, dtype: str, odd: tuple[str, ...] = ()) -> dict[str, str]:
