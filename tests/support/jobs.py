@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -38,7 +39,9 @@ def job(fn: Callable[[int], Any], size: int, backend: str | None = "gloo") -> li
 
 def _answer(process: Any, pipe: Any) -> tuple[Any, str]:
     try:
-        answer: tuple[Any, str] = pipe.recv() if pipe.poll(100) else (None, "no answer in 100 s")
+        answer: tuple[Any, str] = (
+            pickle.loads(pipe.recv_bytes()) if pipe.poll(100) else (None, "no answer in 100 s")
+        )
     except EOFError:
         answer = None, "a process died"
     process.join(5)
@@ -56,8 +59,9 @@ def _process(
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
             )
-        pipe.send((fn(rank), ""))
+        # Not by pipe.send: torch's reducer would share memory that ends with this process.
+        pipe.send_bytes(pickle.dumps((fn(rank), "")))
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException:
-        pipe.send((None, f"rank {rank}:\n{traceback.format_exc()}"))
+        pipe.send_bytes(pickle.dumps((None, f"rank {rank}:\n{traceback.format_exc()}")))

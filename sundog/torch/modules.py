@@ -1,0 +1,191 @@
+"""Layers that are split over the ranks of a world, as thin modules over the fused ops.
+
+    up = ColumnParallelLinear(512, 2048, world)      # each rank has 2048 / world.size outputs
+    down = RowParallelLinear(2048, 512, world)       # and as many inputs
+    y = down(torch.relu(up(x)))
+
+With `sequence_parallel` (the default) x and y are this rank's part of the tokens, along the first
+dimension: `up` is one all_gather_matmul, `down` one matmul_reduce_scatter, and their backwards are
+the mirror images. Without it all ranks have all tokens.
+
+`Colwise` and `Rowwise` do the same to the linear layers of a model, as styles for torch's
+parallelize_module. What all ranks have (norm weights, a bias after a reduce-scatter) goes through
+`replicated`, so that its gradient is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from .library import ops
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "ColumnParallelLinear", "Colwise", "RowParallelLinear", "Rowwise", "SequenceParallelNorm",
+    "VocabParallelEmbedding", "replicated", "total",
+]  # fmt: skip
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: str) -> Tensor:
+        ctx.world = world
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Total.apply(grad.contiguous(), ctx.world), None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: str) -> Tensor:
+        ctx.world = world
+        return ops.all_reduce(x, "sum", "auto", world)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Replicated.apply(grad, ctx.world), None
+
+
+def replicated(world: World, x: Tensor) -> Tensor:
+    """Return x, which all ranks have alike; its gradient is the sum of what ranks do with it."""
+    result: Tensor = _Replicated.apply(x, world.name)
+    return result
+
+
+def total(world: World, x: Tensor) -> Tensor:
+    """Return the sum of all ranks' x, which all ranks then use alike: one loss, not one per rank.
+
+    So the gradient of x is that of the sum, as it is; world.all_reduce would add it up over ranks.
+    """
+    result: Tensor = _Total.apply(x, world.name)
+    return result
+
+
+def _share(world: World, features: int, what: str) -> int:
+    if features % world.size:
+        raise ValueError(f"{what} {features} does not divide by {world.size} ranks")
+    return features // world.size
+
+
+class ColumnParallelLinear(nn.Linear):
+    """A linear layer of which each rank has some of the outputs: a part of the weight's rows."""
+
+    def __init__(
+        self, in_features: int, out_features: int, world: World, bias: bool = True,
+        sequence_parallel: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, _share(world, out_features, "out_features"), bias, **options)
+        self.world, self.sequence_parallel = world, sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.sequence_parallel:
+            return nn.functional.linear(replicated(self.world, x), self.weight, self.bias)
+        rows = x.reshape(-1, x.shape[-1])
+        out = self.world.all_gather_matmul(rows, self.weight.t(), self.bias, shard="m")
+        return out.view(self.world.size * x.shape[0], *x.shape[1:-1], out.shape[-1])
+
+
+class RowParallelLinear(nn.Linear):
+    """A linear layer of which each rank has some of the inputs: a part of the weight's columns."""
+
+    def __init__(
+        self, in_features: int, out_features: int, world: World, bias: bool = True,
+        sequence_parallel: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(_share(world, in_features, "in_features"), out_features, bias, **options)
+        self.world, self.sequence_parallel = world, sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.sequence_parallel:
+            whole = total(self.world, nn.functional.linear(x, self.weight))
+            return whole if self.bias is None else whole + self.bias
+        bias = None if self.bias is None else replicated(self.world, self.bias)
+        rows = x.reshape(-1, x.shape[-1])
+        out = self.world.matmul_reduce_scatter(rows, self.weight.t(), bias)
+        return out.view(x.shape[0] // self.world.size, *x.shape[1:-1], out.shape[-1])
+
+
+class SequenceParallelNorm(nn.Module):
+    """A norm of this rank's tokens. All ranks have its weights, and get the same gradients."""
+
+    def __init__(self, norm: nn.Module, world: World) -> None:
+        super().__init__()
+        self.norm, self.world = norm, world
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = {name: replicated(self.world, p) for name, p in self.norm.named_parameters()}
+        result: Tensor = torch.func.functional_call(self.norm, own, (x,))
+        return result
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """An embedding of which each rank has some of the words. Every rank gets all tokens.
+
+    With `sequence_parallel` it returns this rank's part of the tokens, else all of them.
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, world: World,
+        sequence_parallel: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(_share(world, num_embeddings, "num_embeddings"), embedding_dim, **options)
+        self.world, self.sequence_parallel = world, sequence_parallel
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        local = tokens - self.world.rank * self.num_embeddings
+        is_here = (local >= 0) & (local < self.num_embeddings)
+        found = super().forward(local.where(is_here, torch.zeros_like(local)))
+        found = found * is_here.unsqueeze(-1)
+        if not self.sequence_parallel:
+            return total(self.world, found)
+        result: Tensor = self.world.reduce_scatter(found)
+        return result
+
+
+class Colwise(ParallelStyle):
+    """Make a linear layer a ColumnParallelLinear that keeps this rank's outputs."""
+
+    def __init__(self, world: World, sequence_parallel: bool = True) -> None:
+        self.world, self.sequence_parallel = world, sequence_parallel
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        linear = _become(module, ColumnParallelLinear, self.world, self.sequence_parallel)
+        linear.out_features = _share(self.world, linear.out_features, "out_features")
+        linear.weight = _part(self.world, linear.weight, 0)
+        if linear.bias is not None:
+            linear.bias = _part(self.world, linear.bias, 0)
+        return linear
+
+
+class Rowwise(ParallelStyle):
+    """Make a linear layer a RowParallelLinear that keeps this rank's inputs."""
+
+    def __init__(self, world: World, sequence_parallel: bool = True) -> None:
+        self.world, self.sequence_parallel = world, sequence_parallel
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        linear = _become(module, RowParallelLinear, self.world, self.sequence_parallel)
+        linear.in_features = _share(self.world, linear.in_features, "in_features")
+        linear.weight = _part(self.world, linear.weight, 1)
+        return linear
+
+
+def _become(module: nn.Module, kind: type, world: World, sequence_parallel: bool) -> Any:
+    if type(module) is not nn.Linear:
+        raise ValueError(f"{kind.__name__} is made of a nn.Linear, not of {type(module).__name__}")
+    module.__class__ = kind  # in place: parallelize_module keeps the module that it has
+    module.world, module.sequence_parallel = world, sequence_parallel  # type: ignore[assignment]
+    return module
+
+
+def _part(world: World, weight: Tensor, dim: int) -> nn.Parameter:
+    part = weight.detach().chunk(world.size, dim)[world.rank].contiguous().clone()
+    return nn.Parameter(part, weight.requires_grad)

@@ -1,0 +1,94 @@
+"""The split layers against torch's whole ones, with and without sequence parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import parallelize_module
+
+import sundog
+from sundog.torch.modules import (
+    Colwise,
+    Rowwise,
+    SequenceParallelNorm,
+    VocabParallelEmbedding,
+    replicated,
+)
+
+Run = Callable[..., list]
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 4)
+        self.norm = nn.LayerNorm(4)
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(self.norm(self.words(tokens)))))
+
+
+def _whole(device: torch.device) -> Whole:
+    torch.manual_seed(0)
+    return Whole().to(device)
+
+
+@pytest.mark.parametrize("is_split", [True, False], ids=["sequence parallel", "all tokens"])
+def test_a_split_model_has_the_whole_ones_gradients(run: Run, is_split: bool) -> None:
+    """Of replicated weights on every rank alike; of the others each rank has a part."""
+
+    def main(world: sundog.World) -> None:
+        whole, model = _whole(world.device), _whole(world.device)
+        tokens = torch.arange(8, device=world.device).view(4, 2).flip(0)  # rows are tokens' places
+        whole(tokens).square().sum().backward()
+        plan = {"up": Colwise(world, is_split), "down": Rowwise(world, is_split)}
+        parallelize_module(model, _Mesh(), plan)
+        words = VocabParallelEmbedding(8, 4, world, is_split, device=world.device)
+        words.weight = nn.Parameter(whole.words.weight.detach().chunk(2)[world.rank].clone())
+        model.words = words
+        if is_split:
+            model.norm = SequenceParallelNorm(model.norm, world)
+        out = model(tokens)
+        assert out.shape == (2 if is_split else 4, 2, 4)
+        out.square().sum().backward()
+        norm = model.norm.norm if is_split else model.norm
+        rank = world.rank
+        for found, expected in [
+            (model.up.weight.grad, whole.up.weight.grad.chunk(2)[rank]),
+            (model.up.bias.grad, whole.up.bias.grad.chunk(2)[rank]),
+            (model.down.weight.grad, whole.down.weight.grad.chunk(2, 1)[rank]),
+            (model.down.bias.grad, whole.down.bias.grad),
+            (norm.weight.grad, whole.norm.weight.grad),
+            (words.weight.grad, whole.words.weight.grad.chunk(2)[rank]),
+        ]:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    run(main, 2)
+
+
+class _Mesh:
+    """parallelize_module asks a mesh for its dimensions alone; styles here know their world."""
+
+    ndim = 1
+    device_type = "cpu"
+    mesh_dim_names = ("tp",)
+
+    def _is_current_rank_part_of_mesh(self) -> bool:
+        return True
+
+
+def test_what_can_not_be_split_is_named(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        with pytest.raises(ValueError, match="out_features 5 does not divide by 2 ranks"):
+            Colwise(world)._apply(nn.Linear(4, 5), None)
+        with pytest.raises(ValueError, match=r"is made of a nn\.Linear, not of ReLU"):
+            Rowwise(world)._apply(nn.ReLU(), None)
+        x = torch.ones(2, device=world.device, requires_grad=True)
+        replicated(world, x * (world.rank + 1)).sum().backward()
+        assert x.grad.tolist() == [2.0 * (world.rank + 1)] * 2
+
+    run(main, 2)
