@@ -14,7 +14,7 @@ from house import House
 BUDGETS = {
     "(top)": 1150,
     "backends": 3700,
-    "checker": 3350,
+    "checker": 3700,
     "collectives": 3250,
     "compiled": 1000,
     "dataset": 3900,

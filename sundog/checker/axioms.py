@@ -37,22 +37,22 @@ class Effect:
     virtual: str = ""  # address
     physical: str = ""
     proxy: str = "generic"
-    value: int = 0
-    at: int = 0  # the instruction's index in its thread
+    barrier: tuple[int, int] = (0, 0)  # its name
+    quorum: int = 0
 
 
 class Effects:
-    """The events of one way through a program, with all relations that depend on nothing else."""
+    """The effects of one way through a program, with all relations that depend on nothing else."""
 
     def __init__(
         self,
-        events: Sequence[Effect],
+        each: Sequence[Effect],
         order: Relation,
         updates: Relation,
         dependencies: Relation,
         barriers: Relation,
     ) -> None:
-        self.each = tuple(events)
+        self.each = tuple(each)
         self.size = len(self.each)
         self.po = order
         self.rmw = updates
@@ -60,7 +60,7 @@ class Effects:
         self.barriers = barriers
 
     def where(self, holds: Callable[[Effect], bool]) -> int:
-        """Return the set of events for which the predicate holds, as a mask."""
+        """Return the set of effects for which the predicate holds, as a mask."""
         return sum(1 << i for i, event in enumerate(self.each) if holds(event))
 
     def related(self, holds: Callable[[Effect, Effect], bool]) -> Relation:
@@ -140,6 +140,12 @@ class Effects:
         return self.morally_strong.between(sc, sc)
 
     @cached_property
+    def strong_writes(self) -> Relation:
+        """Pairs of writes to one place that must be in one order: morally strong ones."""
+        strong = self.morally_strong & self.same_physical
+        return strong.between(self.writes, self.writes)
+
+    @cached_property
     def generic(self) -> Relation:
         memory = self.where(lambda e: bool(e.virtual) and e.proxy == "generic")
         return Relation.identity(self.size, memory)
@@ -162,26 +168,26 @@ class Effects:
 class Synchronised:
     """Effects with reads-from and the order of `fence.sc`: what comes before what."""
 
-    def __init__(self, events: Effects, reads_from: Relation, fence_order: Relation) -> None:
-        self.events = events
+    def __init__(self, effects: Effects, reads_from: Relation, fence_order: Relation) -> None:
+        self.effects = effects
         self.rf = reads_from
         self.fence_order = fence_order
 
     @cached_property
     def observation(self) -> Relation:
         """A write and a read of it, morally strong, or through a chain of atomic updates."""
-        x = self.events
+        x = self.effects
         return ((self.rf & x.morally_strong) | x.rmw).closed().between(x.writes, x.reads)
 
     @cached_property
     def synchronizes(self) -> Relation:
-        x = self.events
+        x = self.effects
         patterns = x.release_pattern @ self.observation @ x.acquire_pattern
         return (x.morally_strong & patterns) | self.fence_order | x.barriers
 
     @cached_property
     def base_causality(self) -> Relation:
-        return (self.events.po | self.synchronizes).closed()
+        return (self.effects.po | self.synchronizes).closed()
 
     @cached_property
     def causality(self) -> Relation:
@@ -189,7 +195,7 @@ class Synchronised:
 
         An observation may come first.
         """
-        x, base = self.events, self.base_causality
+        x, base = self.effects, self.base_causality
         leave = x.generic | (base & x.to_its_fence)
         enter = x.generic | (base & x.to_its_fence.inverse())
         kept = (
@@ -202,7 +208,7 @@ class Synchronised:
     @cached_property
     def ordered_writes(self) -> Relation:
         """Writes to one place that causality orders; initial ones come first."""
-        x = self.events
+        x = self.effects
         first = x.same_physical.between(x.initial, x.writes)
         return first | (self.causality & x.same_physical).between(x.writes, x.writes)
 
@@ -210,25 +216,36 @@ class Synchronised:
 class Execution:
     """A whole candidate: with the order of writes to each place (`co`) and what follows."""
 
-    def __init__(self, synchronised: Synchronised, coherence: Relation) -> None:
-        self.events = synchronised.events
+    def __init__(
+        self, synchronised: Synchronised, coherence: Relation, values: tuple[int, ...] = ()
+    ) -> None:
+        self.effects = synchronised.effects
         self.synchronised = synchronised
         self.rf = synchronised.rf
         self.co = coherence
+        self.values = values  # of the effects; no axiom looks at them
 
     @cached_property
     def fr(self) -> Relation:
         """A read comes before the writes that follow the one it read from."""
         return self.rf.inverse() @ self.co
 
-    @cached_property
+    @property
     def races(self) -> list[tuple[Effect, Effect]]:
         """Conflicting accesses of two threads, neither ordered by causality nor morally strong."""
-        x, causality = self.events, self.synchronised.causality
-        open_pairs = x.same_physical - x.morally_strong - causality - causality.inverse()
+        return self._conflicts(self.synchronised.causality)
+
+    @property
+    def strict_races(self) -> list[tuple[Effect, Effect]]:
+        """The same if observing a write orders nothing: on the page, relaxed atomics do not."""
+        return self._conflicts(self.synchronised.base_causality)
+
+    def _conflicts(self, order: Relation) -> list[tuple[Effect, Effect]]:
+        x = self.effects
+        unordered = x.same_physical - x.morally_strong - order - order.inverse()
         return [
             (a, b)
-            for a, b in ((x.each[i], x.each[j]) for i, j in open_pairs.pairs() if i < j)
+            for a, b in ((x.each[i], x.each[j]) for i, j in unordered.pairs() if i < j)
             if a.thread != b.thread and INITIAL not in (a.thread, b.thread)
             if "write" in (a.kind, b.kind)
         ]
@@ -246,18 +263,18 @@ def fence_sc(x: Execution) -> bool:
 
 def atomicity(x: Execution) -> bool:
     """No morally strong write comes between the read and the write of an atomic update."""
-    strong = x.events.morally_strong
-    return not ((strong & x.fr) @ (strong & x.co)) & x.events.rmw
+    strong = x.effects.morally_strong
+    return not ((strong & x.fr) @ (strong & x.co)) & x.effects.rmw
 
 
 def no_thin_air(x: Execution) -> bool:
     """No value depends on itself."""
-    return (x.rf | x.events.dep).acyclic
+    return (x.rf | x.effects.dep).acyclic
 
 
 def sc_per_location(x: Execution) -> bool:
     """Morally strong communication does not contradict program order at one place."""
-    strong, here = x.events.morally_strong, x.events.po & x.events.same_path
+    strong, here = x.effects.morally_strong, x.effects.po & x.effects.same_path
     return (strong & (x.rf | x.co | x.fr) | here).acyclic
 
 

@@ -294,7 +294,7 @@ def test_no_thin_air_rejects_a_value_that_rests_on_itself() -> None:
 def test_coherence_rejects_an_order_without_what_causality_orders() -> None:
     (_, x), *_ = candidates(_placed((Write("x", 1), Write("x", 2))))
     assert coherence(x)
-    assert not coherence(Execution(x.synchronised, Relation.empty(x.events.size)))
+    assert not coherence(Execution(x.synchronised, Relation.empty(x.effects.size)))
 
 
 def test_fence_sc_rejects_an_order_of_fences_against_a_barrier() -> None:
