@@ -100,6 +100,19 @@ def compile_only(json: Json = "") -> None:
 
 
 @app.command()
+def litmus(
+    programs: Annotated[int, typer.Option(min=1, help="litmus programs to make")] = 1000,
+    schedules: Annotated[int, typer.Option(min=1, help="of each")] = 20,
+    seed: int = 0,
+    json: Json = "",
+) -> None:
+    """Hold axioms and checker to each other on generated programs; exit 1 if they differ."""
+    from . import litmus_agreement
+
+    raise typer.Exit(0 if litmus_agreement.main(programs, schedules, seed, json) else 1)
+
+
+@app.command()
 def suites(dat3m: Checkout = None, alloy: Checkout = None, json: Json = "") -> None:
     """Run other people's test suites, each from the checkout given; exit 1 if a case differs."""
     given = {"dat3m": dat3m, "alloy": alloy}

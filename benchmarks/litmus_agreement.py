@@ -1,0 +1,165 @@
+"""Hold the page, the evaluator and the checker to each other on generated litmus programs.
+
+For each program: the checker reports a race in some schedule if and only if the axioms know an
+execution with one; every outcome that the simulator shows is one that the axioms allow; and if all
+accesses are atomic, it is one of those that the page claims the simulator can show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count as count_from
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from rich.progress import track
+
+from sundog.checker.axioms import Effect
+from sundog.checker.executions import executions
+from sundog.checker.litmus import Instruction, Litmus, Read, Thread, Update
+from sundog.checker.triton_litmus import TritonLitmus, as_threads, results_of
+
+from .litmus_kernels import Seen, observe
+from .litmus_programs import cycles, from_cycle, from_seed, small
+
+__all__ = ["Allowed", "Counts", "allowed", "compare", "main", "programs"]
+
+BATCH = 25
+MORE = 200  # schedules for a program whose race has not been found
+Outcomes = set[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What the axioms say of one litmus."""
+
+    outcomes: Outcomes
+    races: bool  # by PTX
+    strict: bool  # by the page, on which an observation orders nothing
+    claimed: Outcomes | None  # what the simulator can show; None if nothing is claimed
+
+
+def programs(count: int, seed: int = 0) -> Iterator[TritonLitmus]:
+    """Yield litmus programs: half from cycles, half of random operations."""
+    random = Random(seed)
+    rings = [*cycles(2), *cycles(3)]
+    made = (
+        from_cycle(random.choice(rings), random.randrange(1 << 30))
+        if number % 2
+        else from_seed(random.randrange(1 << 30))
+        for number in count_from(0)
+    )
+    return islice(filter(small, made), count)
+
+
+def allowed(litmus: TritonLitmus) -> Allowed:
+    """Ask the axioms."""
+    outcomes: Outcomes = set()
+    races = strict = False
+    for registers, x in executions(as_threads(litmus)):
+        outcomes.add(results_of(litmus, registers))
+        races |= _between_programs(x.races)
+        strict |= _between_programs(x.strict_races)
+    return Allowed(outcomes, races, strict, None if strict else _claimed(litmus))
+
+
+def _between_programs(pairs: list[tuple[Effect, Effect]]) -> bool:
+    return any(a.place != b.place for a, b in pairs)
+
+
+def _claimed(litmus: TritonLitmus) -> Outcomes | None:
+    """The page's claim: polls read any coherent write, and all else happens in one order.
+
+    That excludes what follows from program order, reads-from and coherence in a circle, that is,
+    load buffering and 2+2W.
+    """
+    ops = [op for program in litmus for op in program.ops if op.kind not in ("barrier", "guard")]
+    if any(op.kind != "atomic" or op.name == "cas" for op in ops):
+        return None
+    whole = as_threads(litmus)
+    polls = Litmus(tuple(Thread(tuple(map(_poll, t.code)), t.place) for t in whole.threads))
+    return {
+        results_of(litmus, registers)
+        for registers, x in executions(polls)
+        if (x.effects.po | x.rf | x.co).acyclic
+    }
+
+
+def _poll(step: Instruction) -> Instruction:
+    """Turn an update that adds 0 and does not release into a read."""
+    if not isinstance(step, Update) or (step.op, step.value) != ("add", 0):
+        return step
+    if step.sem not in ("relaxed", "acquire"):
+        return step
+    return Read(step.into, step.loc, step.sem, step.scope)
+
+
+@dataclass
+class Counts:
+    """What was compared, and what differs."""
+
+    programs: int = 0
+    races: int = 0
+    races_by_page_only: int = 0
+    outcomes_allowed: int = 0
+    outcomes_seen: int = 0
+    claims: int = 0
+    claimed: int = 0
+    claimed_seen: int = 0
+    complete: int = 0
+    differences: tuple[str, ...] = ()
+
+    def plus(self, litmus: TritonLitmus, model: Allowed, seen: Seen) -> Counts:
+        """Add one program."""
+        claim = model.claimed
+        shown = len(seen.outcomes & claim) if claim is not None else 0
+        return Counts(
+            self.programs + 1,
+            self.races + model.races,
+            self.races_by_page_only + (model.strict and not model.races),
+            self.outcomes_allowed + len(model.outcomes),
+            self.outcomes_seen + len(seen.outcomes),
+            self.claims + (claim is not None),
+            self.claimed + (len(claim) if claim is not None else 0),
+            self.claimed_seen + shown,
+            self.complete + (claim is not None and shown == len(claim)),
+            self.differences + tuple(_differences(litmus, model, seen)),
+        )
+
+
+def _differences(litmus: TritonLitmus, model: Allowed, seen: Seen) -> Iterator[str]:
+    if model.races and not model.strict:
+        yield f"PTX has a race that the page does not know: {litmus}"
+    if seen.racing != model.strict:
+        found = "reports a race" if seen.racing else f"reports no race in {MORE} schedules"
+        yield f"the checker {found}, the axioms say {model.strict}: {litmus}"
+    if more := seen.outcomes - model.outcomes:
+        yield f"the simulator showed {more}, which the axioms forbid: {litmus}"
+    if model.claimed is not None and (more := seen.outcomes - model.claimed):
+        yield f"the simulator showed {more}, more than the page claims: {litmus}"
+    yield from (f"{text}: {litmus}" for text in seen.other)
+
+
+def compare(batch: list[TritonLitmus], schedules: int, counts: Counts) -> Counts:
+    """Run a batch on both sides."""
+    models = [allowed(litmus) for litmus in batch]
+    for litmus, model, seen in zip(batch, models, observe(batch, schedules), strict=True):
+        if model.strict and not seen.racing:
+            seen = replace(observe([litmus], MORE)[0], outcomes=seen.outcomes)
+        counts = counts.plus(litmus, model, seen)
+    return counts
+
+
+def main(count: int, schedules: int, seed: int, path: str) -> bool:
+    """Compare many programs, print what differs; say whether nothing does."""
+    left, counts = list(programs(count, seed)), Counts()
+    for start in track(range(0, count, BATCH), "litmus programs"):
+        counts = compare(left[start : start + BATCH], schedules, counts)
+    figures = {"schedules": schedules, "seed": seed, **vars(counts)}
+    print(json.dumps(figures, indent=1))
+    if path:
+        Path(path).write_text(json.dumps(figures, indent=1) + "\n")
+    return not counts.differences
