@@ -15,7 +15,7 @@ bits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
@@ -38,11 +38,11 @@ _NO_HINT = tl.constexpr((1, 1))
 class View(NamedTuple):
     """A matrix in memory. Strides are in elements."""
 
-    ptr: Any
-    rows: Any
-    cols: Any
-    row_stride: Any
-    col_stride: Any
+    ptr: torch.Tensor
+    rows: int
+    cols: int
+    row_stride: int
+    col_stride: int
 
 
 def view(tensor: torch.Tensor) -> View:

@@ -14,7 +14,7 @@ no remedy: 12 GB/s from each fetcher, it seems since the flag's release waits fo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
@@ -22,127 +22,131 @@ import triton.language as tl
 from ..device import context, local, signal, tiles, trace
 from . import _gemm
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part", "tell_all"]
 
 
 class Flags(NamedTuple):
-    ready: Any  # by rank: its part of A may be read
-    done: Any  # by fetcher and rank: has read all that it will of this rank's A
-    staged: Any  # by row and group of blocks: is in the staging buffer
-    tickets: Any  # how many output tiles were asked for, by all calls
-    epochs: Any  # by program: how often it has run
+    """Epochs by which the programs of a call, on all ranks, wait for each other."""
+
+    ready: torch.Tensor  # by rank: its part of A may be read
+    done: torch.Tensor  # by fetcher and rank: has read all that it will of this rank's A
+    staged: torch.Tensor  # by row and group of blocks: is in the staging buffer
+    tickets: torch.Tensor  # how many output tiles were asked for, by all calls
+    epochs: torch.Tensor  # by program: how often it has run
 
 
 class Sharded(NamedTuple):
     """This rank's shard of a matrix, as a view, and the staging buffer: a shard per other rank."""
 
-    ptr: Any
-    rows: Any
-    cols: Any
-    row_stride: Any
-    col_stride: Any
-    staged: Any  # the first of the staged shards, which is the next rank's
-    staged_row_stride: Any
-    staged_col_stride: Any
-    apart: Any  # elements between two of them
-    own_at: Any  # where this rank's is in a descriptor of both (_workers.py)
+    ptr: torch.Tensor
+    rows: int
+    cols: int
+    row_stride: int  # in elements, as all distances here
+    col_stride: int
+    staged: torch.Tensor  # the first of the staged shards, which is the next rank's
+    staged_row_stride: int
+    staged_col_stride: int
+    apart: int  # between two staged shards
+    own_at: int  # where this rank's is in a descriptor of both (_workers.py)
 
 
 class Fetch(NamedTuple):
-    """Constants of the fetching."""
+    """Constants of the fetching. Blocks are tile_k columns of a shard."""
 
-    size: Any
-    lanes: Any
-    by_k: Any
-    per_shard: Any  # blocks; a constant, since dividing by another costs 4 % of a product's time
-    per_flag: Any  # blocks
-    wide: Any  # blocks that are copied together
-    fetchers: Any
-    first_fetchers: Any
-    most_fetchers: Any
-    stages: Any
-    ahead: Any  # tiles that are on their way at once
-    hint: Any
-    trace: Any  # the clock of trace points, or 0
+    size: tl.constexpr  # ranks
+    by_k: tl.constexpr  # A is sharded along K, else along M
+    per_shard: tl.constexpr  # blocks; dividing by a variable costs 4 % of a product's time
+    per_flag: tl.constexpr  # blocks of a row of tiles that one flag stands for
+    wide: tl.constexpr  # blocks that are copied together
+    fetchers: tl.constexpr  # programs that fetch ...
+    first_fetchers: tl.constexpr  # ... and that fetch the first of `stages` parts of the rows
+    most_fetchers: tl.constexpr  # the larger of the two
+    stages: tl.constexpr
+    ahead: tl.constexpr  # tiles that a fetcher has on their way at once
+    hint: tl.constexpr  # see tiles.hinted
+    trace: tl.constexpr  # the clock of trace points, or 0
 
 
 @triton.jit
-def remote(a, F, S):
+def remote(a, cfg, shape):
     """Rows of remote tiles, blocks in such a row, and flags of such a row."""
-    rows, blocks = tl.cdiv(a.rows, S.tile_m), F.per_shard
-    if F.by_k:
-        blocks *= F.size - 1
+    rows, blocks = tl.cdiv(a.rows, shape.tile_m), cfg.per_shard
+    if cfg.by_k:
+        blocks *= cfg.size - 1
     else:
-        rows *= F.size - 1
-    return rows, blocks, tl.cdiv(blocks, F.per_flag)
+        rows *= cfg.size - 1
+    return rows, blocks, tl.cdiv(blocks, cfg.per_flag)
 
 
 @triton.jit
-def fetch(a, flags, epoch, ctx, F, S):
+def fetch(a, flags, epoch, ctx, cfg, shape):
     """Copy this program's share of the remote tiles, in the order in which workers want them.
 
     Return its number of units, which is the same on all ranks.
     """
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
-    rows, blocks, groups = remote(a, F, S)
+    rows, blocks, groups = remote(a, cfg, shape)
     # The peers' A is complete, as program 0 of each of them says.
-    signal.wait_all(flags.ready, epoch, ctx, F.lanes, F.trace)
+    signal.wait_all(flags.ready, epoch, ctx, cfg.size, cfg.trace)
     units = rows * groups
-    first = tl.cdiv(rows, F.stages) * groups  # units of the first stage
-    mine = tl.where(program < F.first_fetchers, first - program + F.first_fetchers - 1, 0)
-    mine = tl.maximum(mine, 0) // F.first_fetchers
-    more = tl.where(program < F.fetchers, units - first - program + F.fetchers - 1, 0)
-    more = tl.maximum(more, 0) // F.fetchers
-    away = tiles.distances(ctx, F.lanes)
+    first = tl.cdiv(rows, cfg.stages) * groups  # units of the first stage
+    mine = tl.where(program < cfg.first_fetchers, first - program + cfg.first_fetchers - 1, 0)
+    mine = tl.maximum(mine, 0) // cfg.first_fetchers
+    more = tl.where(program < cfg.fetchers, units - first - program + cfg.fetchers - 1, 0)
+    more = tl.maximum(more, 0) // cfg.fetchers
+    away = tiles.distances(ctx, cfg.size)
     for n in range(mine + more):
-        later = first + program + (n - mine) * F.fetchers
-        unit = tl.where(n < mine, program + n * F.first_fetchers, later)
+        later = first + program + (n - mine) * cfg.fetchers
+        unit = tl.where(n < mine, program + n * cfg.first_fetchers, later)
         # A band of rows flag by flag, as `swizzle` lets the workers go over its columns.
-        row, group = _gemm.swizzle(unit, rows, groups, S.group_m)
-        last = tl.minimum((group + 1) * F.per_flag, blocks)
-        trace.begin(trace.FETCH, unit, 0, rank, ctx, F.trace)
-        # By tiles of F.wide blocks and as many times fewer rows: long rows suit the memory.
-        for step in tl.range(group * F.per_flag, last, num_stages=F.ahead):
-            part, block = step % F.wide, step // F.wide * F.wide
-            _fetch_tile(a, row, part, block, rank, away, F, S)
-        trace.end(trace.FETCH, unit, 0, rank, ctx, F.trace)
+        row, group = _gemm.swizzle(unit, rows, groups, shape.group_m)
+        last = tl.minimum((group + 1) * cfg.per_flag, blocks)
+        trace.begin(trace.FETCH, unit, 0, rank, ctx, cfg.trace)
+        # By tiles of cfg.wide blocks and as many times fewer rows: long rows suit the memory.
+        for step in tl.range(group * cfg.per_flag, last, num_stages=cfg.ahead):
+            part, block = step % cfg.wide, step // cfg.wide * cfg.wide
+            _fetch_tile(a, row, part, block, rank, away, cfg, shape)
+        trace.end(trace.FETCH, unit, 0, rank, ctx, cfg.trace)
         # The tiles of this group, stored by all warps, before the flag: workers wait for it.
         flag = flags.staged + row * groups + group
-        local.signal(flag, epoch, ctx, F.trace)
+        local.signal(flag, epoch, ctx, cfg.trace)
         if n == mine + more - 1:
             # My loads of the peers' A, before the barrier of that signal, before these flags: the
             # peers may overwrite it when their kernel, which waits for this, has ended.
-            done = flags.done + program * F.size
-            tell_all(done, epoch, ctx, F)
+            done = flags.done + program * cfg.size
+            tell_all(done, epoch, ctx, cfg)
     return mine + more
 
 
 @triton.jit
-def tell_all(flags, epoch, ctx, F):
+def tell_all(flags, epoch, ctx, cfg):
     """Set `flags[my rank]` to `epoch` at every rank.
 
     As signal.signal_all without its CTA barrier, for what came before this kernel, or before a
     signal right before this: there it would order nothing, so no check could miss it.
     """
-    lane = tl.arange(0, F.lanes)
-    mine = signal._translate_all(flags, lane, F.size, ctx)
-    trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, F.trace)
-    tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < F.size, sem="release", scope="sys")
+    lane = tl.arange(0, triton.next_power_of_2(cfg.size))
+    mine = signal._translate_all(flags, lane, cfg.size, ctx)
+    trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, cfg.trace)
+    tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < cfg.size, sem="release", scope="sys")
 
 
 @triton.jit
-def _fetch_tile(a, row, part, block, rank, away, F, S):
-    """Part `part` of F.wide of the rows of F.wide blocks, which are of one rank."""
-    ROWS: tl.constexpr = S.tile_m // F.wide
-    COLS: tl.constexpr = S.tile_k * F.wide
-    if F.by_k:
-        step, i, k = block // F.per_shard, row, block % F.per_shard
+def _fetch_tile(a, row, part, block, rank, away, cfg, shape):
+    """Part `part` of cfg.wide of the rows of cfg.wide blocks, which are of one rank."""
+    ROWS: tl.constexpr = shape.tile_m // cfg.wide
+    COLS: tl.constexpr = shape.tile_k * cfg.wide
+    if cfg.by_k:
+        step, i, k = block // cfg.per_shard, row, block % cfg.per_shard
     else:
-        per_peer = tl.cdiv(a.rows, S.tile_m)
+        per_peer = tl.cdiv(a.rows, shape.tile_m)
         step, i, k = row // per_peer, row % per_peer, block
-    row, col = i * S.tile_m + part * ROWS, k * S.tile_k
-    peer = (rank + 1 + step) % F.size
-    there = tiles.of_rank(tiles.hinted(a, F.hint), peer, away)
+    row, col = i * shape.tile_m + part * ROWS, k * shape.tile_k
+    peer = (rank + 1 + step) % cfg.size
+    there = tiles.of_rank(tiles.hinted(a, cfg.hint), peer, away)
     tile = tiles.load(there, row, col, ROWS, COLS)
     tiles.store(staged_part(a, step), row, col, tile)
 

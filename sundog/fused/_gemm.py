@@ -17,7 +17,7 @@ room for both (`room_beside`), as for 128 x 256 in float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -28,8 +28,9 @@ from ..device import tiles
 
 __all__ = [
     "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "SHARED", "VIEW", "Grid", "Shape", "Tiles",
-    "accumulate", "arguments", "block_of", "emit", "finish", "kind_of", "matmul", "operand",
-    "room_beside", "shape_of", "swizzle", "target", "ticket", "unfit", "valid", "valid_grid",
+    "accumulate", "arguments", "block_of", "constants", "emit", "finish", "kind_of", "matmul",
+    "operand", "room_beside", "shape_of", "swizzle", "target", "ticket", "unfit", "valid",
+    "valid_grid",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -113,22 +114,32 @@ def _staged_bytes(config: Tiles, itemsize: int) -> int:
 class Shape(NamedTuple):
     """What a kernel is compiled for: constants, as one argument."""
 
-    tile_m: Any
-    tile_n: Any
-    tile_k: Any
-    group_m: Any
-    a_kind: Any
-    b_kind: Any
-    activation: Any
-    flat: Any  # the loops over tiles and over K are one
+    tile_m: tl.constexpr
+    tile_n: tl.constexpr
+    tile_k: tl.constexpr
+    group_m: tl.constexpr
+    a_kind: tl.constexpr  # VIEW, ROWS or COLUMNS
+    b_kind: tl.constexpr
+    activation: tl.constexpr
+    flat: tl.constexpr  # the loops over tiles and over K are one
+
+
+Kind = TypeVar("Kind")
+
+
+def constants(kind: type[Kind], **values: Any) -> Kind:
+    """A named tuple of constants, as a kernel takes it."""
+    return kind(**{name: tl.constexpr(value) for name, value in values.items()})
 
 
 def shape_of(
     config: Tiles, a_kind: str, b_kind: str, activation: str | None, flat: bool = False
 ) -> Shape:
-    sizes = config.tile_m, config.tile_n, config.tile_k, config.group_m
-    constants = *sizes, a_kind, b_kind, activation, flat and VIEW not in (a_kind, b_kind)
-    return Shape(*map(tl.constexpr, constants))
+    return constants(
+        Shape, tile_m=config.tile_m, tile_n=config.tile_n, tile_k=config.tile_k,
+        group_m=config.group_m, a_kind=a_kind, b_kind=b_kind, activation=activation,
+        flat=flat and VIEW not in (a_kind, b_kind),
+    )  # fmt: skip
 
 
 def room_beside(config: Tiles, itemsize: int, out_itemsize: int) -> bool:
@@ -203,34 +214,34 @@ def block_of(x, row, col, KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.const
 
 
 @triton.jit
-def accumulate(acc, a, b, row, col, first, last, S):
+def accumulate(acc, a, b, row, col, first, last, shape):
     """acc + A @ B: A's rows from `row`, B's columns from `col`, blocks `first` to `last` of K."""
     for block in tl.range(first, last):
-        x = block_of(a, row, block * S.tile_k, S.a_kind, S.tile_m, S.tile_k)
-        y = block_of(b, block * S.tile_k, col, S.b_kind, S.tile_k, S.tile_n)
+        x = block_of(a, row, block * shape.tile_k, shape.a_kind, shape.tile_m, shape.tile_k)
+        y = block_of(b, block * shape.tile_k, col, shape.b_kind, shape.tile_k, shape.tile_n)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def finish(bias, acc, col, cols, S):
+def finish(bias, acc, col, cols, shape):
     """Bias per column and activation."""
     if bias is not None:
-        columns = col + tl.arange(0, S.tile_n)
+        columns = col + tl.arange(0, shape.tile_n)
         acc += tl.load(bias + columns, mask=columns < cols, other=0.0).to(tl.float32)[None, :]
-    if S.activation == "silu":
+    if shape.activation == "silu":
         acc = acc * tl.sigmoid(acc)
     return acc
 
 
 @triton.jit
-def emit(out, to, bias, acc, row, col, S):
+def emit(out, to, bias, acc, row, col, shape):
     """Write a tile of the result: bias per column, activation, the output's type.
 
     `to` is the output's descriptor, which takes whole tiles, or None.
     """
-    value = finish(bias, acc, col, out.cols, S)
-    if to is None and S.a_kind == "view":
+    value = finish(bias, acc, col, out.cols, shape)
+    if to is None and shape.a_kind == "view":
         tiles.store_product(out, row, col, value)
     elif to is None:
         tiles.store(out, row, col, value)
@@ -245,14 +256,14 @@ def ticket(tickets):
 
 
 @triton.jit
-def _gemm_kernel(a, b, out, to, bias, K, S):
-    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=S.flat):
-        i, j = swizzle(tile, rows, cols, S.group_m)
-        row, col = i * S.tile_m, j * S.tile_n
-        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-        acc = accumulate(acc, a, b, row, col, 0, tl.cdiv(K, S.tile_k), S)
-        emit(out, to, bias, acc, row, col, S)
+def _gemm_kernel(a, b, out, to, bias, K, shape):
+    rows, cols = tl.cdiv(out.rows, shape.tile_m), tl.cdiv(out.cols, shape.tile_n)
+    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=shape.flat):
+        i, j = swizzle(tile, rows, cols, shape.group_m)
+        row, col = i * shape.tile_m, j * shape.tile_n
+        acc = tl.zeros((shape.tile_m, shape.tile_n), tl.float32)
+        acc = accumulate(acc, a, b, row, col, 0, tl.cdiv(K, shape.tile_k), shape)
+        emit(out, to, bias, acc, row, col, shape)
 
 
 def matmul(

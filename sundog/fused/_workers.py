@@ -50,145 +50,144 @@ def others(
 
 
 @triton.jit
-def work(a, parts, b, out, to, bias, flags, epoch, ctx, F, S):
+def work(a, parts, b, out, to, bias, flags, epoch, ctx, cfg, shape):
     """Compute output tiles from the queue until it is empty."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
-    rows, cols = grid(a, out, F, S)
+    rows, cols = grid(a, out, cfg, shape)
     # Every program asks once too often, so this is what former calls have asked.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
     tile = _gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
-        i, j = _gemm.swizzle(tile.to(tl.int32), rows, cols, S.group_m)
-        acc = _product(a, parts, b, i, j * S.tile_n, flags, epoch, ctx, F, S)
+        i, j = _gemm.swizzle(tile.to(tl.int32), rows, cols, shape.group_m)
+        acc = _product(a, parts, b, i, j * shape.tile_n, flags, epoch, ctx, cfg, shape)
         tile = _gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
-        emit(a, out, to, bias, acc, i, j * S.tile_n, rank, F, S)
+        emit(a, out, to, bias, acc, i, j * shape.tile_n, rank, cfg, shape)
 
 
 @triton.jit
-def grid(a, out, F, S):
+def grid(a, out, cfg, shape):
     """Rows and columns of output tiles. Along M a tile is of one rank."""
-    rows, cols = tl.cdiv(a.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    if not F.by_k:
-        rows *= F.size
+    rows, cols = tl.cdiv(a.rows, shape.tile_m), tl.cdiv(out.cols, shape.tile_n)
+    if not cfg.by_k:
+        rows *= cfg.size
     return rows, cols
 
 
 @triton.jit
-def emit(a, out, to, bias, acc, i, col, rank, F, S):
+def emit(a, out, to, bias, acc, i, col, rank, cfg, shape):
     """Write an output tile, of row of tiles `i`. Along M rows of `rank` come first."""
-    own_rows = tl.cdiv(a.rows, S.tile_m)
+    own_rows = tl.cdiv(a.rows, shape.tile_m)
     first = 0
-    if not F.by_k:
-        first = (rank + i // own_rows) % F.size * a.rows
+    if not cfg.by_k:
+        first = (rank + i // own_rows) % cfg.size * a.rows
     if to is None:
         part = tiles.part(out, first, a.rows)
-        _gemm.emit(part, None, bias, acc, i % own_rows * S.tile_m, col, S)
+        _gemm.emit(part, None, bias, acc, i % own_rows * shape.tile_m, col, shape)
     else:
-        _gemm.emit(out, to, bias, acc, first + i % own_rows * S.tile_m, col, S)
+        _gemm.emit(out, to, bias, acc, first + i % own_rows * shape.tile_m, col, shape)
 
 
 @triton.jit
-def _needs(a, i, F, S):
+def _needs(a, i, cfg, shape):
     """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
-    own_rows = tl.cdiv(a.rows, S.tile_m)
-    _, blocks, groups = _fetchers.remote(a, F, S)
-    if F.by_k:
-        return i, F.per_shard, F.per_shard + blocks, groups
+    own_rows = tl.cdiv(a.rows, shape.tile_m)
+    _, blocks, groups = _fetchers.remote(a, cfg, shape)
+    if cfg.by_k:
+        return i, cfg.per_shard, cfg.per_shard + blocks, groups
     else:
         is_own = i < own_rows
-        return (
-            i - own_rows, tl.where(is_own, F.per_shard, 0), F.per_shard, tl.where(is_own, 0, groups)
-        )  # fmt: skip
+        row, here = i - own_rows, tl.where(is_own, cfg.per_shard, 0)
+        return row, here, cfg.per_shard, tl.where(is_own, 0, groups)
 
 
 @triton.jit
-def _product(a, parts, b, i, col, flags, epoch, ctx, F, S):
+def _product(a, parts, b, i, col, flags, epoch, ctx, cfg, shape):
     """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
-    _, _, total, _ = _needs(a, i, F, S)
-    acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
+    _, _, total, _ = _needs(a, i, cfg, shape)
+    acc = tl.zeros((shape.tile_m, shape.tile_n), tl.float32)
     end = 0
     while end < total:
         begin = end
-        end = _available(a, i, begin, flags, epoch, ctx, F, S)
-        trace.begin(trace.COMPUTE, i, 0, rank, ctx, F.trace)
-        acc = _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S)
-        trace.end(trace.COMPUTE, i, 0, rank, ctx, F.trace)
+        end = _available(a, i, begin, flags, epoch, ctx, cfg, shape)
+        trace.begin(trace.COMPUTE, i, 0, rank, ctx, cfg.trace)
+        acc = _multiply(acc, a, parts, b, i, col, begin, end, rank, cfg, shape)
+        trace.end(trace.COMPUTE, i, 0, rank, ctx, cfg.trace)
     return acc
 
 
 @triton.jit
-def _available(a, i, begin, flags, epoch, ctx, F, S):
+def _available(a, i, begin, flags, epoch, ctx, cfg, shape):
     """Up to which block an output tile can be multiplied from `begin` on; waits for the next."""
-    groups = _fetchers.remote(a, F, S)[2]
-    row, here, total, wanted = _needs(a, i, F, S)
-    group = tl.maximum(begin - here, 0) // F.per_flag
+    groups = _fetchers.remote(a, cfg, shape)[2]
+    row, here, total, wanted = _needs(a, i, cfg, shape)
+    group = tl.maximum(begin - here, 0) // cfg.per_flag
     first = flags.staged + row * groups + group
-    if F.size > 1:
+    if cfg.size > 1:
         group += _fetchers.arrived(first, wanted - group, epoch, _LANES)
-    end = tl.minimum(here + group * F.per_flag, total)
+    end = tl.minimum(here + group * cfg.per_flag, total)
     if end == begin:
         # The fetcher's stores before my loads of what this flag stands for.
-        local.wait(first, epoch, ctx, F.trace)
-        end = tl.minimum(begin + F.per_flag, total)
-    if S.a_kind != "view":
+        local.wait(first, epoch, ctx, cfg.trace)
+        end = tl.minimum(begin + cfg.per_flag, total)
+    if shape.a_kind != "view":
         proxy.fence()  # and before those by descriptor
     return end
 
 
 @triton.jit
-def _multiply(acc, a, parts, b, i, col, begin, end, rank, F, S):
+def _multiply(acc, a, parts, b, i, col, begin, end, rank, cfg, shape):
     """acc + A @ B, blocks `begin` to `end`."""
-    if S.a_kind == "view":
-        own_rows = tl.cdiv(a.rows, S.tile_m)
-        here = tl.minimum(end, F.per_shard) if F.by_k else tl.where(i < own_rows, end, 0)
-        row = i % own_rows * S.tile_m
+    if shape.a_kind == "view":
+        own_rows = tl.cdiv(a.rows, shape.tile_m)
+        here = tl.minimum(end, cfg.per_shard) if cfg.by_k else tl.where(i < own_rows, end, 0)
+        row = i % own_rows * shape.tile_m
         for block in tl.range(begin, here):
-            x = tiles.load(a, row, block * S.tile_k, S.tile_m, S.tile_k)
-            y = block_of_b(b, a, 0, block, col, rank, F, S)
+            x = tiles.load(a, row, block * shape.tile_k, shape.tile_m, shape.tile_k)
+            y = block_of_b(b, a, 0, block, col, rank, cfg, shape)
             acc = tl.dot(x, y, acc, input_precision="ieee")
         begin = tl.maximum(begin, here)
     for block in tl.range(begin, end):
-        x, y = _blocks(a, parts, b, i, block, col, rank, F, S)
+        x, y = _blocks(a, parts, b, i, block, col, rank, cfg, shape)
         acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def _blocks(a, parts, b, i, block, col, rank, F, S):
+def _blocks(a, parts, b, i, block, col, rank, cfg, shape):
     """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
     shard has its own blocks."""
-    own_rows = tl.cdiv(a.rows, S.tile_m)
-    row, step, k = i % own_rows * S.tile_m, i // own_rows, block
-    if F.by_k:
-        step, k = block // F.per_shard, block % F.per_shard
-    if S.a_kind == "view":
+    own_rows = tl.cdiv(a.rows, shape.tile_m)
+    row, step, k = i % own_rows * shape.tile_m, i // own_rows, block
+    if cfg.by_k:
+        step, k = block // cfg.per_shard, block % cfg.per_shard
+    if shape.a_kind == "view":
         staged = _fetchers.staged_part(a, step - 1)
-        x = tiles.load(staged, row, k * S.tile_k, S.tile_m, S.tile_k)
+        x = tiles.load(staged, row, k * shape.tile_k, shape.tile_m, shape.tile_k)
     else:
-        x = _described(a, parts, step, row, k * S.tile_k, S)
-    return x, block_of_b(b, a, step, k, col, rank, F, S)
+        x = _described(a, parts, step, row, k * shape.tile_k, shape)
+    return x, block_of_b(b, a, step, k, col, rank, cfg, shape)
 
 
 @triton.jit
-def _described(a, parts, step, row, k, S):
+def _described(a, parts, step, row, k, shape):
     """A block of the rank that is `step` after this one, by the descriptor of all."""
     which = tl.where(step == 0, a.own_at, 1 - a.own_at)
     other = tl.maximum(step - 1, 0)
-    if S.a_kind == "rows":
-        return parts.load([which, other, row, k]).reshape(S.tile_m, S.tile_k)
+    if shape.a_kind == "rows":
+        return parts.load([which, other, row, k]).reshape(shape.tile_m, shape.tile_k)
     else:
-        return parts.load([which, other, k, row]).reshape(S.tile_k, S.tile_m).T
+        return parts.load([which, other, k, row]).reshape(shape.tile_k, shape.tile_m).T
 
 
 @triton.jit
-def block_of_b(b, a, step, block, col, rank, F, S):
+def block_of_b(b, a, step, block, col, rank, cfg, shape):
     """What meets a block of the rank that is `step` after `rank`; along K, B has rows for each."""
-    k = block * S.tile_k
-    if not F.by_k or F.size == 1:
-        return _gemm.block_of(b, k, col, S.b_kind, S.tile_k, S.tile_n)
-    first = (rank + step) % F.size * a.cols
-    if S.b_kind == "view":  # a part: what belongs to the next shard reads as zero
-        return tiles.load(tiles.part(b, first, a.cols), k, col, S.tile_k, S.tile_n)
+    k = block * shape.tile_k
+    if not cfg.by_k or cfg.size == 1:
+        return _gemm.block_of(b, k, col, shape.b_kind, shape.tile_k, shape.tile_n)
+    first = (rank + step) % cfg.size * a.cols
+    if shape.b_kind == "view":  # a part: what belongs to the next shard reads as zero
+        return tiles.load(tiles.part(b, first, a.cols), k, col, shape.tile_k, shape.tile_n)
     else:
-        return _gemm.block_of(b, first + k, col, S.b_kind, S.tile_k, S.tile_n)
+        return _gemm.block_of(b, first + k, col, shape.b_kind, shape.tile_k, shape.tile_n)

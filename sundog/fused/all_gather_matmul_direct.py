@@ -77,79 +77,78 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 class _Flags(NamedTuple):
-    ready: Any  # by rank: its part of A may be read
-    done: Any  # by program and rank: has read all that it will of this rank's A
-    epochs: Any  # by program: how often it has run
+    ready: torch.Tensor  # by rank: its part of A may be read
+    done: torch.Tensor  # by program and rank: has read all that it will of this rank's A
+    epochs: torch.Tensor  # by program: how often it has run
 
 
 class _Shards(NamedTuple):
     """Constants of A's shards."""
 
-    size: Any
-    lanes: Any
-    by_k: Any
-    per_shard: Any  # blocks along K; a constant, since dividing by another costs 4 % of the time
-    hint: Any
-    trace: Any  # the clock of trace points, or 0
+    size: tl.constexpr  # ranks
+    by_k: tl.constexpr  # A is sharded along K, else along M
+    per_shard: tl.constexpr  # blocks along K; dividing by a variable costs 4 % of the time
+    hint: tl.constexpr  # see tiles.hinted
+    trace: tl.constexpr  # the clock of trace points, or 0
 
 
 @triton.jit
-def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
+def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, cfg, shape):
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
     if program == 0:
         # My A is complete: what wrote it came before this kernel on the stream. The peers' programs
         # read it only when they have seen this.
-        signal.signal_all(flags.ready, epoch, ctx, F.lanes, F.trace)
+        signal.signal_all(flags.ready, epoch, ctx, cfg.size, cfg.trace)
     # The peers' A is complete, as program 0 of each of them says.
-    signal.wait_all(flags.ready, epoch, ctx, F.lanes, F.trace)
-    if S.a_kind != "view":
+    signal.wait_all(flags.ready, epoch, ctx, cfg.size, cfg.trace)
+    if shape.a_kind != "view":
         proxy.fence()  # what the peers wrote, before my loads by descriptor
-    away = tiles.distances(ctx, F.lanes)
-    rows, cols = _workers.grid(a, out, F, S)
-    trace.begin(trace.COMPUTE, program, 0, rank, ctx, F.trace)
-    for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=S.flat):
-        i, j = _gemm.swizzle(tile, rows, cols, S.group_m)
-        acc = tl.zeros((S.tile_m, S.tile_n), tl.float32)
-        acc = _multiply(acc, a, parts, b, i, j * S.tile_n, away, F, S)
-        _workers.emit(a, out, to, bias, acc, i, j * S.tile_n, 0, F, S)
-    trace.end(trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    away = tiles.distances(ctx, cfg.size)
+    rows, cols = _workers.grid(a, out, cfg, shape)
+    trace.begin(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)
+    for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=shape.flat):
+        i, j = _gemm.swizzle(tile, rows, cols, shape.group_m)
+        acc = tl.zeros((shape.tile_m, shape.tile_n), tl.float32)
+        acc = _multiply(acc, a, parts, b, i, j * shape.tile_n, away, cfg, shape)
+        _workers.emit(a, out, to, bias, acc, i, j * shape.tile_n, 0, cfg, shape)
+    trace.end(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
-    done = flags.done + program * F.size
-    signal.barrier_ranks(done, epoch, ctx, F.lanes, F.trace)
+    done = flags.done + program * cfg.size
+    signal.barrier_ranks(done, epoch, ctx, cfg.size, cfg.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _multiply(acc, a, parts, b, i, col, away, F, S):
+def _multiply(acc, a, parts, b, i, col, away, cfg, shape):
     """acc + A @ B, all blocks along K of row of tiles `i`."""
-    per_peer = tl.cdiv(a.rows, S.tile_m)
-    row, owner = i % per_peer * S.tile_m, i // per_peer
-    if S.a_kind == "view":
-        for peer in range(0 if F.by_k else owner, F.size if F.by_k else owner + 1):
-            there = tiles.of_rank(tiles.hinted(a, F.hint), peer, away)
-            for k in tl.range(F.per_shard):
-                x = tiles.load(there, row, k * S.tile_k, S.tile_m, S.tile_k)
-                y = _workers.block_of_b(b, a, peer, k, col, 0, F, S)
+    per_peer = tl.cdiv(a.rows, shape.tile_m)
+    row, owner = i % per_peer * shape.tile_m, i // per_peer
+    if shape.a_kind == "view":
+        for peer in range(0 if cfg.by_k else owner, cfg.size if cfg.by_k else owner + 1):
+            there = tiles.of_rank(tiles.hinted(a, cfg.hint), peer, away)
+            for k in tl.range(cfg.per_shard):
+                x = tiles.load(there, row, k * shape.tile_k, shape.tile_m, shape.tile_k)
+                y = _workers.block_of_b(b, a, peer, k, col, 0, cfg, shape)
                 acc = tl.dot(x, y, acc, input_precision="ieee")
     else:
-        for block in tl.range(F.per_shard * F.size if F.by_k else F.per_shard):
+        for block in tl.range(cfg.per_shard * cfg.size if cfg.by_k else cfg.per_shard):
             peer, k = owner, block
-            if F.by_k:
-                peer, k = block // F.per_shard, block % F.per_shard
-            x = _described(parts, peer, row, k * S.tile_k, S)
-            y = _workers.block_of_b(b, a, peer, k, col, 0, F, S)
+            if cfg.by_k:
+                peer, k = block // cfg.per_shard, block % cfg.per_shard
+            x = _described(parts, peer, row, k * shape.tile_k, shape)
+            y = _workers.block_of_b(b, a, peer, k, col, 0, cfg, shape)
             acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def _described(parts, peer, row, k, S):
+def _described(parts, peer, row, k, shape):
     """A block of a rank's A, by the descriptor of all ranks'."""
-    if S.a_kind == "rows":
-        return parts.load([peer, row, k]).reshape(S.tile_m, S.tile_k)
+    if shape.a_kind == "rows":
+        return parts.load([peer, row, k]).reshape(shape.tile_m, shape.tile_k)
     else:
-        return parts.load([peer, k, row]).reshape(S.tile_k, S.tile_m).T
+        return parts.load([peer, k, row]).reshape(shape.tile_k, shape.tile_m).T
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -185,10 +184,10 @@ def arguments(
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
     parts, a_kind = _all_ranks(config, a, world)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=True)
-    shards = _Shards(*map(tl.constexpr, (
-        problem.size, triton.next_power_of_2(problem.size), problem.shard == "k",
-        triton.cdiv(a.shape[1], config.tile_k), hint_of(a), world.trace,
-    )))  # fmt: skip
+    shards = _gemm.constants(
+        _Shards, size=problem.size, by_k=problem.shard == "k",
+        per_shard=triton.cdiv(a.shape[1], config.tile_k), hint=hint_of(a), trace=world.trace,
+    )  # fmt: skip
     flat = to is not None or _gemm.room_beside(config, a.itemsize, out.itemsize)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)
     return tiles.view(a), parts, y, tiles.view(out), to, bias, flags, world.ctx, shards, shape

@@ -129,22 +129,22 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 @triton.jit
-def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, F, S):
+def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, cfg, shape):
     program = tl.program_id(0)
     epoch = tl.load(flags.epochs + program) + 1
     if program == 0:
         # My part of A is complete: what wrote it came before this kernel on the stream. The peers'
         # fetchers read it only when they have seen this.
-        _fetchers.tell_all(flags.ready, epoch, ctx, F)
+        _fetchers.tell_all(flags.ready, epoch, ctx, cfg)
     units = 0
-    if program < F.most_fetchers:
-        units = _fetchers.fetch(a, flags, epoch, ctx, F, S)
-    _workers.work(a, parts, b, out, to, bias, flags, epoch, ctx, F, S)
+    if program < cfg.most_fetchers:
+        units = _fetchers.fetch(a, flags, epoch, ctx, cfg, shape)
+    _workers.work(a, parts, b, out, to, bias, flags, epoch, ctx, cfg, shape)
     if units > 0:
         # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
         # when this kernel has ended.
-        done = flags.done + program * F.size
-        signal.wait_all(done, epoch, ctx, F.lanes, F.trace)
+        done = flags.done + program * cfg.size
+        signal.wait_all(done, epoch, ctx, cfg.size, cfg.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -224,17 +224,17 @@ def arguments(
     out: torch.Tensor, bias: torch.Tensor | None, flags: _fetchers.Flags, world: World,
 ) -> tuple:  # fmt: skip
     """Of the kernel: what `isa` and the tests compile is what a plan launches."""
-    by_k = problem.shard == "k"
     given, parts, a_kind = _sharded(config, a, buffer)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
-    fetch = _fetchers.Fetch(*map(tl.constexpr, (
-        problem.size, triton.next_power_of_2(problem.size), by_k,
-        triton.cdiv(a.shape[1], config.tile_k), _per_flag(problem, config),
-        _wide(problem, config, hint_of(a)), config.fetchers,
-        config.first_fetchers or config.fetchers, config.most_fetchers, config.fetch_stages,
-        _ahead(config, a), hint_of(a), world.trace,
-    )))  # fmt: skip
+    fetch = _gemm.constants(
+        _fetchers.Fetch, size=problem.size, by_k=problem.shard == "k",
+        per_shard=triton.cdiv(a.shape[1], config.tile_k), per_flag=_per_flag(problem, config),
+        wide=_wide(problem, config, hint_of(a)), fetchers=config.fetchers,
+        first_fetchers=config.first_fetchers or config.fetchers,
+        most_fetchers=config.most_fetchers, stages=config.fetch_stages, ahead=_ahead(config, a),
+        hint=hint_of(a), trace=world.trace,
+    )  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ..ops.op import Plan, agree
 from . import _gemm, _matmul_reduce, matmul_all_reduce
-from ._matmul_reduce import Config, Problem, inputs, space
+from ._matmul_reduce import Config, Problem, default, inputs, space
 from .matmul_all_reduce import cost, reference
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ SYMMETRIC = ("out",)
 OP = "matmul_all_reduce.barrier"
 
 valid = _matmul_reduce.valid_unfused
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return _matmul_reduce.default_of(problem, num_sms)
 
 
 def cases(size: int) -> list[Problem]:

@@ -9,7 +9,7 @@ were one, but around the stores to all ranks Triton 3.9 ran out of registers in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -17,9 +17,9 @@ import triton.language as tl
 
 from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
-from . import _gemm, _matmul_reduce, _partials
+from . import _gemm, _matmul_reduce
 from ._call import resident
-from ._matmul_reduce import Config, space, valid
+from ._matmul_reduce import Config, default, space, valid
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -34,44 +34,42 @@ SYMMETRIC = ()
 OP = "matmul_all_reduce.one_shot"
 
 
-def default(problem: Problem, num_sms: int) -> Config:
-    return _matmul_reduce.default_of(problem, num_sms)
-
-
 class _Flags(NamedTuple):
-    sent: Any  # by rank: how often a program of it has sent all its partials, over all calls
-    epochs: Any  # by program: how often it has run
+    sent: (
+        torch.Tensor
+    )  # by rank: how often a program of it has sent all its partials, over all calls
+    epochs: torch.Tensor  # by program: how often it has run
 
 
 @triton.jit
-def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
+def _one_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, cfg, shape):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
-    here = _partials.half_of(inbox, epoch, F)
-    _push_to_all(a, b, out, here, ctx, K, F, S)
+    here = _matmul_reduce.half_of(inbox, epoch, cfg)
+    _push_to_all(a, b, out, here, ctx, K, cfg, shape)
     # The partials, stored by all warps, before the counts that all ranks wait for.
-    _partials.count_all(flags.sent, epoch, ctx, F)
+    _matmul_reduce.count_all(flags.sent, epoch, ctx, cfg)
     # All ranks' partials before my loads of them.
-    signal.wait_all(flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    _partials.add_all(out, bias, here, ctx, F, S)
+    signal.wait_all(flags.sent, epoch * programs, ctx, cfg.size, cfg.trace)
+    _matmul_reduce.add_all(out, bias, here, ctx, cfg, shape)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _push_to_all(a, b, out, inbox, ctx, K, F, S):
+def _push_to_all(a, b, out, inbox, ctx, K, cfg, shape):
     """Multiply this program's tiles and store them to all ranks."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
-    away = tiles.distances(ctx, F.lanes)
-    rows, cols = tl.cdiv(out.rows, S.tile_m), tl.cdiv(out.cols, S.tile_n)
-    trace.begin(trace.COMPUTE, program, 0, rank, ctx, F.trace)
+    away = tiles.distances(ctx, cfg.size)
+    rows, cols = tl.cdiv(out.rows, shape.tile_m), tl.cdiv(out.cols, shape.tile_n)
+    trace.begin(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)
     for n in range(program, rows * cols, tl.num_programs(0)):
-        i, j = _gemm.swizzle(n, rows, cols, S.group_m)
-        row, col = i * S.tile_m, j * S.tile_n
-        acc = _partials.product(a, b, row, col, K, S)
-        for step in range(F.size):  # each rank begins with another peer
-            there = tiles.of_rank(inbox, (rank + step) % F.size, away)
-            _partials.store(_partials.slot(there, rank), row, col, acc, S)
-    trace.end(trace.COMPUTE, program, 0, rank, ctx, F.trace)
+        i, j = _gemm.swizzle(n, rows, cols, shape.group_m)
+        row, col = i * shape.tile_m, j * shape.tile_n
+        acc = _matmul_reduce.product(a, b, row, col, K, shape)
+        for step in range(cfg.size):  # each rank begins with another peer
+            there = tiles.of_rank(inbox, (rank + step) % cfg.size, away)
+            _matmul_reduce.store(_matmul_reduce.slot(there, rank), row, col, acc, shape)
+    trace.end(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -82,13 +80,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(problem.size, f"{OP}.sent"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
-    inbox, view = _partials.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")
+    inbox, view = _matmul_reduce.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         x, y, shape = _matmul_reduce.given(problem, config, a, b)
-        constants = _partials.constants(world, problem, config, problem.m)
+        constants = _matmul_reduce.constants(world, problem, config, problem.m)
         _one_shot_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,

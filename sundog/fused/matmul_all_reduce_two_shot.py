@@ -3,7 +3,7 @@
 Rank r owns slice r of the rows. Programs take tiles in turn, beginning with the next rank's rows;
 each product is stored to the owner of its rows while the next one is multiplied. When all ranks
 have sent everything, programs add what this rank owns and store it to all ranks. Moves every byte
-twice over each link, whatever the number of ranks; once of that under the products (_partials.py).
+twice over each link, whatever the number of ranks; once of that under the products.
 
 8 ranks on one H200 (docs/measured.md) take 0.97 to 1.01 times as long as with GEMM, then
 all-reduce, on six large shapes: 2509 us against 2486 with 4096 x 3584 x 8192, 625 against 626 with
@@ -14,7 +14,7 @@ collective.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -22,9 +22,9 @@ import triton.language as tl
 
 from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
-from . import _gemm, _matmul_reduce, _partials
+from . import _gemm, _matmul_reduce
 from ._call import resident
-from ._matmul_reduce import Config, space, valid
+from ._matmul_reduce import Config, default, space, valid
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -39,51 +39,49 @@ SYMMETRIC = ("out",)
 OP = "matmul_all_reduce.two_shot"
 
 
-def default(problem: Problem, num_sms: int) -> Config:
-    return _matmul_reduce.default_of(problem, num_sms)
-
-
 class _Flags(NamedTuple):
-    sent: Any  # by rank: how often a program of it has sent all its partials, over all calls
-    done: Any  # by program and rank: has read its inbox, and stored its sums here
-    epochs: Any  # by program: how often it has run
+    sent: (
+        torch.Tensor
+    )  # by rank: how often a program of it has sent all its partials, over all calls
+    done: torch.Tensor  # by program and rank: has read its inbox, and stored its sums here
+    epochs: torch.Tensor  # by program: how often it has run
 
 
 @triton.jit
-def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
+def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, cfg, shape):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
     # The owners have read the last call's partials: I waited for that at its end.
-    _partials.push(a, b, inbox, out.rows, out.cols, K, ctx, F, S)
+    _matmul_reduce.push(a, b, inbox, out.rows, out.cols, K, ctx, cfg, shape)
     # The partials, stored by all warps, before the counts that their owners wait for.
-    _partials.count_all(flags.sent, epoch, ctx, F)
+    _matmul_reduce.count_all(flags.sent, epoch, ctx, cfg)
     # All ranks' partials before my loads; and their out is free: they are in this call too.
-    signal.wait_all(flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    _add_all(out, bias, inbox, ctx, F, S)
+    signal.wait_all(flags.sent, epoch * programs, ctx, cfg.size, cfg.trace)
+    _add_all(out, bias, inbox, ctx, cfg, shape)
     # My loads of the inbox and my stores to all ranks' out before the flags; the peers' loads of
     # what I sent, and their stores to my out, before whatever follows this kernel here.
-    done = flags.done + program * F.size
-    signal.barrier_ranks(done, epoch, ctx, F.lanes, F.trace)
+    done = flags.done + program * cfg.size
+    signal.barrier_ranks(done, epoch, ctx, cfg.size, cfg.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _add_all(out, bias, inbox, ctx, F, S):
+def _add_all(out, bias, inbox, ctx, cfg, shape):
     """Add this program's share of its rank's rows, into all ranks' `out`."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
-    away = tiles.distances(ctx, F.lanes)
+    away = tiles.distances(ctx, cfg.size)
     first = rank * inbox.rows
     rows = tl.maximum(tl.minimum(out.rows - first, inbox.rows), 0)
-    strips, cols = tl.cdiv(rows, _partials.STRIP), tl.cdiv(out.cols, S.tile_n)
-    trace.begin(trace.FETCH, program, 0, rank, ctx, F.trace)
-    for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=F.ahead):
-        row, col = n // cols * _partials.STRIP, n % cols * S.tile_n
-        acc = _partials.total(inbox, row, col, rows, F, S)
-        acc = _gemm.finish(bias, acc, col, out.cols, S)
-        for step in tl.static_range(F.size):  # each rank begins with another peer
-            there = tiles.of_rank(out, (rank + step) % F.size, away)
+    strips, cols = tl.cdiv(rows, _matmul_reduce.STRIP), tl.cdiv(out.cols, shape.tile_n)
+    trace.begin(trace.FETCH, program, 0, rank, ctx, cfg.trace)
+    for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=cfg.ahead):
+        row, col = n // cols * _matmul_reduce.STRIP, n % cols * shape.tile_n
+        acc = _matmul_reduce.total(inbox, row, col, rows, cfg, shape)
+        acc = _gemm.finish(bias, acc, col, out.cols, shape)
+        for step in tl.static_range(cfg.size):  # each rank begins with another peer
+            there = tiles.of_rank(out, (rank + step) % cfg.size, away)
             tiles.store(tiles.part(there, first, rows), row, col, acc)
-    trace.end(trace.FETCH, program, 0, rank, ctx, F.trace)
+    trace.end(trace.FETCH, program, 0, rank, ctx, cfg.trace)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -96,13 +94,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(config.programs, f"{OP}.epochs"),
     )
     rows = _matmul_reduce.slice_rows(problem)
-    inbox, view = _partials.inbox_of(world, problem, rows, 1, f"{OP}.inbox")
+    inbox, view = _matmul_reduce.inbox_of(world, problem, rows, 1, f"{OP}.inbox")
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         x, y, shape = _matmul_reduce.given(problem, config, a, b)
-        constants = _partials.constants(world, problem, config, rows)
+        constants = _matmul_reduce.constants(world, problem, config, rows)
         _two_shot_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,

@@ -2,7 +2,7 @@
 
 Programs take tiles in turn, beginning with the next rank's rows; each product is stored to the
 owner of its rows while the next one is multiplied. When all ranks have sent everything, programs
-add what this rank owns. Moves every byte once over each link, under the products (_partials.py).
+add what this rank owns. Moves every byte once over each link, under the products.
 
 8 ranks on one H200 (docs/measured.md) take 0.95 to 1.00 times as long as with GEMM, then
 reduce-scatter, on six large shapes (2431 us against 2428 with 4096 x 3584 x 8192, 604 against 607
@@ -21,9 +21,9 @@ import triton.language as tl
 from ..device import signal, tiles
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree
-from . import _matmul_reduce, _partials
+from . import _matmul_reduce
 from ._call import resident
-from ._matmul_reduce import Config, Problem, inputs, space, uneven
+from ._matmul_reduce import Config, Problem, default, inputs, space, uneven
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -39,10 +39,6 @@ OP = "matmul_reduce_scatter"
 
 def valid(problem: Problem, config: Config) -> str | None:
     return uneven(problem) or _matmul_reduce.valid(problem, config)
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return _matmul_reduce.default_of(problem, num_sms)
 
 
 def cost(problem: Problem) -> Cost:
@@ -86,21 +82,23 @@ def matmul_reduce_scatter(
 
 
 class _Flags(NamedTuple):
-    sent: Any  # by rank: how often a program of it has sent all its partials, over all calls
-    epochs: Any  # by program: how often it has run
+    sent: (
+        torch.Tensor
+    )  # by rank: how often a program of it has sent all its partials, over all calls
+    epochs: torch.Tensor  # by program: how often it has run
 
 
 @triton.jit
-def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, F, S):
+def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, cfg, shape):
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
-    here = _partials.half_of(inbox, epoch, F)
-    _partials.push(a, b, here, out.rows * F.size, out.cols, K, ctx, F, S)
+    here = _matmul_reduce.half_of(inbox, epoch, cfg)
+    _matmul_reduce.push(a, b, here, out.rows * cfg.size, out.cols, K, ctx, cfg, shape)
     # The partials, stored by all warps, before the counts that their owners wait for.
-    _partials.count_all(flags.sent, epoch, ctx, F)
+    _matmul_reduce.count_all(flags.sent, epoch, ctx, cfg)
     # All ranks' partials before my loads of them.
-    signal.wait_all(flags.sent, epoch * programs, ctx, F.lanes, F.trace)
-    _partials.add_all(out, bias, here, ctx, F, S)
+    signal.wait_all(flags.sent, epoch * programs, ctx, cfg.size, cfg.trace)
+    _matmul_reduce.add_all(out, bias, here, ctx, cfg, shape)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -113,13 +111,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(config.programs, f"{OP}.epochs"),
     )
     rows = _matmul_reduce.slice_rows(problem)
-    inbox, view = _partials.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
+    inbox, view = _matmul_reduce.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         x, y, shape = _matmul_reduce.given(problem, config, a, b)
-        constants = _partials.constants(world, problem, config, rows)
+        constants = _matmul_reduce.constants(world, problem, config, rows)
         _reduce_scatter_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
             constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,

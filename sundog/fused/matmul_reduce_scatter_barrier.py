@@ -12,7 +12,7 @@ import torch
 
 from ..ops.op import Plan, agree
 from . import _gemm, _matmul_reduce, matmul_reduce_scatter
-from ._matmul_reduce import Config, Problem, inputs, space, uneven
+from ._matmul_reduce import Config, Problem, default, inputs, space, uneven
 from .matmul_reduce_scatter import cost, reference
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ OP = "matmul_reduce_scatter.barrier"
 
 def valid(problem: Problem, config: Config) -> str | None:
     return uneven(problem) or _matmul_reduce.valid_unfused(problem, config)
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return _matmul_reduce.default_of(problem, num_sms)
 
 
 def cases(size: int) -> list[Problem]:

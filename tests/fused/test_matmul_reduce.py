@@ -12,7 +12,7 @@ import torch
 import sundog
 from sundog.device import tiles
 from sundog.errors import RankMismatch
-from sundog.fused import _gemm, _matmul_reduce, _partials, matmul_reduce_scatter
+from sundog.fused import _gemm, _matmul_reduce, matmul_reduce_scatter
 from sundog.fused import matmul_all_reduce_barrier as reduce_barrier
 from sundog.fused import matmul_all_reduce_one_shot as one_shot
 from sundog.fused import matmul_all_reduce_two_shot as two_shot
@@ -173,7 +173,7 @@ def test_strips_that_shared_memory_has_no_room_for(
     """16 ranks' strips of 256 columns take 262,144 bytes, and an H200 has 232,448 of them."""
     problem, config = Problem(8192, 4096, 1024, dtype, size), Config(64, tile_n, 16, programs=16)
     world = SimpleNamespace(size=size, trace=0)
-    assert _partials.constants(world, problem, config, 8192 // size).ahead == ahead
+    assert _matmul_reduce.constants(world, problem, config, 8192 // size).ahead == ahead
 
 
 @pytest.mark.compat
@@ -195,7 +195,7 @@ def test_what_the_compilers_make_of_the_default(
     flags = op._Flags(*[words] * len(op._Flags._fields))
     rows = 8192 if op is one_shot else 1024
     world = SimpleNamespace(size=problem.size, trace=0)
-    constants = _partials.constants(world, problem, config, rows)
+    constants = _matmul_reduce.constants(world, problem, config, rows)
     args = (x, y, out, None, inbox, flags, words, 1024, constants, shape)
     name = {one_shot: "one_shot", two_shot: "two_shot"}.get(op, "reduce_scatter")
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
@@ -203,7 +203,7 @@ def test_what_the_compilers_make_of_the_default(
     text = assembly(made)
     assert spills(made) <= A_FEW
     if arch == "sm_90":
-        strips = 2 * problem.size * _partials.STRIP.value * config.tile_n * BF16.itemsize
+        strips = 2 * problem.size * _matmul_reduce.STRIP.value * config.tile_n * BF16.itemsize
         assert strips <= made.metadata.shared <= _gemm.SHARED
         assert len(re.findall(r"wgmma\.mma_async", text)) == 4
         assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) == 6

@@ -37,7 +37,7 @@ class CutOut(ast.NodeTransformer):
             case ast.Call(func=ast.Attribute(value=ast.Name(id="trace"))):
                 self.count += 1
                 return ast.Pass()
-            case ast.Call(args=[*_, last]) as call if ast.unparse(last) in ("TRACE", "F.trace"):
+            case ast.Call(args=[*_, last]) as call if ast.unparse(last) in ("TRACE", "cfg.trace"):
                 self.count += 1
                 call.args.pop()
         return node
