@@ -25,7 +25,7 @@ BUDGETS = {
     "hardware": 340,
     "interpreter": 1900,
     "learn": 400,
-    "machine": 3150,
+    "machine": 3200,
     "ops": 1480,
     "predict": 900,
     "tools": 1950,
