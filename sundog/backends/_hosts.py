@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..errors import PeerLost
 from ..machine.launcher import current_machine
 from ..machine.machine import Machine
 from ..machine.tasks import Host
@@ -18,7 +20,7 @@ from ..world.heap import Heap
 from ..world.world import World
 from ._codec import decode, encode
 
-__all__ = ["Meeting", "refuse_inside_a_rank", "run_rank", "with_rank"]
+__all__ = ["Meeting", "left_early", "refuse_inside_a_rank", "run_rank", "with_rank"]
 
 
 def refuse_inside_a_rank() -> None:
@@ -82,9 +84,26 @@ def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
         world._end("the world was closed")
 
 
+def left_early(error: SystemExit, rank: int, size: int) -> BaseException:
+    """The error to raise if a rank called sys.exit, which ends its world: it says so.
+
+    A status that means success would hide that the other ranks did not finish.
+    """
+    text = (
+        f"rank {rank} of {size} called sys.exit({error.code!r}), which ended the other ranks too. "
+        "To end one rank, return from its function."
+    )
+    if error.code in (None, 0):
+        return PeerLost(text)
+    print(f"sundog: {text}", file=sys.stderr)
+    return error
+
+
 def with_rank(error: BaseException, hosts: list[Host]) -> BaseException:
     """Say which rank raised, on the exception itself: its type stays what the rank raised."""
     rank = next((host.rank for host in hosts if host.error is error), None)
+    if rank is not None and isinstance(error, SystemExit):
+        return left_early(error, rank, len(hosts))
     if rank is not None:
         note = f"sundog: raised on rank {rank} of {len(hosts)}"
         if hasattr(error, "add_note"):

@@ -21,6 +21,7 @@ from ..errors import PeerLost, SundogError
 from ..world.heap import Heap
 from ..world.world import World
 from ._codec import decode, encode
+from ._hosts import left_early
 
 __all__ = ["opened", "run"]
 
@@ -138,6 +139,8 @@ def _results(answers: dict[int, Any], codes: list[int | None], size: int) -> lis
     if errors:
         rank = causes[0] if causes else next(iter(errors))
         _, error, trace = errors[rank]
+        if isinstance(error, SystemExit):
+            raise left_early(error, rank, size)
         raise error from SundogError(f"raised on rank {rank} of {size}:\n{trace}")
     return [answers[rank][0] for rank in range(size)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import sundog
+from sundog.errors import PeerLost
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -69,3 +71,24 @@ def test_an_interrupt_ends_all_ranks(main):
         time.sleep(0.01)
     assert _num_threads() <= threads
     assert sundog.run(lambda world: world.rank, 3, "sim") == [0, 1, 2]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("backend", ["sim", "shm"])
+@pytest.mark.parametrize(("code", "error"), [(3, SystemExit), (0, PeerLost), (None, PeerLost)])
+def test_a_rank_that_calls_exit_is_named(capfd, backend, code, error):
+    """The status stays what the rank asked for, unless it says that all went well."""
+
+    def main(world: sundog.World) -> None:
+        if world.rank == 1:
+            sys.exit(code)
+        world.barrier()
+
+    with pytest.raises(error) as raised:
+        sundog.run(main, 3, backend, timeout=20)
+    text = f"rank 1 of 3 called sys.exit({code!r}), which ended the other ranks too"
+    if code:
+        assert raised.value.code == code
+        assert f"sundog: {text}" in capfd.readouterr().err
+    else:
+        assert str(raised.value).startswith(text)
