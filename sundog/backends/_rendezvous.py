@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import platform
 import select
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations
@@ -77,10 +78,16 @@ class StoreLost(PeerLost):
 
 
 class RankStore:
-    """torch's key-value store, whose errors mean that another process has ended."""
+    """torch's key-value store, whose errors mean that another process has ended.
+
+    `expects_loss`: has a rank died, and may have taken the store with it? Then torch's warning,
+    with its C++ frames, is not shown: the error that follows says more.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
+        self.expects_loss: Callable[[], bool] = lambda: False
+        self._lost: StoreLost | None = None
 
     def set(self, key: str, value: bytes) -> None:
         self._ask(self._store.set, key, value)
@@ -96,14 +103,32 @@ class RankStore:
         self._ask(self._store.delete_key, key)
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self._lost is not None:  # nobody will answer
+            raise self._lost
         try:
-            return call(*arguments)
+            with _no_stderr() if self.expects_loss() else nullcontext():
+                return call(*arguments)
         except dist.DistError as error:
-            raise StoreLost(
+            self._lost = StoreLost(
                 "the ranks' store can't be reached any more: the process that holds it, torchrun "
                 f"or rank 0, has ended ({str(error).splitlines()[0]}). This world is over: close "
                 "it, and start all ranks again."
-            ) from None
+            )
+            raise self._lost from None
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Discard what C++ code writes there meanwhile."""
+    sys.stderr.flush()
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 def open_store(store: Any, group: str = "") -> RankStore:
@@ -224,22 +249,25 @@ class Peers:
     """The processes of the other ranks."""
 
     def __init__(self) -> None:
-        self._pidfds: dict[int, int] = {}
+        self._ranks: dict[int, int] = {}  # by pidfd
+        self._poll = select.poll()
 
     def watch(self, rank: int, pid: int) -> None:
-        self._pidfds[rank] = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
+        self._ranks[pidfd] = rank
+        self._poll.register(pidfd, select.POLLIN)
 
     def dead(self) -> list[int]:
-        poll = select.poll()
-        ranks = {fd: rank for rank, fd in self._pidfds.items()}
-        for fd in ranks:
-            poll.register(fd, select.POLLIN)
-        return sorted(ranks[fd] for fd, _ in poll.poll(0))
+        return sorted(self._ranks[pidfd] for pidfd, _ in self._poll.poll(0))
+
+    def has_dead(self) -> bool:
+        return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        for fd in self._pidfds.values():
-            os.close(fd)
-        self._pidfds.clear()
+        for pidfd in self._ranks:
+            self._poll.unregister(pidfd)
+            os.close(pidfd)
+        self._ranks.clear()
 
 
 _DIED = "died"  # and left no reason: it was killed, or crashed

@@ -117,6 +117,7 @@ class ShmBackend:
         self._exchange = StoreExchange(rank, store)
         self._pending: Pending | None = None  # the exchange that the host waits in
         self._peers = Peers()
+        store.expects_loss = self._peers.has_dead
         self._timeout = timeout
         self._failed = False
         self._idle_since = 0.0

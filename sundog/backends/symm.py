@@ -145,6 +145,7 @@ class SymmBackend:
         self.num_sms = self._target.num_sms
         self._exchange = StoreExchange(rank, store)
         self._peers = Peers()
+        store.expects_loss = self._peers.has_dead
         self._timeout = timeout
         self._patience = 2 * timeout + 10  # of the opening, in which ranks compile and measure
         self._streams: dict[int, torch.cuda.Stream] = {}  # those that kernels were launched on

@@ -178,6 +178,30 @@ def test_the_rank_that_dies_with_the_store_is_named(start: Any) -> None:
         assert f"PeerLost: rank 0 of 3 died while rank {rank} waited" in last, errors
 
 
+def test_no_cpp_stack_is_shown_after_the_store_has_gone(start: Any) -> None:
+    """At a call, and at the end of a script that makes no more: torch warned three times."""
+    ranks = start(
+        2,
+        """
+        import os, select, torch, sundog
+        world = sundog.init("shm", heap_size=1 << 20, timeout=20)
+        world.all_reduce(torch.ones(4))
+        first = world.exchange(os.getpid())[0]
+        if world.rank == 0:
+            os.kill(os.getpid(), 9)
+        select.select([os.pidfd_open(first)], [], [], 20)
+        try:
+            world.barrier()
+        except sundog.errors.PeerLost as error:
+            print(error)
+        """,
+    )
+    _, (_, out, errors) = ranks.end()
+    assert out.startswith("rank 0 of 2 died while rank 1 waited")
+    assert "frame #" not in errors
+    assert "TCPStore" not in errors
+
+
 class Malicious:
     def __init__(self, path: Path) -> None:
         self.path = path
