@@ -122,6 +122,7 @@ class NotResident(SundogError):
     """Programs that wait for each other do not all fit on the GPU at once: they would hang."""
 
 
-def by_rank(values: Sequence[object]) -> str:
-    """Return a line per rank, for messages about ranks that differ."""
-    return "\n".join(f"  rank {rank}: {value}" for rank, value in enumerate(values))
+def by_rank(values: Sequence[object], ranks: Sequence[int] | None = None) -> str:
+    """Return a line per rank, for messages about ranks that differ. `ranks`: of a group."""
+    numbers = range(len(values)) if ranks is None else ranks
+    return "\n".join(f"  rank {n}: {value}" for n, value in zip(numbers, values, strict=True))

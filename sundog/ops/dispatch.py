@@ -230,7 +230,7 @@ class _Request:
             raise ValueError(refused)
         in_place = [name for name in on_heap if name in module.SYMMETRIC]
         for name in in_place:
-            _compare_places(self.op, name, [each[name] for each in everyone])
+            _compare_places(self.world, self.op, name, [each[name] for each in everyone])
         made = plans.make(key, lambda: self._build(plans, module, config, why))
         made.places.update((name, *places[name]) for name in in_place)
         return made
@@ -271,17 +271,18 @@ class _Request:
             place = self._place(name)
             if (name, *place) not in cached.places:
                 everyone = self.world._compare(place, f"place of {name}")
-                _compare_places(self.op, name, everyone)
+                _compare_places(self.world, self.op, name, everyone)
                 cached.places.add((name, *place))
 
 
-def _compare_places(op: str, name: str, everyone: list[Any]) -> None:
+def _compare_places(world: World, op: str, name: str, everyone: list[Any]) -> None:
     places = [(offset, tuple(strides)) for offset, strides in everyone]
     if len(set(places)) > 1:
         lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in places]
         raise RankMismatch(
             f"{op}: {name} does not lie at the same place of every rank's heap:\n"
-            f"{by_rank(lines)}\nPass the same allocation, and the same part of it, everywhere."
+            f"{by_rank(lines, world._ranks)}\nPass the same allocation, and the same part of it, "
+            "everywhere."
         )
 
 

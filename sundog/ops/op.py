@@ -180,7 +180,7 @@ def agree(world: World, op: str, problem: Any, config: Any, refused: str | None)
     if world._plans.agreed != (problem, config):
         everyone = world._compare(f"{problem}, {config}", f"plan of {op}")
         if len(set(everyone)) > 1:
-            text = by_rank(everyone)
+            text = by_rank(everyone, world._ranks)
             raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
     if refused is not None:
         raise ValueError(f"{op}: {refused}")

@@ -184,7 +184,7 @@ class Plans:
         mine = [asked, self._idle_serials(), self._serial, self.max_plans, more, place]
         everyone = self._world._compare(mine, f"plan of {op}")
         if len({each[0] for each in everyone}) > 1:
-            text = by_rank([each[0] for each in everyone])
+            text = by_rank([each[0] for each in everyone], self._world._ranks)
             raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
         self._progress.share([each[5] for each in everyone], self._world._compare)
         self._words = self._progress.words

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..callsite import caller
@@ -195,7 +196,7 @@ def _class_of(size: int) -> int:
     return power * _SUBCLASSES + ((units >> (power - 4)) & (_SUBCLASSES - 1))
 
 
-def divergence(logs: list[list[Call]]) -> HeapDivergence:
+def divergence(logs: list[list[Call]], ranks: Sequence[int]) -> HeapDivergence:
     """The error that names the first call in which the ranks' logs differ."""
     for place in range(max(len(log) for log in logs)):
         calls = [log[place] if place < len(log) else None for log in logs]
@@ -203,7 +204,7 @@ def divergence(logs: list[list[Call]]) -> HeapDivergence:
             return HeapDivergence(
                 "ranks made different heap calls, so their offsets no longer match. The first "
                 f"that differs is number {place + 1} since the last barrier:\n"
-                + by_rank([c or "no further call" for c in calls])
+                + by_rank([c or "no further call" for c in calls], ranks)
                 + "\nMake the same calls, in the same order, on every rank."
             )
     return HeapDivergence(

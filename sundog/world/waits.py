@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -51,13 +51,21 @@ class Waits:
         return (self._record.data_ptr() - self._ctx.data_ptr()) // 8
 
     def raise_if_expired(
-        self, rank: int, name_of: Callable[[int], str], doing: Callable[[], str]
+        self,
+        member: int,
+        ranks: Sequence[int],
+        name_of: Callable[[int], str],
+        doing: Callable[[], str],
     ) -> None:
-        """Raise WaitTimeout, once, if a wait of this rank has expired. Reads no device memory."""
+        """Raise WaitTimeout, once, if a wait of this rank has expired. Reads no device memory.
+
+        Kernels know ranks as members of their group; the error names them as the world does.
+        """
         if self.word.value == 0 or self.error is not None:
             return
         with torch._C.DisableTorchFunction():  # host memory: there is nothing to wait for
-            _, program, address, expected, seen, peer = self._record.tolist()
+            _, program, address, expected, seen, owing = self._record.tolist()
+        rank, peer = ranks[member], ranks[owing] if 0 <= owing < len(ranks) else owing
         record = WaitRecord(rank, program, name_of(address), expected, seen, peer)
         self.error = WaitTimeout(
             f"rank {rank}, program {program}: waited for {record.flag} to reach {expected}, "
@@ -137,12 +145,13 @@ class Progress:
             os.close(self._fd)
             self._fd = -1
 
-    def shown(self, name_of: Callable[[int], str]) -> str:
+    def shown(self, name_of: Callable[[int], str], ranks: Sequence[int]) -> str:
         """What the ranks called last, a line each; nothing before the first op."""
         if not self._pages:
             return ""
         pages = [None if page is None else _read(page) for page in self._pages]
-        text = f"\nWhat each rank called last:\n{by_rank([_line(p, name_of) for p in pages])}"
+        lines = by_rank([_line(page, name_of) for page in pages], ranks)
+        text = f"\nWhat each rank called last:\n{lines}"
         if len({page and page[:2] for page in pages}) > 1:
             text += "\nMake the same calls, in the same order, on every rank."
         return text

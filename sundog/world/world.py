@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -245,7 +246,7 @@ class World:
         mine = (self._heap.num_calls, self._heap.digest, self._waits.error is not None)
         everyone = self._exchange(mine, "barrier", Exchange.BARRIER)
         if len({tuple(state[:2]) for state in everyone}) > 1:
-            raise divergence(self.exchange(list(self._heap.log), "heap logs"))
+            raise divergence(self.exchange(list(self._heap.log), "heap logs"), self._ranks)
         self._heap.agree()
         if any(expired for _, _, expired in everyone):
             self._recover()
@@ -269,8 +270,8 @@ class World:
         return self._exchange(value, what, Exchange.PICKLED if asked else Exchange.VALUES)
 
     def _compare(self, value: Any, what: str) -> list[Any]:
-        """As `exchange`, of sundog's own values: never by pickle."""
-        return self._exchange(value, what, Exchange.VALUES)
+        """As `exchange`, of sundog's own values, when a plan is made: never by pickle."""
+        return self._exchange(value, what, Exchange.VALUES, PLAN)
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
         """Rank `src`'s value, on every rank. What it may be, `exchange` says."""
@@ -373,10 +374,9 @@ class World:
         self._refuse_in_capture("world.empty", ALLOCATION, "Allocate before the capture.")
         return self._memory.allocate(shape, dtype, name, kind)
 
-    def _exchange(self, value: Any, what: str, kind: Exchange) -> list[Any]:
+    def _exchange(self, value: Any, what: str, kind: Exchange, why: str = COLLECTIVE) -> list[Any]:
         self._check_open()
-        reason = PLAN if what.startswith("plan of") else COLLECTIVE
-        self._refuse_in_capture(f"world.exchange ({what})", reason, "Do it before the capture.")
+        self._refuse_in_capture(f"world.exchange ({what})", why, "Do it before the capture.")
         mine = (kind.value, what, value)
         self._progress.note(f"its host waits for the other ranks at a {what}")
         everyone = self._backend.exchange(mine, what, self._ranks, self._channel, kind)
@@ -386,8 +386,8 @@ class World:
             same_name = len({what for _, what in calls}) == 1
             shown = [f"{what} ({kind})" if same_name else what for kind, what in calls]
             raise RankMismatch(
-                f"ranks met in different calls:\n{by_rank(shown)}\nMake the same calls, in the "
-                "same order, on every rank."
+                f"ranks met in different calls:\n{by_rank(shown, self._ranks)}\nMake the same "
+                "calls, in the same order, on every rank."
             )
         return [value for _, _, value in everyone]
 
@@ -401,9 +401,8 @@ class World:
     def _raise_if_expired(self) -> None:
         """Raise WaitTimeout, once, if a wait of this rank expired, in this world or a group."""
         if self._waits.word.value and not self._closed:
-            self._waits.raise_if_expired(
-                self.rank, self._memory.name_of, lambda: self._progress.shown(self._plans.name_of)
-            )
+            shown = functools.partial(self._progress.shown, self._plans.name_of, self._ranks)
+            self._waits.raise_if_expired(self.rank, self._ranks, self._memory.name_of, shown)
         for group in self._memory.groups.values():
             if group is not None:
                 group._raise_if_expired()
@@ -431,8 +430,8 @@ class World:
         everyone = self.exchange(tuple(members), "group")
         if len(set(map(tuple, everyone))) > 1:
             raise RankMismatch(
-                f"group: ranks named different members:\n{by_rank(everyone)}\nName the same ones, "
-                "in the same order, on every rank."
+                f"group: ranks named different members:\n{by_rank(everyone, self._ranks)}\nName "
+                "the same ones, in the same order, on every rank."
             )
         return members
 

@@ -233,6 +233,7 @@ FORBIDDEN: dict[str, tuple[Callable[[sundog.World, torch.Tensor], Any], str, str
     "world.barrier": (lambda w, x: w.barrier(), "host barrier", "world.device_barrier"),
     "world.synchronize": (lambda w, x: w.synchronize(), "host synchronisation", "during a capture"),
     "world.exchange": (lambda w, x: w.exchange(1), "collective on the host", "before"),
+    "a name like ours": (lambda w, x: w.exchange(1, "plan of mine"), "collective on the host", ""),
     "world.broadcast_object": (lambda w, x: w.broadcast_object(1), "collective on the host", ""),
     "world.empty": (lambda w, x: w.empty((3,)), "allocation of symmetric memory", "before"),
     "world.zeros": (lambda w, x: w.zeros((3,)), "allocation of symmetric memory", "before"),

@@ -122,16 +122,21 @@ def test_an_error_of_the_users_own_stays_the_error() -> None:
 
 @both
 def test_a_wait_in_a_group(backend: str) -> None:
-    """What the world reports covers its groups."""
+    """What the world reports covers its groups, and names ranks as the world does."""
 
     def main(world: sundog.World) -> None:
-        group = world.group([0, 1])
+        group = world.group([1, 2])
         if group is not None:
             skip_one(group)
         world.synchronize()
 
-    with pytest.raises(WaitTimeout, match="rank 1 owes the signal"):
+    with pytest.raises(
+        WaitTimeout, match=r"rank 1, program 0: .*; rank 2 owes the signal"
+    ) as raised:
         run(main, 3, backend)
+    assert (raised.value.record.rank, raised.value.record.peer) == (1, 2)
+    assert "\n  rank 1: call 2, " in str(raised.value)
+    assert "\n  rank 2: call 1, " in str(raised.value)
 
 
 DIFFERENT: dict[str, tuple[Callable[[sundog.World, Any], Any], str]] = {
@@ -215,3 +220,36 @@ def free_port() -> int:
         made.bind(("127.0.0.1", 0))
         port: int = made.getsockname()[1]
         return port
+
+
+TORCHRUN = """
+import sys
+import sundog, torch
+world = sundog.init("shm")
+x = torch.ones(4)
+for step in range(2):
+    if step == 0 or world.rank != 1:
+        out = world.all_reduce(x)
+    torch.save(out, f"out{world.rank}-{step}.pt")
+print("saved", world.rank)
+"""
+
+
+def test_torchrun_fails_if_a_rank_skips_a_collective(tmp_path: Path) -> None:
+    """The others printed NaN, saved it, and exited with 0."""
+    (tmp_path / "script.py").write_text(TORCHRUN)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "script.py"]
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *words], env={**os.environ, "SUNDOG_TIMEOUT": "6", "PYTHONPATH": path},
+        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode != 0
+    # It may have ended already, since it has nothing to wait for.
+    named = r"rank 1 (owes the signal|of 3 ended without closing its world)"
+    assert re.search(named, done.stderr), done.stderr
+    assert "saved 0" not in done.stdout
+    assert "saved 2" not in done.stdout
+    saved = sorted(tmp_path.glob("*.pt"))
+    assert [path.name for path in saved] == ["out0-0.pt", "out1-0.pt", "out1-1.pt", "out2-0.pt"]
+    assert all(torch.equal(torch.load(path), torch.full((4,), 3.0)) for path in saved)

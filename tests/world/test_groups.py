@@ -135,8 +135,8 @@ def test_divergence_inside_a_group(run: Run) -> None:
     texts = run(main, 3)
     assert texts[0] == ""
     for text in texts[1:]:
-        assert "rank 0: alloc of 12 bytes (odd)" in text
-        assert "rank 1: alloc of 16 bytes (odd)" in text
+        assert "rank 1: alloc of 12 bytes (odd)" in text
+        assert "rank 2: alloc of 16 bytes (odd)" in text
 
 
 def test_a_groups_tensor_is_not_the_worlds(run: Run) -> None:
