@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Runner"]
+__all__ = ["Runner", "RunnerThread"]
 
 _BETWEEN_LOOKS = 2e-5  # seconds, at a thread that exits
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -41,6 +41,10 @@ def _wait_for_exit(thread: threading.Thread) -> None:
         time.sleep(_BETWEEN_LOOKS)
 
 
+class RunnerThread(threading.Thread):
+    """One of ours, to tell it from those of the user."""
+
+
 class Runner:
     """A thread that runs while it has the baton.
 
@@ -59,7 +63,7 @@ class Runner:
         self._on_interrupt = on_interrupt
         self._first, self._is_prepared = first, threading.Event()
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
+        self._thread = RunnerThread(target=context.run, args=(self._run,), daemon=True)
         self._wakes = threading.Lock()
         self._wakes.acquire()
         self.has_baton = function is None

@@ -104,9 +104,9 @@ def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dic
 
 
 def _start_thread(thread: threading.Thread) -> None:
-    machine = current_machine()
-    if machine is not None and machine.is_host_running():
-        machine.streams.before_thread()
+    for world in Installed._stack:
+        if world.machine is not None and world.machine.is_host_running():
+            world.machine.streams.before_thread()
     Installed.start(thread)
 
 

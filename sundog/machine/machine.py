@@ -26,7 +26,7 @@ from ..errors import Deadlock, SundogError
 from ..interpreter.interpreter import language
 from . import deadlock
 from .accesses import Accesses, Observer
-from .baton import Runner
+from .baton import Runner, RunnerThread
 from .host_ops import Sight
 from .livelock import Repeats
 from .polling import Watch
@@ -195,8 +195,8 @@ class Machine:
 
         For the checker those count that began after it: the others show its progress.
         """
-        own = {self._runner.ident, self._caller.ident, *(host.runner.ident for host in self.hosts)}
-        others = {thread.ident for thread in threading.enumerate()} - own
+        every = [each for each in threading.enumerate() if not isinstance(each, RunnerThread)]
+        others = {each.ident for each in every} - {self._caller.ident}
         return bool(others if self.checker is None else others - self._known_threads)
 
     @property
