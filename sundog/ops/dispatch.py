@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..errors import RankMismatch, by_rank
-from .op import algorithms, check_grad, check_plain
-from .plans import CachedCall, Plans
+from .op import algorithms
+from .plans import CachedCall, Plans, check_grad, check_plain
 
 if TYPE_CHECKING:
     from ..world.world import World

@@ -14,19 +14,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
-
-from ..errors import RankMismatch, by_rank
-
-if TYPE_CHECKING:
-    from ..world.streams import Use
-    from ..world.world import World
+from .plans import NoFormula, Plan, agree, check_grad, check_plain
 
 __all__ = [
     "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "NoFormula", "Plan", "agree", "algorithms",
@@ -85,105 +78,6 @@ class Cost:
     @property
     def hbm_bytes(self) -> int:
         return self.read_bytes + self.written_bytes
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An op bound to a problem and a config, its workspaces allocated. Calling it only launches."""
-
-    world: World
-    problem: Any
-    config: Any
-    workspaces: tuple[torch.Tensor, ...]
-    launch: Callable[..., Any]
-    used: list[Use] = field(default_factory=list, repr=False, compare=False)  # the latest one
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        check_grad("a plan", *tensors)
-        self.world._check_open()
-        self.world._streams.mark_used(self)
-        return self.launch(*tensors)
-
-    def free(self) -> None:
-        """Give the workspaces back, on every rank at the same place in its program.
-
-        Refused while a captured graph uses them: graph.free() comes first.
-        """
-        self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
-        for tensor in self.workspaces:
-            self.world.free(tensor)
-
-
-def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
-    """Raise a ValueError if a tensor's memory is not what its shape, strides and dtype say."""
-    found = _unusual(tensor)
-    if found is not None:
-        what, instead = found
-        raise ValueError(f"{op}: {name} is {what}; {instead.format(name)}")
-
-
-def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """What a tensor is, and what to do about it. First what would break the questions below."""
-    if hasattr(tensor, "to_local"):
-        return "a DTensor", "pass {0}.to_local(), which is this rank's part"
-    if tensor.is_nested:
-        return "a nested tensor", "pass {0}.values(), or each of its tensors"
-    if tensor.layout != torch.strided:
-        return f"not dense ({tensor.layout})", "pass {0}.to_dense()"
-    if tensor.is_quantized:
-        return f"quantized ({tensor.dtype})", "pass {0}.int_repr(), and the scale on its own"
-    if tensor.is_meta:
-        return "on the meta device, without data", "pass a tensor on this rank's device"
-    if tensor.is_conj():
-        return "a view that is conjugated when it is read", "pass {0}.resolve_conj()"
-    if tensor.is_neg():
-        return "a view that is negated when it is read", "pass {0}.resolve_neg()"
-    return None
-
-
-class NoFormula(ValueError):
-    """A tensor requires grad, and this call would lose its gradient.
-
-    `world.all_reduce(x)` goes on from here to the op of torch that has a formula (torch/calls.py).
-    """
-
-
-def check_grad(op: str, *tensors: Any, name: str = "") -> None:
-    """Raise where a gradient would be lost: kernels have no backward formula.
-
-    Inside an autograd.Function grad mode is off, so an op can be a part of one.
-    """
-    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
-        for place, tensor in enumerate(tensors):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            called = name or f"argument {place}"
-            if is_functorch_wrapped_tensor(tensor):
-                raise ValueError(
-                    f"{op}: {called} is a tensor of torch.func.grad, vmap or another transform, "
-                    f"and {op} has no formula for them. Call it outside the transformed function."
-                )
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise NoFormula(
-                    f"{op}: {called} requires grad, and {op} has no backward formula: the gradient "
-                    f"would be lost. Call it inside `with torch.no_grad():`, or pass "
-                    f"{name or 'the tensor'}.detach()."
-                )
-
-
-def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:
-    """Compare problem and config on all ranks: a collective on the host.
-
-    `refused` is what `valid` says. Compare before raising, so that the error names the rank that
-    disagrees. A call of the op (dispatch.py) has compared them already.
-    """
-    if world._plans.agreed != (problem, config):
-        everyone = world._compare(f"{problem}, {config}", f"plan of {op}")
-        if len(set(everyone)) > 1:
-            text = by_rank(everyone, world._ranks)
-            raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
-    if refused is not None:
-        raise ValueError(f"{op}: {refused}")
 
 
 # from a name to its module

@@ -20,8 +20,7 @@ from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused._fetchers import Flags
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
 from sundog.ops import load
-from sundog.ops.measured import Entry, entries, user_file, write_entries
-from sundog.ops.select import choose
+from sundog.ops.select import Entry, choose, entries, user_file, write_entries
 from sundog.tools._launches import record
 
 from . import A_FEW, Run, answers, assembly, compare, compiled, spills

@@ -51,8 +51,8 @@ def test_files_that_a_call_crosses() -> None:
         return found
 
     first, _, third = sundog.run(main, 2, "sim")[0]
-    assert len(first) <= 20, first
-    assert len(third) <= 7, third
+    assert len(first) <= 19, first
+    assert len(third) <= 8, third  # torch/calls.py among them
 
 
 def exchanges(world: sundog.World, call: Callable[[], Any]) -> list[str]:

@@ -20,10 +20,9 @@ from sundog.collectives.broadcast import Problem as Broadcast
 from sundog.fused._matmul_reduce import Config as Tiles
 from sundog.fused._matmul_reduce import Problem as Product
 from sundog.ops import load as fields
-from sundog.ops import measured as store
+from sundog.ops import select as store
 from sundog.ops.load import find
-from sundog.ops.measured import Entry, entries, user_file, write_entries
-from sundog.ops.select import choose, config_for
+from sundog.ops.select import Entry, choose, config_for, entries, user_file, write_entries
 
 GPU = "some-gpu"
 OTHER = {"block": 4096, "programs": 8, "num_warps": 4}

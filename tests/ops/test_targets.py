@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from sundog.ops import load, measured, select
+from sundog.ops import load, select
 from sundog.ops.load import algorithms, find
-from sundog.ops.measured import Entry, read_entries
-from sundog.ops.select import choose
+from sundog.ops.select import Entry, choose, read_entries
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 NUM_SMS = {"nvidia-h200": 132}
@@ -86,7 +85,7 @@ def test_auto_on_sizes_that_are_not_in_the_table(
         if algo in algorithms(op):  # others are baselines
             times[problem_of(find(op).Problem, text)][algo] = seconds
     assert len(times) >= 4
-    table = measured.entries("nvidia-h200")
+    table = select.entries("nvidia-h200")
     known = [entry.problem for entry in table if entry.op.partition(".")[0] == op]
     worst = FUSED if "matmul" in op else BEST
     for problem, by_algo in times.items():

@@ -7,7 +7,7 @@ import dataclasses
 import time
 from pathlib import Path
 
-from ...ops.measured import Entry, write_entries
+from ...ops.select import Entry, write_entries
 from .._console import (
     FINE,
     FOUND,

@@ -24,9 +24,8 @@ from ... import knobs, target
 from ...errors import NotResident, SundogError, VariantFailed
 from ...launch import run as run_ranks
 from ...ops import load
-from ...ops.measured import Entry, stored
 from ...ops.op import Cost
-from ...ops.select import config_for
+from ...ops.select import Entry, config_for, stored
 from ...world.world import World
 from .._console import progress
 from .._subject import Algorithm, algorithms_of, expected_here, output

@@ -18,8 +18,8 @@ from typing import Any
 
 from ...dataset.rows import split_row
 from ...dataset.schema import CSV_COLUMNS, file_names
-from ...ops import load, measured, select
-from ...ops.measured import Entry
+from ...ops import load, select
+from ...ops.select import Entry
 from .space import Job
 
 __all__ = ["check", "keep", "known_results", "promote"]
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 def check(target: str) -> None:
     """Raise a ValueError, before anything is measured, if a best config could not be kept."""
-    path = measured.user_file(target)
-    measured.read_entries(path)  # one that is of another version says so
+    path = select.user_file(target)
+    select.read_entries(path)  # one that is of another version says so
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -60,13 +60,11 @@ def keep(
         run,
         place.num_sms,
     )
-    path = measured.user_file(place.target)
+    path = select.user_file(place.target)
     try:
-        same = [
-            e for e in measured.read_entries(path) if measured.key_of(e) == measured.key_of(entry)
-        ]
+        same = [e for e in select.read_entries(path) if select.key_of(e) == select.key_of(entry)]
         if whole or all(entry.seconds < each.seconds for each in same):
-            measured.write_entries(path, [entry])
+            select.write_entries(path, [entry])
     except (OSError, ValueError) as error:  # since `check`: a full disk, or another version
         text = _unwritable(path, error) if isinstance(error, OSError) else str(error)
         log.warning("%s", text)
@@ -74,16 +72,16 @@ def keep(
 
 def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
     """Copy the user's entries for these targets (default: all) into the package's files."""
-    folder = measured.user_file("any").parent
+    folder = select.user_file("any").parent
     names = targets or sorted(path.stem for path in folder.glob("*.json"))
     written = []
     for name in names:
-        mine = list(measured.read_entries(measured.user_file(name)))
+        mine = list(select.read_entries(select.user_file(name)))
         if not mine:
             raise ValueError(f"nothing was tuned for {name!r} here: {folder} has no entry for it")
-        path = measured.package_file(name)
+        path = select.package_file(name)
         try:
-            measured.write_entries(path, mine)
+            select.write_entries(path, mine)
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
         written.append((path, mine))

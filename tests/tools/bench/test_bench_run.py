@@ -19,8 +19,8 @@ import sundog
 from sundog.backends.sim import Sim
 from sundog.device import signal
 from sundog.ops.load import find
-from sundog.ops.measured import read_entries, user_file, write_entries
 from sundog.ops.op import Cost
+from sundog.ops.select import read_entries, user_file, write_entries
 from sundog.tools import timing
 from sundog.tools.baselines import BASELINES, chosen
 from sundog.tools.bench import bench_command, limits, plot, results

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sundog.dataset import Recorder, RunInfo, describe_run
-from sundog.ops import measured
+from sundog.ops import select
 from sundog.tools.tune.cache import known_results, promote
 from sundog.tools.tune.tune import tune
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sim_only
 
 
 def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "package_file", lambda name: tmp_path / "own" / f"{name}.json")
+    monkeypatch.setattr(select, "package_file", lambda name: tmp_path / "own" / f"{name}.json")
     with pytest.raises(ValueError, match="nothing was tuned here"):
         promote([])
     options: dict[str, Any] = {"world": 2, "budget": 3, "place": ON_SIM, "timer": fake_clock}
@@ -31,7 +31,7 @@ def test_promote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path == tmp_path / "own" / "simulator.json"
     assert [entry.problem["numel"] for entry in entries] == [10, 20]
     monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path / "empty"))
-    assert measured.entries("simulator") == tuple(entries), "from the package now"
+    assert select.entries("simulator") == tuple(entries), "from the package now"
     with pytest.raises(ValueError, match="nothing was tuned for 'nvidia-h200'"):
         promote(["nvidia-h200"])
 
@@ -63,7 +63,7 @@ def test_what_a_base_knows_of_a_run(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_kept_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = measured.user_file("simulator")
+    path = select.user_file("simulator")
     path.parent.mkdir(parents=True)
     path.write_text('[{"another": "version"}]')
     options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
@@ -81,24 +81,24 @@ def test_a_run_that_was_interrupted_replaces_nothing_faster(tmp_path: Path) -> N
 
     options: dict[str, Any] = {"world": 2, "place": ON_SIM, "timer": fake_clock}
     tune(OP, budget=50, log=str(tmp_path / "log"), **options)
-    (best,) = measured.entries("simulator")
+    (best,) = select.entries("simulator")
     for seconds, kept in ((best.seconds, best.config), (1.0, {"block": 64, "num_warps": 4})):
-        measured.write_entries(
-            measured.user_file("simulator"), [dataclasses.replace(best, seconds=seconds)]
+        select.write_entries(
+            select.user_file("simulator"), [dataclasses.replace(best, seconds=seconds)]
         )
         with pytest.raises(KeyboardInterrupt):
             tune(OP, budget=50, log=str(tmp_path / "log"), progress=interrupt, **options)
-        (entry,) = measured.entries("simulator")
+        (entry,) = select.entries("simulator")
         assert kept.items() <= entry.config.items(), "the default is measured first, and is slow"
 
 
 def test_a_cache_that_breaks_later_costs_its_entry_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: Path, new: list[measured.Entry]) -> None:
+    def full(path: Path, new: list[select.Entry]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(measured, "write_entries", full)
+    monkeypatch.setattr(select, "write_entries", full)
     options: dict[str, Any] = {"budget": 2, "world": 2, "place": ON_SIM, "timer": fake_clock}
     done = tune(OP, ["numel=10", "numel=20"], log=str(tmp_path / "log"), **options)
     assert [tuned.tried for tuned in done] == [2, 2], "the second one ran, too"
@@ -111,12 +111,12 @@ def test_two_tuners_at_once_lose_no_entry(tmp_path: Path) -> None:
 
     def add(first: int) -> None:
         for numel in range(first, first + 30):
-            entry = measured.Entry("all_gather.push", {"numel": numel}, {}, 1e-6, "", "")
-            measured.write_entries(path, [entry])
+            entry = select.Entry("all_gather.push", {"numel": numel}, {}, 1e-6, "", "")
+            select.write_entries(path, [entry])
 
     tuners = [multiprocessing.get_context("fork").Process(target=add, args=(n,)) for n in (0, 30)]
     for tuner in tuners:
         tuner.start()
     for tuner in tuners:
         tuner.join()
-    assert sorted(entry.problem["numel"] for entry in measured.read_entries(path)) == [*range(60)]
+    assert sorted(entry.problem["numel"] for entry in select.read_entries(path)) == [*range(60)]

@@ -20,7 +20,7 @@ from benchmarks.tuning_runs import (
     replay,
     rows_of,
 )
-from sundog.ops.measured import package_file, read_entries
+from sundog.ops.select import package_file, read_entries
 from sundog.tools.tune.search import SEARCHES, first_asked
 from sundog.tools.tune.space import Space
 

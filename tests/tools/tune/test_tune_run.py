@@ -23,7 +23,7 @@ from sundog.dataset.triton.compile import source_of
 from sundog.dataset.validate import validate
 from sundog.errors import SundogError
 from sundog.launch import run as launch
-from sundog.ops import measured, select
+from sundog.ops import select
 from sundog.ops.load import parse
 from sundog.tools._launches import record
 from sundog.tools._pool import Failure, Worker, serve
@@ -95,7 +95,7 @@ def test_the_best_is_found_and_kept(tmp_path: Path) -> None:
     assert (session.chosen, session.problem) == (tuned.config, "numel=1000")
     assert session.times[tuned.config] == session.best == pytest.approx(2.004)
     assert session.final[tuned.config] == pytest.approx(tuned.milliseconds)
-    (entry,) = measured.entries("simulator")
+    (entry,) = select.entries("simulator")
     assert entry.op == OP
     assert entry.problem == {"numel": 1000, "dtype": "float32", "size": 2, "bad": False}
     assert entry.config == {"block": 256, "num_warps": 2, "mode": "fine"}
@@ -192,7 +192,7 @@ def test_a_measurement_without_a_world_ends_the_run(tmp_path: Path) -> None:
         tune(OP, budget=20, log=base, world=2, place=ON_SIM, timer=gone)
     assert sum(row["status"] == "error" for row in rows(base)) == 5
     check_base(base)
-    assert measured.entries("simulator") == ()
+    assert select.entries("simulator") == ()
     (tuned,) = tune(OP, budget=20, log=base, world=2, place=ON_SIM, timer=fake_clock, resume=True)
     assert (tuned.tried, tuned.failed) == (20, 0), "those five are tried again"
     assert all(known_results(base, tuned.run_id).values())
