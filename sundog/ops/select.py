@@ -1,4 +1,5 @@
-"""Which algorithm and which config: from what was measured on this kind of GPU, else by rule.
+"""Which algorithm and which config: from what was measured on this kind of GPU, else by the time
+model (sundog/predict) if the machine is described, else by rule.
 
 A measurement counts where ranks have as many SMs: 8 ranks that share a GPU, with 16 each, say
 nothing about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes over
@@ -32,6 +33,9 @@ import torch
 import triton
 
 from .. import knobs
+from ..hardware.description import Hardware
+from ..predict.expected import expected_times, hardware_for
+from ..predict.parts import Time
 from .op import BY_REQUEST, algorithms
 
 __all__ = [
@@ -83,6 +87,12 @@ def choose(
         known = {a: t for a, t in times.items() if t is not None}
         if known:
             return _fastest(tried, known)
+    hardware = hardware_for(target, getattr(problem, "size", 1), num_sms, backend)
+    if hardware is not None:
+        configs = {algo: tried.configs[algo] for algo in tried.usable()}
+        expected = expected_times(op, problem, configs, hardware, num_sms)
+        if expected:
+            return _by_model(tried, hardware, expected)
     algo = tried.usual()
     return Choice(algo, tried.configs[algo], lambda: _by_rule(tried, algo))
 
@@ -92,6 +102,17 @@ def _fastest(tried: _Tried, known: dict[str, float]) -> Choice:
     expected = ", ".join(f"{a} {1e6 * t:.1f} us" for a, t in sorted(known.items(), key=_second))
     text = f"{tried.op}: {algo}, expected on {tried.here.target}: {expected}"
     return Choice(algo, tried.configs[algo], lambda: text)
+
+
+def _by_model(tried: _Tried, hardware: Hardware, times: dict[str, Time]) -> Choice:
+    order = sorted(times, key=lambda each: times[each].seconds)
+    expected = ", ".join(f"{a} {1e6 * times[a].seconds:.1f} us ({times[a].bound})" for a in order)
+    target, num_sms = tried.here
+    text = (
+        f"{tried.op}: {order[0]}: no measurements for {target} with {num_sms} SMs a rank; the "
+        f"model of {hardware.name} expects: {expected}"
+    )
+    return Choice(order[0], tried.configs[order[0]], lambda: text)
 
 
 def _by_rule(tried: _Tried, algo: str) -> str:

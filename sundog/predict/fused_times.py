@@ -59,7 +59,11 @@ def all_gather_matmul_direct(problem: Any, config: Any, ranks: Ranks) -> list[Pa
     if ranks.is_linked:
         far = problem.m * problem.k * _item(problem) * (ranks.size - 1) / ranks.size
         crossed = Traffic(far, 0, read_there=far * math.ceil(problem.n / config.tile_n))
-        read = copied(ranks, "A over the link", crossed, Round(0, 0), 0)
+        tiles = math.ceil(problem.m / config.tile_m) * math.ceil(problem.n / config.tile_n)
+        shards = ranks.size if problem.shard == "k" else 1  # each has its own blocks
+        blocks = shards * math.ceil(problem.k / shards / config.tile_k)
+        rounds = waves(tiles, config.programs) * blocks
+        read = copied(ranks, "A over the link", crossed, Round(0, 0, is_there=True), rounds)
         part = beside("product", [part, read])
     return [launch(ranks), barrier(ranks), part, barrier(ranks)]
 

@@ -12,6 +12,7 @@ from benchmarks.predicted import MACHINES, choices, quantile
 from benchmarks.predicted_plot import draw_scatter
 from benchmarks.predicted_rows import Row, measured_rows, predict_rows
 from sundog.hardware.description import read
+from sundog.ops import select
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "data" / "public" / "collectives.csv"
@@ -71,6 +72,29 @@ def test_the_model_alone_chooses_well(rows: list[Row], predicted: list[float]) -
     found = choices(rows, predicted)
     ratios = [ratio for each in found.values() for ratio in each]
     assert len(ratios) > 150
+    assert quantile(ratios, 0.9) <= 1.10
+    assert max(ratios) <= 1.3
+
+
+def test_auto_without_any_measurement(
+    rows: list[Row], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The whole way of `auto`, its entries hidden: the same goal."""
+    monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))
+    monkeypatch.setattr(select, "entries", lambda target: ())
+    cases: dict[tuple, dict[str, float]] = {}
+    for row in rows:
+        cases.setdefault(row.case, {}).setdefault(row.op.partition(".")[2], row.seconds)
+    ratios, unknown = [], 0
+    for (op, problem, _, backend, num_sms, _), took in cases.items():
+        if len(took) > 1:
+            choice = select.choose(op, problem, "nvidia-h200", num_sms, backend=backend)
+            assert "the model of h200-" in choice.why
+            if choice.algo in took:
+                ratios.append(took[choice.algo] / min(took.values()))
+            else:
+                unknown += 1  # it was not measured there
+    assert (len(ratios), unknown) == (159, 0)
     assert quantile(ratios, 0.9) <= 1.10
     assert max(ratios) <= 1.3
 

@@ -1,0 +1,68 @@
+"""What the model expects where nothing was measured: which machine is this, and which times.
+
+A machine is found by the name of its GPU among the user's calibrated descriptions, which
+`sundog calibrate` writes into SUNDOG_CACHE, and then among those of the package. It must fit how
+the ranks lie: on one GPU, which they share, or on GPUs of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import knobs
+from ..hardware.description import Hardware, read
+from .parts import Time
+from .times import MODELS, time
+
+__all__ = ["calibrated_path", "expected_times", "hardware_for"]
+
+# By what the name of a GPU begins with, as target.py spells it: machines of the package.
+_SHIPPED = {
+    "nvidia-h200": ("h200-shared", "h200-pcie", "h200x8", "h200x8-2nodes"),
+    "nvidia-h100": ("h100x8",),
+    "amd-instinct-mi300x": ("mi300x8",),
+}
+
+
+def calibrated_path(target: str, kind: str) -> Path:
+    """Where the description of a machine of this GPU and kind of link is kept for this user."""
+    return Path(knobs.cache.get()).expanduser() / "hardware" / f"{target}-{kind}.json"
+
+
+def hardware_for(target: str, size: int, num_sms: int, backend: str = "") -> Hardware | None:
+    """The machine on which `size` ranks of `num_sms` SMs each run; None if it is not described."""
+    for hardware in _candidates(target):
+        if _fits(hardware, size, num_sms, backend):
+            return hardware
+    return None
+
+
+def _candidates(target: str) -> Iterator[Hardware]:
+    for path in sorted(calibrated_path(target, "").parent.glob(f"{target}-*.json")):
+        yield read(str(path))
+    for begin, names in _SHIPPED.items():
+        if target.startswith(begin):
+            yield from map(read, names)
+
+
+def _fits(hardware: Hardware, size: int, num_sms: int, backend: str) -> bool:
+    is_share = size * num_sms <= hardware.gpu.num_sms
+    if hardware.link.kind == "none":
+        return is_share
+    if hardware.link.kind == "host":  # peers are kernels of one program each, which only wait
+        return backend == "virtual" and not is_share
+    most = hardware.most_ranks or 0
+    return backend != "virtual" and not (is_share and size > 1) and size <= most
+
+
+def expected_times(
+    op: str, problem: Any, configs: dict[str, Any], hardware: Hardware, num_sms: int
+) -> dict[str, Time]:
+    """The time of each algorithm that has a model."""
+    return {
+        algo: time(f"{op}.{algo}", problem, config, hardware, num_sms)
+        for algo, config in configs.items()
+        if f"{op}.{algo}" in MODELS
+    }
