@@ -150,7 +150,7 @@ def tune(
     ] = None,
     world: World = 8,
     budget: Annotated[int, typer.Option(help="configs to try for each algorithm")] = 200,
-    search: Annotated[str, typer.Option(help="pattern, random or exhaustive")] = "pattern",
+    search: Annotated[str, typer.Option(help="pattern, model, random or exhaustive")] = "pattern",
     log: Annotated[str, typer.Option(help="base name of the dataset (default tune-OP)")] = "",
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     resume: Annotated[bool, typer.Option(help="continue this run from what the log has")] = False,

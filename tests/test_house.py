@@ -24,7 +24,7 @@ BUDGETS = {
     "fused": 2550,
     "hardware": 340,
     "interpreter": 1900,
-    "learn": 400,
+    "learn": 320,
     "machine": 3200,
     "ops": 1480,
     "predict": 900,
@@ -33,13 +33,13 @@ BUDGETS = {
     "tools/check": 500,
     "tools/probe": 880,
     "tools/trace": 650,
-    "tools/tune": 1500,
+    "tools/tune": 1560,
     "torch": 1300,
     "world": 1600,
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 32  # without commands, which cli.py alone imports
+ONE_IMPORTER = 33  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

@@ -73,5 +73,16 @@ def evaluate(
     show(data, split or ["shape", "kernel", "dtype", "random"], json)
 
 
+@app.command("train-ops")
+def train_ops(
+    folder: Annotated[Path, typer.Argument(help="recorded tunings: data/h200", exists=True)],
+    out: Annotated[Path | None, typer.Option(help="write the model to this file")] = None,
+) -> None:
+    """Train the model of `sundog tune --search model`; show how it does on problems left out."""
+    from . import train_ops
+
+    train_ops.main(folder, out)
+
+
 if __name__ == "__main__":
     app(prog_name="python -m benchmarks.learn")

@@ -7,6 +7,8 @@ which is also how a run is resumed, by doing it again with the same seed.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +17,8 @@ from typing import Any
 from .space import Space
 
 __all__ = [
-    "SEARCHES", "Evaluate", "around_the_best", "exhaustive", "first_asked", "pattern",
-    "random_search",
+    "SEARCHES", "Evaluate", "around_the_best", "by_model", "exhaustive", "first_asked", "pattern",
+    "proposals", "random_search",
 ]  # fmt: skip
 
 Evaluate = Callable[[list[Any], int], list[float | None]]
@@ -24,6 +26,7 @@ Search = Callable[[Space, Evaluate, int, random.Random], None]
 
 _FIRST_SHARE = 5  # pattern: this part of the budget is spent on random configs first
 _TOGETHER = 4  # and a generation tries the neighbours of this many of the best
+_PROPOSED = 4  # by the model, for a generation; the first has the default as well
 
 
 def exhaustive(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
@@ -60,8 +63,29 @@ def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -
         ask(around_the_best(space, times) or _untried(space, times, rng), generation)
 
 
+def by_model(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
+    """Try the default and what the model expects to be fast, then what it expects after that.
+
+    The model proposes, the GPU decides, and what was measured corrects the model nearby. Where it
+    knows nothing, the pattern search runs.
+    """
+    if not space.scores:
+        pattern(space, evaluate, budget, rng)
+        return
+    times: dict[Any, float | None] = {}
+    generation = 0
+    while len(times) < min(budget, len(space.configs)):
+        wanted = proposals(space, times, _PROPOSED)
+        if not times:
+            wanted = list(dict.fromkeys([space.configs[0], *wanted]))
+        wanted = wanted[: budget - len(times)]
+        times.update(zip(wanted, evaluate(wanted, generation), strict=True))
+        generation += 1
+
+
 SEARCHES: dict[str, Search] = {
     "pattern": pattern,
+    "model": by_model,
     "random": random_search,
     "exhaustive": exhaustive,
 }
@@ -103,3 +127,27 @@ def around_the_best(space: Space, times: dict[Any, float | None]) -> list[Any]:
 def _untried(space: Space, times: dict[Any, float | None], rng: random.Random) -> list[Any]:
     left = [config for config in space.configs if config not in times]
     return rng.sample(left, min(len(left), 8))
+
+
+def proposals(space: Space, times: dict[Any, float | None], count: int) -> list[Any]:
+    """Return untried configs by the model's score, corrected by the error at those near them."""
+    scores = dict(zip(space.configs, space.scores, strict=True))
+    logs = {c: math.log(t) for c, t in times.items() if t is not None and c in scores}
+    middle = sum(logs[c] - scores[c] for c in logs) / max(len(logs), 1)
+    errors = [(_values(c), logs[c] - scores[c] - middle) for c in logs]
+    left = [config for config in space.configs if config not in times]
+    return sorted(left, key=lambda config: scores[config] + _error_near(config, errors))[:count]
+
+
+def _error_near(config: Any, errors: list[tuple[tuple[Any, ...], float]]) -> float:
+    """Return the mean error of what was measured, near configs first, drawn towards nothing."""
+    mine = _values(config)
+    total = weight = 0.0
+    for values, error in errors:
+        near = math.exp(-sum(a != b for a, b in zip(mine, values, strict=True)))
+        total, weight = total + near * error, weight + near
+    return total / (weight + math.exp(-2))
+
+
+def _values(config: Any) -> tuple[Any, ...]:
+    return tuple(getattr(config, field.name) for field in dataclasses.fields(config))

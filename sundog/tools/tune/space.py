@@ -42,9 +42,13 @@ def jobs(op: str, problem: str, size: int) -> list[Job]:
 
 @dataclass(frozen=True)
 class Space:
-    """The configs of an algorithm that its `valid` takes, its default first."""
+    """The configs of an algorithm that its `valid` takes, its default first.
+
+    `scores`: what a model expects of each, the least is the best; empty where it knows nothing.
+    """
 
     configs: tuple[Any, ...]
+    scores: tuple[float, ...] = ()
 
     @staticmethod
     def of(job: Job, num_sms: int, warp_size: int = 32) -> Space:

@@ -13,6 +13,7 @@ made up.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -33,6 +34,7 @@ from ...dataset.plain import relative_path
 from ...dataset.recorder import Recorder
 from ...dataset.triton.compile import gpu_target
 from ...errors import SundogError
+from ...learn.op_model import predict
 from ...ops import select
 from ...target import has_gpu
 from .._console import Show
@@ -181,8 +183,12 @@ def describe_all(
     """Describe every job, before the compilers are forked: they need the descriptions."""
     described = []
     for number, space in spaces(found, where.num_sms, where.warp_size).items():
-        info = _describe(found[number], space, backend, where.hardware, settings)
-        described.append(Described(number, found[number], space, info))
+        job = found[number]
+        if settings.get("search") == "model":
+            scores = predict(job.op, job.problem, space.configs, where.target)
+            space = dataclasses.replace(space, scores=tuple(scores or ()))
+        info = _describe(job, space, backend, where.hardware, settings)
+        described.append(Described(number, job, space, info))
     return described
 
 

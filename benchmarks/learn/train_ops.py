@@ -1,0 +1,143 @@
+"""`python -m benchmarks.learn train-ops data/h200`: a model of the ops' configs, and its scores.
+
+It is trained on the recorded tunings of a folder. For the table, a problem is left out: a model of
+the other problems leads a search on it, which is replayed on the recorded times, beside the pattern
+search. Only runs that tried their whole space count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from sundog.dataset.reader import read
+from sundog.learn.op_model import columns_of, lines
+from sundog.learn.trees import Trees
+from sundog.ops import load as ops
+from sundog.tools.tune.search import by_model, pattern
+from sundog.tools.tune.space import Space
+
+from ..tuning_runs import Session, sessions
+from .train import fit
+
+__all__ = ["Example", "examples", "main", "replayed", "train"]
+
+TARGET = "nvidia-h200"
+SEEDS = 10
+_SETTINGS: dict[str, Any] = {"max_iter": 150, "learning_rate": 0.08, "min_samples_leaf": 6}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A session whose times are known for the whole space, with its problem's fields."""
+
+    session: Session
+    problem: dict[str, Any]
+
+    def line(self, config: Any) -> dict[str, Any]:
+        fields = {f"problem_{name}": value for name, value in self.problem.items()}
+        own = {f"config_{f.name}": getattr(config, f.name) for f in dataclasses.fields(config)}
+        return {"op": self.session.op, **fields, **own}
+
+    @property
+    def name(self) -> str:
+        return f"{self.session.op} {self.session.problem}"
+
+
+def examples(folder: Path) -> list[Example]:
+    """Return the newest whole session of each op and problem."""
+    found: dict[str, Example] = {}
+    for path in sorted(folder.glob("*.csv")):
+        base = str(path.with_suffix(""))
+        problems = {
+            run.run_id: {a["name"]: a["value"] for a in run.arguments if a["type"] == "int"}
+            for run in read(base).runs.itertuples()
+            if _is_op(run.kernel_name)
+        }
+        for session in sessions(base) if problems else ():
+            if session.is_whole:
+                made = Example(session, problems[session.run_id])
+                found[made.name] = made
+    return list(found.values())
+
+
+def _is_op(name: str) -> bool:
+    try:
+        return bool(ops.find(name))
+    except (ValueError, LookupError):
+        return False  # a kernel of Helion's
+
+
+def train(known: list[Example], about: dict[str, Any]) -> Trees:
+    given, target = [], []
+    for each in known:
+        for config, time in each.session.times.items():
+            if time is not None:
+                given.append(each.line(config))
+                target.append(min(math.log(time / each.session.best), math.log(8)))
+    names, columns = sorted({each["op"] for each in given}), columns_of(given)
+    model = fit(lines(given, names, columns), numpy.array(target), about, **_SETTINGS)
+    return dataclasses.replace(model, about={**model.about, "ops": names, "columns": columns})
+
+
+def replayed(example: Example, trees: Trees | None, search: Any, budget: int, seed: int) -> float:
+    """Return the best that a search finds over the best of the whole space."""
+    times = example.session.times
+    first, *others = times
+    random.Random(seed).shuffle(others)
+    configs = (first, *others)
+    scores: tuple[float, ...] = ()
+    if trees is not None:
+        given = [example.line(config) for config in configs]
+        table = lines(given, trees.about["ops"], trees.about["columns"])
+        scores = tuple(map(float, trees.predict(table)))
+    asked: list[float] = []
+
+    def evaluate(wanted: list[Any], generation: int) -> list[float | None]:
+        asked.extend(times[config] or math.inf for config in wanted)
+        return [times[config] for config in wanted]
+
+    search(Space(configs, scores), evaluate, budget, random.Random(seed))
+    return min(asked) / example.session.best
+
+
+def data_hash(known: list[Example]) -> str:
+    """Return a hash of the times that the model is trained on."""
+    times = [
+        [each.name, sorted((str(c), t) for c, t in each.session.times.items())] for each in known
+    ]
+    return hashlib.sha256(json.dumps(sorted(times, key=str)).encode()).hexdigest()
+
+
+def main(folder: Path, out: Path | None, budgets: tuple[int, ...] = (5, 10, 20)) -> None:
+    known = examples(folder)
+    by_op: dict[str, list[Example]] = defaultdict(list)
+    for each in known:
+        by_op[each.session.op].append(each)
+    head = "".join(f"{name + ' ' + str(b):>12}" for b in budgets for name in ("model", "pattern"))
+    print(f"{'best found, over the best: median':52}{'space':>6}{head}")
+    for example in known:
+        others = [each for each in known if each is not example]
+        if len(by_op[example.session.op]) < 2:
+            continue  # no other problem of this algorithm to learn from
+        trees = train(others, {})
+        cells = ""
+        for budget in budgets:
+            for model, search in ((trees, by_model), (None, pattern)):
+                runs = [replayed(example, model, search, budget, seed) for seed in range(SEEDS)]
+                cells += f"{numpy.median(runs):12.3f}"
+        print(f"{example.name:52}{len(example.session.times):6}{cells}", flush=True)
+    if out is not None:
+        about = {"target": TARGET, "version": 1, "trained_on": [each.name for each in known]}
+        about |= {"data": data_hash(known), "script": "python -m benchmarks.learn train-ops"}
+        train(known, about).save(out)
+        print(f"{out}: {out.stat().st_size} bytes, {len(known)} tunings")
