@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import alloy, dat3m
+from . import alloy, dat3m, gsan
 from .verdicts import judge, show, write
 
 __all__ = ["IMPORTERS", "run"]
 
-IMPORTERS = {"dat3m": dat3m.cases, "alloy": alloy.cases}
+IMPORTERS = {"dat3m": dat3m.cases, "alloy": alloy.cases, "gsan": gsan.cases}
 
 
 def run(checkouts: dict[str, Path], path: str) -> bool:

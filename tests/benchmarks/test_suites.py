@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.suites import alloy, dat3m
+from benchmarks.suites import alloy, dat3m, gsan
 from benchmarks.suites.litmus_files import read_litmus
 from benchmarks.suites.verdicts import Case, judge
 from sundog.checker.executions import outcomes
@@ -167,3 +167,78 @@ def test_the_command_writes_every_verdict(checkouts: tuple[Path, Path], tmp_path
 def test_a_known_difference_has_its_reason() -> None:
     verdict = judge(Case("suite", "case", "race", lambda: "no race", "we know why"))
     assert (verdict.kind, verdict.reason) == ("differs, with a reason", "we know why")
+
+
+GSAN_HEAD = """import functools
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton._internal_testing import is_cuda
+from triton.experimental.gsan import create_mem_pool
+from triton.experimental.gsan._testing_utils import atomic_poll, shadow_cell_from_address
+
+pytestmark = pytest.mark.skipif(not is_cuda(), reason="a GPU")
+
+
+@triton.jit
+def kernel(data, flag, out, sem: tl.constexpr):
+    if tl.program_id(0) == 0:
+        tl.store(data, 7)
+        tl.atomic_xchg(flag, 1, sem=sem)
+    else:
+        tl.atomic_poll(flag, 1, sem="acquire")
+        seen = tl.load(data)
+        tl.store(out, seen)
+
+
+def run(sem):
+    data, flag, out = (torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(3))
+    kernel[(2,)](data, flag, out, sem=sem)
+    torch.cuda.synchronize()
+    return data, out
+
+"""
+GSAN_PASS = """
+@pytest.mark.parametrize("sem", [pytest.param("release", id="a"), "acq_rel"])
+def test_clean(with_gsan, capfd, sem):
+    data, out = run(sem)
+    assert out.item() == 7
+    assert shadow_cell_from_address(data.data_ptr()).write_clock.epoch == 3
+
+
+def test_of_gsan_alone(with_gsan):
+    raise RuntimeError
+"""
+GSAN_FAIL = """
+@functools.wraps(run)
+def runner(*args):
+    raise RuntimeError("needs a GPU")
+
+
+def _run_failure_case(case, **named):
+    raise RuntimeError("needs a GPU")
+
+
+def test_racing():
+    _run_failure_case("raw", runner=runner, runner_args=("relaxed",), source_function=kernel.fn,
+                      marker="seen = tl.load(data)", error="Read after write race detected")
+"""
+
+
+def test_cases_of_gsan(tmp_path: Path) -> None:
+    folder = tmp_path / gsan.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "test_gsan.py").write_text(GSAN_HEAD + GSAN_PASS)
+    (folder / "test_gsan_failures.py").write_text(GSAN_HEAD + GSAN_FAIL)
+    (folder / "test_symmetric_memory.py").write_text("")
+    (folder / "test_allocator.py").write_text("def test_frees(pool):\n    pass\n")
+    found = [judge(case) for case in gsan.cases(tmp_path)]
+    line = GSAN_HEAD[: GSAN_HEAD.index("seen = tl.load")].count("\n") + 1
+    assert [(v.name, v.found, v.kind) for v in found] == [
+        ("test_racing", f"Read after write at line {line}", "agrees"),
+        ("test_clean[release]", "no race", "agrees"),
+        ("test_clean[acq_rel]", "no race", "agrees"),
+        ("test_of_gsan_alone", "", "not expressible"),
+        ("test_frees", "", "not expressible"),
+    ]
