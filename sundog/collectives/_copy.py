@@ -98,9 +98,8 @@ def random_tensor(world: World, numel: int, dtype: torch.dtype, seed: int) -> to
 
 @triton.jit
 def copy(
-    dsts, src, n, part, parts,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
+    dsts, src, n, part, parts, COUNT: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr
+):
     """Store n words from `src` to each of COUNT `dsts`; this program does its part of them.
 
     `dsts`: a tuple of pointers that are equal modulo 16. BLOCK: bytes of a tile. ALIGNED: all

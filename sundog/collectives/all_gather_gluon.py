@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from ..device import context, trace
 from ..device import gluon as device
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, agree, barrier_flags
 from . import _copy as words
 from .all_gather import Problem, cases, cost, inputs, reference
 
@@ -161,23 +161,19 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes any contiguous x, only read here, and a symmetric out."""
     refused = valid(problem, config) or _wrong_warps(world, config)
     agree(world, "all_gather.gluon", problem, config, refused)
-    shape = (config.programs, problem.size)
-    ready = world.signals(shape, "all_gather.ready")
-    arrived = world.signals(shape, "all_gather.arrived")
-    epochs = world.signals(config.programs, "all_gather.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags = barrier_flags(world, "all_gather", config.programs, "ready", "arrived")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if problem.numel:
             (source, target), aligned = words.as_words(problem.nbytes, x, out)
             _gluon_kernel[(config.programs,)](
-                source, target, ready, arrived, epochs, world.ctx, source.numel(),
+                source, target, *flags, world.ctx, source.numel(),
                 SIZE=problem.size, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
                 ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (ready, arrived, epochs), launch)
+    return Plan(world, problem, config, tuple(flags), launch)
 
 
 def _wrong_warps(world: World, config: Config) -> str | None:

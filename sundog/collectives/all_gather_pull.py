@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, signal, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, agree, barrier_flags
 from ..ops.passive import stand_in
 from . import _copy
 from ._copy import Config
@@ -69,22 +69,18 @@ def _pull_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric x, and any contiguous out."""
     agree(world, "all_gather.pull", problem, config, valid(problem, config))
-    shape = (config.programs, problem.size)
-    ready = world.signals(shape, "all_gather.ready")
-    done = world.signals(shape, "all_gather.done")
-    epochs = world.signals(config.programs, "all_gather.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags = barrier_flags(world, "all_gather", config.programs, "ready", "done")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if world.passive and problem.numel:
-            stand_in(world, ready, done, epochs)
+            stand_in(world, *flags)
         elif problem.numel:
             (source, target), aligned = _copy.as_words(problem.nbytes, x, out)
             _pull_kernel[(config.programs,)](
-                source, target, ready, done, epochs, world.ctx, source.numel(),
+                source, target, *flags, world.ctx, source.numel(),
                 SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (ready, done, epochs), launch)
+    return Plan(world, problem, config, tuple(flags), launch)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, signal, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, agree, barrier_flags
 from . import _copy
 from ._copy import Config
 from .all_gather import Problem, cases, cost, inputs, reference
@@ -74,20 +74,16 @@ def _push_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes any contiguous x, only read here, and a symmetric out."""
     agree(world, "all_gather.push", problem, config, valid(problem, config))
-    shape = (config.programs, problem.size)
-    ready = world.signals(shape, "all_gather.ready")
-    arrived = world.signals(shape, "all_gather.arrived")
-    epochs = world.signals(config.programs, "all_gather.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags = barrier_flags(world, "all_gather", config.programs, "ready", "arrived")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if problem.numel:
             (source, target), aligned = _copy.as_words(problem.nbytes, x, out)
             _push_kernel[(config.programs,)](
-                source, target, ready, arrived, epochs, world.ctx, source.numel(),
+                source, target, *flags, world.ctx, source.numel(),
                 SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (ready, arrived, epochs), launch)
+    return Plan(world, problem, config, tuple(flags), launch)

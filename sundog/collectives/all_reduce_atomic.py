@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, agree, barrier_flags
 from . import _reduce
 from .all_reduce import Problem, cost, inputs, reference
 
@@ -27,9 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("out",)
-DTYPES = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-)  # fmt: skip
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 
 
 class Config(_reduce.Config):
@@ -82,6 +80,7 @@ def _atomic_kernel(
         at = start + tl.arange(0, BLOCK)
         tile = tl.load(x + at, mask=at < numel)
         for place in tl.static_range(SIZE):
+            # Relaxed: additions need no order, and the barrier below publishes them.
             tl.atomic_add(outs[place] + at, tile, mask=at < numel, sem="relaxed", scope="sys")
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My part before the flags; all peers' parts before whatever follows this kernel here.
@@ -92,17 +91,13 @@ def _atomic_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. Takes any contiguous x, and a symmetric out, which is not x."""
     agree(world, "all_reduce.atomic", problem, config, valid(problem, config))
-    shape = (config.programs, problem.size)
-    zeroed = world.signals(shape, "all_reduce.zeroed")
-    done = world.signals(shape, "all_reduce.done")
-    epochs = world.signals(config.programs, "all_reduce.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags = barrier_flags(world, "all_reduce", config.programs, "zeroed", "done")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _atomic_kernel[(config.programs,)](
-            x, out, zeroed, done, epochs, world.ctx, problem.numel, SIZE=problem.size,
+            x, out, *flags, world.ctx, problem.numel, SIZE=problem.size,
             BLOCK=config.block, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (zeroed, done, epochs), launch)
+    return Plan(world, problem, config, tuple(flags), launch)

@@ -172,6 +172,7 @@ def _look(words, boxes, stride, epoch, SIZE: tl.constexpr):
     for peer in tl.static_range(SIZE):
         missing = _is_late(words[peer], epoch)
         place = boxes + peer * stride
+        # Relaxed: the word that has the epoch has the data.
         seen = tl.atomic_add(place, words[peer] * 0, mask=missing, sem="relaxed", scope="sys")
         found = found + (tl.where(missing, seen, words[peer]),)  # type: ignore[assignment]
     late = _is_late(found[0], epoch)  # type: ignore[misc]

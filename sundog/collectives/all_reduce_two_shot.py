@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, agree, barrier_flags
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
 
@@ -89,20 +89,16 @@ def _store_all(outs, tile, at, mask, SIZE: tl.constexpr):
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric x and out, which may be the same."""
     agree(world, "all_reduce.two_shot", problem, config, valid(problem, config))
-    shape = (config.programs, problem.size)
-    ready = world.signals(shape, "all_reduce.ready")
-    done = world.signals(shape, "all_reduce.done")
-    epochs = world.signals(config.programs, "all_reduce.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags = barrier_flags(world, "all_reduce", config.programs, "ready", "done")
     op = _reduce.operator(problem.op, problem.dtype)
     slice_numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _two_shot_kernel[(config.programs,)](
-            _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
             problem.numel, slice_numel, OP=op, SIZE=problem.size, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (ready, done, epochs), launch)
+    return Plan(world, problem, config, tuple(flags), launch)

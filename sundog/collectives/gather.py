@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ..device import context, memory, signal, trace
 from ..ops.dispatch import AsyncHandle, CallOptions, call, check_contiguous, check_out
-from ..ops.op import Cost, Plan, agree
+from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _copy
 from ._copy import Config, random_tensor
 
@@ -132,21 +132,17 @@ def _gather_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric x, and on `dst` any contiguous out."""
     agree(world, "gather.pull", problem, config, valid(problem, config))
-    shape = (config.programs, problem.size)
-    ready = world.signals(shape, "gather.ready")
-    done = world.signals(shape, "gather.done")
-    epochs = world.signals(config.programs, "gather.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags = barrier_flags(world, "gather", config.programs, "ready", "done")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if problem.numel:
             target = out if world.rank == problem.dst else x
             (source, result), aligned = _copy.as_words(problem.nbytes, x, target)
             _gather_kernel[(config.programs,)](
-                source, result, ready, done, epochs, world.ctx, source.numel(), problem.dst,
+                source, result, *flags, world.ctx, source.numel(), problem.dst,
                 SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (ready, done, epochs), launch)
+    return Plan(world, problem, config, tuple(flags), launch)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..device import context, signal, trace
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_contiguous, check_out, on_stream
-from ..ops.op import Cost, Plan, agree
+from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _reduce
 from ._reduce import Config
 
@@ -133,19 +133,15 @@ def _direct_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. Takes a symmetric x and any contiguous out, which only `dst` writes."""
     agree(world, "reduce.direct", problem, config, valid(problem, config))
-    shape = (config.programs, problem.size)
-    ready = world.signals(shape, "reduce.ready")
-    done = world.signals(shape, "reduce.done")
-    epochs = world.signals(config.programs, "reduce.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags = barrier_flags(world, "reduce", config.programs, "ready", "done")
     op = _reduce.operator(problem.op, problem.dtype)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _direct_kernel[(config.programs,)](
-            _reduce.storage(x), _reduce.storage(out), ready, done, epochs, world.ctx,
+            _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
             problem.numel, problem.dst, OP=op, SIZE=problem.size, BLOCK=config.block,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (ready, done, epochs), launch)
+    return Plan(world, problem, config, tuple(flags), launch)

@@ -21,9 +21,7 @@ from .ttgir import Flow, argument_names, place_of, short, where
 
 __all__ = ["Hoisted", "find"]
 
-_POINTER_LOADS = (
-    "load", "buffer_load", "async_copy_global_to_local", "buffer_load_to_local",
-)  # fmt: skip
+_POINTER_LOADS = ("load", "buffer_load", "async_copy_global_to_local", "buffer_load_to_local")
 _DESCRIPTOR_LOADS = (
     "descriptor_load", "descriptor_gather", "async_tma_copy_global_to_local", "async_tma_gather",
     "async_tdm_copy_global_to_local",

@@ -14,10 +14,7 @@ from ..dataset.triton.compile import gpu_target, source_of
 from ..errors import SundogError
 from ..world.poison import heaps
 
-__all__ = [
-    "CTX", "DATA", "FEW", "FLAGS", "Pointer", "RecordedLaunch", "compile_launch",
-    "pointer",
-]  # fmt: skip
+__all__ = ["CTX", "DATA", "FEW", "FLAGS", "Pointer", "RecordedLaunch", "compile_launch", "pointer"]
 
 CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
 

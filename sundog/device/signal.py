@@ -89,6 +89,7 @@ def wait(flag, peer, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
 
 @triton.jit
 def _wait_word(flag, peer, epoch, ctx, scope: tl.constexpr):
+    # Acquire: what the signaller did before its release comes before what this program does next.
     seen = tl.atomic_add(flag, 0, sem="acquire", scope=scope)
     if seen < epoch:
         limit = tl.cast(_LOOK_EVERY, tl.int64)  # most waits end before they look at POLLS
@@ -160,6 +161,7 @@ def _wait_tile(flags, valid, peer, epoch, ctx):
     """
     limit = tl.cast(_LOOK_EVERY, tl.int64)
     polls = limit * 0
+    # Acquires, one for each signaller, as in `_wait_word`.
     seen = tl.atomic_add(flags, peer * 0, mask=valid, sem="acquire", scope="sys")
     late = tl.sum((valid & (seen < epoch)).to(tl.int32), 0)
     while (late > 0) & (polls < limit):
@@ -213,6 +215,7 @@ def barrier_programs(counter, ctx):
 @triton.jit
 def _polls_allowed(ctx):
     """Return how many polls a wait of this rank may take; 0 once one of them has expired."""
+    # Relaxed: nothing is read because of it. An atomic, since another program may set it to 0.
     return tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
 
 
@@ -220,6 +223,7 @@ def _polls_allowed(ctx):
 def _run_out(flag, peer, epoch, seen, ctx):
     """Leave a record for the host, once per rank, and end all other waits of this rank."""
     one = tl.cast(1, tl.int64)
+    # Relaxed: it only decides which program writes the record.
     if tl.atomic_xchg(ctx + TAKEN, one, sem="relaxed", scope="gpu") == 0:
         program = tl.program_id(0) + tl.num_programs(0) * (
             tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
@@ -232,4 +236,5 @@ def _run_out(flag, peer, epoch, seen, ctx):
         tl.atomic_xchg(record + 4, one * seen, sem="relaxed", scope="sys")
         tl.atomic_xchg(record + 5, one * peer, sem="relaxed", scope="sys")
         tl.atomic_xchg(record, one, sem="release", scope="sys")
+    # The record before the word that ends this rank's waits; the host reads both.
     tl.atomic_xchg(ctx + POLLS, one * 0, sem="release", scope="sys")

@@ -2,14 +2,8 @@
 
 The remote part is a grid of tiles, rows by blocks along K: of all peers side by side where the
 matrix is sharded along K, one below the other along M. The next rank's part comes first, so every
-rank begins with another peer.
-
-Over PCIe (docs/measured.md) a kernel reads 50.8 GB/s, with two programs or thirty, by pointers or
-by TMA, and the copy engine 54.7: fetching takes 1.077 times as long as its copy at best. Three
-fetchers do it beside a product; a fourth is a worker less, and 1,024 tiles are 8 rounds of 128
-workers but 9 of 127. Between two units a fetcher has nothing on its way, for Triton pipelines no
-loop with a barrier in it. Two pieces in registers, loaded before the last unit's flag is set, were
-no remedy: 12 GB/s from each fetcher, it seems since the flag's release waits for them.
+rank begins with another peer. Between two units a fetcher has nothing on its way, for Triton
+pipelines no loop with a barrier in it.
 """
 
 from __future__ import annotations
@@ -131,6 +125,7 @@ def tell_all(flags, epoch, ctx, cfg):
     lane = tl.arange(0, triton.next_power_of_2(cfg.size))
     mine = signal._translate_all(flags, lane, cfg.size, ctx)
     trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, cfg.trace)
+    # Releases it to the programs of all ranks that wait for these flags.
     tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < cfg.size, sem="release", scope="sys")
 
 
@@ -166,6 +161,7 @@ def arrived(flags, count, epoch, LANES: tl.constexpr):
     """
     lane = tl.arange(0, LANES)
     zero = tl.zeros((LANES,), tl.int64)
+    # Acquires what the fetchers of these flags stored.
     seen = tl.atomic_add(flags + lane, zero, mask=lane < count, sem="acquire", scope="gpu")
     late = tl.where((lane < count) & (seen < epoch), lane, tl.minimum(count, LANES))
     tl.debug_barrier()  # the lanes' acquires before all warps' loads

@@ -124,6 +124,7 @@ def _available(a, i, begin, flags, epoch, ctx, cfg, shape):
     group = tl.maximum(begin - here, 0) // cfg.per_flag
     first = flags.staged + row * groups + group
     if cfg.size > 1:
+        # The fetchers' stores before my loads, of all that has arrived.
         group += _fetchers.arrived(first, wanted - group, epoch, _LANES)
     end = tl.minimum(here + group * cfg.per_flag, total)
     if end == begin:

@@ -8,17 +8,7 @@ own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M
                   they arrive
     direct        multiply the peers' tiles where they are: for ranks that share a GPU
 
-Two others were built and not kept. Gather, then torch.mm (cuBLAS), took 0.91 to 1.04 times the time
-of barrier on 8 ranks of one GPU with M of 1024 and more. But cuBLAS takes SMs of other ranks there,
-and finds none if they wait with all of theirs (tools/bench/fused_baselines.py); a barrier that
-keeps the two apart orders nothing, so the checker can't tell whether it is there. It is a
-baseline of `sundog bench`.
-
-The other was measured over PCIe: copies of the peers' rows by the copy engine on other streams, a
-flag after each, workers as in hbm_buffer. The engine moves 54.7 GB/s in one copy where a kernel
-reads 50.8, but every copy costs it 3.4 us more: 46.4 GB/s by copies of 1 MiB with a flag, 50.2 of
-2 MiB, and larger ones leave workers waiting. M=4096, K=7168: 711 us with 2 ranks and N=7168, 1089
-with 4 and N=10752, where hbm_buffer takes 614 and 936.
+docs/fused.md lists what else was tried.
 """
 
 from __future__ import annotations

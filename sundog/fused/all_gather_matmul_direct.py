@@ -1,6 +1,6 @@
 """All-gather + GEMM without a gather: the main loop reads each block of A from its owner.
 
-Where peers' memory is as near as local memory, as for ranks that share a GPU, nothing needs to be
+It wins where peers' memory is as near as local memory, as for ranks that share a GPU: nothing is
 moved first, and nothing is staged. One descriptor of three dimensions (rank, row, column), whose
 first stride is the distance between two heaps, makes it the loop of _gemm.py. Elsewhere (AMD, heaps
 that are not evenly spaced) blocks are read by pointers, peer by peer. Over a link every block of A
@@ -8,19 +8,7 @@ would cross N / tile_n times: hbm_buffer moves it once.
 
 All ranks take the blocks in the same order, rank 0's shard first. So those that share a GPU read
 the same ones at about the same time, out of its L2 cache; and bits are those of a GEMM with A
-gathered, the same on all ranks with the same B. Since A is read from one place and not from a copy
-of each rank's, it takes less than that GEMM. 8 ranks on one H200, bfloat16, this / our GEMM with A
-gathered / our all-gather, then cuBLAS, in us (docs/measured.md):
-
-    1024 x 3584 x 8192    554 /  576 /   677        4096 x 4096 x 4096   1288 / 1372 / 1346
-    4096 x 3584 x 8192   2180 / 2323 /  2503        4096 x 11008 x 4096  3552 / 3731 / 3579
-    16384 x 3584 x 8192  9756 / 9992 / 10052        4096 x 14336 x 4096  4780 / 4956 / 4692
-
-The last is won by cuBLAS, which has 132 SMs where our ranks have 128; what else it does better was
-not isolated. Of 16 rows, 115 us where the GEMM takes 102: ranks wait for each other before and
-after. Tried, without those waits, on 4096 x 4096 x 4096: 1329 without `flatten`, 1292 with it, 1253
-with groups of 16 rows of tiles instead of 8, 1270 with four stages and the output in halves. The
-own shard first: 2287 where 2175, 9906 where 9271 (4096 and 16384 x 3584 x 8192).
+gathered, the same on all ranks with the same B. docs/fused.md has the times.
 """
 
 from __future__ import annotations

@@ -1,33 +1,14 @@
 """All-gather + GEMM in one kernel: fetchers pull the peers' tiles of A, workers multiply them.
 
-The remote part of A is a grid of tiles, R rows by B blocks along K: of all peers side by side where
-A is sharded along K, one below the other along M. Peer rank+1 comes first, so every rank begins
-with another one. A fetcher copies `k_per_flag` blocks of a row into the staging buffer and
-publishes a flag (_fetchers.py); a worker multiplies its rank's part, in place, and what was staged,
-as far as there are flags for it (_workers.py). A fetcher that has nothing left to fetch becomes a
-worker. `k_per_flag` 0 is one flag for a whole row.
-
-It wins over a link (docs/measured.md). Where peers' memory is as near as local memory, `direct`
-does. 8 ranks on one H200, bfloat16, this / barrier / our GEMM with A gathered, in us:
-
-    1024 x 3584 x 8192     642 /   633 /  576        4096 x 4096 x 4096    1526 / 1476 / 1372
-    4096 x 3584 x 8192    2586 /  2522 / 2323        4096 x 11008 x 4096   4080 / 3920 / 3731
-    16384 x 3584 x 8192  11522 / 10633 / 9992        4096 x 14336 x 4096   5443 / 5071 / 4956
-
-1.09 to 1.15 times the GEMM, where 1.05 was the goal: 470 MB are staged for 4096 x 3584 x 8192, and
-to write them alone takes 140 us, 6 % of the GEMM. Overlapping that with the product cost more than
-it: 2586 to 2627 if all 16 programs fetch first, 2737 with 4 of them as fetchers, 3088 with 2; in
-earlier runs 2648 to 2941 with 2 to 8 after a first band by all, 4862 with two programs on an SM and
-smaller tiles, 2760 to 3650 with pieces that workers carried through registers in their loop over K
-(ptxas waits for such a load where the loop next waits for TMA). A path of its own for "all fetch,
-meet, then multiply" took 2535 to 2569: 2 %, not worth its code where `direct` takes 2180.
+It wins over a link; where peers' memory is as near as local memory, `direct` does. A fetcher copies
+`k_per_flag` blocks of a row of tiles (0: the whole row) into the staging buffer and publishes a
+flag (_fetchers.py). A worker multiplies its rank's part, in place, and what was staged, as far as
+there are flags for it (_workers.py). A fetcher that has nothing left to fetch becomes a worker.
 
 Own and staged shards that lie alike are read by one descriptor of four dimensions, so that the loop
 over K is one. Elsewhere (AMD, or A in another order than the staging buffer) they are read by
-pointers, in two loops.
-
-Deterministic; but each rank adds its own part first, so two ranks with the same B may differ in the
-last bit.
+pointers, in two loops. Deterministic; but each rank adds its own part first, so two ranks with the
+same B may differ in the last bit.
 """
 
 from __future__ import annotations

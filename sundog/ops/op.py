@@ -19,11 +19,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .plans import NoFormula, Plan, agree, check_grad, check_plain
+from .plans import NoFormula, Plan, agree, barrier_flags, check_grad, check_plain
 
 __all__ = [
     "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "NoFormula", "Plan", "agree", "algorithms",
-    "check_grad", "check_plain", "find", "functions", "is_op", "load", "load_package", "sentence",
+    "barrier_flags", "check_grad", "check_plain", "find", "functions", "is_op", "load",
+    "load_package", "sentence",
 ]  # fmt: skip
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.

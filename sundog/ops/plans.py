@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "CachedCall", "NoFormula", "Plan", "Plans", "StagedTensor", "Staging", "agree", "check_grad",
-    "check_plain",
+    "CachedCall", "NoFormula", "Plan", "Plans", "StagedTensor", "Staging", "agree", "barrier_flags",
+    "check_grad", "check_plain",
 ]  # fmt: skip
 
 _MOST_REPEATS = 256
@@ -417,3 +417,14 @@ def agree(world: World, op: str, problem: Any, config: Any, refused: str | None)
             raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
     if refused is not None:
         raise ValueError(f"{op}: {refused}")
+
+
+def barrier_flags(world: World, op: str, programs: int, *names: str) -> list[torch.Tensor]:
+    """Allocate flags for barriers of the programs with one number on all ranks, and their epochs.
+
+    A kernel gives `flags + program * size` to signal.barrier_ranks.
+    """
+    flags = [world.signals((programs, world.size), f"{op}.{name}") for name in names]
+    epochs = world.signals(programs, f"{op}.epochs")
+    world.barrier()  # everybody's flags are zero before the first signal
+    return [*flags, epochs]

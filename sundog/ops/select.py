@@ -71,7 +71,7 @@ class Choice:
 
 def choose(
     op: str, problem: Any, target: str, num_sms: int, config: Any = None, backend: str = ""
-) -> Choice:  # fmt: skip
+) -> Choice:
     """Choose the algorithm that should be fastest here, among those that give the same bits.
 
     With a `config`, among those that take it. `backend`: where the ranks are. AUTO_ON of an
