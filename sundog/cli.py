@@ -86,7 +86,10 @@ def check(
     schedules: Annotated[int, typer.Option(help="number of interleavings to try")] = 50,
     seed: Annotated[int, typer.Option(help="seed of the first schedule")] = 0,
     schedule: Annotated[str, typer.Option(help="replay only this one, as a finding names it")] = "",
-    sms: Annotated[int, typer.Option(help="programs resident per rank (default 16)")] = 0,
+    sms: Annotated[
+        int, typer.Option(help="programs resident per rank (default: 16, and fewer in some runs)")
+    ] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="count remarks as findings")] = False,
     mutate: Annotated[bool, typer.Option(help="weaken every synchronisation in turn")] = False,
     corpus: Annotated[str, typer.Option(help="check this folder of known wrong kernels")] = "",
     json: Json = "",
@@ -104,6 +107,7 @@ def check(
 
     options = command.CheckOptions(
         target=target, world=world, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
+        strict=strict,
         mutate=mutate, corpus=corpus, json=json,
     )  # fmt: skip
     raise typer.Exit(command.run_corpus(options) if corpus else command.run(options))

@@ -24,6 +24,7 @@ from .findings import AccessEvent, Finding
 from .rules import LOOKS
 from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, index_range
 from .signals import ACQUIRES, RELEASES, Signals
+from .words import READS, VOLATILE
 
 __all__ = ["Checker"]
 
@@ -57,18 +58,21 @@ class Checker:
         if launch not in self._launches:
             self._launches[launch] = self._num_launches, []
             self.streams.learn(stream, launch.known)
-            self.streams.of(stream).advance()
+            launch.begun = self.streams.begin(stream, launch)
             self._note("launch", launch.rank, self._num_launches)
             self._num_launches += 1
             self.widest = max(self.widest, launch.total)
         number, programs = self._launches[launch]
-        known = self.streams.of(stream).clock
-        self._actors[program] = Actor(
+        begun = launch.begun
+        actor = Actor(
             program.rank, program.index, launch.name, number, program.number,
             self._clocks.component(), self._clocks.component(), self._clocks.component(),
-            dict(known), dict(known),
+            dict(begun), begun, begun,
         )  # fmt: skip
-        self._running[self._actors[program]] = launch
+        if launch.options.get("launch_pdl"):
+            actor.unwaited = dict(self.streams.of(stream).clock)
+        self._actors[program] = actor
+        self._running[actor] = launch
         programs.append(program)
 
     def end(self, launch: Launch, stream: Stream) -> None:
@@ -90,6 +94,9 @@ class Checker:
         actor = self._actors[program]
         actor.barrier()
         self._note("barrier", actor.rank, actor.launch, actor)
+
+    def grid_wait(self, program: Program) -> None:
+        self._actors[program].wait_for_grid()
 
     def proxy_fence(self, program: Program) -> None:
         actor = self._actors[program]
@@ -135,11 +142,23 @@ class Checker:
         after: bytes,
     ) -> None:
         """Note an atomic that found `before` in the memory and left `after` there."""
-        writes = op != "LOAD"
-        event = self._event(program, f"atomic {op}", writes, tensor, sem, scope, True, proxy)
+        writes = op not in READS
+        # all threads make a volatile load; one makes a scalar atomic
+        verb, by_all = ("volatile load", True) if op == VOLATILE else (f"atomic {op}", tensor)
+        event = self._event(
+            program, verb, writes, by_all, sem, scope, True, proxy, touch.size
+        )  # fmt: skip
         actor = event.actor
         lags = self._signals.lags(touch.addresses) if self.trace is not None else ()
-        self._note("atomic", actor.rank, actor.launch, event, touch, tensor, lags)
+        self._note(
+            "volatile" if op == VOLATILE else "atomic",
+            actor.rank,
+            actor.launch,
+            event,
+            touch,
+            tensor,
+            lags,
+        )
         # An acquire comes after what it learns, so it learns first.
         self._signals.hear(event, touch.addresses)
         if tensor and sem in ACQUIRES:
@@ -197,14 +216,17 @@ class Checker:
         scope: str = "",
         atomic: bool = False,
         proxy: bool = False,
+        size: int = 0,
     ) -> AccessEvent:
         frames = kernel_frames()
         actor = self._actors[program]
-        key = (actor, verb, tensor, sem, scope, site_of(frames))
+        key = (actor, verb, tensor, sem, scope, size, site_of(frames))
         found = self._events.get(key)
         if found is None:
             stack = tuple(stack_of(frames))
-            found = AccessEvent(actor, verb, writes, atomic, tensor, sem, scope, proxy, stack)
+            found = AccessEvent(
+                actor, verb, writes, atomic, tensor, sem, scope, proxy, size, stack
+            )  # fmt: skip
             self._events[key] = found
         return found
 

@@ -16,7 +16,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine.tasks import Stream
+from ..machine.tasks import Launch, Stream
 
 __all__ = ["Actor", "Clock", "Clocks", "Stamp", "StreamActor", "StreamClocks", "join"]
 
@@ -47,6 +47,8 @@ class Actor:
     bulk: int
     clock: Clock  # learnt from others
     proxy: Clock  # what a descriptor may read
+    begun: Clock  # what its kernel's launch ordered before it
+    unwaited: Clock | None = None  # what it learns from the kernel before, if it waits for it
     fenced: Clock | None = None  # and after the next CTA barrier: a fence is each thread's own
     barriers: int = 1
     steps: int = 1
@@ -75,6 +77,12 @@ class Actor:
         self.barriers += 1
         self.steps_at_barrier = self.steps
         self.steps += 1
+
+    def wait_for_grid(self) -> None:
+        """Learn what a kernel knows that was not launched early: the one before it has ended."""
+        if self.unwaited is not None:
+            join(self.clock, self.unwaited)
+            self.unwaited = None
 
     def learn(self, clock: Clock) -> None:
         """Join a published clock. It never changes, so one that was learnt is not joined again."""
@@ -116,6 +124,7 @@ class StreamActor:
     heard: dict[object, Any] = field(default_factory=dict)
     lane: tuple[Clock, ...] = ()
     before: None = None
+    begun: Clock | None = None  # what it knew when its latest kernel began
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         return (self.component, self.time)
@@ -224,6 +233,21 @@ class StreamClocks:
         self.learn(stream, known)
         actor.advance()
         return dict(actor.clock)
+
+    def begin(self, stream: Stream, launch: Launch) -> Clock:
+        """Begin a kernel; return what its launch orders before it.
+
+        With `launch_pdl` it begins before the kernel before it has ended.
+        """
+        actor = self.of(stream)
+        before = actor.begun or {}
+        actor.advance()
+        actor.begun = dict(actor.clock)
+        if not launch.options.get("launch_pdl"):
+            return actor.begun
+        early = dict(before)
+        join(early, launch.known)
+        return early
 
     def learn(self, stream: Stream, known: Clock) -> None:
         join(self.of(stream).clock, known)

@@ -31,7 +31,8 @@ class Encounter(NamedTuple):
             other = earlier.event
             if not (other.writes or event.writes):
                 continue  # an atomic load
-            if not (other.atomic and event.atomic and both_reach(other, event)):
+            both = other.atomic and event.atomic and other.size == event.size
+            if not (both and both_reach(other, event)):
                 yield earlier
 
     def is_ordered(self, earlier: PastAccess) -> bool:

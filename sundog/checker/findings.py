@@ -23,11 +23,14 @@ class Rule:
     means: str  # its line in docs/checker.md
     advice: str = ""
     is_verdict: bool = True  # False: the run failed, which says nothing about synchronisation
+    is_strict: bool = False  # a remark, and an error only for who asks for it
 
     def finding(
         self, why: str, first: FoundAccess | None = None, second: FoundAccess | None = None
     ) -> Finding:
-        return Finding(self.kind, self.name, why, first, second, self.advice)
+        return Finding(
+            self.kind, self.name, why, first, second, self.advice, is_strict=self.is_strict
+        )
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Finding:
     suggestion: str = ""
     token: str = ""  # replays the interleaving
     count: int = 1
+    is_strict: bool = False  # as its rule
 
     def key(self) -> tuple:
         sides = sorted((a.file, a.line) for a in (self.first, self.second) if a is not None)
@@ -110,6 +114,7 @@ class AccessEvent:
     sem: str = ""
     scope: str = ""
     proxy: bool = False
+    size: int = 0  # bytes of an atomic
     stack: tuple[tuple[str, int, str], ...] = ()
 
     @property

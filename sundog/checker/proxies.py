@@ -1,4 +1,4 @@
-"""Descriptor loads of what was written since the kernel was launched, without a proxy fence."""
+"""Descriptor loads without a proxy fence, and plain accesses to what a descriptor has stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from .encounter import Encounter, Found
 from .findings import Rule
 
-__all__ = ["NO_FENCE", "RULES", "look"]
+__all__ = ["NO_FENCE", "READ_BACK", "RULES", "look"]
 
 NO_FENCE = Rule(
     "proxy",
@@ -16,13 +16,30 @@ NO_FENCE = Rule(
     "proxy fence",
     "Call sundog.device.proxy.fence() after the wait, or load by pointers.",
 )
-RULES = [NO_FENCE]
+READ_BACK = Rule(
+    "proxy",
+    "plain access after a descriptor store",
+    "a program touches by pointers what its descriptor (TMA) stored: the store may still be on "
+    "its way",
+    "Keep the value, store by pointers, or read it after the end of this kernel.",
+)
+RULES = [NO_FENCE, READ_BACK]
 
 
 def look(here: Encounter) -> Iterable[Found]:
-    if not here.event.proxy or here.event.writes:
-        return ()
-    return _unfenced(here)
+    if here.event.proxy:
+        return () if here.event.writes else _unfenced(here)
+    return _read_back(here) if here.state.writes else ()
+
+
+def _read_back(here: Encounter) -> Iterator[Found]:
+    for earlier in here.state.writes:
+        if earlier.event.proxy and earlier.event.actor is here.event.actor:
+            why = (
+                "the descriptor's store goes through another proxy, and after it Triton waits "
+                "until its shared memory is free again, not until the data has arrived"
+            )
+            yield Found(READ_BACK, why, earlier.event)
 
 
 def _unfenced(here: Encounter) -> Iterator[Found]:

@@ -12,8 +12,9 @@ from .shadow import PastAccess, bounds
 from .signals import ACQUIRES, RELEASES, Heard, both_reach
 
 __all__ = [
-    "BARRIER_AFTER", "BARRIER_BEFORE", "DESCRIPTOR_STORE", "NO_ORDER", "PLAIN_FLAG",
-    "RELAXED_ACQUIRE", "RELAXED_RELEASE", "RULES", "SCOPE", "look",
+    "BARRIER_AFTER", "BARRIER_BEFORE", "DESCRIPTOR_STORE", "EARLY_LAUNCH", "KERNEL_BOUNDARY",
+    "NO_ORDER", "PLAIN_FLAG", "RELAXED_ACQUIRE", "RELAXED_RELEASE", "RULES", "SCOPE", "WIDTH",
+    "look",
 ]  # fmt: skip
 
 BARRIER_BEFORE = Rule(
@@ -49,7 +50,7 @@ RELAXED_RELEASE = Rule(
 PLAIN_FLAG = Rule(
     "race",
     "plain access to a flag",
-    "a word is touched by atomics and by plain or volatile accesses",
+    "a word is touched by atomics and by plain accesses",
     "Touch flags with atomics only, or use sundog.device.signal.",
 )
 DESCRIPTOR_STORE = Rule(
@@ -65,22 +66,54 @@ NO_ORDER = Rule(
     "Order them: signal and wait between programs, a done flag before a buffer is used again, "
     "world.barrier() between hosts.",
 )
+WIDTH = Rule(
+    "race",
+    "different widths",
+    "two atomics overlap and have different sizes, so they are not atomic to each other",
+    "Write and poll a flag with pointers to the same type.",
+)
+EARLY_LAUNCH = Rule(
+    "race",
+    "launch_pdl without its wait",
+    "a kernel launched with launch_pdl=True begins before the kernel before it has ended",
+    "Call tl.extra.cuda.gdc_wait() before the access, or launch without launch_pdl.",
+)
+KERNEL_BOUNDARY = Rule(
+    "kernel boundary",
+    "relies on the kernel boundary",
+    "a relaxed or volatile signal at the start of a kernel stands for what the kernels before it "
+    "did; an error with --strict",
+    'Signal with sem="release" and wait with sem="acquire", or use sundog.device.signal.',
+    is_strict=True,
+)
 RULES = [
     BARRIER_BEFORE, BARRIER_AFTER, SCOPE, RELAXED_ACQUIRE, RELAXED_RELEASE, PLAIN_FLAG,
-    DESCRIPTOR_STORE, NO_ORDER,
+    DESCRIPTOR_STORE, NO_ORDER, WIDTH, EARLY_LAUNCH, KERNEL_BOUNDARY,
 ]  # fmt: skip
 
 
 def look(here: Encounter) -> Iterator[Found]:
     for earlier in here.conflicts():
         if not here.is_ordered(earlier):
-            rule, why = _explain(earlier, here.event, *bounds(here.span))
+            rule, why = _explain(here, earlier)
             yield Found(rule, why, earlier.event)
 
 
-def _explain(old: PastAccess, event: AccessEvent, lo: int, hi: int) -> tuple[Rule, str]:
-    """Say which edge is missing between two accesses to [lo, hi)."""
+def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
+    """Say which edge is missing between an earlier access and this one."""
+    event, (lo, hi) = here.event, bounds(here.span)
     actor, other = event.actor, old.event.actor
+    unwaited = getattr(actor, "unwaited", None)
+    if unwaited is not None and here.clocks.covers(unwaited, old.stamp):
+        return EARLY_LAUNCH, (
+            "the kernel before this one made the first access, and this one was launched with "
+            "launch_pdl=True and has not called gdc_wait(): the first may not have ended"
+        )
+    if old.event.atomic and event.atomic and old.event.size != event.size:
+        return WIDTH, (
+            f"one has {old.event.size} bytes, the other {event.size}: they overlap only in part, "
+            "so they are not atomic to each other"
+        )
     if old.event.atomic and event.atomic:
         return SCOPE, (
             f"both are atomic, but scope {old.event.scope} and scope {event.scope} do not both "
@@ -89,8 +122,18 @@ def _explain(old: PastAccess, event: AccessEvent, lo: int, hi: int) -> tuple[Rul
     heard, learner = actor.heard.get(other), actor
     if heard is None:
         heard, learner = _heard_through(actor, other)
+    if heard is None:
+        heard = _heard_from_later_kernel(here, old)
     mixed = old.event.atomic != event.atomic
     if heard is not None and not (mixed and lo <= heard.signal.address < hi):
+        begun = heard.signal.actor.begun
+        if _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
+            return KERNEL_BOUNDARY, (
+                f"the signal at {_at(heard.signal.event)} ({heard.signal.event.sem}) was read at "
+                f"{_at(heard.event)} ({heard.event.sem}), and the {old.event.verb} was made "
+                "before the signalling kernel began: the memory model gives no order, the end of "
+                "a kernel gives one on today's GPUs"
+            )
         return _explain_heard(heard, old, learner)
     if mixed:
         return PLAIN_FLAG, (
@@ -98,6 +141,13 @@ def _explain(old: PastAccess, event: AccessEvent, lo: int, hi: int) -> tuple[Rul
             "not atomic to anything"
         )
     return NO_ORDER, "no signal, barrier or launch stands between them in either direction"
+
+
+def _is_boundary(heard: Heard) -> bool:
+    """Whether only the semantics of a signal are too weak: it is atomic, and its scope reaches."""
+    if not heard.event.atomic or not both_reach(heard.signal.event, heard.event):
+        return False
+    return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE)
 
 
 def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
@@ -109,6 +159,14 @@ def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
         if first is not None and _fault(last):
             return last, actor
     return None, actor
+
+
+def _heard_from_later_kernel(here: Encounter, old: PastAccess) -> Heard | None:
+    """Find a signal of a program that came after the old access: its kernel began after it."""
+    for heard in here.event.actor.heard.values():
+        if here.clocks.covers(heard.signal.actor.begun, old.stamp):
+            return heard
+    return None
 
 
 def _fault(heard: Heard) -> Rule | None:

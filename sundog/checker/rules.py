@@ -17,6 +17,8 @@ WATCHING = (
     "races",
     "pipelined",
     "proxies",
+    "portability",
+    "tiles",
 )
 _MODULES = [import_module(f".{name}", __package__) for name in WATCHING]
 LOOKS = tuple(module.look for module in _MODULES)

@@ -21,7 +21,10 @@ import numpy as np
 from .clocks import Actor, Clock, Clocks, Stamp
 from .findings import AccessEvent
 
-__all__ = ["Message", "Word", "is_poll", "leaves_unchanged"]
+__all__ = ["READS", "VOLATILE", "Message", "Word", "is_poll", "leaves_unchanged"]
+
+VOLATILE = "VOLATILE"  # a volatile load: relaxed, at system scope
+READS = ("LOAD", VOLATILE)
 
 _KEPT = 8  # messages of a word: how old a value may be
 _MOST_STALE = 4  # reads of a program in a row that miss the newest message: a poll sees it in time
@@ -97,7 +100,7 @@ class Word:
 
 def is_poll(op: str, operand: bytes) -> bool:
     """Whether an atomic leaves every value as it is."""
-    return op == "LOAD" or (op in ("ADD", "FADD", "OR", "XOR") and not any(operand))
+    return op in READS or (op in ("ADD", "FADD", "OR", "XOR") and not any(operand))
 
 
 def leaves_unchanged(op: str, operand: bytes, value: bytes) -> bool:

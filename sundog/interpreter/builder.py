@@ -250,8 +250,10 @@ class Builder(Atomics):
         dtype = np_dtype(element)
         addresses = ptrs.data
         chosen = full_mask(mask, addresses)
+        if volatile:
+            return self._volatile_load(ptrs, chosen, other)
         self.machine.accesses.before_load(
-            _chosen(addresses, mask), dtype.itemsize, volatile, proxy, is_tile(addresses)
+            _chosen(addresses, mask), dtype.itemsize, proxy, is_tile(addresses)
         )
         if mask is None:
             fill = np.empty(addresses.shape, dtype)
@@ -260,6 +262,20 @@ class Builder(Atomics):
         else:
             fill = np.ascontiguousarray(np.broadcast_to(other.data, addresses.shape), dtype)
         return Value(native.load(addresses, chosen, fill, dtype), element)
+
+    def _volatile_load(self, ptrs: Value, chosen: np.ndarray, other: Value | None) -> Value:
+        """Load as NVIDIA's compiler has it: ld.volatile is ld.relaxed at system scope."""
+        element = ptrs.get_element_ty()
+        dtype = np_dtype(element)
+
+        def execute() -> np.ndarray:
+            return native.load(ptrs.data, chosen, np.zeros(ptrs.data.shape, dtype), dtype)
+
+        order = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.SYSTEM
+        loaded = self._atomic(execute, ptrs, element, chosen, ("VOLATILE", b""), *order)
+        if other is not None:
+            loaded = Value(np.where(chosen, loaded.data, other.data).astype(dtype), element)
+        return loaded
 
     def _store(
         self, ptrs: Value, value: Value, mask: np.ndarray | None, *, proxy: bool = False
@@ -331,7 +347,12 @@ class Builder(Atomics):
             self.machine.accesses.proxy_fence()
             nothing = Value(np.zeros(1, np.int32), tl.int32)
             return SimpleNamespace(get_result=lambda place: nothing)
-        if assembly == trace.READ_GLOBALTIMER.value:
+        if "griddepcontrol" in assembly:
+            if "griddepcontrol.wait" in assembly:
+                self.machine.accesses.grid_wait()
+            nothing = Value(np.zeros(1, np.int32), tl.int32)
+            return SimpleNamespace(get_result=lambda place: nothing)
+        if assembly == trace.READ_GLOBALTIMER.value or "%globaltimer" in assembly:
             now = Value(np.array([self.machine.accesses.count], np.int64), tl.int64)
             return SimpleNamespace(get_result=lambda place: now)
         raise CannotInterpret("inline assembly runs only on a GPU; use tl operations")

@@ -95,6 +95,14 @@ class Helpers:
         self.semantic.builder.machine.accesses.turned()
         return self.truth(value)
 
+    def builtin(self, function: Callable) -> Callable:
+        """Return a function of `tl.extra` as a kernel calls it."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs, _semantic=self.semantic)
+
+        return call
+
     def only_on_gpu(self, name: str) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
             raise CannotInterpret(f"library function {name} runs only on a GPU; use tl operations")
@@ -238,6 +246,10 @@ class _Rewriter(stock.ASTTransformer):
         if module.startswith("triton.language.extra.") and module.endswith(".libdevice"):
             name = ast.copy_location(ast.Constant(ast.unparse(node.func)), node)
             node.func = ast.copy_location(_call("only_on_gpu", name), node.func)
+        elif module.startswith("triton.language.extra."):
+            self.generic_visit(node)
+            node.func = ast.copy_location(_call("builtin", node.func), node.func)
+            return node
         return self.generic_visit(node)
 
     def visit_Attribute(self, node: Any) -> ast.AST:

@@ -48,9 +48,7 @@ class MemoryPort(Protocol):
     def count(self) -> int:
         """Return the number of accesses so far: the simulator's clock."""
 
-    def before_load(
-        self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool
-    ) -> None: ...
+    def before_load(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None: ...
 
     def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None: ...
 
@@ -76,6 +74,9 @@ class MemoryPort(Protocol):
     def cta_barrier(self) -> None: ...
 
     def proxy_fence(self) -> None: ...
+
+    def grid_wait(self) -> None:
+        """Wait for the kernel before, of one that was launched before that has ended."""
 
 
 class RunningMachine(Protocol):

@@ -89,6 +89,8 @@ class Observer(Protocol):
 
     def proxy_fence(self, program: Program) -> None: ...
 
+    def grid_wait(self, program: Program) -> None: ...
+
     def load(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
 
     def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
@@ -132,16 +134,11 @@ class Accesses:
         self._machine = machine
         self.count = 0  # of all programs so far: the simulator's clock
 
-    def before_load(
-        self, addresses: np.ndarray, size: int, volatile: bool, proxy: bool, tensor: bool
-    ) -> None:
+    def before_load(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
         self.count += 1
-        if volatile:
-            self._machine.give_way()
         region = self._machine.memory.check(addresses, size, "load")
-        if volatile or addresses.size == 1:
-            limit = POLLS_BEFORE_PARKING if volatile else _LOADS_BEFORE_PARKING
-            key = self._park_if_stuck(addresses, ("LOAD", b""), limit)
+        if addresses.size == 1:
+            key = self._park_if_stuck(addresses, ("LOAD", b""), _LOADS_BEFORE_PARKING)
             if key is not None:
                 seen = read(addresses, size)
                 self._found(key, addresses, size, seen)
@@ -207,6 +204,11 @@ class Accesses:
         """A program runs as one here: only a checker has something to learn from its barriers."""
         if self._machine.checker is not None:
             self._machine.checker.cta_barrier(self._machine.program)
+
+    def grid_wait(self) -> None:
+        """Kernels run one after the other here: only a checker learns something."""
+        if self._machine.checker is not None:
+            self._machine.checker.grid_wait(self._machine.program)
 
     def proxy_fence(self) -> None:
         if self._machine.checker is not None:

@@ -39,6 +39,7 @@ class Launch:
     options: dict[str, Any] = field(default_factory=dict)  # num_stages and the like
     version: tuple = ()  # which binary it needs
     known: dict[int, int] = field(default_factory=dict)  # to its host, for the checker
+    begun: dict[int, int] = field(default_factory=dict)  # what came before it, for the checker
 
     @property
     def total(self) -> int:

@@ -117,9 +117,19 @@ def plain_poll_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
 def volatile_poll_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     signal.put_signal(inbox + at, x + at, flag, peer, 1, ctx)
-    # wrong: volatile is not hoisted, but still orders nothing after it
+    # wrong: a volatile poll is relaxed, so it orders nothing after it
     while tl.load(flag, volatile=True) < 1:
         pass
+    tl.store(out + at, tl.load(inbox + at))
+
+
+@triton.jit
+def volatile_poll_fixed(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    signal.put_signal(inbox + at, x + at, flag, peer, 1, ctx)
+    while tl.load(flag, volatile=True) < 1:
+        pass
+    tl.atomic_add(flag, 0, sem="acquire", scope="sys")  # cheap polls, then one that learns
     tl.store(out + at, tl.load(inbox + at))
 
 
@@ -161,6 +171,12 @@ PAIRS = [
     _pair(SIGNAL, "exchange, relaxed", relaxed_signal_wrong, push_fixed, RELAXED_RELEASE),
     _pair(SIGNAL, "exchange, acquire", acquire_signal_wrong, push_fixed, RELAXED_RELEASE),
     _pair("plain poll", "load in a loop", plain_poll_wrong, push_fixed, PLAIN_FLAG),
-    _pair("volatile poll", "volatile load in a loop", volatile_poll_wrong, push_fixed, PLAIN_FLAG),
+    _pair(
+        "volatile poll",
+        "volatile load in a loop",
+        volatile_poll_wrong,
+        volatile_poll_fixed,
+        RELAXED_ACQUIRE,
+    ),
     _pair("plain signal", "store to the flag", plain_signal_wrong, push_fixed, PLAIN_FLAG),
 ]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sundog.checker.races import PLAIN_FLAG
+from sundog.checker.portability import VOLATILE_FLAG
+from sundog.checker.races import PLAIN_FLAG, RELAXED_ACQUIRE
 from sundog.tools.check.check_command import CheckOptions, run_corpus
 from sundog.tools.check.schedules import Report, check, check_once, tokens
 
@@ -64,12 +65,22 @@ def test_finding_replays_from_its_token() -> None:
     assert [str(f) for f in again.findings] == [str(found)]
 
 
-@pytest.mark.parametrize("family", ["plain poll", "volatile poll"])
-def test_poll_without_order_explains_the_race_on_the_data(family: str) -> None:
+def test_poll_without_order_explains_the_race_on_the_data() -> None:
     """The data's race has the same cause as the flag's, and says so."""
-    (pair,) = [pair for pair in PAIRS if pair.family == family]
+    (pair,) = [pair for pair in PAIRS if pair.family == "plain poll"]
     found = {(f.second.allocation, f.rule) for f in search(pair).findings}
     assert found == {("flag", PLAIN_FLAG.name), ("inbox", PLAIN_FLAG.name)}
+
+
+def test_a_volatile_poll_is_atomic_on_nvidia_and_a_remark_for_amd() -> None:
+    (pair,) = [pair for pair in PAIRS if pair.family == "volatile poll"]
+    report = search(pair)
+    assert {(f.second.allocation, f.rule) for f in report.findings} == {
+        ("inbox", RELAXED_ACQUIRE.name)
+    }
+    assert {(f.second.allocation, f.rule) for f in report.remarks} == {("flag", VOLATILE_FLAG.name)}
+    strict = check(pair.fixed, pair.world_size, 3, 0, 0, HEAP, strict=True)
+    assert {f.rule for f in strict.findings} == {VOLATILE_FLAG.name}
 
 
 @pytest.mark.parametrize("name", ["double buffering", "single buffer"])

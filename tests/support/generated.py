@@ -59,8 +59,10 @@ def _events(site: Site, op: Op | HostOp) -> list[Event]:
         return {"read": [read], "write": [write], "copy": [read, write]}[op.kind]
     if op.kind == "barrier":
         return [Event("barrier", *site)]
-    kind = "atomic" if op.name else "load" if op.kind == "wait" else op.kind
+    kind = "atomic" if op.name else "volatile" if op.kind == "wait" else op.kind
     sem, scope = (op.sem, op.scope) if op.name else ("", "")
+    if kind == "volatile":
+        sem, scope = "relaxed", "sys"
     # The interpreter can't tell a tensor of one element from a scalar; one thread makes it, too.
     return [Event(kind, *site, lanes, sem, scope, op.lanes > 1)]
 
@@ -108,7 +110,11 @@ def _check_complete(text: Text, events: list[Event]) -> None:
             event.lanes or event.kind == "barrier"
         ):
             continue
-        if happened[event.actor][-1:] != [event] or event.kind not in ("atomic", "load"):
+        if happened[event.actor][-1:] != [event] or event.kind not in (
+            "atomic",
+            "volatile",
+            "load",
+        ):
             happened[event.actor].append(event)
     for site, ops in wanted.items():
         assert _once(ops) == _once(happened[site]), f"{site} did {happened[site]}, not {ops}"

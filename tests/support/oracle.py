@@ -20,11 +20,12 @@ __all__ = ["Event", "Race", "races"]
 
 Lane = tuple[int, int]  # address and size
 WRITES = {"store", "atomic", "host_write"}
+ATOMIC = {"atomic", "volatile"}
 
 
 @dataclass(frozen=True)
 class Event:
-    kind: str  # load store atomic barrier launch host_read host_write world_barrier
+    kind: str  # load store atomic volatile barrier launch host_read host_write world_barrier
     rank: int  # of a world barrier: any
     launch: int = -1
     program: int = -1
@@ -53,7 +54,7 @@ def reach(one: Event, other: Event) -> bool:  # both scopes reach both parties
 
 
 def conflict(one: Event, other: Event) -> bool:
-    both_atomic = one.kind == other.kind == "atomic" and reach(one, other)
+    both_atomic = {one.kind, other.kind} <= ATOMIC and reach(one, other)
     return one.actor != other.actor and bool({one.kind, other.kind} & WRITES) and not both_atomic
 
 
@@ -87,7 +88,7 @@ class _Order:
         return len(self.after) - 1
 
     def _add(self, event: Event) -> list[int]:
-        if event.kind in ("barrier", "load", "store", "atomic"):
+        if event.kind in ("barrier", "load", "store", "atomic", "volatile"):
             new = _Program(*self._launches[event.rank, event.launch])
             program = self._programs.setdefault(event.actor, new)
             if event.kind == "barrier":  # rule 1
@@ -114,7 +115,7 @@ class _Order:
         learnt = [published for published, release in chain if reach(release, event)]
         if not event.tile:  # the whole program learns, else only this lane until the next barrier
             program.knows = self._node([program.knows, *learnt])
-        own = not event.tile and event.kind != "load"  # all threads make a scalar load
+        own = not event.tile and event.kind not in ("load", "volatile")  # made by all threads
         node = self._node([program.knows, *learnt, *(program.thread_0 if own else [])])
         program.thread_0 = [node] if own else program.thread_0
         program.open.append(node)

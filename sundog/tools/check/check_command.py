@@ -41,6 +41,7 @@ class CheckOptions:
     schedule: str = ""
     sms: int = 0
     mutate: bool = False
+    strict: bool = False
     corpus: str = ""
     json: str = ""
 
@@ -56,7 +57,7 @@ def run(options: CheckOptions) -> int:
     whole = bool(options.schedule) or report.schedules == options.schedules
     outcomes: list[Outcome] = []
     if options.mutate and whole and not report.findings:
-        outcomes, whole = _mutate(options, function)
+        outcomes, whole = _mutate(options, function, strict=not report.remarks)
     verdicts = judge(outcomes, accept if whole and outcomes else {})
     _write(options.json, report, outcomes, verdicts)
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
@@ -83,18 +84,23 @@ def _check_options(options: CheckOptions) -> None:
 def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
     """Check all schedules, until Ctrl-C. What the function prints is shown for the first one."""
     if options.schedule:
-        return check_once(function, options.world, options.schedule, options.sms)
+        return check_once(
+            function, options.world, options.schedule, options.sms, strict=options.strict
+        )
     report = Report()
     with progress() as show, suppress(KeyboardInterrupt):
         for token in tokens(options.schedules, options.seed, report, options.sms):
             with _quiet() if report.schedules else nullcontext():
-                report.merge(check_once(function, options.world, token, options.sms))
+                how = options.world, token, options.sms
+                report.merge(check_once(function, *how, strict=options.strict))
             found = f"{len(report.findings)} findings"
             show("schedules", report.schedules, options.schedules, found)
     return report
 
 
-def _mutate(options: CheckOptions, function: Callable[[World], Any]) -> tuple[list[Outcome], bool]:
+def _mutate(
+    options: CheckOptions, function: Callable[[World], Any], strict: bool
+) -> tuple[list[Outcome], bool]:
     """Check the mutants, until Ctrl-C; return the outcomes, and whether all were tried."""
     outcomes: list[Outcome] = []
     with suppress(KeyboardInterrupt):
@@ -102,7 +108,7 @@ def _mutate(options: CheckOptions, function: Callable[[World], Any]) -> tuple[li
             found, _ = find_mutants(function, options.world, options.sms)
         given = options.world, found, options.schedules, options.seed, options.sms
         with progress() as show, _quiet():  # a bar takes what is printed
-            for outcome in mutate(function, *given):
+            for outcome in mutate(function, *given, strict=strict):
                 outcomes.append(outcome)
                 survived = sum(not o.killed_by for o in outcomes)
                 show("mutants", len(outcomes), len(found), f"{survived} survived")
@@ -205,6 +211,7 @@ def _write(path: str, report: Report, outcomes: list[Outcome], verdicts: Verdict
             "schedules": report.schedules,
             "findings": findings,
             "notes": report.notes,
+            "remarks": [finding.as_json() for finding in report.remarks],
             "mutants": mutants,
         }
         write_json(path, content, indent=1)

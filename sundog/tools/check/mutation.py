@@ -52,12 +52,16 @@ def mutate(
     seed: int = 0,
     num_sms: int = 0,
     link: str = "",
+    strict: bool = True,
 ) -> Iterator[Outcome]:
-    """Check each mutant until the first objection, or for all schedules."""
+    """Check each mutant until the first objection, or for all schedules.
+
+    `strict`: a remark is an objection too. Not where the kernel itself has some.
+    """
     for name, mutant in zip(_names(found), found, strict=True):
         with replaced(mutant.function, mutant.tree):
             report = check(
-                fn, world_size, schedules, seed, num_sms, stop_early=True, link=link
+                fn, world_size, schedules, seed, num_sms, stop_early=True, link=link, strict=strict
             )  # fmt: skip
         kinds = [f.kind for f in report.findings if f.kind in OBJECTIONS]
         yield Outcome(name, mutant, kinds[0] if kinds else "", report)

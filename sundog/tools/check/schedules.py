@@ -36,6 +36,7 @@ class Report:
     """What a check found, each kind and pair of source lines once."""
 
     findings: list[Finding] = field(default_factory=list)
+    remarks: list[Finding] = field(default_factory=list)  # errors for who asks for strictness
     schedules: int = 0
     first_schedule: int | None = None  # how many it took to find something
     trace: list[tuple] | None = None
@@ -46,12 +47,8 @@ class Report:
 
     def merge(self, other: Report) -> None:
         self.schedules += other.schedules
-        known = {finding.key(): finding for finding in self.findings}
-        for finding in other.findings:
-            if finding.key() in known:
-                known[finding.key()].count += finding.count
-            else:
-                self.findings.append(finding)
+        _add(self.findings, other.findings)
+        _add(self.remarks, other.remarks)
         if self.findings and self.first_schedule is None:
             self.first_schedule = self.schedules
         self.results = other.results
@@ -61,7 +58,19 @@ class Report:
     def __str__(self) -> str:
         head = f"{len(self.findings) or 'no'} findings in {self.schedules} schedules"
         notes = [f"note: {note}" for note in self.notes]
-        return "\n\n".join([head, *(str(finding) for finding in self.findings), *notes])
+        if self.remarks:
+            notes.append(f"{len(self.remarks)} remarks, which are errors with --strict:")
+        parts = [head, *map(str, self.findings), *notes, *map(str, self.remarks)]
+        return "\n\n".join(parts)
+
+
+def _add(findings: list[Finding], new: list[Finding]) -> None:
+    known = {finding.key(): finding for finding in findings}
+    for finding in new:
+        if finding.key() in known:
+            known[finding.key()].count += finding.count
+        else:
+            findings.append(finding)
 
 
 def check(
@@ -73,11 +82,12 @@ def check(
     heap_size: int = 0,
     stop_early: bool = False,
     link: str = "",
+    strict: bool = False,
 ) -> Report:
     """Run `fn` once per schedule and collect what is wrong. `stop_early`: the first is enough."""
     report = Report()
     for token in tokens(schedules, seed, report, num_sms):
-        report.merge(check_once(fn, world_size, token, num_sms, heap_size, link=link))
+        report.merge(check_once(fn, world_size, token, num_sms, heap_size, False, link, strict))
         if stop_early and report.findings:
             break
     return report
@@ -107,6 +117,7 @@ def check_once(
     heap_size: int = 0,
     trace: bool = False,
     link: str = "",
+    strict: bool = False,
 ) -> Report:
     """One schedule. What a rank or a kernel raises is a finding, sys.exit too; Ctrl-C is not."""
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
@@ -123,7 +134,9 @@ def check_once(
         finding.token = finding.token or schedule
     results = [host.result for host in machine.hosts]
     steps, widest = machine.schedule.step, checker.widest
-    return Report(findings, 1, None, checker.trace, results, notes, steps, widest)
+    remarks = [] if strict else [finding for finding in findings if finding.is_strict]
+    findings = [finding for finding in findings if finding not in remarks]
+    return Report(findings, remarks, 1, None, checker.trace, results, notes, steps, widest)
 
 
 @contextmanager

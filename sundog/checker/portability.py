@@ -1,0 +1,36 @@
+"""Volatile loads that count on being atomic: on NVIDIA they are, on AMD they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .encounter import Encounter, Found
+from .findings import Rule
+
+__all__ = ["RULES", "VOLATILE_FLAG", "look"]
+
+VOLATILE_FLAG = Rule(
+    "portability",
+    "volatile load of a flag",
+    "a volatile load polls what others write: relaxed at system scope on NVIDIA, a plain load on "
+    "AMD; an error with --strict",
+    'Poll with tl.atomic_add(flag, 0, sem="acquire", scope="sys"), or use sundog.device.signal.',
+    is_strict=True,
+)
+RULES = [VOLATILE_FLAG]
+_VERB = "volatile load"
+
+
+def look(here: Encounter) -> Iterable[Found]:
+    return _unordered(here) if here.event.atomic else ()
+
+
+def _unordered(here: Encounter) -> Iterator[Found]:
+    event = here.event
+    for earlier in here.state.atomics:
+        other = earlier.event
+        if _VERB not in (event.verb, other.verb) or not (event.writes or other.writes):
+            continue
+        if not here.is_ordered(earlier):
+            why = "nothing orders them, and only one of them is atomic on AMD"
+            yield Found(VOLATILE_FLAG, why, other)

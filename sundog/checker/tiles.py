@@ -1,0 +1,37 @@
+"""Tiles that store to one address twice: two threads write it, in no order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from .clocks import Actor
+from .encounter import Encounter, Found
+from .findings import Rule
+
+__all__ = ["EQUAL_ADDRESSES", "RULES", "look"]
+
+EQUAL_ADDRESSES = Rule(
+    "race",
+    "equal addresses in one tile",
+    "two elements of a stored tile have the same address: two threads write it, in no order",
+    "Give every element an address of its own, or mask all but one of them off.",
+)
+RULES = [EQUAL_ADDRESSES]
+
+
+def look(here: Encounter) -> Iterable[Found]:
+    """Look at the first tile that a program stores at a place: the later ones are made alike."""
+    event = here.event
+    if event.atomic or not (event.writes and event.tensor and isinstance(event.actor, Actor)):
+        return ()
+    if ("tile", event) in event.actor.suspected:
+        return ()
+    event.actor.suspected.add(("tile", event))
+    addresses = here.touch.addresses
+    equal = addresses.size - np.unique(addresses).size
+    if not equal:
+        return ()
+    why = f"{equal} of the tile's {addresses.size} elements have the address of another element"
+    return (Found(EQUAL_ADDRESSES, why),)

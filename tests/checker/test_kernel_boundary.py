@@ -1,0 +1,75 @@
+"""A relaxed signal at the start of a kernel is a remark for what earlier kernels did, no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import sundog
+from sundog.checker.races import KERNEL_BOUNDARY, RELAXED_RELEASE
+from sundog.device import memory
+from sundog.tools.check.schedules import Report, check
+
+pytestmark = pytest.mark.compat
+BLOCK = 16
+
+
+@triton.jit
+def write(data, rank, BLOCK: tl.constexpr):
+    tl.store(data + tl.arange(0, BLOCK), rank + 1)
+
+
+@triton.jit
+def meet_and_read(
+    data, flag, out, peer, ctx, POLL: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr
+):
+    at = tl.arange(0, BLOCK)
+    if WRITE:
+        tl.store(data + at, 5)
+        tl.debug_barrier()
+    # relaxed on purpose: relies on the end of the kernel before this one
+    memory.atomic_xchg(flag, 1, peer, ctx, sem="relaxed")
+    if POLL == "volatile":
+        while tl.load(flag, volatile=True) < 1:
+            pass
+    else:
+        while tl.atomic_add(flag, 0, sem=POLL, scope="sys") < 1:
+            pass
+    tl.debug_barrier()
+    tl.store(out + at, memory.load(data + at, peer, ctx))
+
+
+def run(poll: str, writes: bool, strict: bool) -> Report:
+    def main(world: sundog.World) -> None:
+        data, flag = world.zeros((BLOCK,), torch.float32, "data"), world.signals((1,), "flag")
+        out, peer = torch.empty(BLOCK), 1 - world.rank
+        world.barrier()
+        write[(1,)](data, world.rank, BLOCK)
+        meet_and_read[(1,)](data, flag, out, peer, world.ctx, poll, writes, BLOCK)
+        assert out[0].item() == (5 if writes else peer + 1)
+
+    return check(main, 2, 4, heap_size=256 << 10, strict=strict)
+
+
+def rules(findings: list[Any]) -> set[str]:
+    return {finding.rule for finding in findings if finding.second.allocation == "data"}
+
+
+@pytest.mark.parametrize("poll", ["acquire", "relaxed", "volatile"])
+def test_what_an_earlier_kernel_wrote_is_a_remark(poll: str) -> None:
+    report = run(poll, False, strict=False)
+    assert not report.findings, report
+    assert rules(report.remarks) == {KERNEL_BOUNDARY.name}
+    assert "before the signalling kernel began" in str(report)
+    strict = run(poll, False, strict=True)
+    assert not strict.remarks
+    assert KERNEL_BOUNDARY.name in rules(strict.findings)
+
+
+def test_what_the_same_kernel_wrote_is_a_race() -> None:
+    report = run("acquire", True, strict=False)
+    assert RELAXED_RELEASE.name in rules(report.findings)
