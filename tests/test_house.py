@@ -23,7 +23,7 @@ BUDGETS = {
     "device": 850,
     "fused": 2550,
     "hardware": 340,
-    "interpreter": 1900,
+    "interpreter": 1950,
     "learn": 320,
     "machine": 3200,
     "ops": 1480,
@@ -39,7 +39,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 33  # without commands, which cli.py alone imports
+ONE_IMPORTER = 34  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

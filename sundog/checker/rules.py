@@ -18,7 +18,7 @@ WATCHING = (
     "pipelined",
     "proxies",
     "portability",
-    "tiles",
+    "overlaps",
 )
 _MODULES = [import_module(f".{name}", __package__) for name in WATCHING]
 LOOKS = tuple(module.look for module in _MODULES)

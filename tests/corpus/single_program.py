@@ -11,9 +11,9 @@ from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import sundog
+from sundog.checker.overlaps import EQUAL_ADDRESSES
 from sundog.checker.proxies import READ_BACK
 from sundog.checker.races import EARLY_LAUNCH, WIDTH
-from sundog.checker.tiles import EQUAL_ADDRESSES
 from sundog.device import memory
 
 from .pair import Kernel, Pair, values
