@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -104,10 +105,18 @@ def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dic
 
 
 def _start_thread(thread: threading.Thread) -> None:
+    _finish_pending()
+    Installed.start(thread)
+
+
+def _finish_pending() -> None:
+    """A rank starts a thread, or forks: what is pending must be there for whoever reads it."""
     for world in Installed._stack:
         if world.machine is not None and world.machine.is_host_running():
             world.machine.streams.before_thread()
-    Installed.start(thread)
+
+
+os.register_at_fork(before=_finish_pending)  # in the child nobody would run the kernels
 
 
 _can_time = functools.cache(has_gpu)  # asked at every launch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -41,6 +44,26 @@ def test_a_thread_that_waits_for_results_reads_them(backend: str, stream: int) -
             read = threads.submit(lambda: (given.get() + 0.0).tolist())
             given.put(_reduced(world))
             return read.result()
+
+    assert sundog.run(main, SIZE, backend) == [[TOTAL] * N] * SIZE
+
+
+@both
+def test_a_process_that_a_rank_forks_reads_results(backend: str) -> None:
+    """As a loader's worker does. There the kernels would never run."""
+
+    def main(world: sundog.World) -> list[float]:
+        read, write = os.pipe()
+        with world.stream(1):
+            out = _reduced(world)
+            child = os.fork()
+        if child == 0:
+            with torch._C.DisableTorchFunction():
+                values = (ctypes.c_float * N).from_address(out.data_ptr())[:]
+            os.write(write, json.dumps(values).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        return json.loads(os.read(read, 4096))
 
     assert sundog.run(main, SIZE, backend) == [[TOTAL] * N] * SIZE
 
