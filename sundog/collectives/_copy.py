@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "WIDE", "Config", "Span", "as_words", "config_for", "configs", "copy", "default_config",
-    "plan_spans", "random_tensor", "to_boundary", "wrong_config", "wrong_programs",
+    "WIDE", "Config", "Span", "as_words", "config_for", "configs", "copy", "default",
+    "default_config", "default_spans", "plan_spans", "random_tensor", "space", "space_spans",
+    "to_boundary", "valid", "valid_spans", "wrong_config", "wrong_programs",
 ]  # fmt: skip
 
 WIDE = tl.constexpr(16)  # bytes of the widest access
@@ -76,6 +77,18 @@ def config_for(nbytes: int, num_sms: int) -> Config:
     block = min(max(share, _LEAST_TILE), _LARGEST_TILE)
     tiles = triton.cdiv(max(nbytes, 1), block)
     return Config(block, min(tiles, num_sms), block // (32 * _PER_THREAD))
+
+
+def valid(problem: Any, config: Config) -> str | None:
+    return wrong_config(config)
+
+
+def space(problem: Any) -> list[Config]:
+    return configs()
+
+
+def default(problem: Any, num_sms: int) -> Config:
+    return config_for(problem.nbytes, num_sms)
 
 
 def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], bool]:
@@ -165,6 +178,18 @@ def default_config(nbytes: int, size: int, num_sms: int) -> Config:
     """For `nbytes` to each peer: equally many programs per peer, or several peers per program."""
     each = config_for(nbytes, max(num_sms // size, 1))
     return dataclasses.replace(each, programs=min(each.programs * size, num_sms))
+
+
+def valid_spans(problem: Any, config: Config) -> str | None:
+    return wrong_programs(config, problem.size)
+
+
+def space_spans(problem: Any) -> list[Config]:
+    return [config for config in configs() if valid_spans(problem, config) is None]
+
+
+def default_spans(problem: Any, num_sms: int) -> Config:
+    return default_config(problem.nbytes, problem.size, num_sms)
 
 
 @triton.jit

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..ops.op import Plan, agree
-from . import _copy
-from ._copy import Config, Span, default_config, plan_spans, wrong_programs
+from ._copy import Config, Span, plan_spans
+from ._copy import default_spans as default
+from ._copy import space_spans as space
+from ._copy import valid_spans as valid
 from .all_gather import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -22,18 +24,6 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("out",)
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return wrong_programs(config, problem.size)
-
-
-def space(problem: Problem) -> list[Config]:
-    return [config for config in _copy.configs() if valid(problem, config) is None]
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return default_config(problem.nbytes, problem.size, num_sms)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

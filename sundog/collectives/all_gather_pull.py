@@ -18,7 +18,7 @@ from ..device import context, memory, signal, trace
 from ..ops.op import Plan, agree, barrier_flags
 from ..ops.passive import stand_in
 from . import _copy
-from ._copy import Config
+from ._copy import Config, default, space, valid
 from .all_gather import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -30,18 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("x",)
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return _copy.wrong_config(config)
-
-
-def space(problem: Problem) -> list[Config]:
-    return _copy.configs()
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return _copy.config_for(problem.nbytes, num_sms)
 
 
 @triton.jit(do_not_specialize=["n"])

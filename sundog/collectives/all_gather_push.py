@@ -20,7 +20,7 @@ import triton.language as tl
 from ..device import context, memory, signal, trace
 from ..ops.op import Plan, agree, barrier_flags
 from . import _copy
-from ._copy import Config
+from ._copy import Config, default, space, valid
 from .all_gather import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -32,18 +32,6 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("out",)
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return _copy.wrong_config(config)
-
-
-def space(problem: Problem) -> list[Config]:
-    return _copy.configs()
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return _copy.config_for(problem.nbytes, num_sms)
 
 
 @triton.jit(do_not_specialize=["n"])

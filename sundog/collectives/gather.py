@@ -16,7 +16,7 @@ from ..device import context, memory, signal, trace
 from ..ops.dispatch import AsyncHandle, CallOptions, call, check_contiguous, check_out
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _copy
-from ._copy import Config, random_tensor
+from ._copy import Config, default, random_tensor, space, valid
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -39,18 +39,6 @@ class Problem:
     @property
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return _copy.wrong_config(config)
-
-
-def space(problem: Problem) -> list[Config]:
-    return _copy.configs()
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return _copy.config_for(problem.nbytes, num_sms)
 
 
 def cost(problem: Problem) -> Cost:

@@ -9,8 +9,10 @@ import torch
 
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out
 from ..ops.op import Cost, Plan, agree
-from . import _copy
-from ._copy import Config, Span, default_config, plan_spans, random_tensor, wrong_programs
+from ._copy import Config, Span, plan_spans, random_tensor
+from ._copy import default_spans as default
+from ._copy import space_spans as space
+from ._copy import valid_spans as valid
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -33,18 +35,6 @@ class Problem:
     @property
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return wrong_programs(config, problem.size)
-
-
-def space(problem: Problem) -> list[Config]:
-    return [config for config in _copy.configs() if valid(problem, config) is None]
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return default_config(problem.nbytes, problem.size, num_sms)
 
 
 def cost(problem: Problem) -> Cost:
