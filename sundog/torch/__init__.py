@@ -4,4 +4,19 @@ library     every op as an op of torch: schema, fake kernel, backward formula
 names       worlds by name
 calls       where `world.all_reduce(x)` goes when it is differentiated or compiled
 modules     column- and row-parallel layers, and styles for parallelize_module
+symm_mem    kernels for the symm_mem ops of torch: `enable`
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["enable"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'sundog.torch' has no attribute {name!r}")
+    from .symm_mem import enable  # not before it is used: a world imports parts of this package
+
+    return enable
