@@ -1,0 +1,275 @@
+"""The process group "sundog": torch.distributed's collectives by sundog's kernels.
+
+    import sundog.torch.process_group
+    dist.init_process_group("sundog")            # or "cuda:sundog,cpu:gloo"
+
+It opens a world over the processes of the group: on `symm` if there is a GPU, else on `shm`. What
+sundog has no kernel for (a reduction by a bitwise operator, tensors on another device) goes to a
+gloo group of the same processes, and the first such call says so. A collective is complete, or
+ordered on the stream, when it returns: the Work of `async_op=True` has nothing left to wait for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..backends import load
+from ..collectives._reduce import DTYPES
+from ..target import GPU_HEAP, has_gpu
+
+__all__ = ["SundogGroup", "register"]
+
+_CPU_HEAP = 64 << 20
+_OPERATORS = {
+    dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max", dist.ReduceOp.PRODUCT: "prod",
+}  # fmt: skip
+
+
+# Any: their signatures differ between versions of torch.
+_ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = dist._Work
+_number = itertools.count()  # of the groups of this process
+
+
+class Done(_Work):
+    """A collective that is complete, or ordered on the current stream."""
+
+    def __init__(self, results: list[Tensor]) -> None:
+        super().__init__()
+        self._results = results
+        self._future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        self._future.set_result(results)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def result(self) -> list[Tensor]:
+        return self._results
+
+    def get_future(self) -> Any:
+        return self._future
+
+
+class SundogGroup(_ProcessGroup):
+    """One rank of the group. Collectives have the names that c10d calls, of torch 2.11 and 2.13."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        seconds = timeout.total_seconds()
+        backend, nbytes = ("symm", GPU_HEAP) if has_gpu() else ("shm", _CPU_HEAP)
+        below = dist.PrefixStore("sundog", store)
+        name = f"group {next(_number)}"  # its store is its own: it is the first world there
+        self._world = load(backend).open_world(rank, size, below, nbytes, seconds, name)
+        self._other: Any = dist.ProcessGroupGloo(
+            dist.PrefixStore("gloo", store), rank, size, timeout
+        )
+        self._reported: set[str] = set()
+
+    def getBackendName(self) -> str:
+        return "sundog"
+
+    @property
+    def world(self) -> Any:
+        """The world of this group's ranks."""
+        return self._world
+
+    @property
+    def pg_name(self) -> str:
+        return str(dist.distributed_c10d._world.pg_names[self])
+
+    @property
+    def group_name(self) -> Any:
+        return self.pg_name
+
+    def __repr__(self) -> str:
+        return f"SundogGroup(rank={self._world.rank}, size={self._world.size})"
+
+    # reductions
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        op = self._operator("allreduce", opts, tensors)
+        if op is None:
+            return self._other.allreduce(tensors, opts)
+        for x in tensors:
+            x.copy_(self._world.all_reduce(_flat(x), op).view(x.shape))
+        return Done(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
+        op = self._operator("reduce", opts, tensors)
+        if op is None:
+            return self._other.reduce(tensors, opts)
+        for x in tensors:
+            result = self._world.reduce(_flat(x), opts.rootRank, op)
+            if result is not None:
+                x.copy_(result.view(x.shape))
+        return Done(tensors)
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> Any:
+        op = self._operator("reduce_scatter", opts, outputs)
+        if op is None or any(len({p.shape for p in parts}) > 1 for parts in inputs):
+            return self._fall_back("reduce_scatter", "parts of different sizes, or its operator")(
+                outputs, inputs, opts
+            )
+        for out, parts in zip(outputs, inputs, strict=True):
+            whole = torch.cat([_flat(part).view(-1) for part in parts])
+            out.copy_(self._world.reduce_scatter(whole, op).view(out.shape))
+        return Done(outputs)
+
+    def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
+        op = self._operator("reduce_scatter_single", opts, [x])
+        if op is None:
+            return self.reduce_scatter([out], [list(x.chunk(self._world.size))], opts)
+        out.copy_(self._world.reduce_scatter(_flat(x).view(-1), op).view(out.shape))
+        return Done([out])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Any:
+        for out, x in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(out, x, opts)
+        return Done(outputs)
+
+    # copies
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        for parts, x in zip(outputs, inputs, strict=True):
+            whole = self._world.all_gather(_flat(x).view(-1)).chunk(self._world.size)
+            for out, part in zip(parts, whole, strict=True):
+                out.copy_(part.view(out.shape))
+        return Done([out for parts in outputs for out in parts])
+
+    def all_gather_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
+        out.copy_(self._world.all_gather(_flat(x).view(-1)).view(out.shape))
+        return Done([out])
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Any:
+        for out, x in zip(outputs, inputs, strict=True):
+            self.all_gather_single(out, x, opts)
+        return Done(outputs)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> Any:
+        return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
+        for x in tensors:
+            x.copy_(self._world.broadcast(_flat(x), opts.rootRank).view(x.shape))
+        return Done(tensors)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
+        whole = self._world.gather(_flat(inputs[0]).view(-1), opts.rootRank)
+        if whole is not None:
+            for out, part in zip(outputs[0], whole.chunk(self._world.size), strict=True):
+                out.copy_(part.view(out.shape))
+        return Done([out for parts in outputs for out in parts])
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
+        out, x = torch.empty_like(_flat(outputs[0]).view(-1)), None
+        if self._world.rank == opts.rootRank:
+            x = torch.cat([_flat(part).view(-1) for part in inputs[0]])
+        outputs[0].copy_(self._world.scatter(x, opts.rootRank, out).view(outputs[0].shape))
+        return Done(outputs)
+
+    def all_to_all_single(
+        self, out: Tensor, x: Tensor, out_splits: list[int], in_splits: list[int], opts: Any = None
+    ) -> Any:
+        x = _flat(x)
+        even = [x.shape[0] // self._world.size] * self._world.size if x.dim() else None
+        sent, received = (in_splits or even, out_splits or even)
+        if not (in_splits or out_splits):
+            sent = received = None
+        result = self._world.all_to_all(x, in_splits=sent, out_splits=received)
+        out.copy_(result.view(out.shape))
+        return Done([out])
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        x = torch.cat([_flat(part).view(-1) for part in inputs])
+        sent, received = [part.numel() for part in inputs], [out.numel() for out in outputs]
+        parts = self._world.all_to_all(x, in_splits=sent, out_splits=received).split(received)
+        for out, part in zip(outputs, parts, strict=True):
+            out.copy_(part.view(out.shape))
+        return Done(outputs)
+
+    # the rest
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
+        return self._fall_back("send", "messages with tags")(tensors, dst, tag)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Any:
+        return self._fall_back("recv", "messages with tags")(tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
+        return self._fall_back("recv_anysource", "messages of any rank")(tensors, tag)
+
+    def barrier(self, opts: Any = None) -> Any:
+        self._world.barrier()
+        return Done([])
+
+    def shutdown(self) -> None:
+        self._world.close()
+
+    # c10d's names before torch 2.13
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _operator(self, name: str, opts: Any, tensors: list[Tensor]) -> str | None:
+        """The reduction in sundog's words; None, and a sentence once, if it has none."""
+        asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        op = next((op for kind, op in _OPERATORS.items() if asked == kind), None)
+        bad = [x.dtype for x in tensors if x.dtype not in DTYPES]
+        if op is None or bad or (op == "avg" and tensors[0].dtype == torch.bool):
+            operator = getattr(asked, "op", asked)
+            self._fall_back(name, f"{str(operator).rpartition('.')[2]} of {tensors[0].dtype}")
+            return None
+        return op
+
+    def _fall_back(self, name: str, why: str) -> Callable[..., Any]:
+        if why not in self._reported:
+            self._reported.add(why)
+            if self._world.rank == 0:
+                print(f"sundog: {name} goes to gloo: no kernel for {why}", file=sys.stderr)
+        call: Callable[..., Any] = getattr(self._other, name)
+        return call
+
+
+def _flat(x: Tensor) -> Tensor:
+    """A contiguous tensor without a graph: c10d's collectives are no steps of autograd's."""
+    return x.detach().contiguous()
+
+
+def register() -> None:
+    """Let torch.distributed know the backend. Importing this module does it."""
+    if not hasattr(dist.Backend, "SUNDOG"):
+        dist.Backend.register_backend("sundog", _make, devices=["cpu", "cuda"])
+
+
+def _make(store: Any, rank: int, size: int, timeout: timedelta) -> SundogGroup:
+    return SundogGroup(store, rank, size, timeout)
+
+
+register()

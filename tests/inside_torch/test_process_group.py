@@ -1,0 +1,163 @@
+"""dist.init_process_group("sundog"): c10d, functional collectives, DTensor, FSDP2 and DDP on it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from support.jobs import job
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import sundog.torch.process_group  # noqa: F401 -- registers the backend
+
+pytestmark = pytest.mark.sim_only  # names its backend itself, so once is enough
+RANKS = 2
+
+
+def test_collectives() -> None:
+    def main(rank: int) -> None:
+        x = torch.arange(4.0) + rank
+        for op, expected in {
+            dist.ReduceOp.SUM: [1.0, 3.0, 5.0, 7.0], dist.ReduceOp.MAX: [1.0, 2.0, 3.0, 4.0],
+            dist.ReduceOp.AVG: [0.5, 1.5, 2.5, 3.5], dist.ReduceOp.PRODUCT: [0.0, 2.0, 6.0, 12.0],
+        }.items():  # fmt: skip
+            y = x.clone()
+            dist.all_reduce(y, op)
+            assert y.tolist() == expected, op
+        y = x.clone()
+        work = dist.all_reduce(y, async_op=True)
+        work.wait()
+        assert y.tolist() == [1, 3, 5, 7]
+        whole = torch.empty(8)
+        dist.all_gather_into_tensor(whole, x)
+        assert whole.tolist() == [0, 1, 2, 3, 1, 2, 3, 4]
+        parts = [torch.empty(4) for _ in range(RANKS)]
+        dist.all_gather(parts, x)
+        assert torch.equal(torch.cat(parts), whole)
+        mine = torch.empty(2)
+        dist.reduce_scatter_tensor(mine, x)
+        assert mine.tolist() == [[1, 3], [5, 7]][rank]
+        dist.reduce_scatter(mine, list(x.chunk(2)))
+        assert mine.tolist() == [[1, 3], [5, 7]][rank]
+        y = x.clone()
+        dist.broadcast(y, 1)
+        assert y.tolist() == [1, 2, 3, 4]
+        dist.reduce(y, 0)
+        assert y.tolist() == [[2, 4, 6, 8], [1, 2, 3, 4]][rank]
+        gathered = parts if rank == 0 else None
+        dist.gather(x, gathered, 0)
+        assert rank or torch.equal(torch.cat(parts), whole)
+        dist.scatter(mine, list(torch.arange(4.0).chunk(2)) if rank else None, 1)
+        assert mine.tolist() == [[0, 1], [2, 3]][rank]
+        y = torch.empty(4)
+        dist.all_to_all_single(y, x)
+        assert y.tolist() == [[0, 1, 1, 2], [2, 3, 3, 4]][rank]
+        uneven = torch.empty(2 if rank == 0 else 6)
+        dist.all_to_all_single(uneven, x, [1, 1] if rank == 0 else [3, 3], [1, 3])
+        assert uneven.tolist() == [[0, 1], [1, 2, 3, 2, 3, 4]][rank]
+        outs = [torch.empty(2) for _ in range(RANKS)]
+        dist.all_to_all(outs, list(x.chunk(2)))
+        assert torch.equal(torch.cat(outs), y)
+        objects = [None] * RANKS
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": 0}, {"rank": 1}]
+        dist.barrier()
+
+    job(main, RANKS, "sundog")
+
+
+def test_coalesced_and_functional_collectives() -> None:
+    def main(rank: int) -> None:
+        group = dist.group.WORLD
+        x = torch.arange(4.0) + rank
+        total = functional.all_reduce(x, "sum", group)
+        assert total.tolist() == [1, 3, 5, 7]
+        assert functional.all_gather_tensor(x, 0, group).shape == (8,)
+        assert functional.reduce_scatter_tensor(x, "sum", 0, group).shape == (2,)
+        for each in functional.all_reduce_coalesced([x, x + 1], "sum", group):
+            assert each.shape == (4,)
+        one, other = functional.all_gather_into_tensor_coalesced([x, x[:2]], group)
+        assert (one.shape, other.shape) == ((8,), (4,))
+        one, other = functional.reduce_scatter_tensor_coalesced([x, x], "sum", [0, 0], group)
+        assert one.tolist() == other.tolist() == [[1, 3], [5, 7]][rank]
+
+        def fn(x: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(x * 2, "sum", group) + 1
+
+        compiled = torch.compile(fn, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(x), fn(x))
+
+    job(main, RANKS, "sundog")
+
+
+def test_what_it_has_no_kernel_for_goes_to_gloo_and_says_so_once(
+    capfd: pytest.CaptureFixture,
+) -> None:
+    def main(rank: int) -> list[int]:
+        x = torch.tensor([5, 3][rank])
+        for _ in range(2):
+            y = x.clone()
+            dist.all_reduce(y, dist.ReduceOp.BAND)
+        if rank == 0:
+            dist.send(x, 1)
+        else:
+            dist.recv(x, 0)
+        return [y.item(), x.item()]
+
+    assert job(main, RANKS, "sundog") == [[1, 5], [1, 5]]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "goes to gloo" in line]
+    assert len(lines) == 2
+    assert "allreduce goes to gloo: no kernel for BAND of torch.int64" in lines[0]
+    assert "send goes to gloo: no kernel for messages with tags" in lines[1]
+
+
+def test_dtensor() -> None:
+    def main(rank: int) -> None:
+        mesh = init_device_mesh("cpu", (RANKS,))
+        torch.manual_seed(0)
+        whole = torch.randn(4, 6)
+        rows = distribute_tensor(whole, mesh, [Shard(0)])
+        assert torch.equal(rows.full_tensor(), whole)
+        assert torch.equal(rows.redistribute(placements=[Shard(1)]).full_tensor(), whole)
+        assert torch.equal(rows.redistribute(placements=[Replicate()]).to_local(), whole)
+        product = rows.t() @ rows  # a partial sum on every rank
+        assert product.placements == (Partial(),)
+        torch.testing.assert_close(product.full_tensor(), whole.t() @ whole)
+
+    job(main, RANKS, "sundog")
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_data_parallel_training_equals_one_ranks(how: str) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def train(net: nn.Module, x: torch.Tensor) -> list[float]:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    torch.manual_seed(1)
+    data = torch.randn(8, 4)
+
+    def main(rank: int) -> list[float]:
+        net = model()
+        if how == "ddp":
+            net = nn.parallel.DistributedDataParallel(net)
+        else:
+            fully_shard(net, mesh=init_device_mesh("cpu", (RANKS,)))
+        return train(net, data.chunk(RANKS)[rank])
+
+    found = torch.tensor(job(main, RANKS, "sundog")).mean(0)
+    torch.testing.assert_close(found, torch.tensor(train(model(), data)), rtol=1e-4, atol=1e-5)
