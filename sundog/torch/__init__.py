@@ -4,6 +4,7 @@ library     every op as an op of torch: schema, fake kernel, backward formula
 names       worlds by name
 calls       where `world.all_reduce(x)` goes when it is differentiated or compiled
 modules     column- and row-parallel layers, and styles for parallelize_module
+communicator  what vLLM and SGLang ask of a communicator
 process_group  torch.distributed's backend "sundog"
 symm_mem    kernels for the symm_mem ops of torch: `enable`
 """

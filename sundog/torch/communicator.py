@@ -1,0 +1,124 @@
+"""Communicators for serving engines: the methods that vLLM and SGLang ask for, by a world.
+
+`WorldCommunicator` has what vLLM's DeviceCommunicatorBase offers to models (out of place, with a
+dimension), and what its and SGLang's custom all-reduces offer to the engine: `should_custom_ar`,
+`custom_all_reduce`, `capture`, `register_graph_buffers`. docs/torch.md says how to plug it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..collectives._reduce import DTYPES
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = ["WorldCommunicator"]
+
+
+class WorldCommunicator:
+    """The communicator of one rank. `max_bytes`: larger tensors are left to the engine's own."""
+
+    def __init__(self, world: World, max_bytes: int = 8 << 20) -> None:
+        self.world, self.max_bytes = world, max_bytes
+        self.rank_in_group, self.world_size, self.device = world.rank, world.size, world.device
+
+    @property
+    def disabled(self) -> bool:
+        """Is there nobody to talk to, or is the world closed?"""
+        return self.world_size == 1 or bool(self.world._closed)
+
+    # what the engine asks of a custom all-reduce
+
+    def should_custom_ar(self, inp: Tensor) -> bool:
+        """Would `custom_all_reduce` take this tensor? The engine uses its own if not."""
+        fits = inp.numel() * inp.itemsize <= self.max_bytes and inp.is_contiguous()
+        on_device = inp.device.type == self.device.type
+        return not self.disabled and fits and on_device and inp.dtype in DTYPES
+
+    def custom_all_reduce(self, input: Tensor) -> Tensor | None:
+        """Return the sum over ranks, or None if this tensor is not for us.
+
+        In the warm-up run inside `capture()` too: it makes the plan that the capture then finds.
+        """
+        return self.all_reduce(input) if self.should_custom_ar(input) else None
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Around the engine's CUDA graph capture: there is nothing to prepare or to register."""
+        yield
+
+    def register_graph_buffers(self) -> None:
+        """Do nothing: a captured op goes through the heap, which all ranks have mapped."""
+
+    def close(self) -> None:
+        self.world.close()
+
+    destroy = close
+
+    # what models call
+
+    def all_reduce(self, input_: Tensor) -> Tensor:
+        result: Tensor = self.world.all_reduce(input_.contiguous())
+        return result
+
+    def all_gather(self, input_: Tensor, dim: int = -1) -> Tensor:
+        whole: Tensor = self.world.all_gather(input_.movedim(dim, 0).contiguous())
+        return whole.movedim(0, dim).contiguous()
+
+    def all_gatherv(self, input_: Tensor, dim: int = 0, sizes: list[int] | None = None) -> Tensor:
+        """As all_gather, of parts with `sizes[rank]` rows."""
+        if sizes is None:
+            return self.all_gather(input_, dim)
+        self._check_sizes("all_gatherv", dim, sizes, input_.shape[0], sizes[self.rank_in_group])
+        padded = input_.new_zeros((max(sizes), *input_.shape[1:]))
+        padded[: input_.shape[0]] = input_
+        parts = self.all_gather(padded, 0).chunk(self.world_size)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def reduce_scatter(self, input_: Tensor, dim: int = -1) -> Tensor:
+        mine: Tensor = self.world.reduce_scatter(input_.movedim(dim, 0).contiguous())
+        return mine.movedim(0, dim).contiguous()
+
+    def reduce_scatterv(
+        self, input_: Tensor, dim: int = 0, sizes: list[int] | None = None
+    ) -> Tensor:
+        """As reduce_scatter, of slices with `sizes[rank]` rows."""
+        if sizes is None:
+            return self.reduce_scatter(input_, dim)
+        self._check_sizes("reduce_scatterv", dim, sizes, input_.shape[0], sum(sizes))
+        return self.all_reduce(input_).split(sizes)[self.rank_in_group].contiguous()
+
+    def gather(self, input_: Tensor, dst: int = 0, dim: int = -1) -> Tensor | None:
+        whole = self.world.gather(input_.movedim(dim, 0).contiguous(), dst)
+        return None if whole is None else whole.movedim(0, dim).contiguous()
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """In place, as vLLM does."""
+        return tensor.copy_(self.world.broadcast(tensor.contiguous(), src))
+
+    def send(self, tensor: Tensor, dst: int | None = None) -> None:
+        """To the next rank if none is named."""
+        self.world.send(tensor.contiguous(), self._neighbour(1) if dst is None else dst)
+
+    def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> Tensor:
+        """From the previous rank if none is named."""
+        tensor = torch.empty(size, dtype=dtype, device=self.device)
+        self.world.recv(tensor, self._neighbour(-1) if src is None else src)
+        return tensor
+
+    def _neighbour(self, step: int) -> int:
+        return (self.rank_in_group + step) % self.world_size
+
+    def _check_sizes(self, name: str, dim: int, sizes: list[int], rows: int, expected: int) -> None:
+        if dim != 0 or len(sizes) != self.world_size or rows != expected:
+            raise ValueError(
+                f"{name}: dim {dim}, sizes {sizes}, {rows} rows on rank {self.rank_in_group}: "
+                f"expected dim 0, {self.world_size} sizes and {expected} rows"
+            )

@@ -1,0 +1,98 @@
+"""The methods that serving engines call, by name and by result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+import pytest
+import torch
+from torch import Tensor
+
+import sundog
+from sundog.torch.communicator import WorldCommunicator
+
+Run = Callable[..., list]
+
+
+@runtime_checkable
+class DeviceCommunicator(Protocol):
+    """Of vLLM's DeviceCommunicatorBase (22 August 2026): what a tensor-parallel model calls."""
+
+    def all_reduce(self, input_: Tensor) -> Tensor: ...
+    def all_gather(self, input_: Tensor, dim: int = -1) -> Tensor: ...
+    def all_gatherv(self, input_: Any, dim: int = 0, sizes: Any = None) -> Any: ...
+    def reduce_scatter(self, input_: Tensor, dim: int = -1) -> Tensor: ...
+    def reduce_scatterv(self, input_: Tensor, dim: int = -1, sizes: Any = None) -> Tensor: ...
+    def gather(self, input_: Tensor, dst: int = 0, dim: int = -1) -> Tensor | None: ...
+    def send(self, tensor: Tensor, dst: int | None = None) -> None: ...
+    def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> Tensor: ...
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor: ...
+    def destroy(self) -> None: ...
+
+
+@runtime_checkable
+class CustomAllreduce(Protocol):
+    """Of vLLM's CustomAllreduce and SGLang's ca_comm."""
+
+    disabled: bool
+
+    def should_custom_ar(self, inp: Tensor) -> bool: ...
+    def custom_all_reduce(self, input: Tensor) -> Tensor | None: ...
+    def capture(self) -> AbstractContextManager[None]: ...
+    def register_graph_buffers(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_every_method_gives_what_the_engine_expects(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        comm = WorldCommunicator(world, max_bytes=1 << 10)
+        assert isinstance(comm, DeviceCommunicator)
+        assert isinstance(comm, CustomAllreduce)
+        rank, device = world.rank, world.device
+        every = [torch.arange(8.0, device=device).view(2, 4) + r for r in range(2)]
+        x = every[rank]
+        assert torch.equal(comm.all_reduce(x), every[0] + every[1])
+        for dim in (0, 1, -1):
+            assert torch.equal(comm.all_gather(x, dim), torch.cat(every, dim))
+            assert torch.equal(comm.reduce_scatter(x, dim), sum(every).chunk(2, dim)[rank])
+        sizes = [1, 2]
+        uneven = comm.all_gatherv(x[: sizes[rank]], 0, sizes)
+        assert torch.equal(uneven, torch.cat([every[0][:1], every[1]]))
+        whole = torch.cat([x, x])[:3]
+        expected = (torch.cat([every[0]] * 2) + torch.cat([every[1]] * 2))[:3].split(sizes)[rank]
+        assert torch.equal(comm.reduce_scatterv(whole, 0, sizes), expected)
+        gathered = comm.gather(x, 1)
+        assert (gathered is None) == (rank == 0)
+        assert rank == 0 or torch.equal(gathered, torch.cat(every, -1))
+        if rank == 0:
+            comm.send(x)
+        else:
+            assert torch.equal(comm.recv(x.shape, x.dtype), every[0])
+        assert torch.equal(comm.broadcast(x.clone(), 1), every[1])
+        with comm.capture():
+            assert torch.equal(comm.custom_all_reduce(x), sum(every))
+        comm.register_graph_buffers()
+        with pytest.raises(ValueError, match="expected dim 0, 2 sizes and 2 rows"):
+            comm.all_gatherv(x, 1, [2, 2])
+
+    run(main, 2)
+
+
+def test_what_is_left_to_the_engine(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        comm = WorldCommunicator(world, max_bytes=64)
+        assert comm.should_custom_ar(torch.ones(16, device=world.device))
+        assert not comm.should_custom_ar(torch.ones(17, device=world.device))
+        assert not comm.should_custom_ar(torch.ones(4, 4, device=world.device).t()[:2])
+        complex_one = torch.ones(1, dtype=torch.complex64, device=world.device)
+        assert not comm.should_custom_ar(complex_one)
+        assert comm.custom_all_reduce(complex_one) is None
+
+    run(main, 2)
+    run(lambda world: _alone(world), 1)
+
+
+def _alone(world: sundog.World) -> None:
+    assert WorldCommunicator(world).disabled
