@@ -5,7 +5,7 @@ what its folder has. What a config did, whatever it was, is a row.
 
 | file | one line is |
 |---|---|
-| rows.jsonl | a measurement, or the reason why there is none |
+| rows.xz | a measurement, or why there is none; the last ones are in rows.jsonl while it runs |
 | binaries.jsonl | a compiled kernel: its rows name it |
 | ir.xz | lines of JSON: TTIR and TTGIR as text, each once; several streams, one after the other |
 | gpu.csv | clocks, temperature and power with the time |
@@ -188,7 +188,7 @@ class Collector:
         if failed >= _MOST_FAILURES and not self.counts["rows ok"]:
             raise RuntimeError(
                 f"{failed} rows were tried and none could be measured, the last one like this: "
-                f"{self.last_error}. rows.jsonl has the others."
+                f"{self.last_error}. rows.xz has the others."
             )
 
     def _show(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from sundog.dataset.shards import SPLITS, in_test
 
-from .record import cell_of, occupancy, read_ir, read_lines
+from .record import cell_of, occupancy, read_lines, read_rows, read_xz
 from .subject import shape_kind
 
 __all__ = ["pack", "rows_frame"]
@@ -41,7 +41,7 @@ def pack(run: Path, folder: Path, name: str) -> str:
         raise ValueError(f"{run}: its times are {about['clock']}, not measured")
     rows = rows_frame(run, name)
     known = _known_ir(shards)
-    new = [line for line in read_ir(run / "ir.xz") if line["id"] not in known]
+    new = [line for line in read_xz(run / "ir.xz") if line["id"] not in known]
     ir = pandas.DataFrame(new, columns=["id", "stage", "kernel", "text"])
     ir = ir.drop_duplicates("id").sort_values(["kernel", "stage", "text"])
     _write(rows, paths[0], {"run": json.dumps(about)})
@@ -54,7 +54,7 @@ def pack(run: Path, folder: Path, name: str) -> str:
 def rows_frame(run: Path, name: str) -> pandas.DataFrame:
     """Join rows, binaries and clocks."""
     binaries = {line["binary"]: line for line in read_lines(run / "binaries.jsonl")}
-    frame = pandas.DataFrame([_row(line, binaries) for line in read_lines(run / "rows.jsonl")])
+    frame = pandas.DataFrame([_row(line, binaries) for line in read_rows(run)])
     frame.insert(0, "collection", name)
     _add_clocks(frame, run / "gpu.csv")
     for split in SPLITS:

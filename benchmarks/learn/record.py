@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import lzma
 import os
@@ -10,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,9 +21,10 @@ from sundog.dataset.shards import load
 from .compile_ahead import Binary, Cell, cell_key
 from .measure import Measured
 
-__all__ = ["Records", "cell_of", "known_rows", "occupancy", "read_ir", "read_lines"]
+__all__ = ["Records", "cell_of", "known_rows", "occupancy", "read_lines", "read_rows", "read_xz"]
 
-_CHUNK = 200  # texts of IR that are compressed together
+_CHUNK = 600  # texts of IR that are compressed together
+_ROWS = 4000  # rows, likewise
 _SMI = "clocks.sm,clocks.mem,temperature.gpu,power.draw"
 
 
@@ -30,12 +32,13 @@ class Records:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        rows = list(read_lines(folder / "rows.jsonl"))
-        self.known = {cell_key(cell_of(row)) for row in rows if not row["repeat"]}
-        self._seen = {line["id"] for line in read_ir(folder / "ir.xz")}
+        self.known = {cell_key(cell_of(row)) for row in read_rows(folder) if not row["repeat"]}
+        self._seen = {line["id"] for line in read_xz(folder / "ir.xz")}
         self._rows = _open_to_append(folder / "rows.jsonl")
         self._binaries = _open_to_append(folder / "binaries.jsonl")
         self._texts: list[str] = []
+        self._lines: list[str] = []
+        self._moving: Future[None] | None = None
         self._packer = ThreadPoolExecutor(1)  # compressing must not keep the GPU waiting
 
     def add_row(self, cell: Cell, measured: Measured, binary: str | None) -> None:
@@ -45,8 +48,24 @@ class Records:
             "repeat": cell.repeat, "control": cell.control, "binary": binary,
             **dataclasses.asdict(measured),
         }  # fmt: skip
-        self._rows.write(json.dumps(row, separators=(",", ":")) + "\n")
+        line = json.dumps(row, separators=(",", ":"))
+        self._rows.write(line + "\n")
         self._rows.flush()
+        self._lines.append(line)
+        if len(self._lines) >= _ROWS:
+            self._pack_rows()
+
+    def _pack_rows(self) -> None:
+        """Move the rows so far into rows.xz: a machine that is lent gives no large file back."""
+        if self._moving is not None:
+            self._moving.result()  # one at a time: 4,000 rows before this
+        self._rows.close()
+        moved, plain = self._folder / "rows.moving.jsonl", self._folder / "rows.jsonl"
+        lines = [line for path in (moved, plain) for line in _texts_of(path)]
+        moved.write_text("".join(f"{line}\n" for line in lines))
+        self._rows = plain.open("w")
+        self._lines = []
+        self._moving = self._packer.submit(_move_xz, moved, self._folder / "rows.xz", lines)
 
     def add_binary(self, key: str, cell: Cell, binary: Binary) -> None:
         line = {
@@ -92,6 +111,7 @@ class Records:
         """Write what is left, and run.json: this uses CUDA, so it comes last."""
         if self._texts:
             self._pack()
+        self._pack_rows()
         self._packer.shutdown()
         self._rows.close()
         self._binaries.close()
@@ -114,6 +134,16 @@ def _open_to_append(path: Path) -> TextIO:
 def _append_xz(path: Path, texts: list[str]) -> None:
     with path.open("ab") as file:
         file.write(lzma.compress(("\n".join(texts) + "\n").encode(), preset=4))
+
+
+def _move_xz(moved: Path, path: Path, lines: list[str]) -> None:
+    if lines:
+        _append_xz(path, lines)
+    moved.unlink()
+
+
+def _texts_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def _commit() -> str | None:
@@ -145,7 +175,19 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
-def read_ir(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run, each once: those that were moved, then those of the open file."""
+    seen = set()
+    packed = read_xz(folder / "rows.xz")
+    plain = (read_lines(folder / name) for name in ("rows.moving.jsonl", "rows.jsonl"))
+    for row in itertools.chain(packed, *plain):
+        text = json.dumps(row, sort_keys=True)
+        if text not in seen:  # a run that was killed while it moved them has them twice
+            seen.add(text)
+            yield row
+
+
+def read_xz(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with lzma.open(path, "rt") as file:

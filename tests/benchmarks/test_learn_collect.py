@@ -18,7 +18,7 @@ from benchmarks.learn.compile_ahead import Cell, cell_key, plain_text
 from benchmarks.learn.kernels import SUBJECTS
 from benchmarks.learn.measure import Measured, Unit, made_up
 from benchmarks.learn.plan import CONTROLS, units
-from benchmarks.learn.record import cell_of, occupancy, read_ir, read_lines
+from benchmarks.learn.record import Records, cell_of, occupancy, read_lines, read_rows, read_xz
 from benchmarks.learn.subject import Task, shape_kind
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_a_crash_costs_its_own_row_and_a_second_run_measures_nothing_again(tmp_p
 
     options = Options(tmp_path, 1.0, names, workers=1, configs=1, clock="made-up")
     counts = Collector(options, measure).run()["counts"]
-    rows = [row for row in read_lines(tmp_path / "rows.jsonl") if not row["control"]]
+    rows = [row for row in read_rows(tmp_path) if not row["control"]]
     first = [row for row in rows if not row["repeat"]]
     planned = [cell_key(cell) for cells in units(names, set(), 1) for cell in cells]
     assert sorted(cell_key(cell_of(row)) for row in first) == sorted(planned)
@@ -109,13 +109,13 @@ def test_a_run_in_which_nothing_works_ends_early(
     options = Options(tmp_path, 5.0, ["dequantise_rows"], workers=1, clock="made-up")
     with pytest.raises(RuntimeError, match=r"none could be measured.*no such GPU"):
         Collector(options, measure).run()
-    assert list(read_lines(tmp_path / "rows.jsonl")), "what was tried is kept"
+    assert list(read_rows(tmp_path)), "what was tried is kept"
 
 
 def test_ir_is_stored_once_without_places(tmp_path: Path) -> None:
     options = Options(tmp_path, 1.0, ["dequantise_rows"], workers=1, configs=2, clock="made-up")
     Collector(options).run()
-    found = list(read_ir(tmp_path / "ir.xz"))
+    found = list(read_xz(tmp_path / "ir.xz"))
     binaries = list(read_lines(tmp_path / "binaries.jsonl"))
     named = {line[stage] for line in binaries for stage in ("ttir", "ttgir")}
     assert {line["id"] for line in found} == named
@@ -123,6 +123,28 @@ def test_ir_is_stored_once_without_places(tmp_path: Path) -> None:
     assert not any("loc(" in line["text"] or ".py" in line["text"] for line in found)
     about = json.loads((tmp_path / "run.json").read_text())
     assert about["clock"] == "made-up"
+
+
+def test_rows_are_moved_into_a_small_file_and_none_is_lost_or_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.learn.record._ROWS", 10)
+    cells = [cell for cells in units(["dequantise_rows"], set(), 4) for cell in cells][:37]
+    records = Records(tmp_path)
+    for number, cell in enumerate(cells):
+        records.add_row(cell, Measured("ok", [number]), None)
+    records._packer.submit(lambda: None).result()
+    assert [row["samples_ns"] for row in read_rows(tmp_path)] == [[n] for n in range(37)]
+    assert len(list(read_lines(tmp_path / "rows.jsonl"))) == 7
+    moved = list(read_xz(tmp_path / "rows.xz"))[-10:]
+    (tmp_path / "rows.moving.jsonl").write_text("".join(json.dumps(row) + "\n" for row in moved))
+    assert len(list(read_rows(tmp_path))) == 37, "a kill between writing and deleting"
+    records = Records(tmp_path)
+    assert len(records.known) == 37
+    records.close({"clock": "made-up"})
+    assert [row["samples_ns"] for row in read_rows(tmp_path)] == [[n] for n in range(37)]
+    assert not (tmp_path / "rows.moving.jsonl").exists()
+    assert (tmp_path / "rows.jsonl").read_text() == ""
 
 
 def test_locations_are_cut_and_code_is_kept() -> None:

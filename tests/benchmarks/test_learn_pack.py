@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.learn.collect import Collector, Options
 from benchmarks.learn.pack import pack
+from benchmarks.learn.record import read_rows
 from sundog.dataset import load
 from sundog.dataset.graph_arrays import ELEMENTS
 from sundog.dataset.shards import SPLITS, in_test
@@ -24,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     names = ["dequantise_rows"]
     Collector(Options(folder, 1.0, names, workers=1, configs=3, clock="made-up")).run()
-    at = [json.loads(line)["at"] for line in (folder / "rows.jsonl").read_text().splitlines()]
+    at = [row["at"] for row in read_rows(folder)]
     readings = [f"{min(at) + n:.2f}, {1000 + n}, 3201, 40, 300.5\n" for n in range(100)]
     (folder / "gpu.csv").write_text("".join([*readings, "12.0, 99"]))
     return folder
@@ -43,7 +44,7 @@ def packed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_shard_holds_every_row_and_module(run: Path, packed: Path) -> None:
     data = load(packed)
-    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    lines = list(read_rows(run))
     assert len(data.rows) == len(lines)
     assert data.verify() == []
     row = data.tasks.iloc[0]
