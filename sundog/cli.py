@@ -275,6 +275,38 @@ def bench(
     raise typer.Exit(command.run(options))
 
 
+@app.command()
+def predict(
+    op: Op,
+    machine: Annotated[str, typer.Option(help="machines or files, with commas")] = "",
+    axis: Annotated[
+        str, typer.Option(help="NAME=v1,v2,... or NAME=first..last")
+    ] = "numel=1024..16777216",
+    problem: Problem = "",
+    world: World = 8,
+    late: Annotated[float, typer.Option(help="microseconds by which one rank is late")] = 0.0,
+    compare: Annotated[bool, typer.Option(help="show of what the times are made")] = False,
+    json: Json = "",
+    plot: Plot = "",
+) -> None:
+    """Expect what an op's algorithms take on a machine that need not be here.
+
+    Machines: h200-shared, h200-pcie, h200x8, h100x8, mi300x8, h200x8-2nodes, or a file that
+    `sundog calibrate` wrote. How far off the model is, and where: docs/predict.md.
+
+    Exit status: 0 predicted, 2 it could not be: no such machine, axis or model.
+
+    Example: sundog predict all_reduce --machine h200x8,mi300x8 --axis numel=1024..1048576
+    """
+    from .tools.predict import predict_command as command
+
+    options = command.PredictOptions(
+        op=op, machine=machine, axis=axis, problem=problem, world=world, late=late,
+        compare=compare, json=json, plot=plot,
+    )  # fmt: skip
+    raise typer.Exit(command.run(options))
+
+
 @new.command()
 def op(
     name: Annotated[str, typer.Argument(help="name of the op and of its file")],

@@ -12,7 +12,7 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1150,
+    "(top)": 1185,
     "backends": 3700,
     "checker": 3700,
     "collectives": 3050,
@@ -31,6 +31,7 @@ BUDGETS = {
     "tools": 1950,
     "tools/bench": 850,
     "tools/check": 500,
+    "tools/predict": 240,
     "tools/probe": 880,
     "tools/trace": 650,
     "tools/tune": 1560,

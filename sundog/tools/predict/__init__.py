@@ -1,0 +1,1 @@
+"""`sundog predict`: what an op should take on machines that are described."""

@@ -1,0 +1,125 @@
+"""`sundog predict OP`: print and draw what its algorithms should take, on several machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from ...hardware.description import known, read
+from ...ops.load import parse
+from .._console import FINE, check_extra, check_writable, command, write_json
+from .what_if import Asked, Point, crossings, parse_axis, points
+
+__all__ = ["PredictOptions", "run"]
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    op: str
+    machine: str  # names or files, with commas
+    axis: str
+    problem: str = ""
+    world: int = 8
+    late: float = 0.0  # us
+    compare: bool = False
+    json: str = ""
+    plot: str = ""
+
+
+@command("predict")
+def run(options: PredictOptions) -> int:
+    check_writable(options.json, options.plot)
+    if options.plot:
+        check_extra("--plot", "plot", "matplotlib")
+    if options.world < 1 or options.late < 0:
+        raise ValueError("--world must be at least 1, and --late at least 0")
+    if not options.machine:
+        raise ValueError(f"--machine: say which, of {', '.join(known())}, or a file.json")
+    given = {"dtype": "bfloat16"} | dict(
+        word.split("=", 1) for word in options.problem.split(",") if "=" in word
+    )
+    fields = parse(",".join(f"{name}={word}" for name, word in given.items()))
+    asked = Asked(options.op, options.world, fields, parse_axis(options.axis), options.late * 1e-6)
+    found = [points(asked, read(name)) for name in options.machine.split(",")]
+    console = Console()
+    for each in found:
+        console.print(_table(asked, each))
+        for line in crossings(each):
+            console.print(line, highlight=False)
+    if options.compare:
+        console.print(_parts_table(asked, [each[-1] for each in found]))
+    if options.json:
+        write_json(options.json, [_plain(point) for each in found for point in each])
+    if options.plot:
+        _draw(options.plot, asked, found)
+    return FINE
+
+
+def _table(asked: Asked, found: Sequence[Point]) -> Table:
+    """A row per value, a column per algorithm; the fastest is marked."""
+    names = list(dict.fromkeys(algo for point in found for algo in point.times))
+    title = f"{asked.op}, {asked.size} ranks on {found[0].hardware.name}: {found[0].hardware.title}"
+    table = Table(asked.axis[0], *names, title=title, caption="us, and what bounds it; * fastest")
+    for point in found:
+        cells = []
+        for name in names:
+            made = point.times.get(name)
+            mark = "*" if name == point.best else ""
+            cells.append("" if made is None else f"{1e6 * made.seconds:.1f}{mark} {made.bound}")
+        table.add_row(str(point.at), *cells)
+    return table
+
+
+def _parts_table(asked: Asked, found: Sequence[Point]) -> Table:
+    """Why one machine is faster: of what the fastest algorithm's time is made on each."""
+    title = f"{asked.op}, {asked.axis[0]}={found[0].at}: of what the fastest one's time is made, us"
+    heads = [f"{point.hardware.name}: {point.best}" for point in found]
+    table = Table("part", *heads, title=title)
+    sums: list[dict[str, float]] = []
+    for point in found:
+        parts: dict[str, float] = {}
+        for part in point.times[point.best].parts:
+            name = f"{part.name} ({part.bound})"
+            parts[name] = parts.get(name, 0.0) + part.seconds
+        sums.append(parts)
+    for name in dict.fromkeys(name for parts in sums for name in parts):
+        table.add_row(
+            name, *(f"{1e6 * parts[name]:.1f}" if name in parts else "" for parts in sums)
+        )
+    table.add_row("all", *(f"{1e6 * point.times[point.best].seconds:.1f}" for point in found))
+    return table
+
+
+def _plain(point: Point) -> dict[str, object]:
+    return {
+        "machine": point.hardware.name, "problem": str(point.problem), "best": point.best,
+        "times": {
+            algo: {"seconds": made.seconds, "bound": made.bound, "parts": [*map(list, made.parts)]}
+            for algo, made in point.times.items()
+        },
+    }  # fmt: skip
+
+
+def _draw(path: str, asked: Asked, found: Sequence[Sequence[Point]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.8))
+    for each, style in zip(found, ("-", "--", ":", "-.") * len(found), strict=False):
+        names = dict.fromkeys(algo for point in each for algo in point.times)
+        for color, name in enumerate(names):
+            there = [point for point in each if name in point.times]
+            micros = [1e6 * point.times[name].seconds for point in there]
+            label = f"{name}, {each[0].hardware.name}"
+            axes.plot([p.at for p in there], micros, style, color=f"C{color}", label=label)
+    axes.set(xscale="log", yscale="log", xlabel=asked.axis[0], ylabel="expected, us")
+    axes.set_title(f"{asked.op}, {asked.size} ranks")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,89 @@
+"""`sundog predict`: tables, crossings, files, and sentences for what can't be."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from sundog.hardware.description import read
+from sundog.tools.predict.predict_command import PredictOptions, run
+from sundog.tools.predict.what_if import Asked, crossings, parse_axis, points
+
+SIZES = "numel=1024..16777216"
+
+
+def test_an_axis_is_a_list_or_powers_of_two() -> None:
+    assert parse_axis("numel=8,24") == ("numel", [8, 24])
+    assert parse_axis("numel=3..20") == ("numel", [3, 6, 12])
+
+
+def test_small_and_large_cross(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(PredictOptions("all_reduce", "h200x8", SIZES)) == 0
+    told = capsys.readouterr().out
+    assert "h200x8: one_shot is the fastest up to" in told
+    assert "two_shot from" in told
+    assert "8 H200 SXM joined by" in told
+
+
+def test_crossings_are_where_the_fastest_changes() -> None:
+    asked = Asked("all_reduce", 8, {}, parse_axis(SIZES))
+    found = points(asked, read("h200x8"))
+    changes = sum(a.best != b.best for a, b in itertools.pairwise(found))
+    assert len(crossings(found)) == changes >= 1
+    for point in found:
+        assert [*point.times.values()] == sorted(point.times.values(), key=lambda t: t.seconds)
+
+
+def test_a_comparison_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    options = PredictOptions(
+        "all_gather", "h200x8,mi300x8", "numel=8388608", world=2, compare=True, json=str(path)
+    )  # two MI300X have one wire between them
+    assert run(options) == 0
+    told = capsys.readouterr().out
+    assert "stores (link)" in told
+    assert "mi300x8: push" in told
+    first, second = json.loads(path.read_text())
+    assert (first["machine"], second["machine"]) == ("h200x8", "mi300x8")
+    assert first["times"]["push"]["seconds"] < second["times"]["push"]["seconds"]
+
+
+def test_a_late_rank_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, late = (tmp_path / name for name in ("plain.json", "late.json"))
+    plot = tmp_path / "plot.png"
+    axis = "m=1024,4096"
+    run(PredictOptions("all_gather_matmul", "h200x8", axis, "n=4096,k=4096", json=str(plain)))
+    options = PredictOptions(
+        "all_gather_matmul", "h200x8", axis, "n=4096,k=4096", late=50.0, json=str(late),
+        plot=str(plot),
+    )  # fmt: skip
+    assert run(options) == 0
+    for a, b in zip(json.loads(plain.read_text()), json.loads(late.read_text()), strict=True):
+        gained = b["times"]["barrier"]["seconds"] - a["times"]["barrier"]["seconds"]
+        assert gained == pytest.approx(50e-6)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+
+
+WRONG = [
+    (PredictOptions("all_reduce", "", SIZES), "--machine: say which, of h100x8"),
+    (PredictOptions("all_reduce", "h300", SIZES), "machine 'h300' is not known"),
+    (PredictOptions("all_reduce", "h200x8", "numel"), "--axis 'numel': expected NAME="),
+    (PredictOptions("all_reduce", "h200x8", "numel=9..3"), "the smaller one first"),
+    (PredictOptions("all_reduce", "h200x8", "rows=9"), "Problem has no 'rows'"),
+    (PredictOptions("all_reduce", "h200x8", SIZES, world=9), "h200x8 has 8 GPUs, and 9 ranks"),
+    (PredictOptions("all_reduc", "h200x8", SIZES), "did you mean 'all_reduce'"),
+    (PredictOptions("all_reduce", "h200x8", SIZES, late=-1.0), "--late at least 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[each[1] for each in WRONG])
+def test_what_cannot_be_predicted(
+    options: PredictOptions, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(options) == 2
+    told = capsys.readouterr()
+    assert message in " ".join((told.out + told.err).split())
