@@ -307,6 +307,31 @@ def predict(
     raise typer.Exit(command.run(options))
 
 
+@app.command()
+def calibrate(
+    world: World = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    clock: Annotated[
+        str, typer.Option(help="a made-up clock: a machine's model, nothing is measured")
+    ] = "",
+    out: Annotated[str, typer.Option(help="file to write (default: in SUNDOG_CACHE)")] = "",
+) -> None:
+    """Measure a description of this machine, which `auto` and `sundog predict` use from then on.
+
+    Collectives and products of several sizes are timed, and the figures of the model fitted to
+    them. docs/predict.md says which figures that are, and which are taken over from a machine of
+    the package.
+
+    Exit status: 0 written, 2 it could not be measured.
+
+    Example: sundog calibrate --world 8 --backend virtual --out mine.json
+    """
+    from .tools.calibrate import calibrate_command as command
+
+    options = command.CalibrateOptions(world=world, backend=backend, clock=clock, out=out)
+    raise typer.Exit(command.run(options))
+
+
 @new.command()
 def op(
     name: Annotated[str, typer.Argument(help="name of the op and of its file")],

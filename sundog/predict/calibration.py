@@ -1,0 +1,101 @@
+"""Fit a machine's figures to measured times of ops: first those of moving data, then of products.
+
+Collectives say nothing about products, and a product's time depends on both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..hardware.description import Hardware, Source
+from .fit import fit
+from .times import time
+
+__all__ = ["LINKED", "SHARED", "Sample", "figure_of", "fit_moving", "fit_products", "signed"]
+
+# What can be told apart by collectives: where ranks share a GPU, and where they are linked.
+SHARED = (
+    "gpu.launch_s", "gpu.flag_s", "gpu.load_s", "gpu.cache_rate", "gpu.sm_rate",
+    "gpu.sm_load_rate", "gpu.poll_rate",
+)  # fmt: skip
+LINKED = (
+    "gpu.launch_s",
+    "gpu.sm_rate",
+    "gpu.sm_load_rate",
+    "link.flag_s",
+    "link.load_s",
+    "link.rate",
+)
+
+
+class Sample(NamedTuple):
+    """What one config of an algorithm took."""
+
+    op: str
+    problem: Any
+    config: Any
+    num_sms: int
+    seconds: float
+
+
+def fit_moving(hardware: Hardware, samples: Sequence[Sample], names: Sequence[str]) -> Hardware:
+    """The figures `names` as the samples suggest them."""
+    start = {name: figure_of(hardware, name) for name in names}
+    return _changed(hardware, _fitted(start, samples, lambda figures: _changed(hardware, figures)))
+
+
+def fit_products(hardware: Hardware, samples: Sequence[Sample]) -> Hardware:
+    """The rates of products over their size, and what a tile costs besides."""
+    sizes = [size for size, _ in hardware.gpu.matmul_rate]
+    start = {f"rate {i}": rate for i, (_, rate) in enumerate(hardware.gpu.matmul_rate)}
+    start["gpu.tile_s"] = max(hardware.gpu.tile_s, 1e-9)
+
+    def made(figures: dict[str, float]) -> Hardware:
+        rates: Any = tuple((size, figures[f"rate {i}"]) for i, size in enumerate(sizes))
+        return hardware.changed({"gpu.tile_s": figures["gpu.tile_s"], "gpu.matmul_rate": rates})
+
+    return made(_fitted(start, samples, made))
+
+
+def _fitted(
+    start: dict[str, float], samples: Sequence[Sample],
+    made: Callable[[dict[str, float]], Hardware],
+) -> dict[str, float]:  # fmt: skip
+    def predict(figures: dict[str, float]) -> list[float]:
+        there = made(figures)
+        return [time(s.op, s.problem, s.config, there, s.num_sms).seconds for s in samples]
+
+    return fit(start, predict, [sample.seconds for sample in samples])
+
+
+def _changed(hardware: Hardware, figures: dict[str, float]) -> Hardware:
+    """By a switch a pair has the full rate."""
+    if "link.rate" in figures and hardware.link.kind == "switch":
+        figures = {**figures, "link.pair_rate": figures["link.rate"]}
+    return hardware.changed(figures)
+
+
+def figure_of(hardware: Hardware, name: str) -> float:
+    part, _, inside = name.partition(".")
+    value: float = getattr(getattr(hardware, part), inside)
+    return value
+
+
+def signed(hardware: Hardware, names: Sequence[str], source: Source) -> Hardware:
+    """Say where these figures come from, and round them: three digits are known at most."""
+    changes: dict[str, Any] = {}
+    for name in names:
+        value = figure_of(hardware, name)
+        changes[name] = (
+            tuple((size, _rounded(rate)) for size, rate in value)
+            if isinstance(value, tuple)
+            else _rounded(value)
+        )
+    sources = {**hardware.sources, **dict.fromkeys(names, source)}
+    return dataclasses.replace(hardware.changed(changes), sources=sources)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

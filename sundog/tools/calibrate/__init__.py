@@ -1,0 +1,1 @@
+"""`sundog calibrate`: measure the description of the machine at hand."""
