@@ -89,10 +89,12 @@ def tuning_rows(folder: Path) -> list[Row]:
     found = []
     for path in sorted(folder.glob("*.meta.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        starts = {each["run_id"]: each for each in lines if each["event"] == "start"}
+        begun = [each for each in lines if each["event"] == "start"]
+        starts = {each["run_id"]: each for each in begun if each["kernel_name"] in OPS}
         with path.with_name(path.name.replace(".meta.jsonl", ".csv")).open() as file:
             for row in csv.DictReader(file):
-                if row["status"] == "ok" and row["perf_ms"]:
+                is_timed = row["status"] == "ok" and row["perf_ms"]
+                if is_timed and row["run_id"] in starts:  # others are not of ops
                     found.append(_tuning_row(starts[row["run_id"]], row))
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import predicted_public as public
 from benchmarks.predicted import MACHINES, choices, quantile
 from benchmarks.predicted_plot import draw_scatter
-from benchmarks.predicted_rows import Row, measured_rows, predict_rows
+from benchmarks.predicted_rows import Row, measured_rows, predict_rows, tuning_rows
 from sundog.hardware.description import read
 from sundog.ops import select
 
@@ -97,6 +97,16 @@ def test_auto_without_any_measurement(
     assert (len(ratios), unknown) == (159, 0)
     assert quantile(ratios, 0.9) <= 1.10
     assert max(ratios) <= 1.3
+
+
+def test_configs_of_tuning_runs_are_read() -> None:
+    """Those of ops: data/h200 has runs of Helion too. Moving data is near for every config."""
+    found = tuning_rows(ROOT / "data" / "h200")
+    assert len(found) > 3000
+    gathered = [row for row in found if row.op == "all_gather.gluon"]
+    expected = predict_rows(gathered, {"h200-shared": read("h200-shared")})
+    misses = [abs(s / row.seconds - 1) for s, row in zip(expected, gathered, strict=True)]
+    assert statistics.median(misses) < 0.06
 
 
 def test_quantile() -> None:
