@@ -7,13 +7,12 @@ accesses are atomic, it is one of those that the page claims the simulator can s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count as count_from
 from itertools import islice
-from pathlib import Path
 from random import Random
+from time import perf_counter
 
 from rich.progress import track
 
@@ -24,8 +23,9 @@ from sundog.checker.triton_litmus import TritonLitmus, as_threads, results_of
 
 from .litmus_kernels import Seen, observe
 from .litmus_programs import cycles, from_cycle, from_seed, small
+from .result_files import Figures
 
-__all__ = ["Allowed", "Counts", "allowed", "compare", "main", "programs"]
+__all__ = ["Allowed", "Counts", "allowed", "compare", "figures", "main", "programs"]
 
 BATCH = 25
 MORE = 200  # schedules for a program whose race has not been found
@@ -155,11 +155,29 @@ def compare(batch: list[TritonLitmus], schedules: int, counts: Counts) -> Counts
 
 def main(count: int, schedules: int, seed: int, path: str) -> bool:
     """Compare many programs, print what differs; say whether nothing does."""
-    left, counts = list(programs(count, seed)), Counts()
-    for start in track(range(0, count, BATCH), "litmus programs"):
-        counts = compare(left[start : start + BATCH], schedules, counts)
-    figures = {"schedules": schedules, "seed": seed, **vars(counts)}
-    print(json.dumps(figures, indent=1))
-    if path:
-        Path(path).write_text(json.dumps(figures, indent=1) + "\n")
+    left, counts, start = list(programs(count, seed)), Counts(), perf_counter()
+    for first in track(range(0, count, BATCH), "litmus programs"):
+        counts = compare(left[first : first + BATCH], schedules, counts)
+    figures(counts, schedules, perf_counter() - start).show(path, on_cpu=True)
+    print("\n".join(counts.differences))
     return not counts.differences
+
+
+def figures(counts: Counts, schedules: int, seconds: float) -> Figures:
+    """Make the table of what was compared."""
+    text = (
+        f"{counts.programs:,} generated programs under {schedules} schedules each, in "
+        f"{seconds:.0f} s: {len(counts.differences)} differ."
+    )
+    rows: list[tuple[str, int]] = [
+        ("programs with a race, by axioms and checker", counts.races),
+        ("with a race on the page and none in PTX", counts.races_by_page_only),
+        ("outcomes that the axioms allow", counts.outcomes_allowed),
+        ("of these, outcomes that the simulator showed", counts.outcomes_seen),
+        ("programs of atomics alone, without a race", counts.claims),
+        ("their outcomes that the page claims can be shown", counts.claimed),
+        ("of these, shown", counts.claimed_seen),
+        ("programs with all claimed outcomes shown", counts.complete),
+    ]
+    title = "Axioms and checker on litmus programs"
+    return Figures(title, text, ["what", "number"], [[name, f"{n:,}"] for name, n in rows])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import alloy, dat3m, gsan
-from .verdicts import judge, show, write
+from .verdicts import judge, show
 
 __all__ = ["IMPORTERS", "run"]
 
@@ -16,7 +16,5 @@ def run(checkouts: dict[str, Path], path: str) -> bool:
     """Judge every case; say whether each agrees, has a reason or is not expressible."""
     cases = [case for name, where in checkouts.items() for case in IMPORTERS[name](where)]
     found = [judge(case) for case in cases]
-    show(found)
-    if path:
-        write(path, found)
+    show(found, path)
     return not any(verdict.kind == "differs" for verdict in found)

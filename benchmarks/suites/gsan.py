@@ -39,6 +39,10 @@ REPLACED = {
     "tl.atomic_poll(": "atomic_poll(",  # Triton 3.7 does not have it
 }
 KNOWN = {
+    "test_programmatic_dependent_launch_requires_wait": (
+        "GSan asks every kernel that is launched early to wait; we report an access that comes too "
+        "early, and this kernel touches nothing of the one before it"
+    ),
     "test_mixed_scope_release_rmw_accumulation": (
         "GSan stops at what it does not support; PTX allows releases of two scopes on one counter, "
         "and both reach both programs"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import perf_counter
 
-from rich.console import Console
-from rich.table import Table
+from ..result_files import Figures
 
-__all__ = ["Case", "Verdict", "judge", "show", "write"]
+__all__ = ["Case", "Verdict", "judge", "show"]
 
 
 @dataclass(frozen=True)
@@ -64,29 +61,31 @@ KINDS = ("agrees", "differs, with a reason", "differs", "not expressible")
 
 def counts(verdicts: Iterable[Verdict]) -> dict[str, dict[str, float]]:
     """Count the kinds of verdicts, and seconds, by suite."""
-    found: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(KINDS, 0))
+    found: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys((*KINDS, "seconds"), 0))
     for verdict in verdicts:
         row = found[verdict.suite]
         row[verdict.kind] += 1
-        row["seconds"] = round(row.get("seconds", 0) + verdict.seconds, 3)
+        row["seconds"] += verdict.seconds
     return dict(found)
 
 
-def show(verdicts: list[Verdict]) -> None:
-    """Print the table, and each case that differs."""
-    table = Table("suite", "cases", *KINDS, "seconds")
+def show(verdicts: list[Verdict], path: str) -> None:
+    """Print the table and each case that differs; with a path, write every verdict."""
+    rows = []
     for suite, row in counts(verdicts).items():
         numbers = [int(row[kind]) for kind in KINDS]
-        table.add_row(suite, str(sum(numbers)), *map(str, numbers), f"{row['seconds']:.1f}")
-    Console(width=120).print(table)
+        rows.append([suite, str(sum(numbers)), *map(str, numbers), f"{row['seconds']:.1f}"])
+    seconds = sum(verdict.seconds for verdict in verdicts)
+    agree = sum(verdict.kind == "agrees" for verdict in verdicts)
+    text = (
+        f"{agree:,} of {len(verdicts):,} cases agree, in {seconds:.0f} s of one process. "
+        "docs/suites.md has the reasons for the others."
+    )
+    head = ["suite", "cases", *KINDS, "seconds"]
+    cases = [asdict(verdict) | {"verdict": verdict.kind} for verdict in verdicts]
+    Figures("Other people's test suites", text, head, rows).show(path, on_cpu=True, cases=cases)
     for verdict in verdicts:
         if verdict.kind.startswith("differs"):
             reason = verdict.reason or "no reason is known"
             print(f"{verdict.suite}: {verdict.name}: {verdict.expected} expected,", end=" ")
             print(f"{verdict.found} found: {reason}")
-
-
-def write(path: str, verdicts: list[Verdict]) -> None:
-    """Write every verdict."""
-    cases = [asdict(verdict) | {"verdict": verdict.kind} for verdict in verdicts]
-    Path(path).write_text(json.dumps({"suites": counts(verdicts), "cases": cases}, indent=1) + "\n")
