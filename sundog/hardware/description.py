@@ -222,7 +222,7 @@ def _value(figure: Any, name: str, where: str) -> Any:
         return _table(value, name, where)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{where}: {name} is {value!r}, expected a number")
-    return value
+    return _count(value, name, where) if name == "gpu.num_sms" else value
 
 
 def _table(value: Any, name: str, where: str) -> tuple[tuple[float, float], ...]:

@@ -98,4 +98,4 @@ def signed(hardware: Hardware, names: Sequence[str], source: Source) -> Hardware
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
+    return value if isinstance(value, int) else float(f"{value:.3g}")

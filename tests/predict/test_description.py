@@ -67,6 +67,7 @@ WRONG = [
     (_set("fast", "gpu", "read_rate", "value"), "gpu.read_rate is 'fast', expected a number"),
     (_set(float("nan"), "gpu", "read_rate", "value"), "gpu.read_rate is nan"),
     (_set(True, "gpu", "read_rate", "value"), "gpu.read_rate is True"),
+    (_set(132.0, "gpu", "num_sms", "value"), "gpu.num_sms is 132.0, expected a whole number"),
     (_set([[2, 1], [1, 1]], "gpu", "matmul_rate", "value"), "gpu.matmul_rate: expected growing"),
     (_set([3], "gpu", "matmul_rate", "value"), "gpu.matmul_rate: expected a list"),
     (_set(1.0, "gpu", "cache_rate", "value"), "gpu.cache_rate is 1, less than gpu.read_rate"),
