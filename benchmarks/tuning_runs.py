@@ -67,9 +67,10 @@ class Session:
 
 
 def sessions(base: str) -> list[Session]:
+    """Return the tunings of sundog's own ops: a base may hold runs of Helion instead."""
     data = read(base)
     found = []
-    for run in data.runs.itertuples():
+    for run in data.runs[~data.runs.backend.str.startswith("helion")].itertuples():
         rows = data.rows[(data.rows.session == run.session) & (data.rows.status != "started")]
         found.append(_session(run, rows))
     return found
@@ -293,8 +294,10 @@ def draw(base: str, start: str) -> None:
 
 def main(data: Path, docs: Path) -> None:
     recorded = json.loads((data / "runs.json").read_text())
-    bases = sorted(path.with_suffix("") for path in data.glob("*.csv"))
-    found = [session for base in bases for session in sessions(str(base))]
+    paths = sorted(path.with_suffix("") for path in data.glob("*.csv"))
+    by_base = {base: sessions(str(base)) for base in paths}
+    bases = [base for base in paths if by_base[base]]
+    found = [session for base in bases for session in by_base[base]]
     common = {"kind": "table", "machine": recorded["machine"]}
     compared = medians(recorded.get("compared", []))
     lines = [*op_rows(recorded["runs"], found, compared), *rows_of(found, compared)]

@@ -78,10 +78,10 @@ def _check_apart(part: Part, split: str) -> None:
 # models
 
 
-def by_trees(part: Part, columns: list[str]) -> numpy.ndarray:
+def by_trees(part: Part, columns: list[str], **settings: Any) -> numpy.ndarray:
     features = part.features.copy()
     features[:, [NAMES.index(name) for name in NAMES if name not in columns]] = numpy.nan
-    trees = fit(features[~part.test], part.target[~part.test], {})
+    trees = fit(features[~part.test], part.target[~part.test], {}, **settings)
     return trees.predict(features[part.test])
 
 
@@ -115,11 +115,13 @@ def by_roofline(part: Part) -> numpy.ndarray:
     return part.features[part.test, NAMES.index("tail")]
 
 
+LARGER = {"max_iter": 500, "max_leaf_nodes": 63, "min_samples_leaf": 8}
 MODELS: dict[str, Predict] = {
     "roofline and last wave": by_roofline,
     "rank on the nearest shape": by_nearest_shape,
     "trees, before compiling": lambda p: by_trees(p, [n for n in NAMES if n not in COMPILED]),
     "trees, compiled": lambda p: by_trees(p, list(NAMES)),
+    "trees, compiled, larger": lambda p: by_trees(p, list(NAMES), **LARGER),
     "trees, compiled, without the kernel's name": lambda p: by_trees(p, list(NAMES[1:])),
 }
 

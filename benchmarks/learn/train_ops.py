@@ -22,7 +22,6 @@ import numpy
 from sundog.dataset.reader import read
 from sundog.learn.op_model import columns_of, lines
 from sundog.learn.trees import Trees
-from sundog.ops import load as ops
 from sundog.tools.tune.search import by_model, pattern
 from sundog.tools.tune.space import Space
 
@@ -58,23 +57,16 @@ def examples(folder: Path) -> list[Example]:
     found: dict[str, Example] = {}
     for path in sorted(folder.glob("*.csv")):
         base = str(path.with_suffix(""))
-        problems = {
-            run.run_id: {a["name"]: a["value"] for a in run.arguments if a["type"] == "int"}
-            for run in read(base).runs.itertuples()
-            if _is_op(run.kernel_name)
-        }
-        for session in sessions(base) if problems else ():
+        problems = {run.run_id: _numbers(run.arguments) for run in read(base).runs.itertuples()}
+        for session in sessions(base):
             if session.is_whole:
                 made = Example(session, problems[session.run_id])
                 found[made.name] = made
     return list(found.values())
 
 
-def _is_op(name: str) -> bool:
-    try:
-        return bool(ops.find(name))
-    except (ValueError, LookupError):
-        return False  # a kernel of Helion's
+def _numbers(arguments: list[dict[str, Any]]) -> dict[str, int]:
+    return {each["name"]: each["value"] for each in arguments if each.get("type") == "int"}
 
 
 def train(known: list[Example], about: dict[str, Any]) -> Trees:

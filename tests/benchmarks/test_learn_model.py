@@ -53,6 +53,7 @@ def test_trees_learn_the_order_of_unseen_shapes(
     data: KernelData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(training._SETTINGS, "max_iter", 60)
+    monkeypatch.setitem(evaluation.LARGER, "max_iter", 60)
     monkeypatch.setattr(evaluation, "_SEEDS", 2)
     scores = {score.name: score for score in evaluate(data, "shape")}
     assert scores["trees, compiled"].tau > 0.85

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.learn.train_ops import data_hash, examples, replayed, train
+from benchmarks.tuning_runs import sessions
 from sundog.learn import op_model
 from sundog.learn.op_model import MODEL, fields_of, predict
 from sundog.learn.trees import Trees
@@ -87,6 +88,11 @@ def test_it_knows_its_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert described.space.scores == ()
     monkeypatch.setattr(op_model, "_model", lambda: None)
     assert predict(job.op, job.problem, space.configs, "nvidia-h200") is None
+
+
+def test_runs_of_helion_are_no_tunings_of_ops() -> None:
+    assert sessions(str(DATA / "helion")) == []
+    assert len(sessions(str(DATA / "all_reduce"))) > 3
 
 
 def test_training_and_tuning_name_fields_alike() -> None:
