@@ -23,7 +23,7 @@ from benchmarks.predicted_rows import (
 )
 from benchmarks.result_files import Figures
 from sundog.hardware.description import Hardware, Source, plain, read
-from sundog.predict.fit import fit
+from sundog.predict.calibration import fit
 
 __all__ = ["choices", "fit_machines", "main", "quantile"]
 

@@ -24,7 +24,7 @@ from benchmarks.published_kernels import (
 from benchmarks.result_files import Figures
 from sundog.hardware.description import Hardware, read
 from sundog.ops import op as ops
-from sundog.predict.fit import fit
+from sundog.predict.calibration import fit
 from sundog.predict.times import time
 
 __all__ = [

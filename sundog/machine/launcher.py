@@ -110,7 +110,7 @@ def _start_thread(thread: threading.Thread) -> None:
 
 
 def _finish_pending() -> None:
-    """A rank starts a thread, or forks: what is pending must be there for whoever reads it."""
+    """Finish what is pending: a thread or a child process that a rank starts may read it."""
     for world in Installed._stack:
         if world.machine is not None and world.machine.is_host_running():
             world.machine.streams.before_thread()
