@@ -195,6 +195,7 @@ class ShmBackend:
         try:
             self._pending = self._exchange.come(value, what, ranks, channel, kind)
             if not self._pending.arrived():
+                self._idle_since = 0.0
                 self.machine.block(f"the other ranks at a {what}")
             values = self._pending.values()
         except StoreLost as error:
@@ -278,6 +279,10 @@ class ShmBackend:
             self._idle_since = self._nap = 0.0
             self._quiet.runs()
             return True
+        if len(self.machine.watch) and not self.machine.had_last_turn:
+            self._idle_since = (
+                0.0  # programs have run since the last look, and gone on by themselves
+            )
         self._idle_since = self._idle_since or time.monotonic()
         self._check_peers()
         limit = self._timeout * (KERNELS_WAIT if len(self.machine.watch) else 1)
