@@ -118,9 +118,8 @@ def _identity(
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
         return (
             asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
-            x.dtype, out.dtype, x.device, out.device, x.is_conj() or x.is_neg(),
-            out.is_conj() or out.is_neg(), world._backend.stream_number,
-            plans.heap.num_calls, world.trace,
+            x.dtype, out.dtype, x.device, out.device, x.is_neg(), out.is_neg(),
+            world._backend.stream_number, plans.heap.num_calls, world.trace,
             torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
         )  # fmt: skip
 
@@ -141,7 +140,8 @@ def call(
     if options.async_op:
         return on_stream(world, ASYNC_STREAM, request.run, next(iter(tensors.values())))
     result = request.run()
-    if asked and options[1:] == _USUAL:
+    is_real = not any(each.is_complex() for each in tensors.values())  # else: conjugated?
+    if asked and options[1:] == _USUAL and is_real:
         identity = _identity(world, world._plans, (*asked, options.algo), *tensors.values())
         world._plans.remember(identity, _Repeat(request.cached))
     return result

@@ -72,6 +72,18 @@ def test_a_negated_view_is_not_taken_for_its_tensor() -> None:
     sundog.run(main, 2, "sim")
 
 
+def test_a_conjugated_view_is_not_taken_for_its_tensor() -> None:
+    def main(world: sundog.World) -> None:
+        x, out = torch.ones(4, dtype=torch.complex64), torch.zeros(8, dtype=torch.complex64)
+        for _ in range(3):
+            world.all_gather(x, out)
+        with pytest.raises(ValueError, match="resolve_conj"):
+            world.all_gather(x.conj(), out)
+        assert out.tolist() == [1.0] * 8
+
+    sundog.run(main, 2, "sim")
+
+
 def test_the_matrices_of_a_fused_op() -> None:
     def main(world: sundog.World) -> None:
         a, b = torch.ones(16, 16), torch.ones(16, 16)
