@@ -89,6 +89,10 @@ def check(
     sms: Annotated[
         int, typer.Option(help="programs resident per rank (default: 16, and fewer in some runs)")
     ] = 0,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="run every inequivalent interleaving instead")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="time for --exhaustive")] = 300.0,
     strict: Annotated[bool, typer.Option("--strict", help="count remarks as findings")] = False,
     mutate: Annotated[bool, typer.Option(help="weaken every synchronisation in turn")] = False,
     corpus: Annotated[str, typer.Option(help="check this folder of known wrong kernels")] = "",
@@ -107,7 +111,7 @@ def check(
 
     options = command.CheckOptions(
         target=target, world=world, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
-        strict=strict,
+        strict=strict, exhaustive=exhaustive, seconds=seconds,
         mutate=mutate, corpus=corpus, json=json,
     )  # fmt: skip
     raise typer.Exit(command.run_corpus(options) if corpus else command.run(options))

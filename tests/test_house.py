@@ -14,7 +14,7 @@ from house import House
 BUDGETS = {
     "(top)": 1185,
     "backends": 3700,
-    "checker": 3700,
+    "checker": 4050,
     "collectives": 3050,
     "compiled": 1000,
     "dataset": 3900,
@@ -23,15 +23,15 @@ BUDGETS = {
     "device": 820,
     "fused": 2450,
     "hardware": 340,
-    "interpreter": 1950,
+    "interpreter": 1960,
     "learn": 320,
-    "machine": 3200,
+    "machine": 3230,
     "ops": 1480,
     "predict": 900,
     "tools": 1950,
     "tools/bench": 850,
     "tools/calibrate": 250,
-    "tools/check": 500,
+    "tools/check": 620,
     "tools/predict": 240,
     "tools/probe": 880,
     "tools/trace": 650,
@@ -41,7 +41,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 35  # without commands, which cli.py alone imports
+ONE_IMPORTER = 36  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

@@ -7,6 +7,8 @@ bugs of that depth with a known probability (Burckhardt et al., "A randomized sc
 probabilistic guarantees of finding bugs", ASPLOS 2010), also ones that random rarely meets. `ranks`
 does the same with whole ranks, so that one is late, or far ahead, with all that it does.
 
+A token path:N.N.N has the decisions of one run of `check --exhaustive` (see `paths`).
+
 A token may end in @N: then N programs of a kernel are resident at a time.
 """
 
@@ -15,6 +17,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from typing import Any, Protocol
+
+from .paths import PathSchedule
 
 __all__ = ["PctSchedule", "RandomSchedule", "RankSchedule", "Schedule", "from_token"]
 
@@ -100,6 +104,8 @@ class RankSchedule(PctSchedule):
 
 def from_token(token: str) -> Schedule:
     """Read random:SEED, or pct or ranks with :SEED:DEPTH[:WINDOW], as a finding prints it."""
+    if token.startswith("path:"):
+        return PathSchedule([int(n) for n in token[5:].split(".") if n])
     name, _, few = token.partition("@")
     kind, _, rest = name.partition(":")
     numbers = rest.split(":")

@@ -26,6 +26,7 @@ from .._console import (
     write_json,
 )
 from .._subject import function_of, resolve
+from .exhaustive import check_all
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
 from .schedules import CANNOT_INTERPRET, Report, check, check_once, tokens
 
@@ -42,6 +43,8 @@ class CheckOptions:
     sms: int = 0
     mutate: bool = False
     strict: bool = False
+    exhaustive: bool = False
+    seconds: float = 300.0  # for an exhaustive check
     corpus: str = ""
     json: str = ""
 
@@ -53,6 +56,8 @@ def run(options: CheckOptions) -> int:
     function = function_of(options.target, options.world)
     accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
     console = Console()
+    if options.exhaustive:
+        return _run_exhaustively(options, function, console)
     report = _check(options, function)
     whole = bool(options.schedule) or report.schedules == options.schedules
     outcomes: list[Outcome] = []
@@ -71,6 +76,19 @@ def run(options: CheckOptions) -> int:
     nothing_to_kill = options.mutate and not outcomes
     bad = report.findings or verdicts.survived or verdicts.outdated or nothing_to_kill
     return FOUND if bad else FINE
+
+
+def _run_exhaustively(
+    options: CheckOptions, function: Callable[[World], Any], console: Console
+) -> int:
+    """Exit with 1 if something was found, or if time ran out before all was looked at."""
+    with _quiet():
+        coverage = check_all(
+            function, options.world, options.sms, seconds=options.seconds, strict=options.strict
+        )
+    _write(options.json, coverage.report, [], Verdicts())
+    console.print(escape(str(coverage)), highlight=False, soft_wrap=True)
+    return FINE if coverage.is_complete and not coverage.report.findings else FOUND
 
 
 def _check_options(options: CheckOptions) -> None:

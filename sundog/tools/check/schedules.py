@@ -25,7 +25,7 @@ from ...machine.machine import Machine
 from ...machine.schedule import from_token
 from ...world.world import World
 
-__all__ = ["Report", "check", "check_once", "tokens"]
+__all__ = ["Report", "check", "check_once", "run_on", "tokens"]
 
 CANNOT_INTERPRET = failures.CANNOT_INTERPRET.name
 _HEAP = 16 << 20
@@ -121,8 +121,22 @@ def check_once(
 ) -> Report:
     """One schedule. What a rank or a kernel raises is a finding, sys.exit too; Ctrl-C is not."""
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
-    checker = machine.checker = Checker(machine.memory, machine.schedule.pick)
+    checker = Checker(machine.memory, machine.schedule.pick)
     checker.trace = [] if trace else None
+    return run_on(machine, checker, fn, world_size, heap_size, link, strict)
+
+
+def run_on(
+    machine: Machine,
+    checker: Checker,
+    fn: Callable[[World], Any],
+    world_size: int,
+    heap_size: int = 0,
+    link: str = "",
+    strict: bool = False,
+) -> Report:
+    """Do the same on a machine and with a checker that were made for it."""
+    machine.checker = checker
     with _no_garbage_collection():
         nbytes = heap_size or knobs.heap_size.get() or _HEAP
         simulate(machine, fn, world_size, nbytes, link=link)
@@ -131,7 +145,7 @@ def check_once(
     if machine.failure is not None:
         findings.append(_failure(machine, checker.stale_reads()))
     for finding in findings:
-        finding.token = finding.token or schedule
+        finding.token = finding.token or machine.schedule.token
     results = [host.result for host in machine.hosts]
     steps, widest = machine.schedule.step, checker.widest
     remarks = [] if strict else [finding for finding in findings if finding.is_strict]
