@@ -12,7 +12,7 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1185,
+    "(top)": 1190,
     "backends": 3700,
     "checker": 4050,
     "collectives": 3050,
@@ -25,7 +25,7 @@ BUDGETS = {
     "hardware": 340,
     "interpreter": 1960,
     "learn": 320,
-    "machine": 3230,
+    "machine": 3240,
     "ops": 1480,
     "predict": 900,
     "tools": 1950,
@@ -41,7 +41,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 36  # without commands, which cli.py alone imports
+ONE_IMPORTER = 37  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

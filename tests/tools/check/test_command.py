@@ -79,10 +79,10 @@ def test_an_op_in_a_file():
 def test_ctrl_c_keeps_what_was_found(tmp_path, monkeypatch):
     left = iter([check_once, check_once])
 
-    def until_ctrl_c(*given: object) -> Report:
+    def until_ctrl_c(*given: object, **named: object) -> Report:
         for run in left:
             print("rank's word")
-            return run(*given)
+            return run(*given, **named)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sundog.tools.check.check_command.check_once", until_ctrl_c)
