@@ -38,7 +38,7 @@ from .signal import barrier_programs, put_signal, signal, wait
 
 __all__ = [
     "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
-    "atomic_xchg", "atomic_xor", "barrier_programs", "barrier_ranks", "copy", "get", "lane_layout",
+    "atomic_xchg", "atomic_xor", "barrier_programs", "barrier_ranks", "copy", "get",
     "load", "put", "put_signal", "signal", "signal_all", "store", "translate", "wait", "wait_all",
 ]  # fmt: skip
 

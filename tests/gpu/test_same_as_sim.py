@@ -11,7 +11,12 @@ import torch
 
 import sundog
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+# Not the one that trains: torch's own products round differently, and it compares by itself.
+EXAMPLES = sorted(
+    path
+    for path in (Path(__file__).parents[2] / "examples").glob("*.py")
+    if path.stem != "train_llama_block"
+)
 IN_ANY_ORDER = ("counter",)  # what a rank draws depends on who came first
 
 
