@@ -93,7 +93,8 @@ def fused(world: sundog.World, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     (m, k_part), n = a.shape, b.shape[1]
     block_m, block_n, block_k = 32, 32, 32
     programs = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
-    assert programs <= world.num_sms, "more programs than SMs: they could wait for ever"
+    if programs > world.num_sms:
+        raise ValueError(f"{programs} programs on {world.num_sms} SMs could wait for ever")
     shape = (programs, world.size)
     ready, done = world.signals(shape, "ready"), world.signals(shape, "done")
     epochs = world.signals(programs, "epochs")

@@ -103,7 +103,7 @@ def with_rank(error: BaseException, hosts: list[Host]) -> BaseException:
     """Say which rank raised, on the exception itself: its type stays what the rank raised."""
     rank = next((host.rank for host in hosts if host.error is error), None)
     if rank is not None and isinstance(error, SystemExit):
-        return left_early(error, rank, len(hosts))
+        error = left_early(error, rank, len(hosts))
     if rank is not None:
         note = f"sundog: raised on rank {rank} of {len(hosts)}"
         if hasattr(error, "add_note"):

@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .graph_arrays import graph_arrays, vocabulary
 from .ir_graph import IrGraphRecord, to_networkx
 
 if TYPE_CHECKING:
@@ -77,10 +76,14 @@ class KernelData:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """The number of each operation in the IR of this dataset, from 1."""
+        from .graph_arrays import vocabulary  # with numpy, which importing the dataset must not
+
         return vocabulary(self._ir.text)
 
     def arrays(self, ir_id: str) -> dict[str, numpy.ndarray]:
         """Return a graph as arrays: "node", "edge" and "edge_kind". See graph_arrays.py."""
+        from .graph_arrays import graph_arrays
+
         return graph_arrays(self.record(ir_id), self.vocabulary)
 
     def to_pyg(self, ir_ids: Iterable[str]) -> list[Any]:

@@ -74,10 +74,11 @@ def _record(TAG: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
     program = program.to(tl.int64)
     buffer = ctx + tl.load(ctx + TRACE_BUFFER)
     events = tl.load(ctx + TRACE_EVENTS)
-    is_counted = program < MOST_PROGRAMS
+    programs = tl.load(ctx + TRACE_PROGRAMS)  # 0: there is no buffer
+    is_counted = (program < MOST_PROGRAMS) & (programs > 0)
     count = tl.load(buffer + program, mask=is_counted, other=0)
     place = buffer + MOST_PROGRAMS + (program * events + count) * EVENT_WORDS
-    room = (program < tl.load(ctx + TRACE_PROGRAMS)) & (count < events)
+    room = (program < programs) & (count < events)
     tl.store(place, now(TRACE), mask=room)
     tl.store(place + 1, TAG + 16 * (peer + 1), mask=room)
     tl.store(place + 2, tl.cast(what, tl.int64), mask=room)

@@ -142,7 +142,9 @@ def run_on(
         simulate(machine, fn, world_size, nbytes, link=link)
     notes = checker.ask_compiler()
     findings = list(checker.findings.values())
-    if machine.failure is not None:
+    if _is_refused(machine):
+        notes.append(f"not run with {machine.schedule.residents} resident: {machine.failure}")
+    elif machine.failure is not None:
         findings.append(_failure(machine, checker.stale_reads()))
     for finding in findings:
         finding.token = finding.token or machine.schedule.token
@@ -163,6 +165,13 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _is_refused(machine: Machine) -> bool:
+    """Did a host refuse to run with so few resident programs? That is no fault of a kernel."""
+    error = machine.failure
+    is_hosts = any(host.error is error for host in machine.hosts)
+    return machine.schedule.residents > 0 and is_hosts and isinstance(error, ValueError)
 
 
 def _failure(machine: Machine, stale: list[str]) -> Finding:

@@ -67,3 +67,15 @@ def raises(world: World) -> None:
 
 def wrong(world: World) -> None:
     assert world.rank != 1, "rank 1 computed something else"
+
+
+@triton.jit
+def number(x):
+    tl.store(x + tl.program_id(0), tl.program_id(0))
+
+
+def four_at_once(world: World) -> None:
+    """Refuse to run where fewer than four programs are resident."""
+    if world.num_sms < 4:
+        raise ValueError(f"4 programs on {world.num_sms} SMs could wait for ever")
+    number[(4,)](torch.zeros(4, dtype=torch.int32))

@@ -155,3 +155,9 @@ def test_a_late_rank_is_late_with_all_that_it_does():
 def test_unknown_schedule_is_refused(token: str):
     with pytest.raises(ValueError, match="expected random:SEED or pct:SEED:DEPTH"):
         from_token(token)
+
+
+def test_a_host_that_refuses_few_resident_programs_is_no_finding():
+    report = check(kernels.four_at_once, 1, schedules=12)
+    assert not report.findings, report
+    assert "not run with 1 resident: 4 programs on 1 SMs could wait for ever" in report.notes

@@ -126,7 +126,7 @@ def test_compile_only(tmp_path: Path, op: str) -> None:
         ([OP, "--problem", "numel=-1"], "numel=-1 is negative"),
         ([OP, "--problem", "size=3"], "size=3: there are 8 ranks, as --world says"),
         ([OP, "--problem", "numel=0", "--compile-only"], "there is nothing to double"),
-        ([OP, "--search", "clever"], "expected one of pattern, random, exhaustive"),
+        ([OP, "--search", "clever"], "expected one of pattern, model, random, exhaustive"),
         ([OP, "--budget", "0"], "at least one config"),
         ([OP, "--world", "0"], "at least one rank"),
         ([OP, "--compile-only", "--target", "h200"], "unknown architecture 'h200'"),
