@@ -72,7 +72,7 @@ def run(kernel: Any, sems: tuple[str, str], world: sundog.World) -> tuple[int, .
 def outcomes(kernel: Any, sems: tuple[str, str], world_size: int = 2) -> set[tuple]:
     """Return what the last rank saw; of store buffering, what each rank saw."""
     found = set()
-    for token in tokens(80, 0, Report(steps=10)):
+    for token in tokens(48, 0, Report(steps=10)):
         report = check_once(partial(run, kernel, sems), world_size, token, 0, HEAP)
         assert not report.findings, report
         first = [result[0] for result in report.results]
