@@ -7,7 +7,6 @@ the model, an algorithm is chosen for every case on which several were measured.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from benchmarks.predicted_rows import (
 )
 from benchmarks.result_files import Figures
 from sundog.hardware.description import Hardware, Source, plain, read
-from sundog.predict.calibration import fit
+from sundog.predict.calibration import errors, figure_of, fit, signed
 
 __all__ = ["choices", "fit_machines", "main", "quantile"]
 
@@ -53,7 +52,7 @@ def main(folder: Path, tuned: Path, json_path: str, plot: str, write: bool) -> N
     judged = [row for row in rows if row.is_held_out]
     predicted = predict_times(judged, machines)
     seconds = [each.seconds for each in predicted]
-    misses = [s / row.seconds - 1 for s, row in zip(seconds, judged, strict=True)]
+    misses = errors(seconds, [row.seconds for row in judged])
     chosen = choices(rows, predict_rows(rows, machines))
     figures = Figures(
         "What the time model expects of our ops on one H200",
@@ -96,7 +95,7 @@ def fit_machines(rows: Sequence[Row], machines: dict[str, Hardware]) -> dict[str
     multiplying = [row for row in rows if "matmul" in row.op]
     shared = machines["h200-shared"]
     found = fit(
-        {name: _figure(shared, name) for name in _MOVING},
+        {name: figure_of(shared, name) for name in _MOVING},
         lambda figures: predict_rows(moving, _with(machines, figures)),
         [row.seconds for row in moving],
     )
@@ -113,33 +112,13 @@ def fit_machines(rows: Sequence[Row], machines: dict[str, Hardware]) -> dict[str
         start, lambda figures: predict_rows(multiplying, tables(figures)),
         [row.seconds for row in multiplying],
     )  # fmt: skip
-    return {name: _dated(each) for name, each in tables(found).items()}
-
-
-def _figure(hardware: Hardware, name: str) -> float:
-    part, _, inside = name.partition(".")
-    value: float = getattr(getattr(hardware, part), inside)
-    return value
+    names = (*_MOVING, "gpu.tile_s", "gpu.matmul_rate")
+    source = Source(_SOURCE, _DATE)
+    return {name: signed(each, names, source) for name, each in tables(found).items()}
 
 
 def _with(machines: dict[str, Hardware], figures: dict) -> dict[str, Hardware]:
     return {name: each.changed(figures) for name, each in machines.items()}
-
-
-def _dated(hardware: Hardware) -> Hardware:
-    names = (*_MOVING, "gpu.tile_s", "gpu.matmul_rate")
-    sources = hardware.sources | {name: Source(_SOURCE, _DATE) for name in names}
-    return dataclasses.replace(_rounded(hardware), sources=sources)
-
-
-def _rounded(hardware: Hardware) -> Hardware:
-    """Three digits: more are not known."""
-    changes: dict = {name: float(f"{_figure(hardware, name):.3g}") for name in _MOVING}
-    changes["gpu.tile_s"] = float(f"{hardware.gpu.tile_s:.3g}")
-    changes["gpu.matmul_rate"] = tuple(
-        (size, float(f"{rate:.3g}")) for size, rate in hardware.gpu.matmul_rate
-    )
-    return hardware.changed(changes)
 
 
 def choices(rows: Sequence[Row], predicted: Sequence[float]) -> dict[str, list[float]]:
@@ -167,7 +146,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def _tuned_lines(rows: Sequence[Row], machines: dict[str, Hardware]) -> list[list[str]]:
     predicted = predict_rows(rows, machines)
-    misses = [s / row.seconds - 1 for s, row in zip(predicted, rows, strict=True)]
+    misses = errors(predicted, [row.seconds for row in rows])
     lines = _summary(rows, misses, {})
     return [[f"every config in data/h200: {name}", *cells] for name, *cells in lines]
 
