@@ -183,15 +183,18 @@ def test_no_cpp_stack_is_shown_after_the_store_has_gone(start: Any) -> None:
     ranks = start(
         2,
         """
-        import contextlib, os, select, torch, sundog
+        import os, pathlib, select, time, torch, sundog
         world = sundog.init("shm", heap_size=1 << 20, timeout=20)
         world.all_reduce(torch.ones(4))
+        end = os.pidfd_open(world.exchange(os.getpid())[0])
+        watched = pathlib.Path("watched")  # rank 0 dies after rank 1 has its answer
+        if world.rank == 0:
+            while not watched.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), 9)
+        watched.touch()
+        select.select([end], [], [], 20)
         try:
-            first = world.exchange(os.getpid())[0]  # rank 0 may die before rank 1 has its answer
-            if world.rank == 0:
-                os.kill(os.getpid(), 9)
-            with contextlib.suppress(ProcessLookupError):
-                select.select([os.pidfd_open(first)], [], [], 20)
             world.barrier()
         except sundog.errors.PeerLost as error:
             print(error)
