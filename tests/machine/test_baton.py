@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
+from typing import Any
 
 import pytest
 
+import sundog
 from sundog.machine.baton import Runner
 from sundog.machine.machine import Machine
 from sundog.machine.schedule import from_token
+
+from .machine_kernels import meet
 
 pytestmark = pytest.mark.sim_only
 
@@ -84,3 +89,22 @@ def test_a_rank_that_cannot_prepare_ends_the_machine_and_none_runs() -> None:
     assert isinstance(machine.failure, MemoryError)
     assert [host.error is None for host in machine.hosts] == [True, False, True]
     assert ran == []
+
+
+def test_a_run_leaves_its_hub_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """greenlet searches all objects of the process for who holds the hub of a thread that ended."""
+    looks: list[Any] = []
+    search = gc.get_referrers
+
+    def get_referrers(*objects: Any) -> list[Any]:
+        looks.append(objects)
+        return search(*objects)
+
+    monkeypatch.setattr(gc, "get_referrers", get_referrers)
+    for _ in range(3):
+        sundog.run(_meet, world_size=2, backend="sim")
+    assert not looks
+
+
+def _meet(world: sundog.World) -> None:
+    meet[(1,)](world.signals(2, "flags"), world.ctx, LANES=2)
