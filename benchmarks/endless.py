@@ -6,16 +6,21 @@ may be wrong, graphs captured on the way must still replay, and memory must not 
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from sundog import knobs
 from sundog.launch import run
+from sundog.tools._console import Show, progress
 from sundog.world.world import World
 
 from .result_files import Figures
@@ -25,6 +30,8 @@ __all__ = ["Endless", "main", "serve"]
 OPS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 _KEPT_GRAPHS = 8
 _CHECK_EVERY = 50  # calls; a check waits for the GPU
+# Programs are interpreted one by one, and each has a price: on a CPU a few do the same work sooner.
+_SIMULATED_SMS = 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Endless:
 class _Served:
     """What one rank saw."""
 
-    seconds: float = 0.0
+    seconds: tuple[float, float] = (0.0, 0.0)  # of the first half of the calls, and of the second
+    plans: int = 0  # made
     checked: int = 0
     replayed: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -50,50 +58,81 @@ class _Served:
 
 def main(how: Endless, size: int, backend: str, json_file: str) -> int:
     """Return the exit status: 1 if a result was wrong or memory grew."""
+    on_cpu = backend in ("sim", "shm")
+    if on_cpu:
+        os.environ.setdefault(knobs.num_sms.name, str(_SIMULATED_SMS))
     served = run(partial(serve, how=how), size, backend, heap_size=how.heap, timeout=30)
     wrong = [line for each in served for line in each.wrong]
     grown = max(each.grown_host for each in served), max(each.grown_device for each in served)
-    first = served[0]
-    cells = [
-        backend, str(size), f"{how.calls:,}", f"{how.sizes:,}", f"{how.heap >> 20} MiB",
-        f"{first.seconds:.1f} s", str(first.checked), str(first.replayed), str(len(wrong)),
-        f"{grown[0] / (1 << 20):+.1f} MiB", f"{grown[1] / (1 << 20):+.1f} MiB",
-    ]  # fmt: skip
-    head = ["backend", "ranks", "calls", "sizes", "heap", "time", "checked", "replayed", "wrong",
-            "host grew", "GPU grew"]  # fmt: skip
+    first, half = served[0], how.calls / 2
+    row = {
+        "ranks": str(size),
+        "calls": f"{how.calls:,}",
+        "sizes": f"{how.sizes:,}",
+        "plans": f"{first.plans:,}",
+        "time": f"{sum(first.seconds):.0f} s",
+        "calls/s": " → ".join(f"{half / seconds:.0f}" for seconds in first.seconds),
+        "checked": str(first.checked),
+        "replays": str(first.replayed),
+        "wrong": str(len(wrong)),
+        "grew": " + ".join(f"{nbytes / (1 << 20):.1f}" for nbytes in grown) + " MiB",
+    }
     text = (
-        f"{', '.join(OPS)} with random sizes of up to {how.largest:,} bytes. Growth is that of the "
-        f"second half of the calls. {_KEPT_GRAPHS} graphs captured on the way are replayed and "
-        "checked throughout."
+        f"{', '.join(OPS)} with random sizes of up to {how.largest:,} bytes from a heap of "
+        f"{how.heap >> 20} MiB. Nearly every call makes a plan and evicts another. calls/s: in the "
+        "first half and in the second. Growth is that of the second half, of the process and on "
+        f"the GPU. {_KEPT_GRAPHS} graphs captured on the way are replayed and checked throughout."
+        + (f" {knobs.num_sms.get()} simulated SMs." if on_cpu else "")
     )
-    Figures(f"Endless serving on `{backend}`", text, head, [cells]).show(json_file)
+    Figures(f"Endless serving on `{backend}`", text, [*row], [[*row.values()]]).show(
+        json_file, on_cpu=on_cpu
+    )
     for line in wrong[:5]:
         print(line)
     return 1 if wrong or grown[0] > how.heap or grown[1] > how.heap else 0
 
 
 def serve(world: World, how: Endless) -> _Served:
-    """Make the calls on one rank. All ranks draw the same random numbers."""
+    """Make the calls on one rank. All ranks draw the same random numbers; rank 0 shows how far."""
+    served = _Served()
+    with progress(threaded=False) if world.rank == 0 else nullcontext(_show_nothing) as show:
+        make = _calls(world, how, served, show)
+        half = how.calls // 2
+        begin = time.monotonic()
+        make(0, half)
+        before, middle = _memory(world), time.monotonic()
+        make(half, how.calls)
+        after, end = _memory(world), time.monotonic()
+    served.seconds = middle - begin, end - middle
+    served.plans = world._plans.made
+    served.grown_host, served.grown_device = after[0] - before[0], after[1] - before[1]
+    return served
+
+
+def _show_nothing(what: str, done: int, total: int, remark: str) -> None:
+    pass
+
+
+def _calls(world: World, how: Endless, served: _Served, show: Show) -> Callable[[int, int], None]:
+    """Return what makes the calls from one number to another."""
     chance = random.Random(how.seed)
     unit = 2 * world.size  # bytes: bfloat16, divisible by the number of ranks
     sizes = [chance.randint(1, how.largest // unit) * world.size for _ in range(how.sizes)]
-    served, graphs = _Served(), _Graphs(world)
-    begin, before = time.monotonic(), (0, 0)
-    for number in range(how.calls):
-        if number == how.calls // 2:
-            before = _memory(world)
-        op, numel = chance.choice(OPS), chance.choice(sizes)
-        x = torch.full((numel,), world.rank + 1.0, dtype=torch.bfloat16, device=world.device)
-        out = getattr(world, op)(x)
-        if number % _CHECK_EVERY == 0:
-            served.checked += 1
-            served.wrong += _differences(world, f"call {number}: {op} of {numel}", op, out)
-            graphs.turn(op, x, served)
-    world.barrier()
-    after = _memory(world)
-    served.seconds = time.monotonic() - begin
-    served.grown_host, served.grown_device = after[0] - before[0], after[1] - before[1]
-    return served
+    graphs, begin = _Graphs(world), time.monotonic()
+
+    def make(start: int, stop: int) -> None:
+        for number in range(start, stop):
+            op, numel = chance.choice(OPS), chance.choice(sizes)
+            x = torch.full((numel,), world.rank + 1.0, dtype=torch.bfloat16, device=world.device)
+            out = getattr(world, op)(x)
+            if number % _CHECK_EVERY == 0:
+                served.checked += 1
+                served.wrong += _differences(world, f"call {number}: {op} of {numel}", op, out)
+                graphs.turn(op, x, served)
+                rate = (number + 1) / (time.monotonic() - begin)
+                show("serving", number, how.calls, f"{rate:.0f} calls/s")
+
+    return make
 
 
 class _Graphs:

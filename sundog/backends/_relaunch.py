@@ -82,6 +82,10 @@ class _NothingElse(TorchDispatchMode):
 
     holds = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports the compiler, which takes two seconds
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:

@@ -192,20 +192,20 @@ def default_spans(problem: Any, num_sms: int) -> Config:
     return default_config(problem.nbytes, problem.size, num_sms)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _spans_kernel(
-    x, out, table, ready, arrived, epochs, ctx,
-    SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
-    TRACE: tl.constexpr,
+    x, out, table, ready, arrived, epochs, ctx, parts,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
     """A program serves one peer at a time, another one on every rank. Where nothing goes, nobody
-    waits. `table`: a Span per peer. PARTS programs share what goes to a peer.
+    waits. `table`: a Span per peer. `parts` programs share what goes to a peer. Their
+    number follows the size, so it is no constant: a serving loop would compile for ever.
     """
     nbytes: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     rank = tl.load(ctx + context.RANK)
-    part = tl.program_id(0) % PARTS
-    for step in range(tl.program_id(0) // PARTS, SIZE, tl.num_programs(0) // PARTS):
-        flag = step * PARTS + part
+    part = tl.program_id(0) % parts
+    for step in range(tl.program_id(0) // parts, SIZE, tl.num_programs(0) // parts):
+        flag = step * parts + part
         epoch = tl.load(epochs + flag) + 1
         peer = (rank + step) % SIZE  # I write there, with this flag
         writer = (rank + SIZE - step) % SIZE  # and this one here, with the same
@@ -220,7 +220,7 @@ def _spans_kernel(
             src = x + tl.load(table + peer * _ROW) // nbytes
             dst = memory.translate(out + tl.load(table + peer * _ROW + 1) // nbytes, peer, ctx)
             trace.begin(trace.FETCH, step, 0, peer, ctx, TRACE)
-            copy((dst,), src, num_sent, part, PARTS, 1, BLOCK, ALIGNED)
+            copy((dst,), src, num_sent, part, parts, 1, BLOCK, ALIGNED)
             trace.end(trace.FETCH, step, 0, peer, ctx, TRACE)
             # My words before the flag.
             signal.signal(arrived + flag, peer, epoch, ctx, TRACE)
@@ -247,8 +247,8 @@ def plan_spans(world: World, op: str, problem: Any, config: Config, spans: Seque
         if unit:
             (source, target), aligned = as_words(unit, x, out)
             _spans_kernel[(config.programs,)](
-                source, target, table, *flags, world.ctx,
-                SIZE=size, PARTS=parts, BLOCK=config.block, ALIGNED=aligned,
+                source, target, table, *flags, world.ctx, parts,
+                SIZE=size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
         return out

@@ -161,6 +161,10 @@ class Recording:
 class Operations(TorchDispatchMode):
     """The torch operations of one recording."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first capture imports the compiler, which takes two seconds
+
     def __init__(self, machine: Machine, recording: Recording) -> None:
         super().__init__()
         self._machine = machine

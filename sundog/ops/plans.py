@@ -11,7 +11,9 @@ evicted may be handed out again at once.
 
 from __future__ import annotations
 
+import operator
 import weakref
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -103,6 +105,7 @@ class CachedCall:
     staged: dict[int, StagedTensor] = field(default_factory=dict)
     places: set[tuple] = field(default_factory=set)  # of those in place, that ranks have compared
     offsets: list[int] = field(default_factory=list)  # what it holds of the heap
+    key: Hashable = None  # under which it is found
     serial: int = 0  # the same on every rank
     used: int = 0  # the number of its latest call
 
@@ -149,7 +152,7 @@ class Plans:
         self._retired: list[tuple[Staging, set[int]]] = []  # that captured calls have addresses of
         self._pinned: set[int] = set()  # serials of plans that a graph of some rank holds
         self._evictable: list[int] = []  # the others, the least recently used first
-        self._serial = 0
+        self.made = 0  # plans so far; equal on all ranks
 
     def __iter__(self) -> Any:
         return iter(self._calls.values())
@@ -212,7 +215,7 @@ class Plans:
         # This rank's streams are idle then: what all ranks evict is nobody's any more.
         self._world.synchronize()
         place = self._progress.place
-        mine = [asked, self._idle_serials(), self._serial, self.max_plans, more, place]
+        mine = [asked, self._idle_serials(), self.made, self.max_plans, more, place]
         everyone = self._world._compare(mine, f"plan of {op}")
         if len({each[0] for each in everyone}) > 1:
             text = by_rank([each[0] for each in everyone], self._world._ranks)
@@ -235,8 +238,8 @@ class Plans:
                 if not self._evict(count):
                     raise
                 count *= 2
-        self._serial += 1
-        call.serial = self._serial
+        self.made += 1
+        call.serial, call.key = self.made, key
         self._calls[key] = call
         return call
 
@@ -255,7 +258,7 @@ class Plans:
     def free(self) -> None:
         """Evict all that no graph holds: a collective on the host."""
         self._world.synchronize()
-        mine = ["", self._idle_serials(), self._serial]
+        mine = ["", self._idle_serials(), self.made]
         self._settle(self._world._compare(mine, "freeing of plans"))
         self._evict(len(self._calls))
 
@@ -304,34 +307,41 @@ class Plans:
         return bool(serials)
 
     def _remove(self, call: CachedCall) -> None:
-        self._calls = {key: each for key, each in self._calls.items() if each is not call}
+        del self._calls[call.key]
         self.repeats.clear()
         for offset in reversed(call.offsets):
             self._memory.free(offset)
 
     def _free_unused(self) -> None:
         """Free the staging buffers that no call uses."""
-        used = {staging for call in self for staging in _stagings(call)}
+        used = {staged.staging for call in self for staged in call.staged.values()}
         for key, staging in list(self._staging.items()):
             if staging not in used:
                 del self._staging[key]
                 self._let_go(staging, set())
 
-    def _idle_serials(self) -> list[int]:
-        """Of the plans that no graph of this rank holds, the least recently used first."""
+    def _idle_serials(self) -> bytes:
+        """Of the plans that no graph of this rank holds, the least recently used first.
+
+        As bytes: one by one, hundreds of numbers would take most of the time of an exchange.
+        """
         held = self._world._streams.captured_calls()
-        calls = sorted(self, key=lambda call: call.used)
-        return [call.serial for call in calls if call not in held]
+        calls = sorted(self, key=_last_use)
+        return array("q", [call.serial for call in calls if call not in held]).tobytes()
 
     def _settle(self, everyone: list[Any]) -> None:
         """Which plans may go: those that every rank would let go, in rank 0's order."""
-        common = set(everyone[0][1]).intersection(*[each[1] for each in everyone])
-        self._serial = max(each[2] for each in everyone)
-        self._evictable = [serial for serial in everyone[0][1] if serial in common]
+        first, *others = [array("q", each[1]) for each in everyone]
+        common = set(first).intersection(*others)
+        self.made = max(each[2] for each in everyone)
+        self._evictable = [serial for serial in first if serial in common]
         self._pinned = {call.serial for call in self} - common
         retired, self._retired = self._retired, []
         for staging, holders in retired:
             self._let_go(staging, holders)
+
+
+_last_use = operator.attrgetter("used")
 
 
 def _stagings(call: CachedCall) -> list[Staging]:

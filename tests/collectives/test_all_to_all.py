@@ -15,6 +15,7 @@ from sundog import testing
 from sundog.backends.sim import Sim
 from sundog.collectives._copy import Config
 from sundog.errors import RankMismatch, WaitTimeout
+from sundog.machine.launcher import current_machine
 from sundog.ops.load import find
 from sundog.tools._subject import exercise
 
@@ -234,3 +235,17 @@ def test_bad_input(run: Run) -> None:
                 world.all_to_all(**given)
 
     run(main, 2)
+
+
+@pytest.mark.sim_only
+def test_sizes_share_a_kernel() -> None:
+    """How many programs share a peer follows the size; each number had a binary of its own."""
+
+    def main(world: sundog.World) -> int:
+        for parts in range(1, 9):
+            world.all_to_all(world.zeros((2 * parts * 1024,), torch.int32))
+        machine = current_machine()
+        assert machine is not None
+        return len(machine.loaded)
+
+    assert sundog.run(main, 2, "sim") == [1, 1]
