@@ -6,8 +6,6 @@ import os
 import pickle
 import re
 import socket
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ import sundog
 from sundog.backends import _processes, shm
 from sundog.backends._rendezvous import Locality
 from sundog.errors import PeerLost, RankMismatch
+from support.scripts import Script
 
 pytestmark = pytest.mark.sim_only  # names its backend itself, so once is enough
 
@@ -39,33 +38,22 @@ class Processes:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
         }
-        self._ranks = [
-            subprocess.Popen(
-                [sys.executable, str(path)],
-                env=os.environ | common | {"RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)},
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+        self.ranks = [
+            Script(path, common | {"RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)})
             for rank in range(size)
         ]
 
     def end(self, seconds: float = 60) -> list[tuple[int, str, str]]:
         """Exit status, output and errors of each rank."""
         try:
-            told = [rank.communicate(timeout=seconds) for rank in self._ranks]
+            return [rank.end(seconds) for rank in self.ranks]
         finally:
-            for rank in self._ranks:
+            for rank in self.ranks:
                 rank.kill()
-                rank.wait()
-        return [(rank.returncode, *each) for rank, each in zip(self._ranks, told, strict=True)]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], Processes]:
-    root = Path(sundog.__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]))
+def start(tmp_path: Path) -> Callable[[int, str], Processes]:
     return lambda size, source: Processes(tmp_path, size, source)
 
 
@@ -231,9 +219,7 @@ def test_a_stranger_at_the_store_runs_nothing(start: Any, tmp_path: Path) -> Non
     barrier = _key(stranger, "sundog/0/world/1/0")  # rank 0 waits in it
     target = tmp_path / "ran"
     stranger.set(barrier[:-1] + "1", pickle.dumps(Malicious(target)))
-    deadline = time.monotonic() + 20
-    while ranks._ranks[0].poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    ranks.ranks[0].has_ended(20)
     (tmp_path / "written").touch()
     status, _, errors = ranks.end()[0]
     assert not target.exists(), "the command ran"

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import re
+import select
 import signal as signals
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import sundog
 from sundog.backends import _processes, shm
 from sundog.device import memory, signal
 from sundog.errors import PeerLost, RankMismatch, SundogError, WaitTimeout
+from support.scripts import Script
 
 pytestmark = pytest.mark.sim_only  # names its backend itself, so once is enough
 
@@ -273,27 +275,28 @@ def test_the_parent_is_killed(tmp_path: Path) -> None:
     path = script(
         tmp_path,
         """
-        import os, sys, time, sundog
+        import os, time, sundog
         def main(world):
-            os.write(1, b"%d\\n" % os.getpid())  # in one piece: print may be cut in between
-            world.barrier()
-            if world.rank == 1:
-                time.sleep(60)
-            world.barrier()
+            everyone = world.exchange(os.getpid())
+            if world.rank == 0:
+                os.write(1, " ".join(map(str, everyone)).encode())
+                os.rename("ranks.txt", "ranks")
+            time.sleep(60)
+        os.dup2(os.open("ranks.txt", os.O_CREAT | os.O_WRONLY), 1)
         sundog.run(main, 2, "shm", timeout=60)
         """,
     )
-    command = [sys.executable, str(path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        ranks = [int(parent.stdout.readline()) for _ in range(2)]
-        parent.kill()
-    deadline = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{pid}") for pid in ranks):
-        assert time.monotonic() < deadline, "a rank outlived its parent"
-        time.sleep(0.1)
+    parent, told = Script(path), tmp_path / "ranks"
+    deadline = time.monotonic() + 60
+    while not told.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ends = [os.pidfd_open(int(pid)) for pid in told.read_text().split()]
+    parent.kill()
+    for end in ends:
+        assert select.select([end], [], [], 20)[0], "a rank outlived its parent"
+        os.close(end)
+    parent.end()
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -302,7 +305,7 @@ def test_torchrun(tmp_path: Path) -> None:
         tmp_path,
         f"""
         import sys
-        sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+        sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
         import sundog, test_shm, torch.distributed as dist
         for _ in range(2):
             with sundog.init("shm", heap_size=1 << 20, timeout=20) as world:

@@ -21,6 +21,7 @@ import torch
 import sundog
 from sundog.backends.sim import Sim
 from sundog.errors import WaitTimeout
+from support.scripts import Script
 
 HERE = Path(sundog.__file__).parent.parent
 Way = Callable[[torch.Tensor], Any]
@@ -176,13 +177,14 @@ def test_the_error_shows_what_each_rank_called(backend: str, what: str) -> None:
 
 
 SCRIPT = """
-import sys, time
-sys.path[:0] = [{tests!r}, {root!r}]
+import os, select, sys
+sys.path.insert(0, {tests!r})
 import sundog, test_expired, torch
 world = sundog.init("shm", heap_size=1 << 20)
+end = os.pidfd_open(world.exchange(os.getpid())[0])
 out = test_expired.skip_one(world)
 if world.rank == 1:
-    time.sleep(5)
+    select.select([end], [], [], 60)  # until rank 0 has ended
 {then}
 """
 SCRIPTS = {
@@ -196,23 +198,14 @@ def test_a_script_that_never_closes_its_world_fails(tmp_path: Path, then: str) -
     """The rank that waited in vain exited with 0, as if nothing had been."""
     path = tmp_path / "script.py"
     here = os.path.dirname(os.path.abspath(__file__))
-    path.write_text(SCRIPT.format(tests=here, root=str(HERE), then=SCRIPTS[then]))
-    store = f"127.0.0.1:{free_port()}".split(":")
-    ranks = []
-    for rank in range(2):
-        own = {"RANK": str(rank), "WORLD_SIZE": "2", "SUNDOG_TIMEOUT": "4",
-               "MASTER_ADDR": store[0], "MASTER_PORT": store[1]}  # fmt: skip
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, str(path)], env={**os.environ, **own}, stderr=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, text=True,
-            )
-        )  # fmt: skip
-    texts = [rank.communicate(timeout=100)[1] for rank in ranks]
-    codes = [rank.returncode for rank in ranks]
-    assert codes[0] != 0, texts
-    assert "WaitTimeout" in texts[0]
-    assert "rank 1 owes the signal" in texts[0]
+    path.write_text(SCRIPT.format(tests=here, then=SCRIPTS[then]))
+    common = {"WORLD_SIZE": "2", "SUNDOG_TIMEOUT": "4", "MASTER_ADDR": "127.0.0.1"}
+    common["MASTER_PORT"] = str(free_port())
+    ranks = [Script(path, {**common, "RANK": str(rank)}) for rank in range(2)]
+    (status, _, errors), _ = [rank.end(100) for rank in ranks]
+    assert status != 0, errors
+    assert "WaitTimeout" in errors
+    assert "rank 1 owes the signal" in errors
 
 
 def free_port() -> int:
