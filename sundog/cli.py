@@ -108,13 +108,14 @@ def check(
     Example: sundog check examples/ring.py --world 3 --schedules 20 --mutate
     """
     from .tools.check import check_command as command
+    from .tools.check import corpus as known
 
     options = command.CheckOptions(
         target=target, world=world, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
         strict=strict, exhaustive=exhaustive, seconds=seconds,
         mutate=mutate, corpus=corpus, json=json,
     )  # fmt: skip
-    raise typer.Exit(command.run_corpus(options) if corpus else command.run(options))
+    raise typer.Exit(known.run_corpus(options) if corpus else command.run(options))
 
 
 @app.command()

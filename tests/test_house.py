@@ -31,7 +31,7 @@ BUDGETS = {
     "tools": 1950,
     "tools/bench": 850,
     "tools/calibrate": 250,
-    "tools/check": 620,
+    "tools/check": 800,
     "tools/predict": 240,
     "tools/probe": 880,
     "tools/trace": 650,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...ops.load import load_package
 from ...world.world import World
 from .._console import (
     CANNOT,
@@ -26,27 +23,12 @@ from .._console import (
     write_json,
 )
 from .._subject import function_of, resolve
+from .check_options import CheckOptions
 from .exhaustive import check_all
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
-from .schedules import CANNOT_INTERPRET, Report, check, check_once, tokens
+from .schedules import CANNOT_INTERPRET, Report, check_once, tokens
 
-__all__ = ["CheckOptions", "run", "run_corpus"]
-
-
-@dataclass(frozen=True)
-class CheckOptions:
-    target: str
-    world: int
-    schedules: int
-    seed: int
-    schedule: str = ""
-    sms: int = 0
-    mutate: bool = False
-    strict: bool = False
-    exhaustive: bool = False
-    seconds: float = 300.0  # for an exhaustive check
-    corpus: str = ""
-    json: str = ""
+__all__ = ["CheckOptions", "run"]
 
 
 @command("check")
@@ -130,6 +112,7 @@ def _mutate(
                 outcomes.append(outcome)
                 survived = sum(not o.killed_by for o in outcomes)
                 show("mutants", len(outcomes), len(found), f"{survived} survived")
+        outcomes.sort(key=lambda outcome: found.index(outcome.mutant))
         return outcomes, True
     return outcomes, False
 
@@ -162,58 +145,6 @@ def _print_mutants(
     console.print(f"{num_killed} of {len(outcomes)} mutants killed{more}")
     if not outcomes:
         console.print("no mutants: the kernels do not synchronise at all")
-
-
-@command("check --corpus")
-def run_corpus(options: CheckOptions) -> int:
-    """Check known wrong kernels and their corrected twins, and print a table of both."""
-    console = Console()
-    rows: dict[str, list[Any]] = {}
-    check_writable(options.json)
-    pairs = _load_pairs(options.corpus)
-    with progress() as show:
-        for number, pair in enumerate(pairs, 1):
-            wrong, found = _search(pair, options)
-            fixed = check(
-                pair.fixed, pair.world_size, options.schedules, options.seed, pair.num_sms,
-                stop_early=True,
-            )  # fmt: skip
-            rows.setdefault(pair.family, []).append((pair.name, found, not fixed.findings, wrong))
-            show("pairs", number, len(pairs), pair.name)
-    table = Table("family", "wrong found", "twin clean", "schedules needed")
-    for family, results in rows.items():
-        needed = max(r[3].schedules for r in results)
-        counts = [f"{sum(r[k] for r in results)} / {len(results)}" for k in (1, 2)]
-        table.add_row(escape(family), *counts, str(needed))
-    console.print(table)
-    good = all(r[1] and r[2] for results in rows.values() for r in results)
-    if options.json:
-        text = [
-            {"family": f, "name": n, "found": w, "clean": c}
-            for f, rs in rows.items()
-            for n, w, c, _ in rs
-        ]
-        write_json(options.json, text, indent=1)
-    return FINE if good else FOUND
-
-
-def _search(pair: Any, options: CheckOptions) -> tuple[Report, bool]:
-    """Check a wrong kernel until it shows what it must: a wrong result may come before the race."""
-    report = Report()
-    for token in tokens(options.schedules, options.seed, report, pair.num_sms):
-        report.merge(check_once(pair.wrong, pair.world_size, token, pair.num_sms))
-        if any(finding.kind == pair.kind for finding in report.findings):
-            return report, True
-    return report, False
-
-
-def _load_pairs(folder: str) -> list[Any]:
-    if not os.path.exists(os.path.join(folder, "__init__.py")):
-        raise ValueError(f"{folder} has no __init__.py with a list PAIRS")
-    module = load_package(folder)
-    if not hasattr(module, "PAIRS"):
-        raise ValueError(f"{folder} has no list PAIRS")
-    return list(module.PAIRS)
 
 
 def _write(path: str, report: Report, outcomes: list[Outcome], verdicts: Verdicts) -> None:

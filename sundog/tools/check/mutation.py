@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from ...checker.failures import ERROR
 from ...checker.mutants import Mutant, mutants
 from ...checker.rules import OBJECTIONS
 from ...interpreter.interpreter import recorded, replaced
 from ...world.world import World
+from .._pool import Failure
+from .forked import each_forked
 from .schedules import Report, check
 
 __all__ = ["Outcome", "Verdicts", "accepted_by", "find_mutants", "judge", "mutate"]
@@ -54,17 +57,25 @@ def mutate(
     link: str = "",
     strict: bool = True,
 ) -> Iterator[Outcome]:
-    """Check each mutant until the first objection, or for all schedules.
+    """Check each mutant until the first objection, or for all schedules; in no certain order.
 
     `strict`: a remark is an objection too. Not where the kernel itself has some.
     """
-    for name, mutant in zip(_names(found), found, strict=True):
-        with replaced(mutant.function, mutant.tree):
+    names = list(_names(found))
+
+    def check_mutant(number: int) -> tuple[str, Report]:
+        with replaced(found[number].function, found[number].tree):
             report = check(
                 fn, world_size, schedules, seed, num_sms, stop_early=True, link=link, strict=strict
             )  # fmt: skip
+        report.results = []  # they would go through a pipe for nothing
         kinds = [f.kind for f in report.findings if f.kind in OBJECTIONS]
-        yield Outcome(name, mutant, kinds[0] if kinds else "", report)
+        return kinds[0] if kinds else "", report
+
+    for number, reply in each_forked(check_mutant, len(found)):
+        if isinstance(reply, Failure):
+            reply = "", Report([ERROR.finding(reply.error)])
+        yield Outcome(names[number], found[number], *reply)
 
 
 def _names(found: list[Mutant]) -> Iterator[str]:
