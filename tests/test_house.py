@@ -23,9 +23,9 @@ BUDGETS = {
     "device": 820,
     "fused": 2450,
     "hardware": 340,
-    "interpreter": 1960,
+    "interpreter": 3200,
     "learn": 320,
-    "machine": 3240,
+    "machine": 3260,
     "ops": 1490,
     "predict": 900,
     "tools": 1950,
@@ -41,7 +41,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 37  # without commands, which cli.py alone imports
+ONE_IMPORTER = 41  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

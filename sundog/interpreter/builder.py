@@ -18,9 +18,10 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 
 from ..device import proxy, trace
-from ..errors import CannotInterpret
+from ..errors import CannotInterpret, KernelError
 from .arithmetic import Arithmetic
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
+from .ptx import run_ptx
 
 __all__ = ["Atomics", "Builder", "array_of", "full_mask", "is_tile"]
 
@@ -47,6 +48,7 @@ class Atomics(Arithmetic):
         sem: Any,
         scope: Any,
         proxy: bool = False,
+        tile: bool | None = None,
     ) -> Value:
         # The native atomics, unlike its loads and stores, take every array to be contiguous.
         chosen = np.ascontiguousarray(full_mask(array_of(mask), ptr.data))
@@ -66,12 +68,19 @@ class Atomics(Arithmetic):
                 return old.view(data.dtype)
 
         operands = (op.name, data.tobytes())
-        return self._atomic(execute, ptr, dtype, chosen, operands, sem, scope, proxy)
+        return self._atomic(execute, ptr, dtype, chosen, operands, sem, scope, proxy, tile)
 
     def create_atomic_cas(
-        self, ptr: Value, expected: Value, value: Value, sem: Any, scope: Any
+        self,
+        ptr: Value,
+        expected: Value,
+        value: Value,
+        sem: Any,
+        scope: Any,
+        tile: bool | None = None,
     ) -> Value:
         element = ptr.get_element_ty()
+        expected, value = (_same_bits(each, element) for each in (expected, value))
         if not expected.dtype.scalar == value.dtype.scalar == element:
             kinds = f"{expected.dtype.scalar} and {value.dtype.scalar}"
             raise ValueError(f"atomic_cas of {element} with {kinds}; cast them")
@@ -84,7 +93,9 @@ class Atomics(Arithmetic):
 
         operands = ("CAS", compare.tobytes() + new.tobytes())
         everywhere = np.ones(ptr.data.shape, bool)
-        return self._atomic(execute, ptr, value.dtype.scalar, everywhere, operands, sem, scope)
+        return self._atomic(
+            execute, ptr, value.dtype.scalar, everywhere, operands, sem, scope, tile=tile
+        )
 
     def _atomic(
         self,
@@ -96,10 +107,11 @@ class Atomics(Arithmetic):
         sem: Any,
         scope: Any,
         proxy: bool = False,
+        tile: bool | None = None,
     ) -> Value:
         kind = np_dtype(dtype)
         addresses = ptr.data[chosen]
-        tile = is_tile(ptr.data)
+        tile = is_tile(ptr.data) if tile is None else tile
 
         def recall(older: bytes) -> np.ndarray:
             old = np.zeros(chosen.shape, kind)
@@ -116,7 +128,9 @@ class Atomics(Arithmetic):
 
     # Triton 3.9's own entry points
 
-    def create_atomic_load(self, ptr: Value, mask: Value, sem: Any, scope: Any) -> Value:
+    def create_atomic_load(
+        self, ptr: Value, mask: Value, sem: Any, scope: Any, tile: bool | None = None
+    ) -> Value:
         element = ptr.get_element_ty()
         dtype = np_dtype(element)
         chosen = full_mask(array_of(mask), ptr.data)
@@ -124,10 +138,16 @@ class Atomics(Arithmetic):
         def execute() -> np.ndarray:
             return native.load(ptr.data, chosen, np.zeros(ptr.data.shape, dtype), dtype)
 
-        return self._atomic(execute, ptr, element, chosen, ("LOAD", b""), sem, scope)
+        return self._atomic(execute, ptr, element, chosen, ("LOAD", b""), sem, scope, tile=tile)
 
     def create_atomic_store(
-        self, ptr: Value, value: Value, mask: Value, sem: Any, scope: Any
+        self,
+        ptr: Value,
+        value: Value,
+        mask: Value,
+        sem: Any,
+        scope: Any,
+        tile: bool | None = None,
     ) -> None:
         chosen = full_mask(array_of(mask), ptr.data)
 
@@ -136,7 +156,7 @@ class Atomics(Arithmetic):
             return value.data
 
         operands = ("STORE", value.data.tobytes())
-        self._atomic(execute, ptr, value.dtype.scalar, chosen, operands, sem, scope)
+        self._atomic(execute, ptr, value.dtype.scalar, chosen, operands, sem, scope, tile=tile)
 
     def create_atomic_poll(
         self, ptr: Value, expected: Value, timeout_ns: Any, sem: Any, scope: Any
@@ -164,6 +184,16 @@ def full_mask(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
     if mask is None:
         return np.ones(addresses.shape, bool)
     return mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
+
+
+def _same_bits(value: Value, element: tl.dtype) -> Value:
+    """Return an integer as one of this type, if only the sign differs: compiled code has none."""
+    given = value.dtype.scalar
+    if given == element or not (given.is_int() and element.is_int()):
+        return value
+    if given.primitive_bitwidth != element.primitive_bitwidth:
+        return value
+    return Value(value.data.view(np_dtype(element)), element)
 
 
 def _spread(value: Value, ptr: Value) -> np.ndarray:
@@ -278,12 +308,21 @@ class Builder(Atomics):
         return loaded
 
     def _store(
-        self, ptrs: Value, value: Value, mask: np.ndarray | None, *, proxy: bool = False
+        self,
+        ptrs: Value,
+        value: Value,
+        mask: np.ndarray | None,
+        *,
+        proxy: bool = False,
+        tile: bool | None = None,
     ) -> None:
         addresses = ptrs.data
         chosen = _chosen(addresses, mask)
         data = value.data
-        self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, is_tile(addresses))
+        tile = is_tile(addresses) if tile is None else tile
+        self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, tile)
+        if data.size > addresses.size:
+            raise CannotInterpret("a value per thread (%tid) is stored to one address")
         if data.shape != addresses.shape:
             data = np.broadcast_to(data, addresses.shape)
         native.store(addresses, data, full_mask(mask, addresses))
@@ -325,6 +364,11 @@ class Builder(Atomics):
         return self._load(ptrs, mask, other, volatile=hints[-1])
 
     def create_barrier(self) -> None:
+        if self.machine.program.mask is not None:
+            raise KernelError(
+                "a CTA barrier in a branch that only some threads of the program take: the others "
+                "never reach it. Move it out of the branch."
+            )
         self.machine.accesses.cta_barrier()
 
     # for people
@@ -342,20 +386,18 @@ class Builder(Atomics):
 
     # what only a GPU can do
 
-    def create_inline_asm(self, assembly: str, *args: Any) -> Any:
-        if assembly == proxy.FENCE.value:
+    def create_inline_asm(
+        self, assembly: str, constraints: str, handles: list[Value], results: list[Any], *more: Any
+    ) -> Any:
+        """Run inline PTX. `more`: is_pure and pack."""
+        if assembly == proxy.FENCE.value:  # one line that stands for two in compiled code
             self.machine.accesses.proxy_fence()
-            nothing = Value(np.zeros(1, np.int32), tl.int32)
-            return SimpleNamespace(get_result=lambda place: nothing)
-        if "griddepcontrol" in assembly:
-            if "griddepcontrol.wait" in assembly:
-                self.machine.accesses.grid_wait()
-            nothing = Value(np.zeros(1, np.int32), tl.int32)
-            return SimpleNamespace(get_result=lambda place: nothing)
-        if assembly == trace.READ_GLOBALTIMER.value or "%globaltimer" in assembly:
-            now = Value(np.array([self.machine.accesses.count], np.int64), tl.int64)
-            return SimpleNamespace(get_result=lambda place: now)
-        raise CannotInterpret("inline assembly runs only on a GPU; use tl operations")
+            found = [Value(np.zeros(1, np.int32), tl.int32)]
+        elif assembly == trace.READ_GLOBALTIMER.value:
+            found = [Value(np.array([self.machine.accesses.count], np.int64), tl.int64)]
+        else:
+            found = run_ptx(self, assembly, handles, results, more[-1])
+        return SimpleNamespace(get_result=lambda place: found[place])
 
     def create_extern_elementwise(self, lib: str, path: str, symbol: str, *args: Any) -> Any:
         raise CannotInterpret(f"extern function {symbol} runs only on a GPU; use tl operations")

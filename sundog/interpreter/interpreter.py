@@ -30,6 +30,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITFunction, mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..errors import CannotInterpret
 from .arithmetic import reduce, scan
 from .builder import Builder
 from .numerics import Block, Tile, Value, is_raw, np_dtype, scalar
@@ -94,6 +95,8 @@ class Semantic(TritonSemantic):
 
 
 def _splat(value: Any, like: Block) -> Tile:
+    if value.handle.data.size > 1:
+        raise CannotInterpret("a value per thread (%tid) meets a tile: that is not simulated")
     data = np.broadcast_to(value.handle.data, like.sizes)
     return Tile(Value(data, value.handle.dtype), like.with_element_ty(value.type))
 

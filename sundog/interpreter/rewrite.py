@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as stock
 from triton.language.semantic import TritonSemantic
@@ -25,11 +26,45 @@ from ..callsite import relative
 from ..errors import CannotInterpret
 from .gluon_twins import Gluon, not_for_gluon, twin_name
 from .numerics import scalar
+from .running import RunningProgram
 
 __all__ = ["Helpers", "called_by_gluon", "function_tree", "rewrite"]
 
 _HELPERS = "_sundog"
 _CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparisons
+
+
+class Branch:
+    """The body of an `if`. Entering it says whether it runs."""
+
+    def __init__(self, is_taken: bool) -> None:
+        self.is_taken = is_taken
+
+    def __enter__(self) -> bool:
+        return self.is_taken
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+_TAKEN, _NOT_TAKEN = Branch(True), Branch(False)
+
+
+class _SomeThreads(Branch):
+    """A body that runs for some threads of a program: inside, those are its mask."""
+
+    def __init__(self, program: RunningProgram, holds: np.ndarray) -> None:
+        self._program, self._before = program, program.mask
+        mask = holds if self._before is None else self._before & holds
+        self._mask = None if mask.all() else mask
+        super().__init__(bool(mask.any()))
+
+    def __enter__(self) -> bool:
+        self._program.mask = self._mask
+        return self.is_taken
+
+    def __exit__(self, *error: object) -> None:
+        self._program.mask = self._before
 
 
 class Helpers:
@@ -87,8 +122,28 @@ class Helpers:
             return bool(value)
         data = value.handle.data
         if data.size != 1:
-            raise ValueError(f"a condition of {data.size} elements; reduce it, or use tl.where")
+            data = self._in_threads(value, data)
         return bool(data.item())
+
+    def _in_threads(self, value: Any, data: np.ndarray) -> np.ndarray:
+        """Return the one truth that a value per thread has in all threads that look at it."""
+        if value.type.is_block():
+            raise ValueError(f"a condition of {data.size} elements; reduce it, or use tl.where")
+        mask = self.semantic.builder.machine.program.mask
+        seen = np.unique(data if mask is None else data[mask])
+        if seen.size > 1:
+            raise CannotInterpret(
+                "threads of one program disagree about a condition that is not an `if` without "
+                "`else`, `return`, `break` or `continue`: only such a branch is simulated per "
+                "thread"
+            )
+        return seen[:1] if seen.size else np.zeros(1, bool)
+
+    def branch(self, value: Any) -> Branch:
+        """Return what runs the body of an `if`: for the threads that its condition holds for."""
+        if not isinstance(value, tl.tensor) or value.handle.data.size == 1 or value.type.is_block():
+            return _TAKEN if self.truth(value) else _NOT_TAKEN
+        return _SomeThreads(self.semantic.builder.machine.program, value.handle.data.astype(bool))
 
     def turn(self, value: Any) -> bool:
         """Return the truth of a loop's condition, once per turn."""
@@ -221,7 +276,17 @@ class _Rewriter(stock.ASTTransformer):
         node.test = ast.copy_location(_call("truth", node.test), node.test)
         return node
 
-    visit_If = visit_IfExp = visit_Assert = _condition
+    visit_IfExp = visit_Assert = _condition
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        leaves = (ast.Return, ast.Break, ast.Continue)
+        if node.orelse or any(isinstance(each, leaves) for each in ast.walk(node)):
+            return self._condition(node)
+        self.generic_visit(node)
+        taken = ast.Name(f"{_HELPERS}_taken", ast.Load())
+        item = ast.withitem(_call("branch", node.test), ast.Name(taken.id, ast.Store()))
+        body = ast.copy_location(ast.If(taken, node.body, []), node)
+        return ast.copy_location(ast.With([item], [body]), node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
         self.generic_visit(node)

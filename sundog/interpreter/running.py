@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["MemoryPort", "RunningLaunch", "RunningMachine", "RunningProgram"]
+__all__ = ["MemoryPort", "Multicast", "RunningLaunch", "RunningMachine", "RunningProgram"]
 
 
 class RunningLaunch(Protocol):
@@ -26,6 +26,9 @@ class RunningLaunch(Protocol):
 
 class RunningProgram(Protocol):
     """The program whose code runs now."""
+
+    mask: np.ndarray | None  # the threads that are in a branch which only some take
+    number: int
 
     @property
     def index(self) -> tuple[int, int, int]: ...
@@ -79,9 +82,22 @@ class MemoryPort(Protocol):
         """Wait for the kernel before, of one that was launched before that has ended."""
 
 
+class Multicast(Protocol):
+    """Addresses that stand for the memory of several ranks."""
+
+    def multicast(self, addresses: np.ndarray) -> list[np.ndarray]:
+        """Return the addresses in the memory of each rank that these stand for."""
+
+
 class RunningMachine(Protocol):
     @property
     def program(self) -> RunningProgram: ...
 
     @property
     def accesses(self) -> MemoryPort: ...
+
+    @property
+    def num_sms(self) -> int: ...
+
+    @property
+    def memory(self) -> Multicast: ...

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton._C.libtriton import interpreter as native
 
+from ..interpreter.ptx_lanes import LOOP
 from .tasks import Poll, Program
 
 __all__ = [
@@ -85,6 +86,8 @@ def _while_lines(code: CodeType) -> list[tuple[int, int]]:
     """First and last line of every `while` in a function. (Triton's `for` always ends.)"""
     if code.co_name == "<lambda>":  # the rewriter's, of `and` and `or`: its caller is in the loop
         return []
+    if "." in code.co_name:  # an instruction of inline PTX, which says itself if it is in a loop
+        return [(0, sys.maxsize)] if code.co_name.endswith(LOOP) else []
     try:
         lines, first = inspect.getsourcelines(code)
     except OSError:  # no source: anything may be in a loop

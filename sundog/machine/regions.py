@@ -59,6 +59,7 @@ class Memory:
         self._recent: Region | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None  # starts, sizes
         self.split: SplitHeaps | None = None  # where data and flags lie apart
+        self.multicasts: list[tuple[int, int, list[int]]] = []  # start, end, start on each rank
 
     def add(self, region: Region) -> None:
         at = bisect.bisect_left(self._starts, region.start)
@@ -146,6 +147,17 @@ class Memory:
         room = np.maximum(sizes - size + 1, 0).astype(np.uint64)  # places where an element starts
         inside = (at >= 0) & (addresses - starts[at] < room[at])
         return addresses[~inside]
+
+    def multicast(self, addresses: np.ndarray) -> list[np.ndarray]:
+        """Return the addresses on each rank that multicast addresses stand for."""
+        first, last = int(addresses.min()), int(addresses.max())
+        for start, end, ranks in self.multicasts:
+            if start <= first and last < end:
+                return [addresses - np.uint64(start) + np.uint64(base) for base in ranks]
+        raise BadAccess(
+            f"multimem at {first:#x}: that is no multicast address. Pass the multicast_ptr of a "
+            "symmetric memory handle, plus an offset inside the tensor."
+        )
 
     def name(self, address: int) -> str:
         region = self.find(address, address + 1)

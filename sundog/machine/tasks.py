@@ -150,6 +150,7 @@ class Program:
     awaits_comparison: bool = False
     patience: int = 0  # polls that it may make before it is parked again
     expired: bool = False
+    mask: np.ndarray | None = None  # the threads that are in a branch which only some take
     visited: set[Any] = field(default_factory=set)  # what it saw in its loops, see `livelock`
 
     def visit(self, what: Any, most: int) -> None:

@@ -43,7 +43,7 @@ def racy(world: World) -> torch.Tensor:
 
 @triton.jit
 def assembly(x):
-    tl.store(x, tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], tl.int32, False, 1))
+    tl.store(x, tl.inline_asm_elementwise("activemask.b32 $0;", "=r", [], tl.int32, False, 1))
 
 
 def only_gpu(world: World) -> None:

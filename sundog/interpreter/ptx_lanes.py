@@ -1,0 +1,154 @@
+"""Which threads run a block of inline PTX, and where in the kernel's file each instruction stands.
+
+A program is simulated as one, so a value per thread (what `%tid` gives) is an array with an element
+per thread, and `if` on such a value runs its body for the threads that it holds for. A block runs
+once per **lane**:
+
+- on tiles, lane i is element i. Thread t holds element t mod n of a tile of n elements, as Triton
+  lays out a small tile; in a branch only the elements of the threads in it are lanes.
+- on values per thread, lane t is thread t.
+- on scalars all threads do the same. One lane stands for them, except where the block has an
+  `atom` or `red`: that really happens once per thread, and a small tile's once per copy.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import triton
+
+from .ptx_parse import PtxBlock, PtxInstruction
+
+__all__ = ["LOOP", "Lanes", "choose_lanes", "locate"]
+
+LOOP = " in a loop"  # at the end of an instruction's name, where it may be repeated without end
+_PER_THREAD = ("%tid", "%laneid", "%warpid", "%lanemask")
+_SKIP = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, triton.__file__)
+)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of one block: the thread that each is, and the element that it works on."""
+
+    threads: np.ndarray
+    elements: np.ndarray
+    num_threads: int
+    is_uniform: bool  # one lane, for all threads of the program
+    size: int  # of the arguments
+
+    @property
+    def count(self) -> int:
+        return len(self.threads)
+
+    @property
+    def is_thread_zero(self) -> bool:
+        return not self.is_uniform and self.threads.tolist() == [0]
+
+    def spread(self, values: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
+        """Return an output as a tile of this shape, or as a scalar, maybe one per thread."""
+        if shape is not None:
+            whole = np.zeros(self.size, values.dtype)
+            whole[self.elements] = values
+            return whole.reshape(shape)
+        if self.count and (self.is_uniform or (self.count > 1 and (values == values[0]).all())):
+            return values[:1]
+        per_thread = np.zeros(self.num_threads, values.dtype)
+        per_thread[self.threads] = values
+        return per_thread
+
+
+def choose_lanes(
+    assembly: PtxBlock, size: int, is_tile: bool, num_threads: int, mask: np.ndarray | None
+) -> Lanes:
+    """Choose the lanes of a block on arguments of `size` elements, in the threads of `mask`."""
+    changes = assembly.uses("atom", "red")
+    every = np.arange(num_threads) if mask is None else np.flatnonzero(mask)
+    if is_tile and size >= num_threads:
+        elements = np.arange(size)
+        if mask is not None:
+            elements = elements[mask[elements % num_threads]]
+        return Lanes(elements % num_threads, elements, num_threads, False, size)
+    if is_tile:
+        elements = every % size
+        if not changes:
+            elements, first = np.unique(elements, return_index=True)
+            every = every[first]
+        return Lanes(every, elements, num_threads, False, size)
+    if size > 1:
+        return Lanes(every, every, num_threads, False, size)
+    if changes or assembly.mentions(*_PER_THREAD):
+        return Lanes(every, np.zeros(len(every), int), num_threads, False, size)
+    one = every[:1]
+    return Lanes(one, np.zeros(len(one), int), num_threads, mask is None, size)
+
+
+# the place of an instruction
+
+
+def locate(text: str) -> Callable[[PtxInstruction], Callable]:
+    """Return a function that gives, per instruction, one that calls from its line in the file.
+
+    A look at the stack then finds the kernel's file, the line and the instruction.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIP):
+        frame = frame.f_back
+    path, line = frame.f_code.co_filename, frame.f_lineno or 0
+    start = _literal_line(path, line, text.count("\n"))
+
+    def at(instruction: PtxInstruction) -> Callable:
+        name = instruction.opcode + (LOOP if instruction.in_loop else "")
+        return _caller(path, start + instruction.line - 1 if start else line, name)
+
+    return at
+
+
+_call = lambda function: function()  # noqa: E731 -- one line, so that its line is the first one
+
+
+@functools.lru_cache(maxsize=4096)
+def _caller(path: str, line: int, name: str) -> Callable:
+    code = _call.__code__.replace(co_filename=path, co_firstlineno=line, co_name=name)
+    return FunctionType(code, {})
+
+
+def _literal_line(path: str, line: int, num_breaks: int) -> int:
+    """Return the line on which the text of the block begins; 0 if it is no plain literal."""
+    for first, last, start, breaks in _calls(path):
+        if first <= line <= last and breaks == num_breaks:
+            return start
+    return 0
+
+
+@functools.lru_cache(maxsize=256)
+def _calls(path: str) -> list[tuple[int, int, int, int]]:
+    """Return the calls of inline_asm_elementwise in a file: lines, and those of their text."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except SyntaxError:
+        return []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _named(node.func) == "inline_asm_elementwise":
+            given = {word.arg: word.value for word in node.keywords}
+            text = node.args[0] if node.args else given.get("asm")
+            if isinstance(text, ast.Constant | ast.JoinedStr):
+                breaks = (text.end_lineno or text.lineno) - text.lineno
+                last = node.end_lineno or node.lineno
+                found.append((node.lineno, last, text.lineno, breaks))
+    return found
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "attr", getattr(function, "id", "")))

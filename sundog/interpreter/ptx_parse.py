@@ -1,0 +1,215 @@
+"""The text of inline PTX as instructions, each with its line.
+
+A parsed block is flat: scopes in braces only group, registers and labels are known by their names.
+What the parser does not understand is refused with the line, never skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from dataclasses import dataclass, field
+
+from ..errors import CannotInterpret
+
+__all__ = ["Address", "Immediate", "Operand", "PtxBlock", "PtxInstruction", "Register", "parse"]
+
+
+@dataclass(frozen=True)
+class Register:
+    """A register, an argument of the block ($0), a special register (%tid.x) or a label."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """A number as written. `bits` is set for a float that was written as its bits."""
+
+    value: int | float
+    bits: int = 0
+
+
+@dataclass(frozen=True)
+class Address:
+    """[base + offset]."""
+
+    base: Register | Immediate
+    offset: int
+
+
+Operand = Register | Immediate | Address | tuple["Operand", ...]
+
+
+@dataclass(frozen=True)
+class PtxInstruction:
+    """One instruction: `@!guard name.parts operands;` on a line of the block, from 1."""
+
+    name: str
+    parts: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    line: int
+    text: str
+    guard: str = ""
+    negated: bool = False
+    in_loop: bool = False  # a later instruction may branch back to it or before it
+
+    @property
+    def opcode(self) -> str:
+        return ".".join((self.name, *self.parts))
+
+    def refused(self, why: str) -> CannotInterpret:
+        return CannotInterpret(f"inline PTX, line {self.line}: {self.text.strip()}: {why}")
+
+
+@dataclass
+class PtxBlock:
+    """A block of inline PTX."""
+
+    instructions: list[PtxInstruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # the instruction after each
+    declared: dict[str, int] = field(default_factory=dict)  # registers, and how many parts each has
+
+    def uses(self, *names: str) -> bool:
+        return any(each.name in names for each in self.instructions)
+
+    def mentions(self, *specials: str) -> bool:
+        """Whether an instruction reads one of these special registers."""
+        found = [r.name for each in self.instructions for r in _registers(each.operands)]
+        return any(name.startswith(specials) for name in found)
+
+
+_LABEL = re.compile(r"\s*([A-Za-z_$%][\w$%]*)\s*:(?!:)")
+_OPCODE = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([A-Za-z][\w.:]*)\s*(.*)", re.DOTALL)
+_DECLARED = re.compile(r"([%\w$]+)(?:<(\d+)>)?$")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=256)
+def parse(text: str) -> PtxBlock:
+    """Parse the text of a block; CannotInterpret, with the line, for what is not understood."""
+    found = PtxBlock()
+    blank = _COMMENT.sub(lambda m: "\n" * m.group().count("\n") or " ", text)
+    at, line = 0, 1
+    while at < len(blank):
+        character = blank[at]
+        if character in "{};" or character.isspace():
+            line += character == "\n"
+            at += 1
+            continue
+        label = _LABEL.match(blank, at)
+        if label:
+            found.labels[label.group(1)] = len(found.instructions)
+            line += label.group().count("\n")
+            at = label.end()
+            continue
+        end = blank.find(";", at)
+        end = len(blank) if end < 0 else end
+        statement = blank[at:end]
+        _add(found, statement, line)
+        line += statement.count("\n")
+        at = end
+    return _with_loops(found)
+
+
+def _add(found: PtxBlock, statement: str, line: int) -> None:
+    if statement.startswith(".reg"):
+        _declare(found, statement, line)
+        return
+    match = _OPCODE.match(statement)
+    if match is None:
+        text = statement.strip()
+        raise CannotInterpret(f"inline PTX, line {line}: {text}: not an instruction we know")
+    negated, guard, opcode, rest = match.groups()
+    name, *parts = opcode.split(".")
+    operands = tuple(_operand(each, line, statement) for each in _split(rest))
+    instruction = PtxInstruction(
+        name, tuple(parts), operands, line, " ".join(statement.split()), guard or "", bool(negated)
+    )
+    found.instructions.append(instruction)
+
+
+def _declare(found: PtxBlock, statement: str, line: int) -> None:
+    words = statement.split(None, 1)[1].strip()
+    width = 1
+    while words.startswith("."):
+        kind, _, words = words.partition(" ")
+        width = int(kind[2:]) if kind in (".v2", ".v4") else width
+        words = words.strip()
+    for name in words.split(","):
+        match = _DECLARED.match(name.strip())
+        if match is None:
+            raise CannotInterpret(f"inline PTX, line {line}: {statement.strip()}: not a register")
+        base, count = match.groups()
+        names = [base] if count is None else [f"{base}{n}" for n in range(int(count))]
+        found.declared |= dict.fromkeys(names, width)
+
+
+def _split(text: str) -> list[str]:
+    """Split operands at commas that are not inside brackets or braces."""
+    parts, depth, last = [], 0, 0
+    for at, character in enumerate(text):
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            parts.append(text[last:at])
+            last = at + 1
+    parts.append(text[last:])
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _operand(text: str, line: int, statement: str) -> Operand:
+    if text.startswith("{"):
+        return tuple(_operand(part, line, statement) for part in _split(text.strip("{} \n")))
+    if text.startswith("["):
+        base, sign, offset = re.match(r"\[\s*([^+\-\]\s]+)\s*([+-]?)\s*([^\]]*)\]", text).groups()  # type: ignore[union-attr]
+        number = _number(offset) if sign else Immediate(0)
+        if not isinstance(number, Immediate):
+            raise CannotInterpret(f"inline PTX, line {line}: {statement.strip()}: address {text}")
+        inner = _operand(base, line, statement)
+        assert isinstance(inner, Register | Immediate)
+        return Address(inner, int(number.value) * (-1 if sign == "-" else 1))
+    return _number(text) or Register(text)
+
+
+def _number(text: str) -> Immediate | None:
+    if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
+        bits = int(text[2:], 16)
+        return Immediate(struct.unpack("<f", struct.pack("<I", bits))[0], 32)
+    if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
+        bits = int(text[2:], 16)
+        return Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], 64)
+    if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?", text):
+        return Immediate(int(text.rstrip("uU"), 0))
+    if re.fullmatch(r"-?\d+\.\d*([eE][-+]?\d+)?", text):
+        return Immediate(float(text))
+    return None
+
+
+def _with_loops(found: PtxBlock) -> PtxBlock:
+    """Mark the instructions that lie between a label and a later branch to it."""
+    spans = []
+    for place, each in enumerate(found.instructions):
+        if each.name == "bra":
+            target = each.operands[-1]
+            name = target.name if isinstance(target, Register) else ""
+            if name not in found.labels:
+                raise each.refused(f"there is no label {name!r}")
+            spans.append((found.labels[name], place))
+    found.instructions = [
+        PtxInstruction(**{**vars(each), "in_loop": any(a <= n <= b for a, b in spans)})
+        for n, each in enumerate(found.instructions)
+    ]
+    return found
+
+
+def _registers(operands: tuple[Operand, ...]) -> list[Register]:
+    found: list[Register] = []
+    for each in operands:
+        if isinstance(each, Register):
+            found.append(each)
+        elif isinstance(each, Address) and isinstance(each.base, Register):
+            found.append(each.base)
+        elif isinstance(each, tuple):
+            found += _registers(each)
+    return found

@@ -1,0 +1,238 @@
+"""Inline PTX: arithmetic, control flow, vectors, packing, threads, memory, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from sundog.errors import CannotInterpret, KernelError
+from sundog.interpreter.ptx_parse import Address, Immediate, Register, parse
+
+from .launching import Run, launch
+
+pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
+
+
+@triton.jit
+def on_integers(x, out, ASM: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    found = tl.inline_asm_elementwise(
+        ASM, "=r,r,r", [tl.load(x + at), at], dtype=tl.int32, is_pure=True, pack=1
+    )
+    tl.store(out + at, found)
+
+
+def computed(run: Run, asm: str, x: torch.Tensor) -> list[int]:
+    _, out = launch(run, on_integers, (1,), x, torch.zeros_like(x), ASM=asm, BLOCK=len(x))
+    return out.tolist()
+
+
+X = torch.tensor([5, -3, 0, 1 << 20], dtype=torch.int32)
+ARITHMETIC = {
+    "add.s32 $0, $1, $2;": [5, -2, 2, (1 << 20) + 3],
+    "sub.s32 $0, $2, $1;": [-5, 4, 2, 3 - (1 << 20)],
+    "mul.lo.s32 $0, $1, 3;": [15, -9, 0, 3 << 20],
+    "mad.lo.s32 $0, $1, 2, $2;": [10, -5, 2, (1 << 21) + 3],
+    "div.s32 $0, $1, 2;": [2, -1, 0, 1 << 19],
+    "rem.s32 $0, $1, 2;": [1, -1, 0, 0],
+    "min.s32 $0, $1, 1;": [1, -3, 0, 1],
+    "max.u32 $0, $1, 1;": [5, -3, 1, 1 << 20],
+    "shl.b32 $0, $1, 1;": [10, -6, 0, 1 << 21],
+    "shr.s32 $0, $1, 1;": [2, -2, 0, 1 << 19],
+    "and.b32 $0, $1, 0x5;": [5, 5, 0, 0],
+    "not.b32 $0, $1;": [-6, 2, -1, ~(1 << 20)],
+    "{.reg .pred %p; setp.lt.s32 %p, $1, 1; selp.s32 $0, 7, 8, %p;}": [8, 7, 7, 8],
+    "{.reg .f32 %f; cvt.rn.f32.s32 %f, $1; mul.f32 %f, %f, 0.5; cvt.rzi.s32.f32 $0, %f;}": [
+        2, -1, 0, 1 << 19,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asm", ARITHMETIC)
+def test_arithmetic(run: Run, asm: str) -> None:
+    assert computed(run, asm, X) == ARITHMETIC[asm]
+
+
+def test_each_lane_leaves_a_loop_by_itself(run: Run) -> None:
+    asm = """
+    {
+        .reg .pred %more;
+        mov.b32 $0, 0;
+        next:  // count up to the lane's number
+            setp.lt.s32 %more, $0, $2;
+            @%more add.s32 $0, $0, 1;
+            @%more bra next;
+        add.s32 $0, $0, 100;
+    }
+    """
+    assert computed(run, asm, X) == [100, 101, 102, 103]
+
+
+def test_vector_registers_and_pairs_of_bfloat16(run: Run) -> None:
+    @triton.jit
+    def kernel(x, out, BLOCK: tl.constexpr):
+        at = tl.arange(0, BLOCK)
+        found = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .v2 .b32 %a;
+                mov.v2.b32 %a, 0;
+                mov.b64 {%a.x, %a.y}, $1;
+                add.bf16x2 %a.x, %a.x, %a.x;
+                mov.b64 $0, {%a.x, %a.y};
+            }
+            """,
+            "=l,l",
+            [tl.load(x + at)],
+            dtype=tl.int64,
+            is_pure=True,
+            pack=1,
+        )
+        tl.store(out + at, found)
+
+    x = torch.arange(16, dtype=torch.bfloat16).view(torch.int64)
+    _, out = launch(run, kernel, (1,), x, torch.zeros_like(x), BLOCK=4)
+    wanted = torch.arange(16, dtype=torch.bfloat16).view(4, 4)
+    wanted[:, :2] *= 2
+    assert torch.equal(out.view(torch.bfloat16), wanted.flatten())
+
+
+def test_packed_elements_share_a_register(run: Run) -> None:
+    @triton.jit
+    def kernel(x, out, BLOCK: tl.constexpr):
+        at = tl.arange(0, BLOCK)
+        found = tl.inline_asm_elementwise(
+            "xor.b32 $0, $1, 0xff0000ff;", "=r,r", [tl.load(x + at)], tl.uint8, True, 4
+        )
+        tl.store(out + at, found)
+
+    x = torch.arange(8, dtype=torch.uint8)
+    _, out = launch(run, kernel, (1,), x, torch.zeros_like(x), BLOCK=8)
+    assert out.tolist() == [255, 1, 2, 252, 251, 5, 6, 248]
+
+
+@triton.jit
+def _thread():
+    return tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], tl.uint32, True, 1)
+
+
+@triton.jit
+def adding(out, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    words = out + tl.arange(0, BLOCK)
+    if _thread() < LIMIT:
+        tl.inline_asm_elementwise(
+            "red.relaxed.gpu.global.add.u32 [$1], 1; mov.b32 $0, 0;",
+            "=r,l", [words], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [(3, [1, 1, 1, 0]), (64, [16] * 4), (0, [0] * 4)])
+def test_a_branch_on_tid_runs_for_its_threads(run: Run, limit: int, wanted: list[int]) -> None:
+    """Thread t has element t mod 4, so 64 threads add 16 times to each."""
+    out = torch.zeros(4, dtype=torch.int32)
+    assert launch(run, adding, (1,), out, LIMIT=limit, BLOCK=4)[0].tolist() == wanted
+
+
+def test_all_threads_make_an_atomic_on_a_scalar(run: Run) -> None:
+    @triton.jit
+    def kernel(out):
+        tl.inline_asm_elementwise(
+            "atom.global.add.u32 $0, [$1], 1;", "=r,l", [out], tl.int32, False, 1
+        )
+
+    out = torch.zeros(1, dtype=torch.int32)
+    assert launch(run, kernel, (1,), out, num_warps=2)[0].tolist() == [64]
+
+
+def test_values_per_thread_are_pointers_too(run: Run) -> None:
+    @triton.jit
+    def kernel(x, out):
+        tid = _thread()
+        mask = tid < 20
+        tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred %p;
+                setp.eq.s32 %p, $2, 1;
+                mov.b32 $0, 0;
+                @%p ld.global.b32 $0, [$1 + 4];
+                @%p st.global.b32 [$3], $0;
+            }
+            """,
+            "=r,l,r,l",
+            [x + tid, mask.to(tl.int32), out + tid],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+        tl.inline_asm_elementwise("bar.sync 0;", "=r", [], tl.int32, False, 1)
+
+    x, out = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    found = launch(run, kernel, (1,), x, out, num_warps=1)[1].tolist()
+    assert found[:20] == list(range(1, 21))
+    assert found[20:] == [0] * 12
+
+
+def test_vector_loads_and_stores(run: Run) -> None:
+    @triton.jit
+    def kernel(x, out, BLOCK: tl.constexpr):
+        at = tl.arange(0, BLOCK) * 4
+        tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 %r<4>;
+                ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [$1];
+                st.global.v4.b32 [$2], {%r3, %r2, %r1, %r0};
+                mov.b32 $0, %r0;
+            }
+            """,
+            "=r,l,l",
+            [x + at, out + at],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+    x = torch.arange(16, dtype=torch.int32)
+    found = launch(run, kernel, (1,), x, torch.zeros_like(x), BLOCK=4)[1]
+    assert torch.equal(found.view(4, 4), x.view(4, 4).flip(1))
+
+
+REFUSED = {
+    "mma.sync.aligned $0, $1;": "line 1: mma.sync.aligned $0, $1: this instruction is not known",
+    "\n\nmov.b32 $0, %undeclared;": "line 3: mov.b32 $0, %undeclared: register %undeclared is",
+    "ld.shared.b32 $0, [$1];": "shared memory is Triton's",
+    "bra nowhere;": "there is no label 'nowhere'",
+}
+
+
+@pytest.mark.parametrize("asm", REFUSED)
+def test_what_is_not_known_is_refused_with_its_line(run: Run, asm: str) -> None:
+    with pytest.raises(CannotInterpret) as caught:
+        computed(run, asm, X)
+    assert REFUSED[asm] in str(caught.value)
+
+
+def test_a_barrier_that_some_threads_never_reach(run: Run) -> None:
+    @triton.jit
+    def kernel(out):
+        if _thread() == 0:
+            tl.debug_barrier()
+        tl.store(out, 1)
+
+    with pytest.raises(KernelError, match="only some threads of the program take"):
+        launch(run, kernel, (1,), torch.zeros(1, dtype=torch.int32))
+
+
+def test_parser_knows_every_form() -> None:
+    found = parse("/* two\n lines */ @!%p ld.global.u32 {%a, _}, [%b + 0x10]; // end\nend: ret;")
+    load, last = found.instructions
+    assert (load.line, load.guard, load.negated) == (2, "%p", True)
+    assert load.operands == (
+        (Register("%a"), Register("_")),
+        Address(Register("%b"), 16),
+    )
+    assert (last.line, found.labels) == (3, {"end": 1})
+    assert parse("mov.f32 %a, 0f3F800000;").instructions[0].operands[1] == Immediate(1.0, 32)
