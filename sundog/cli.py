@@ -94,6 +94,9 @@ def check(
     ] = False,
     seconds: Annotated[float, typer.Option(help="time for --exhaustive")] = 300.0,
     strict: Annotated[bool, typer.Option("--strict", help="count remarks as findings")] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="main() is a program for torchrun and CUDA")
+    ] = False,
     mutate: Annotated[bool, typer.Option(help="weaken every synchronisation in turn")] = False,
     corpus: Annotated[str, typer.Option(help="check this folder of known wrong kernels")] = "",
     json: Json = "",
@@ -112,7 +115,7 @@ def check(
 
     options = command.CheckOptions(
         target=target, world=world, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
-        strict=strict, exhaustive=exhaustive, seconds=seconds,
+        strict=strict, exhaustive=exhaustive, seconds=seconds, torch=torch,
         mutate=mutate, corpus=corpus, json=json,
     )  # fmt: skip
     raise typer.Exit(known.run_corpus(options) if corpus else command.run(options))

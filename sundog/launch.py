@@ -37,8 +37,12 @@ def run(
     timeout: float = 0,
     link: str = "",
     sim: Sim | None = None,
+    torch: bool = False,
 ) -> list[Any]:
     """Run `fn(world)` once per rank and return the results by rank.
+
+    With `torch`, `fn()` is a program for torchrun, CUDA and torch.distributed, without an argument:
+    it runs on the simulator, see sundog.compat.
 
     Without a backend's name: `virtual` if there is a GPU, else `sim`. The argument `sim` says how
     to simulate (schedule, SMs, whether waits expire) and is for that backend alone. With
@@ -55,8 +59,14 @@ def run(
     _check_link(link, name, can)
     if sim is not None and not can.takes_sim:
         raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
+    if torch and can.on_gpu:
+        raise ValueError(f"torch=True is for backends 'sim' and 'shm', not {name!r}: use torchrun")
     nbytes = _heap_size(heap_size, can.on_gpu, world_size)
     options = WorldOptions(nbytes, _seconds(timeout), link, sim)
+    if torch:
+        from .compat.rank import as_rank
+
+        fn = as_rank(fn)
     return module.run(fn, world_size, options)
 
 

@@ -12,10 +12,11 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1190,
+    "(top)": 1210,
     "backends": 3700,
     "checker": 4050,
     "collectives": 3050,
+    "compat": 1300,
     "compiled": 1000,
     "dataset": 3900,
     "dataset/helion": 1950,
@@ -41,7 +42,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 41  # without commands, which cli.py alone imports
+ONE_IMPORTER = 45  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

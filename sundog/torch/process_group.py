@@ -74,7 +74,7 @@ class SundogGroup(_ProcessGroup):
         backend, nbytes = ("symm", GPU_HEAP) if has_gpu() else ("shm", _CPU_HEAP)
         below = dist.PrefixStore("sundog", store)
         name = f"group {next(_number)}"  # its store is its own: it is the first world there
-        self._world = load(backend).open_world(rank, size, below, nbytes, seconds, name)
+        self._world: Any = load(backend).open_world(rank, size, below, nbytes, seconds, name)
         self._other: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), rank, size, timeout
         )

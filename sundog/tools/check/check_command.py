@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...compat import driver
+from ...compat.rank import as_rank
 from ...world.world import World
 from .._console import (
     CANNOT,
@@ -35,7 +37,10 @@ __all__ = ["CheckOptions", "run"]
 def run(options: CheckOptions) -> int:
     """Exit with 1 if something was found, or a mutant survived that no ACCEPT lists."""
     _check_options(options)
+    if options.torch:
+        driver.provide()  # what the program may import
     function = function_of(options.target, options.world)
+    function = as_rank(function) if options.torch else function
     accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
     console = Console()
     if options.exhaustive:

@@ -17,6 +17,7 @@ class CheckOptions:
     sms: int = 0
     mutate: bool = False
     strict: bool = False
+    torch: bool = False  # the target is a program for torchrun and CUDA
     exhaustive: bool = False
     seconds: float = 300.0  # for an exhaustive check
     corpus: str = ""

@@ -1,0 +1,244 @@
+"""torch.cuda for a rank whose device is CPU memory: streams, events, and where tensors live."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+
+from ..errors import SundogError
+from .patches import Patches, current, for_ranks
+
+__all__ = ["CudaEvent", "CudaIsHere", "CudaStream", "install"]
+
+_INSIDE = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, triton.__file__, os.path.dirname(__file__))
+)
+_DEVICE: Any = torch.Tensor.device.__get__
+_IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+def _is_program() -> bool:
+    """Whether the caller's caller is the program, and not torch, Triton or sundog."""
+    return not sys._getframe(2).f_code.co_filename.startswith(_INSIDE)
+
+
+class CudaIsHere(TorchFunctionMode):
+    """In a rank: what goes to device `cuda` stays where it is, and says that it is there."""
+
+    def __init__(self, rank: Any) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            if func == _DEVICE and _is_program():
+                return torch.device("cuda", self._rank.world.rank)
+            if func == _IS_CUDA and _is_program():
+                return True
+            return func(*args, **kwargs)
+        if name == "data_ptr" and _is_program():
+            self._rank.hold(args[0])
+        if name in ("cuda", "pin_memory"):
+            return args[0]
+        if _moves_to_cpu(name, args, kwargs) and _is_program():
+            return func(args[0].clone(), *args[1:], **kwargs)  # the program takes it for a copy
+        if kwargs:
+            kwargs = {key: _here(value) for key, value in kwargs.items()}
+            if kwargs.get("pin_memory"):
+                del kwargs["pin_memory"]
+        return func(*map(_here, args), **kwargs)
+
+
+def _moves_to_cpu(name: str, args: tuple, kwargs: dict) -> bool:
+    given = map(str, (*args[1:], *kwargs.values()))
+    return name == "cpu" or (name == "to" and "cpu" in given)
+
+
+def _here(value: Any) -> Any:
+    """Return the CPU for a CUDA device, and anything else as it is."""
+    if type(value) is torch.device:
+        return torch.device("cpu") if value.type == "cuda" else value
+    if type(value) is str and (value == "cuda" or value.startswith("cuda:")):
+        return "cpu"
+    return value
+
+
+class CudaStream:
+    """torch.cuda.Stream: a number of the rank's streams."""
+
+    def __init__(self, device: Any = None, priority: int = 0, number: int | None = None) -> None:
+        self._rank = _rank()
+        self.number = self._rank.new_stream() if number is None else number
+        self.device, self.priority = torch.device("cuda", self._rank.world.rank), priority
+        self._inside: list[Any] = []
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.number
+
+    @property
+    def stream_id(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaStream) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def wait_event(self, event: CudaEvent) -> None:
+        if event.point is not None:
+            with self._rank.world.stream(self.number):
+                self._rank.world.wait_event(event.point)
+
+    def record_event(self, event: CudaEvent | None = None) -> CudaEvent:
+        event = event or CudaEvent()
+        with self._rank.world.stream(self.number):
+            event.point = self._rank.world.record_event()
+        return event
+
+    def wait_stream(self, stream: CudaStream) -> None:
+        self.wait_event(stream.record_event())
+
+    def synchronize(self) -> None:
+        self._rank.world.synchronize()
+
+    def query(self) -> bool:
+        self.synchronize()
+        return True
+
+    def __enter__(self) -> CudaStream:
+        self._inside.append(self._rank.world.stream(self.number))
+        self._inside[-1].__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._inside.pop().__exit__(kind, error, trace)
+
+
+class CudaEvent:
+    """torch.cuda.Event: a point on a stream of the rank."""
+
+    def __init__(self, enable_timing: bool = False, **more: Any) -> None:
+        self.point: Any = None
+
+    def record(self, stream: CudaStream | None = None) -> None:
+        (stream or _current_stream(_rank())).record_event(self)
+
+    def wait(self, stream: CudaStream | None = None) -> None:
+        (stream or _current_stream(_rank())).wait_event(self)
+
+    def synchronize(self) -> None:
+        _rank().world.synchronize()
+
+    def query(self) -> bool:
+        self.synchronize()
+        return True
+
+    def elapsed_time(self, end: CudaEvent) -> float:
+        raise SundogError("Event.elapsed_time: the simulator keeps no time; measure on a GPU")
+
+
+def _rank() -> Any:
+    rank = current()
+    if rank is None:
+        raise SundogError("a stream of a simulated rank is used outside its rank's thread")
+    return rank
+
+
+def _current_stream(rank: Any, device: Any = None) -> CudaStream:
+    return CudaStream(number=rank.world.stream_number)
+
+
+class _StreamContext:
+    """torch.cuda.stream(s); None changes nothing."""
+
+    def __init__(self, rank: Any, stream: CudaStream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._stream is not None:
+            self._stream.__exit__(*error)
+
+
+def _properties(rank: Any, device: Any = None) -> SimpleNamespace:
+    return SimpleNamespace(
+        name="sundog simulator of sm_90", major=9, minor=0,
+        multi_processor_count=rank.world.num_sms, total_memory=80 << 30, warp_size=32,
+        max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 << 10, shared_memory_per_block_optin=227 << 10,
+        shared_memory_per_multiprocessor=228 << 10, L2_cache_size=50 << 20,
+        is_integrated=0, is_multi_gpu_board=0, gcnArchName="", uuid="",
+    )  # fmt: skip
+
+
+def _nothing(rank: Any, *args: Any, **kwargs: Any) -> None:
+    return None
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "device_count": lambda rank: rank.world.size,
+    "current_device": lambda rank: rank.world.rank,
+    "set_device": _nothing, "init": _nothing, "empty_cache": _nothing, "set_stream": _nothing,
+    "reset_peak_memory_stats": _nothing, "manual_seed": _nothing, "manual_seed_all": _nothing,
+    "synchronize": lambda rank, device=None: rank.world.synchronize(),
+    "current_stream": _current_stream,
+    "default_stream": lambda rank, device=None: CudaStream(number=0),
+    "stream": _StreamContext,
+    "get_device_properties": _properties,
+    "get_device_capability": lambda rank, device=None: (9, 0),
+    "get_device_name": lambda rank, device=None: "sundog simulator of sm_90",
+    "is_current_stream_capturing": lambda rank: rank.world.is_capturing,
+    "mem_get_info": lambda rank, device=None: (64 << 30, 80 << 30),
+    "can_device_access_peer": lambda rank, device, peer: True,
+    "is_bf16_supported": lambda rank, *args: True,
+}  # fmt: skip
+_ONLY_FOR_PROGRAMS = ("is_available", "is_initialized")  # torch and sundog want to know really
+
+
+def install(patches: Patches) -> None:
+    for name, function in _FUNCTIONS.items():
+        patches.set(torch.cuda, name, for_ranks(function, getattr(torch.cuda, name)))
+    for name in _ONLY_FOR_PROGRAMS:
+        patches.set(torch.cuda, name, _answered(getattr(torch.cuda, name)))
+    patches.set(torch.cuda, "Stream", _constructor(CudaStream, torch.cuda.Stream))
+    patches.set(torch.cuda, "Event", _constructor(CudaEvent, torch.cuda.Event))
+
+
+def _answered(original: Any) -> Any:
+    def call() -> bool:
+        caller = sys._getframe(1).f_code.co_filename
+        return (current() is not None and not caller.startswith(_INSIDE)) or original()
+
+    return call
+
+
+def _constructor(ours: Any, theirs: Any) -> Any:
+    """Return a class that makes ours in ranks. `isinstance` asks for either."""
+
+    class Meta(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (theirs if current() is None else ours)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (ours, theirs))
+
+    return Meta(theirs.__name__, (), {})

@@ -1,0 +1,213 @@
+"""One rank of a program that was written for torchrun, torch.distributed and CUDA."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import _SymmetricMemory
+
+from ..errors import SundogError
+from ..machine.launcher import current_machine
+from ..world.world import World
+from . import cuda, operators, symmetric
+from .groups import SimulatedGroup, WorldState
+from .patches import Environment, Patches, PerRank, current, entered, for_ranks, variables
+
+__all__ = ["Rank", "as_rank"]
+
+_BACKENDS = ("nccl", "gloo", "undefined", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cuda:nccl")
+_PER_RANK = ("_group_name_to_workspace_tensor", "_group_name_to_store", "_backend_streams")
+
+
+_shared: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()  # by machine
+
+
+class Rank:
+    """What a rank has of its own, where torch has one per process."""
+
+    def __init__(self, world: World, shared: dict[Any, Any]) -> None:
+        self.world = world
+        self.shared = shared  # by all ranks of this process
+        self.environment = variables(world.rank, world.size)
+        self.state = WorldState()
+        self.dicts: dict[str, dict] = {}
+        self.allocations: list[symmetric.SymmetricTensor] = []
+        self.groups_of: dict[int, str] = {}  # by number of allocation
+        self._num_streams = 0
+        self._held: list[torch.Tensor] = []
+
+    def new_stream(self) -> int:
+        self._num_streams += 1
+        return self._num_streams
+
+    def default_group(self) -> SimulatedGroup:
+        if self.state.default_pg is None:
+            raise ValueError(
+                "the program has no process group yet: call torch.distributed.init_process_group"
+            )
+        group: SimulatedGroup = self.state.default_pg
+        return group
+
+    def group_named(self, name: str) -> SimulatedGroup:
+        for group, known in self.state.pg_names.items():
+            if known == name:
+                return group
+        known = ", ".join(map(repr, self.state.pg_names.values())) or "none"
+        raise ValueError(f"no process group named {name!r} on this rank (there are: {known})")
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor whose address the program has taken: kernels may reach it by that."""
+        machine = current_machine()
+        if machine is None:
+            return
+        with torch._C.DisableTorchFunction():
+            if any(each.data_ptr() == tensor.data_ptr() for each in self._held):
+                return
+            if machine.memory.hold(tensor, "a tensor", self.world.rank) is not None:
+                self._held.append(tensor)
+                if machine.checker is not None:
+                    machine.checker.meet(tensor.untyped_storage())
+
+    def add_group(self, ranks: Sequence[int], backend: str) -> SimulatedGroup:
+        name = str(self.state.group_count)
+        self.state.group_count += 1
+        group = SimulatedGroup(self.world, ranks, name)
+        self.state.pg_map[group] = (backend, dist.HashStore())
+        self.state.pg_names[group] = name
+        self.state.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+        self.state.pg_backend_config[group] = f"cpu:{backend},cuda:{backend}"
+        self.state.pg_to_tag[group] = f"ptd:{name}"
+        self.state.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)
+        self.state.tags_to_pg.setdefault("", []).append(group)
+        return group
+
+
+def as_rank(main: Callable[..., Any]) -> Callable[[World], Any]:
+    """Return a rank's function for `sundog.run` that calls main() as torchrun's process would."""
+
+    @functools.wraps(main)
+    def run(world: World) -> Any:
+        machine = current_machine()
+        rank = Rank(world, {} if machine is None else _shared.setdefault(machine, {}))
+        with entered(rank, install), cuda.CudaIsHere(rank):
+            return main()
+
+    return run
+
+
+class _Proxy:
+    """c10d's _world: each rank's own, and the process's for everybody else."""
+
+    def __init__(self, original: Any) -> None:
+        object.__setattr__(self, "_original", original)
+
+    def _mine(self) -> Any:
+        rank = current()
+        return object.__getattribute__(self, "_original") if rank is None else rank.state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mine(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._mine(), name, value)
+
+
+def install(patches: Patches) -> list[Callable[[], None]]:
+    """Put everything in place; return what undoes the rest."""
+    patches.set(c10d, "_world", _Proxy(c10d._world))
+    cuda.install(patches)
+    for name, function in _FUNCTIONS.items():
+        for module in (dist, c10d):
+            patches.set(module, name, for_ranks(function, getattr(c10d, name)))
+    patches.set(dist, "ProcessGroup", SimulatedGroup)
+    for name in _PER_RANK:
+        patches.set(symm_mem, name, PerRank(name, getattr(symm_mem, name)))
+    for name, function in _SYMMETRIC.items():
+        replaced = for_ranks(function, getattr(_SymmetricMemory, name))
+        patches.set(_SymmetricMemory, name, staticmethod(replaced))
+    environment: Any = os.environ
+    patches.set(environment, "_data", Environment(environment._data))
+    pad_size = _SymmetricMemory.signal_pad_size
+    library = operators.register()
+
+    def undo() -> None:
+        _SymmetricMemory.signal_pad_size = pad_size
+        library._destroy()
+
+    return [undo]
+
+
+# torch.distributed
+
+
+def _init_process_group(rank: Rank, backend: Any = None, *args: Any, **kwargs: Any) -> None:
+    name = str(backend or "nccl").lower()
+    if name not in _BACKENDS:
+        raise SundogError(
+            f"init_process_group({name!r}): the simulator has a group for nccl and gloo. Use one "
+            "of these, or run on GPUs."
+        )
+    asked = kwargs.get("world_size", -1)
+    if asked not in (-1, rank.world.size):
+        raise SundogError(
+            f"init_process_group(world_size={asked}): this world has {rank.world.size} ranks; "
+            f"run it with --world {asked}"
+        )
+    if rank.state.default_pg is not None:
+        raise ValueError("trying to initialize the default process group twice!")
+    group = rank.add_group(range(rank.world.size), "gloo" if name == "gloo" else "nccl")
+    rank.state.default_pg = group
+    rank.dicts.setdefault("_group_name_to_store", {})[group.group_name] = dist.HashStore()
+
+
+def _destroy_process_group(rank: Rank, group: Any = None) -> None:
+    rank.world.synchronize()
+    if group is None or group is rank.state.default_pg:
+        rank.state = WorldState()
+        return
+    for table in (rank.state.pg_map, rank.state.pg_names, rank.state.pg_group_ranks):
+        table.pop(group, None)
+
+
+def _new_group(rank: Rank, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    chosen = sorted(ranks) if ranks is not None else list(range(rank.world.size))
+    if rank.world.rank not in chosen:
+        rank.state.group_count += 1
+        return c10d.GroupMember.NON_GROUP_MEMBER
+    return rank.add_group(chosen, "nccl")
+
+
+def _resolve(rank: Rank, name: str) -> SimulatedGroup:
+    return rank.group_named(name)
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "init_process_group": _init_process_group,
+    "destroy_process_group": _destroy_process_group,
+    "new_group": _new_group,
+    "_resolve_process_group": _resolve,
+    "is_nccl_available": lambda rank: True,
+    "_set_pg_timeout": lambda rank, *args, **kwargs: None,
+}
+
+
+# _SymmetricMemory's own functions
+
+
+_SYMMETRIC: dict[str, Any] = {
+    "empty_strided_p2p": symmetric.allocate,
+    "rendezvous": symmetric.rendezvous,
+    "set_group_info": lambda rank, *args, **kwargs: None,
+    "has_multicast_support": lambda rank, *args: current_machine() is not None,
+    "is_symm_mem_tensor": lambda rank, tensor: symmetric.find(rank, tensor) is not None,
+    "get_backend": lambda rank, device=None: "CUDA",
+    "set_backend": lambda rank, name: None,
+}

@@ -1,0 +1,241 @@
+"""torch's symmetric memory on the heap of a world: allocation, rendezvous, and the handle.
+
+A rendezvous orders nothing but the allocation and the zeroed signal pads, as on a GPU: what a rank
+wrote to its tensor before, a peer may read only after something that orders memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import SundogError
+from ..machine.launcher import current_machine
+from . import stream_kernels as kernels
+
+__all__ = ["SymmetricHandle", "SymmetricTensor", "allocate", "find", "rendezvous"]
+
+_LARGEST_PAD = 1 << 18  # bytes; programs that ask for more use the first few words
+_MULTICAST = 1 << 56  # where no memory is: multicast addresses begin here
+
+
+@dataclass(eq=False)
+class SymmetricTensor:
+    """A symmetric tensor and its signal pad, on one rank."""
+
+    number: int
+    tensor: torch.Tensor  # bytes
+    pad: torch.Tensor
+    known: dict[int, int] | None = None  # for the checker: the pad is zeroed
+    handles: dict[str, SymmetricHandle] = field(default_factory=dict)
+
+    @property
+    def start(self) -> int:
+        with torch._C.DisableTorchFunction():
+            return self.tensor.data_ptr()
+
+
+def allocate(
+    rank: Any, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype,
+    device: Any = None, group_name: str | None = None, alloc_id: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Stand for _SymmetricMemory.empty_strided_p2p."""
+    world, number = rank.world, len(rank.allocations)
+    itemsize = torch.empty(0, dtype=dtype, device="cpu").element_size()
+    numel = (
+        1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if min(size, default=1)
+        else 0
+    )
+    nbytes = max(16, numel * itemsize)
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    pad_size = min(_SymmetricMemory.signal_pad_size, _LARGEST_PAD)
+    tensor = world.empty(-(-nbytes // itemsize), dtype, f"symm_mem{number}")
+    pad = world.zeros(max(64, pad_size // 4), torch.int32, f"signal_pad{number}")
+    allocation = SymmetricTensor(number, tensor, pad)
+    machine = current_machine()
+    if machine is not None and machine.checker is not None:
+        streams = machine.checker.streams
+        allocation.known = streams.record(machine.host.stream, streams.host(world.rank))
+    rank.allocations.append(allocation)
+    result = torch.as_strided(tensor, list(size), list(stride))
+    if group_name is not None:
+        rank.groups_of[number] = group_name
+    return result
+
+
+def find(rank: Any, tensor: torch.Tensor) -> SymmetricTensor | None:
+    """Return the allocation that a tensor lies in."""
+    with torch._C.DisableTorchFunction():
+        address = tensor.data_ptr()
+    for each in rank.allocations:
+        with torch._C.DisableTorchFunction():
+            start, nbytes = each.tensor.data_ptr(), each.tensor.nbytes
+        if start <= address < start + nbytes:
+            return each
+    return None
+
+
+def rendezvous(rank: Any, tensor: torch.Tensor, group_name: str | None = None) -> SymmetricHandle:
+    """Stand for _SymmetricMemory.rendezvous: a collective of the group's ranks, the first time."""
+    allocation = find(rank, tensor)
+    if allocation is None:
+        raise RuntimeError(
+            f"rendezvous of a tensor of shape {tuple(tensor.shape)} that is not symmetric: "
+            "allocate it with torch.distributed._symmetric_memory.empty"
+        )
+    name = group_name or rank.groups_of.get(allocation.number) or rank.default_group().group_name
+    if name not in allocation.handles:
+        allocation.handles[name] = _meet(rank, allocation, rank.group_named(name))
+    with torch._C.DisableTorchFunction():
+        offset = tensor.data_ptr() - allocation.start
+    handle = allocation.handles[name]
+    return handle if offset == 0 else handle.at(offset)
+
+
+def _meet(rank: Any, allocation: SymmetricTensor, group: Any) -> SymmetricHandle:
+    world = rank.world
+    with torch._C.DisableTorchFunction():
+        nbytes = allocation.tensor.nbytes
+    mine = (allocation.number, nbytes)
+    everyone = group.exchange(mine, "rendezvous")
+    if len({tuple(each) for each in everyone}) > 1:
+        shown = ", ".join(
+            f"rank {r}: allocation {each[0]} of {each[1]} bytes"
+            for r, each in zip(group.ranks, everyone, strict=True)
+        )
+        raise SundogError(
+            f"rendezvous: the ranks passed different tensors ({shown}). Every rank must allocate "
+            "its symmetric tensors in the same order, and pass the same one."
+        )
+    _learn(rank, group, allocation)
+    tensors = [world.peer(allocation.tensor, r) for r in group.ranks]
+    pads = [world.peer(allocation.pad, r) for r in group.ranks]
+    handle = SymmetricHandle(rank, group, allocation, tensors, pads)
+    group.exchange(None, "rendezvous")  # nobody's table is missing when a kernel follows it
+    return handle
+
+
+def _learn(rank: Any, group: Any, allocation: SymmetricTensor) -> None:
+    """Order the peers' allocations, with their zeroed pads, before what this rank does next."""
+    machine = current_machine()
+    if machine is None or machine.checker is None or allocation.known is None:
+        return
+    published = rank.shared.setdefault(("known", allocation.number), {})
+    published[rank.world.rank] = allocation.known
+    group.exchange(None, "rendezvous")
+    for known in published.values():
+        for stream in machine.streams.of(rank.world.rank):
+            machine.checker.streams.learn(stream, known)
+
+
+class SymmetricHandle:
+    """What `rendezvous` returns: torch's _SymmetricMemory, on simulated memory."""
+
+    def __init__(
+        self, rank: Any, group: Any, allocation: SymmetricTensor, tensors: list[torch.Tensor],
+        pads: list[torch.Tensor], offset: int = 0,
+    ) -> None:  # fmt: skip
+        self._rank, self._group, self._allocation = rank, group, allocation
+        self._tensors, self._pads = tensors, pads
+        self.rank, self.world_size = group.rank(), group.size()
+        self.offset = offset
+        with torch._C.DisableTorchFunction():
+            self.buffer_ptrs = [tensor.data_ptr() for tensor in tensors]
+            self.signal_pad_ptrs = [pad.data_ptr() for pad in pads]
+            self.buffer_size = allocation.tensor.nbytes
+        self.signal_pad_size = allocation.pad.numel() * 4
+        self._tables = [
+            rank.world.empty(len(ptrs), torch.int64, name).copy_(torch.tensor(ptrs))
+            for ptrs, name in (
+                (self.buffer_ptrs, "buffer_ptrs_dev"),
+                (self.signal_pad_ptrs, "signal_pad_ptrs_dev"),
+            )
+        ]
+        with torch._C.DisableTorchFunction():
+            self.buffer_ptrs_dev, self.signal_pad_ptrs_dev = (t.data_ptr() for t in self._tables)
+        self.device = torch.device("cuda", rank.world.rank)
+        self.multicast_ptr = self._make_multicast()
+
+    def at(self, offset: int) -> SymmetricHandle:
+        """Return the handle of a tensor that begins inside this allocation."""
+        other: SymmetricHandle = SymmetricHandle.__new__(SymmetricHandle)
+        vars(other).update(vars(self), offset=offset)
+        return other
+
+    def _make_multicast(self) -> int:
+        """Return an address that stands for the memory of all ranks; 0 where there is none."""
+        machine = current_machine()
+        if machine is None:
+            return 0
+        memory = machine.memory
+        ends = [end for _, end, _ in memory.multicasts]
+        start = max(ends, default=_MULTICAST) + 4096
+        memory.multicasts.append((start, start + self.buffer_size, list(self.buffer_ptrs)))
+        return start
+
+    # views
+
+    def get_buffer(
+        self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
+    ) -> torch.Tensor:
+        return self._view(self._tensors[rank], sizes, dtype, storage_offset)
+
+    def get_remote_tensor(
+        self, peer: int, sizes: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        itemsize = torch.empty(0, dtype=dtype, device="cpu").element_size()
+        return self._view(self._tensors[peer], sizes, dtype, self.offset // itemsize)
+
+    def get_signal_pad(
+        self, rank: int, sizes: Sequence[int] = (), dtype: torch.dtype | None = None,
+        storage_offset: int = 0,
+    ) -> torch.Tensor:  # fmt: skip
+        kind = dtype or torch.uint32
+        itemsize = torch.empty(0, dtype=kind, device="cpu").element_size()
+        shape = tuple(sizes) or (self.signal_pad_size // itemsize - storage_offset,)
+        return self._view(self._pads[rank], shape, kind, storage_offset)
+
+    def _view(
+        self, whole: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype, offset: int
+    ) -> torch.Tensor:
+        flat = whole.view(-1).view(torch.uint8).view(dtype)
+        count = math.prod(sizes)
+        if offset + count > flat.numel():
+            raise RuntimeError(
+                f"a view of {count} elements at {offset} of symmetric memory that holds "
+                f"{flat.numel()} of {dtype}: ask for fewer, or allocate more"
+            )
+        return flat[offset : offset + count].view(tuple(sizes))
+
+    # order
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Order the ranks by a kernel on the current stream."""
+        kernels.barrier[(1,)](self.signal_pad_ptrs_dev, self.rank, channel, self.world_size)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        word = channel * self.world_size + self.rank
+        kernels.send[(1,)](self.signal_pad_ptrs_dev, dst_rank, word)
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        word = channel * self.world_size + src_rank
+        kernels.wait[(1,)](self.signal_pad_ptrs_dev, self.rank, word)
+
+    def stream_write_value32(self, tensor: Any, offset: int = 0, val: int = 0) -> None:
+        """Write a word in stream order. torch 2.5 passes (address, value)."""
+        if isinstance(tensor, int):
+            kernels.write_value[(1,)](tensor, offset)
+            return
+        self._rank.hold(tensor)
+        with torch._C.DisableTorchFunction():
+            address = tensor.data_ptr() + 4 * offset
+        kernels.write_value[(1,)](address, val)
+
+    def memset32(self, tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> None:
+        tensor.view(torch.int32)[offset : offset + count].fill_(val)

@@ -1,0 +1,69 @@
+"""Programs for torch symmetric memory, run and checked unmodified: signal pads in inline PTX."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sundog
+from sundog.cli import app
+from sundog.compat.rank import as_rank
+from sundog.tools.check.schedules import Report, check
+
+from .signal_pads import program, right
+
+
+def checked(**how: object) -> Report:
+    return check(as_rank(program(**how)), 2, schedules=6, seed=1)
+
+
+def rules(report: Report) -> set[str]:
+    return {finding.rule for finding in report.findings}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_program_for_torchrun_gives_torchs_result(size: int) -> None:
+    first, *others = sundog.run(right, size, "sim", torch=True)
+    assert first.abs().sum() > 0
+    assert all(torch.equal(first, each) for each in others)
+
+
+def test_right_kernel_is_clean_and_has_no_remark() -> None:
+    report = checked()
+    assert not report.findings + report.remarks, report
+
+
+@pytest.mark.parametrize(
+    ("how", "rule"),
+    [
+        ({"BEFORE": False}, "no CTA barrier before the release"),
+        ({"AFTER": False}, "no CTA barrier after the acquire"),
+        ({"RELEASE": "relaxed"}, "relaxed release"),
+        ({"ACQUIRE": "relaxed"}, "relaxed acquire"),
+        ({"SCOPE": "gpu"}, "scope does not reach"),
+    ],
+    ids=["no barrier before", "no barrier after", "relaxed put", "relaxed take", "gpu scope"],
+)
+def test_wrong_kernel_is_found(how: dict, rule: str) -> None:
+    assert rule in rules(checked(**how))
+
+
+def test_report_names_the_instruction_and_its_line() -> None:
+    report = checked(RELEASE="relaxed")
+    why = next(f.why for f in report.findings if f.rule == "relaxed release")
+    lines = (Path(__file__).parent / "signal_pads.py").read_text().splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "{SEM}.{SCOPE}.cas" in text)
+    assert f"tests/compat/signal_pads.py:{line}" in why, why
+
+
+def test_command_line_checks_a_program(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    target = "tests/compat/signal_pads.py:right"
+    how = ["--torch", "--world", "2", "--schedules", "2", "--json", str(found)]
+    result = CliRunner().invoke(app, ["check", target, *how])
+    assert result.exit_code == 0, result.output
+    assert json.loads(found.read_text())["findings"] == []

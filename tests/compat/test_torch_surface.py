@@ -1,0 +1,146 @@
+"""torch.distributed, symmetric memory and torch.cuda as a rank's program sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+
+import sundog
+from sundog.errors import SundogError
+
+
+def ranks(main: Callable[[int], Any], size: int = 3) -> list[Any]:
+    def program() -> Any:
+        dist.init_process_group("nccl")
+        return main(dist.get_rank())
+
+    return sundog.run(program, size, "sim", torch=True)
+
+
+def test_collectives_are_torchs() -> None:
+    def main(rank: int) -> list[Any]:
+        x = torch.arange(6.0, device="cuda") + rank
+        total = x.clone()
+        dist.all_reduce(total)
+        whole = torch.empty(18, device="cuda")
+        dist.all_gather_into_tensor(whole, x)
+        part = torch.empty(2, device="cuda")
+        dist.reduce_scatter_tensor(part, x)
+        dist.broadcast(x, 1)
+        objects: list[Any] = [None] * 3
+        dist.all_gather_object(objects, {"rank": rank})
+        return [total.tolist(), whole.tolist(), part.tolist(), x.tolist(), objects]
+
+    base = [float(n) for n in range(6)]
+    total = [3 * n + 3 for n in base]
+    whole = [n + r for r in range(3) for n in base]
+    for rank, found in enumerate(ranks(main)):
+        assert found[0] == total
+        assert found[1] == whole
+        assert found[2] == total[2 * rank : 2 * rank + 2]
+        assert found[3] == [n + 1 for n in base]
+        assert found[4] == [{"rank": r} for r in range(3)]
+
+
+def test_groups_are_each_ranks_own() -> None:
+    def main(rank: int) -> Any:
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        mine = pairs[rank // 2]
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=mine)
+        return x.item(), dist.get_rank(mine), dist.get_world_size(mine), mine.group_name
+
+    assert ranks(main, 4) == [(1, 0, 2, "1"), (1, 1, 2, "1"), (5, 0, 2, "2"), (5, 1, 2, "2")]
+
+
+def test_handle_reaches_the_peers_memory() -> None:
+    def main(rank: int) -> Any:
+        x = symm_mem.empty(4, 2, dtype=torch.int32, device="cuda").fill_(rank)
+        assert symm_mem.is_symm_mem_tensor(x)
+        assert symm_mem.is_symm_mem_enabled_for_group(dist.group.WORLD.group_name)
+        handle = symm_mem.rendezvous(x, dist.group.WORLD)
+        handle.barrier()
+        after = (rank + 1) % 3
+        seen = handle.get_buffer(after, (4, 2), torch.int32).sum().item()
+        assert handle.get_remote_tensor(after, (8,), torch.int32).sum().item() == seen
+        dist.barrier()  # every rank has taken its signals
+        assert handle.get_signal_pad(after).eq(0).all()
+        assert handle.buffer_ptrs[rank] == x.data_ptr()
+        workspace = symm_mem.get_symm_mem_workspace(dist.group.WORLD.group_name, 64)
+        assert workspace is symm_mem.get_symm_mem_workspace(dist.group.WORLD.group_name, 32)
+        return seen, handle.rank, handle.world_size
+
+    assert ranks(main) == [(8, 0, 3), (16, 1, 3), (0, 2, 3)]
+
+
+def test_signals_order_two_ranks() -> None:
+    def main(rank: int) -> Any:
+        x = symm_mem.empty(4, dtype=torch.int32, device="cuda").zero_()
+        handle = symm_mem.rendezvous(x, dist.group.WORLD)
+        handle.barrier()
+        if rank == 0:
+            handle.get_buffer(1, (4,), torch.int32).fill_(7)
+            handle.put_signal(1)
+        if rank == 1:
+            handle.wait_signal(0)
+        return x.tolist()
+
+    assert ranks(main, 2) == [[0] * 4, [7] * 4]
+
+
+def test_streams_and_events_order_work() -> None:
+    def main(rank: int) -> Any:
+        flag = torch.zeros(2, dtype=torch.int32, device="cuda")
+        x = symm_mem.empty(4, dtype=torch.int32, device="cuda").fill_(rank)
+        handle = symm_mem.rendezvous(x, dist.group.WORLD)
+        side = torch.cuda.Stream(priority=-1)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_stream() == side
+            handle.stream_write_value32(flag, offset=1, val=5)
+            event = side.record_event()
+        torch.cuda.current_stream().wait_event(event)
+        torch.cuda.synchronize()
+        return flag.tolist()
+
+    assert ranks(main, 2) == [[0, 5]] * 2
+
+
+def test_a_tensor_is_on_the_ranks_device() -> None:
+    def main(rank: int) -> Any:
+        x = torch.ones(2).cuda().to("cuda:0")
+        y = torch.zeros(2, device=x.device)
+        kept = y.cpu()
+        y += 1
+        assert torch.cuda.device_count() == 2
+        return x.is_cuda, str(x.device), kept.tolist()
+
+    assert ranks(main, 2) == [(True, f"cuda:{r}", [0.0, 0.0]) for r in range(2)]
+
+
+def test_what_has_no_meaning_is_said() -> None:
+    def timing(rank: int) -> None:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        end.record()
+        begin.elapsed_time(end)
+
+    with pytest.raises(SundogError, match="keeps no time"):
+        ranks(timing, 1)
+
+    def not_symmetric(rank: int) -> None:
+        symm_mem.rendezvous(torch.zeros(4, device="cuda"), dist.group.WORLD)
+
+    with pytest.raises(RuntimeError, match="that is not symmetric: allocate it with"):
+        ranks(not_symmetric, 1)
+
+    def other_size() -> None:
+        dist.init_process_group("nccl", world_size=8)
+
+    with pytest.raises(SundogError, match="run it with --world 8"):
+        sundog.run(other_size, 2, "sim", torch=True)
