@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.scripts import Script
 
 from sundog.tools._subject import function_of
-from support.scripts import Script
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ids = [path.stem for path in EXAMPLES]

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from support.scripts import Script
 
 import sundog
 from sundog.backends import _processes, shm
 from sundog.backends._rendezvous import Locality
 from sundog.errors import PeerLost, RankMismatch
-from support.scripts import Script
 
 pytestmark = pytest.mark.sim_only  # names its backend itself, so once is enough
 

@@ -20,13 +20,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.scripts import Script
 from torch.distributed import FileStore
 
 import sundog
 from sundog.backends import _processes, shm
 from sundog.device import memory, signal
 from sundog.errors import PeerLost, RankMismatch, SundogError, WaitTimeout
-from support.scripts import Script
 
 pytestmark = pytest.mark.sim_only  # names its backend itself, so once is enough
 

@@ -29,7 +29,7 @@ class Script:
     """A process that runs a script. Its output goes to files, so it never waits for a reader."""
 
     def __init__(self, path: Path, environment: Mapping[str, str] | None = None) -> None:
-        self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         more = environment or {}
         sys.stdout.flush()
         sys.stderr.flush()
@@ -40,7 +40,7 @@ class Script:
         self.returncode: int | None = None  # negative: the signal that killed it
 
     def has_ended(self, seconds: float = 0) -> bool:
-        """Wait up to so many seconds for its end."""
+        """Wait for its end, up to a number of seconds."""
         if self.returncode is None and select.select([self._pidfd], [], [], seconds)[0]:
             status = os.waitpid(self.pid, 0)[1]
             self.returncode = os.waitstatus_to_exitcode(status)

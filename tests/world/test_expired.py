@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripts import Script
 
 import sundog
 from sundog.backends.sim import Sim
 from sundog.errors import WaitTimeout
-from support.scripts import Script
 
 HERE = Path(sundog.__file__).parent.parent
 Way = Callable[[torch.Tensor], Any]
