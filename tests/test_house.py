@@ -14,7 +14,7 @@ from house import House
 BUDGETS = {
     "(top)": 1210,
     "backends": 3700,
-    "checker": 4050,
+    "checker": 4300,
     "collectives": 3050,
     "compat": 1300,
     "compiled": 1000,
@@ -42,7 +42,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 45  # without commands, which cli.py alone imports
+ONE_IMPORTER = 47  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

@@ -290,6 +290,15 @@ class Checker:
         if known is not finding:
             known.count += 1
 
+    def atomics(self) -> set[tuple[str, int, str, str]]:
+        """Return the atomics that ran: file and line of every caller, semantics and scope."""
+        return {
+            (path, line, event.sem, event.scope)
+            for event in self._events.values()
+            if event.sem
+            for path, line, _ in event.stack
+        }
+
     def stale_reads(self) -> list[str]:
         """Say which atomics read an older value at last, and which write they missed."""
         return [

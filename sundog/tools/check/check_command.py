@@ -110,10 +110,11 @@ def _mutate(
     outcomes: list[Outcome] = []
     with suppress(KeyboardInterrupt):
         with _quiet():
-            found, _ = find_mutants(function, options.world, options.sms)
+            found, unchanged = find_mutants(function, options.world, options.sms)
         given = options.world, found, options.schedules, options.seed, options.sms
+        results = unchanged.results
         with progress() as show, _quiet():  # a bar takes what is printed
-            for outcome in mutate(function, *given, strict=strict):
+            for outcome in mutate(function, *given, strict=strict, expected=results):
                 outcomes.append(outcome)
                 survived = sum(not o.killed_by for o in outcomes)
                 show("mutants", len(outcomes), len(found), f"{survived} survived")

@@ -11,21 +11,26 @@ with the reason, and the list is checked too:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from ...checker.failures import ERROR
+import torch
+
+from ...checker.failures import ERROR, WRONG_RESULT
+from ...checker.host_mutants import HostMutant, barriers
 from ...checker.mutants import Mutant, mutants
 from ...checker.rules import OBJECTIONS
-from ...interpreter.interpreter import recorded, replaced
+from ...interpreter.interpreter import recorded
 from ...world.world import World
 from .._pool import Failure
 from .forked import each_forked
-from .schedules import Report, check
+from .schedules import Report, check, check_once, tokens
 
 __all__ = ["Outcome", "Verdicts", "accepted_by", "find_mutants", "judge", "mutate"]
+
+AnyMutant = Mutant | HostMutant
 
 
 @dataclass(frozen=True)
@@ -33,43 +38,53 @@ class Outcome:
     """The outcome of one mutant."""
 
     name: str  # "function: what", and "#2" where a function has it a second time
-    mutant: Mutant
+    mutant: AnyMutant
     killed_by: str  # the kind of the finding, "" if it survived
     report: Report
 
 
 def find_mutants(
     fn: Callable[[World], Any], world_size: int, num_sms: int = 0, link: str = ""
-) -> tuple[list[Mutant], Report]:
-    """Run once, unchanged, and make the mutants of all that ran."""
-    with recorded() as functions:
+) -> tuple[list[AnyMutant], Report]:
+    """Run twice, unchanged, and make the mutants of all that ran. The report has the results."""
+    with recorded() as functions, barriers() as hosts:
+        first = check_once(fn, world_size, num_sms=num_sms, link=link)
         report = check(fn, world_size, schedules=2, num_sms=num_sms, link=link)
-    return mutants(functions), report
+    if not same(first.results, report.results):
+        report.results = []  # they depend on the schedule, so they say nothing about a mutant
+    return [*mutants(functions, report.atomics), *hosts], report
 
 
 def mutate(
     fn: Callable[[World], Any],
     world_size: int,
-    found: list[Mutant],
+    found: Sequence[AnyMutant],
     schedules: int = 50,
     seed: int = 0,
     num_sms: int = 0,
     link: str = "",
     strict: bool = True,
+    expected: Sequence[Any] = (),
 ) -> Iterator[Outcome]:
     """Check each mutant until the first objection, or for all schedules; in no certain order.
 
-    `strict`: a remark is an objection too. Not where the kernel itself has some.
+    `strict`: a remark is an objection too. Not where the kernel itself has some. `expected`: what
+    the ranks return, if that does not depend on the schedule.
     """
     names = list(_names(found))
 
     def check_mutant(number: int) -> tuple[str, Report]:
-        with replaced(found[number].function, found[number].tree):
-            report = check(
-                fn, world_size, schedules, seed, num_sms, stop_early=True, link=link, strict=strict
-            )  # fmt: skip
-        report.results = []  # they would go through a pipe for nothing
-        kinds = [f.kind for f in report.findings if f.kind in OBJECTIONS]
+        report = Report()
+        with found[number].applied():
+            for token in tokens(schedules, seed, report, num_sms):
+                once = check_once(fn, world_size, token, num_sms, link=link, strict=strict)
+                report.merge(once)
+                kinds = [f.kind for f in report.findings if f.kind in OBJECTIONS]
+                if not once.findings and expected and not same(once.results, expected):
+                    kinds = [WRONG_RESULT.kind]
+                if kinds or report.findings:
+                    break
+        report.results, report.atomics = [], set()  # they would go through a pipe for nothing
         return kinds[0] if kinds else "", report
 
     for number, reply in each_forked(check_mutant, len(found)):
@@ -78,10 +93,23 @@ def mutate(
         yield Outcome(names[number], found[number], *reply)
 
 
-def _names(found: list[Mutant]) -> Iterator[str]:
+def same(first: Any, second: Any) -> bool:
+    """Whether two results of ranks are equal, tensors bit by bit; unknown objects are."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return not isinstance(first, int | float | str) or first == second
+
+
+def _names(found: Sequence[AnyMutant]) -> Iterator[str]:
     seen: Counter[str] = Counter()
     for mutant in found:
-        name = f"{mutant.function.fn.__name__}: {mutant.what}"
+        name = f"{mutant.owner}: {mutant.what}"
         seen[name] += 1
         yield name if seen[name] == 1 else f"{name} #{seen[name]}"
 

@@ -44,6 +44,7 @@ class Report:
     notes: list[str] = field(default_factory=list)  # what could not be looked at
     steps: int = 0  # of the first schedule: how often it chose who runs next
     widest: int = 0  # and how many programs its largest kernel has
+    atomics: set[tuple[str, int, str, str]] = field(default_factory=set)  # file, line, sem, scope
 
     def merge(self, other: Report) -> None:
         self.schedules += other.schedules
@@ -52,6 +53,7 @@ class Report:
         if self.findings and self.first_schedule is None:
             self.first_schedule = self.schedules
         self.results = other.results
+        self.atomics |= other.atomics
         self.steps, self.widest = self.steps or other.steps, self.widest or other.widest
         self.notes += [note for note in other.notes if note not in self.notes]
 
@@ -152,7 +154,9 @@ def run_on(
     steps, widest = machine.schedule.step, checker.widest
     remarks = [] if strict else [finding for finding in findings if finding.is_strict]
     findings = [finding for finding in findings if finding not in remarks]
-    return Report(findings, remarks, 1, None, checker.trace, results, notes, steps, widest)
+    return Report(
+        findings, remarks, 1, None, checker.trace, results, notes, steps, widest, checker.atomics()
+    )  # fmt: skip
 
 
 @contextmanager

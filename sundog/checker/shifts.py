@@ -1,0 +1,111 @@
+"""Mutants that signal, wait for, or store to the wrong place: another peer, flag or part of a tile.
+
+Made where a kernel calls sundog's primitives, whose arguments come in a known order.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+
+from ..device.context import SIZE
+
+__all__ = ["ATOMICS", "Edit", "called", "put_argument", "shifted"]
+
+Edit = tuple[str, int, Callable[[], None]]  # words, line, and how it is carried out
+
+ATOMICS = {"atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or"}
+ATOMICS |= {"atomic_store", "atomic_xchg", "atomic_xor"}
+_BEFORE_CONTEXT = {"store", "put"} | ATOMICS  # these have the peer there
+_PEERS = {"signal": 1, "put_signal": 3}
+_FLAGS = {"signal": 0, "wait": 0, "put_signal": 2}
+_NUM_RANKS = f"_sundog.tl.load(ctx + {SIZE.value})"  # see `interpreter.rewrite`
+_MASKED = {"store", "put", "put_signal"} | ATOMICS
+
+
+def called(node: ast.AST) -> str:
+    """Return the last part of what a statement or an expression calls."""
+    call = node.value if isinstance(node, ast.Expr) else node
+    if not isinstance(call, ast.Call):
+        return ""
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def put_argument(call: ast.Call, name: str, value: ast.expr) -> None:
+    """Give a call another keyword argument, or one that it did not have."""
+    ast.fix_missing_locations(ast.copy_location(value, call))
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            keyword.value = value
+            return
+    new = ast.keyword(name, value)
+    call.keywords.append(ast.fix_missing_locations(ast.copy_location(new, call)))
+
+
+def shifted(tree: ast.FunctionDef, left_out: Collection[ast.AST]) -> Iterator[Edit]:
+    """Yield the edits of all calls that are not left out."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and n not in left_out]
+    for call in calls:
+        yield from _other_peer(call)
+        yield from _other_flag(call)
+    yield from _smaller_masks(tree, calls)
+
+
+def _other_peer(call: ast.Call) -> Iterator[Edit]:
+    name, context = called(call), _context(call)
+    if context is None:
+        return
+    place = _PEERS.get(name, context - 1 if name in _BEFORE_CONTEXT else 0)
+    if place > 0:
+        new = f"({ast.unparse(call.args[place])} + 1) % {_NUM_RANKS}"
+        yield f"{name}: the next peer", call.lineno, partial(_put, call, place, new)
+
+
+def _other_flag(call: ast.Call) -> Iterator[Edit]:
+    name = called(call)
+    place = _FLAGS.get(name)
+    if place is None or _context(call) is None:
+        return
+    flag = call.args[place]
+    if isinstance(flag, ast.BinOp) and isinstance(flag.op, ast.Add):  # one of several
+        new = f"{ast.unparse(flag)} + 1"
+        yield f"{name}: the next flag", call.lineno, partial(_put, call, place, new)
+
+
+def _context(call: ast.Call) -> int | None:
+    return next((i for i, a in enumerate(call.args) if ast.unparse(a) == "ctx"), None)
+
+
+def _put(call: ast.Call, place: int, text: str) -> None:
+    new = ast.parse(text, mode="eval").body
+    for node in ast.walk(new):
+        ast.copy_location(node, call)
+    call.args[place] = ast.fix_missing_locations(new)
+
+
+def _smaller_masks(tree: ast.FunctionDef, calls: list[ast.Call]) -> Iterator[Edit]:
+    """Yield one edit for each comparison that masks of stores are made of."""
+    masks = [
+        keyword.value
+        for call in calls
+        if called(call) in _MASKED
+        for keyword in call.keywords
+        if keyword.arg == "mask"
+    ]
+    names = {mask.id for mask in masks if isinstance(mask, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names:
+            masks.append(node.value)
+    for mask in masks:
+        for node in ast.walk(mask):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt):
+                what = f"mask {ast.unparse(node)}: one less"
+                yield what, node.lineno, partial(_lower, node)
+
+
+def _lower(comparison: ast.Compare) -> None:
+    old = comparison.comparators[0]
+    new = ast.BinOp(old, ast.Sub(), ast.Constant(1))
+    comparison.comparators[0] = ast.fix_missing_locations(ast.copy_location(new, old))
