@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..device import context, signal, trace
 from ..ops.op import Plan, agree
-from . import _reduce
+from . import _reduce, _words
 from .all_reduce import Problem, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ __all__ = [
 
 SYMMETRIC = ()
 LARGEST = 64 << 10  # bytes: one program has one tile, and all of them are resident at once
-_BITS = tl.constexpr(32)  # of data in a word, below the epoch
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def _low_latency_kernel(
     program = tl.program_id(0)
     # These loads wait for memory together: none needs what another one brings.
     at = program * BLOCK + tl.arange(0, BLOCK // PER)
-    data = _load_word(x, at, numel, BLOCK // PER, PER)
+    data = _words.load_word(x, at, numel, BLOCK // PER, PER)
     epoch = tl.load(epochs + program) + 1
     rank = tl.load(ctx + context.RANK)
     mine = ()
@@ -92,7 +91,7 @@ def _low_latency_kernel(
     # Nobody looks at these boxes any more: the last but one call's, whose words every peer's
     # program with this number had seen before it sent those of the last call, which I have seen.
     box = (epoch % 2) * SIZE * stride + program * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
-    word = (epoch << _BITS) | data
+    word = (epoch << _words.BITS) | data
     trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, TRACE)
     words = ()
     for peer in tl.static_range(SIZE):
@@ -100,104 +99,19 @@ def _low_latency_kernel(
         place = mine[peer] + rank * stride + box
         others = (at < numel) & (peer != rank)
         tl.atomic_xchg(place, word, mask=others, sem="relaxed", scope="sys")
-        words = words + (tl.where(others, (epoch - 1) << _BITS, word),)  # type: ignore[assignment]
+        words = words + (tl.where(others, (epoch - 1) << _words.BITS, word),)  # type: ignore[assignment]
     trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
-    words = _wait_words(words, boxes + box, stride, epoch, ctx, SIZE)
+    words = _words.wait_words(words, boxes + box, stride, epoch, ctx, SIZE)
     trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
     for part in tl.static_range(PER):
-        total = _reduce.widen(_element(words[0], part, out.dtype.element_ty))
+        total = _reduce.widen(_words.element(words[0], part, out.dtype.element_ty))
         for peer in tl.static_range(1, SIZE):
-            element = _reduce.widen(_element(words[peer], part, out.dtype.element_ty))
+            element = _reduce.widen(_words.element(words[peer], part, out.dtype.element_ty))
             total = _reduce.combine(total, element, OP)
         result = _reduce.finish(total, OP, SIZE).to(out.dtype.element_ty)
         to = at + part * (BLOCK // PER)
         tl.store(out + to, result, mask=to < numel)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
-
-
-@triton.jit
-def _load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
-    """Elements `at`, and of 16 bits those STEP further too, as 32 bits of data."""
-    word = _bits(tl.load(x + at, mask=at < numel, other=0))
-    if PER == 2:
-        second = tl.load(x + at + STEP, mask=at + STEP < numel, other=0)
-        word |= _bits(second) << 16
-    return word
-
-
-@triton.jit
-def _bits(element):
-    width: tl.constexpr = element.dtype.primitive_bitwidth
-    if width == 32:
-        bits = element.to(tl.uint32, bitcast=True)
-    elif width == 16:
-        bits = element.to(tl.uint16, bitcast=True)
-    else:
-        bits = element.to(tl.uint8, bitcast=True)
-    return bits.to(tl.int64)
-
-
-@triton.jit
-def _element(word, part: tl.constexpr, DTYPE: tl.constexpr):
-    width: tl.constexpr = DTYPE.primitive_bitwidth
-    if width == 32:
-        bits = word.to(tl.int32)
-    elif width == 16:
-        bits = (word >> (part * 16)).to(tl.int16)
-    else:
-        bits = word.to(tl.int8)
-    return bits.to(DTYPE, bitcast=True)
-
-
-@triton.jit
-def _wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr):
-    """Every rank's words, once none is of an earlier epoch; bounded as `signal.wait` is."""
-    limit = tl.cast(signal._LOOK_EVERY, tl.int64)
-    polls = limit * 0
-    words, late = _look(words, boxes, stride, epoch, SIZE)
-    while (late > 0) & (polls < limit):
-        polls += 1
-        if polls % signal._LOOK_EVERY == 0:
-            limit = signal._polls_allowed(ctx)
-        words, late = _look(words, boxes, stride, epoch, SIZE)
-    if late > 0:
-        _run_out(boxes, stride, words, epoch, ctx, SIZE)
-    return words
-
-
-@triton.jit
-def _look(words, boxes, stride, epoch, SIZE: tl.constexpr):
-    """Those words that are missing, as they are now, all loads at once; are some still missing?"""
-    found = ()
-    for peer in tl.static_range(SIZE):
-        missing = _is_late(words[peer], epoch)
-        place = boxes + peer * stride
-        # Relaxed: the word that has the epoch has the data.
-        seen = tl.atomic_add(place, words[peer] * 0, mask=missing, sem="relaxed", scope="sys")
-        found = found + (tl.where(missing, seen, words[peer]),)  # type: ignore[assignment]
-    late = _is_late(found[0], epoch)  # type: ignore[misc]
-    for peer in tl.static_range(1, SIZE):
-        late |= _is_late(found[peer], epoch)
-    return found, tl.max(late.to(tl.int32), 0)
-
-
-@triton.jit
-def _is_late(word, epoch):
-    """By signed difference: of the epoch there are 32 bits."""
-    return (word >> _BITS).to(tl.int32) - epoch.to(tl.int32) < 0
-
-
-@triton.jit
-def _run_out(boxes, stride, words, epoch, ctx, SIZE: tl.constexpr):
-    """Leave a record of the last rank that is late."""
-    late, seen = 0, epoch
-    for peer in tl.static_range(SIZE):
-        is_late = _is_late(words[peer], epoch)
-        if tl.max(is_late.to(tl.int32), 0) > 0:
-            late = peer
-            seen = tl.min(tl.where(is_late, words[peer] >> _BITS, epoch), 0)
-    flag = tl.min(boxes.to(tl.int64), 0).to(tl.pointer_type(tl.int64))
-    signal._run_out(flag + late * stride, late, epoch, seen, ctx)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

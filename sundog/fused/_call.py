@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "FEW_SMS", "call_matrices", "check_matrices", "check_tensors", "fitting", "hint_of", "resident",
+    "FEW_SMS", "call_matrices", "check_apart", "check_matrices", "check_tensors", "fitting",
+    "hint_of", "resident",
 ]  # fmt: skip
 
 _WIDEST = 16  # bytes of an access
@@ -90,11 +91,15 @@ def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:
     out = named["out"]
     assert out is not None
     for name, tensor in named.items():
-        if tensor is None or name == "out":
-            continue
-        (a, end_a), (b, end_b) = _extent(tensor), _extent(out)
-        if a < end_b and b < end_a:
-            raise ValueError(f"{op}: out shares memory with {name}; give it memory of its own")
+        if tensor is not None and name != "out":
+            check_apart(op, name, tensor, out)
+
+
+def check_apart(op: str, name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    """ValueError if the output shares memory with an input."""
+    (a, end_a), (b, end_b) = _extent(tensor), _extent(out)
+    if a < end_b and b < end_a:
+        raise ValueError(f"{op}: out shares memory with {name}; give it memory of its own")
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -45,8 +45,11 @@ __all__ = [
 
 _FLOPS_PER_BYTE = 175  # of an H200: 700 TFLOP/s, 4 TB/s
 _RANKS = ("src", "dst")  # fields of a problem that do not change its time
-# A maximum takes about as long as a sum, a product with a bias as one without.
-_ALIKE = ("op", "has_bias", "activation", "out_dtype")
+# A maximum takes about as long as a sum, a product with a bias as one without, a norm in FP8 as one
+# without.
+_ALIKE = (
+    "op", "has_bias", "activation", "out_dtype", "eps", "gemma", "quant", "is_static", "both", "fp8"
+)  # fmt: skip
 
 
 class Place(NamedTuple):

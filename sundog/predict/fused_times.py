@@ -7,7 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from .collective_times import Model, all_reduce_two_shot, reduce_scatter_direct
-from .parts import Part, Ranks, Round, Traffic, barrier, beside, copied, launch, product, waves
+from .parts import (
+    Part,
+    Ranks,
+    Round,
+    Traffic,
+    barrier,
+    beside,
+    copied,
+    launch,
+    polled,
+    product,
+    waves,
+)  # fmt: skip
 
 __all__ = ["FUSED"]
 
@@ -148,7 +160,54 @@ def matmul_all_reduce_barrier(problem: Any, config: Any, ranks: Ranks) -> list[P
     return _then(problem, config, ranks, all_reduce_two_shot, numel)
 
 
+# all-reduce and norm: a program has a row at a time
+
+
+def _row(problem: Any) -> tuple[float, float]:
+    """Bytes of a row of x, and of all outputs' rows."""
+    kept = 1 + (not problem.quant or problem.both)
+    row = float(problem.hidden * _item(problem))
+    return row, kept * row + bool(problem.quant) * problem.hidden
+
+
+def all_reduce_rms_norm_one_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Copy my rows to where all see them; barrier; read all, and the residual; normalise."""
+    (row, out), size, tokens = _row(problem), ranks.size, problem.tokens
+    rounds = waves(tokens, config.programs)
+    shown = copied(ranks, "copy", Traffic(tokens * row, tokens * row), Round(row, row), rounds)
+    far = tokens * row * (size - 1)
+    traffic = Traffic(2 * tokens * row, tokens * out, far, far)
+    tile = Round(row * (size + 1), out, is_there=True)
+    normed = copied(ranks, "sum and norm", traffic, tile, rounds)
+    return [launch(ranks), shown, barrier(ranks), normed]
+
+
+def all_reduce_rms_norm_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Barrier; add and normalise my rows and store them to all; barrier."""
+    (row, out), size, tokens = _row(problem), ranks.size, problem.tokens
+    rounds = waves(math.ceil(tokens / size), config.programs)
+    share = (size - 1) / size
+    traffic = Traffic(
+        tokens * row * (1 + 1 / size), tokens * out, 0, tokens * row * share, tokens * out * share
+    )
+    tile = Round(row * (size + 1), out * size, is_there=True)
+    normed = copied(ranks, "sum, norm and store", traffic, tile, rounds)
+    return [launch(ranks), barrier(ranks), normed, barrier(ranks)]
+
+
+def all_reduce_rms_norm_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Words with their flags, to all ranks; poll until a row is there; normalise it."""
+    (row, out), tokens = _row(problem), problem.tokens
+    words = tokens * row / 4 * (ranks.size - 1)
+    rounds = waves(tokens, config.programs)
+    normed = copied(ranks, "norm", Traffic(tokens * row, tokens * out), Round(row, out), rounds)
+    return [launch(ranks), barrier(ranks, 0.5, "words' way"), polled(ranks, 2 * words), normed]
+
+
 FUSED: dict[str, Model] = {
+    "all_reduce_rms_norm.one_shot": all_reduce_rms_norm_one_shot,
+    "all_reduce_rms_norm.low_latency": all_reduce_rms_norm_low_latency,
+    "all_reduce_rms_norm.two_shot": all_reduce_rms_norm_two_shot,
     "all_gather_matmul.barrier": all_gather_matmul_barrier,
     "all_gather_matmul.hbm_buffer": all_gather_matmul_hbm_buffer,
     "all_gather_matmul.direct": all_gather_matmul_direct,

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from ..backends._link import on_host
 from ..collectives.device_barrier import device_barrier
-from ..fused import _gemm, _matmul_reduce, all_gather_matmul_barrier
+from ..fused import _gemm, _matmul_reduce, all_gather_matmul_barrier, all_reduce_rms_norm
 from ..fused._call import fitting
 from ..world.world import World
 
@@ -37,11 +38,16 @@ def _anywhere(world: World, problem: Any) -> bool:
     return True
 
 
+def _other_bits(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
+    return int((out != expected).sum().item())
+
+
 @dataclass(frozen=True)
 class Baseline:
     make: Make  # of a world, a problem, inputs and an output
     usable: Callable[[World, Any], bool] = _anywhere
     graph: bool = True  # can be captured
+    wrong: Callable[[Any, torch.Tensor, torch.Tensor], int] = _other_bits  # elements that differ
 
 
 def _peers(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -190,6 +196,58 @@ def _two_shot(
     return launch
 
 
+# an all-reduce, then the residual and the norm by torch
+
+
+def _then_norm(start: Callable[..., Call]) -> Make:
+    """Sum into the place of the new residual, then torch adds and normalises."""
+
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        x, residual, weight = inputs
+        to = all_reduce_rms_norm.split(problem, out)
+        reduce = start(world, problem, (x.view(-1),), to.residual.view(-1))
+
+        def launch() -> None:
+            reduce()
+            to.residual.add_(residual)
+            shape = (problem.hidden,)
+            to.normed.copy_(F.rms_norm(to.residual, shape, weight, problem.eps))
+
+        return launch
+
+    return make
+
+
+def _our_all_reduce(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    plan = _matmul_reduce.collective(world, "all_reduce", out.numel(), problem.dtype)
+    return lambda: plan.launch(inputs[0], out)
+
+
+def _nccl_all_reduce(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    return _on_group(_all_reduce, "nccl")(world, problem, inputs, out)
+
+
+def _is_plain_norm(world: World, problem: Any) -> bool:
+    return not (problem.quant or problem.gemma or problem.has_bias)
+
+
+def _far_rows(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
+    """Elements off by more than torch rounds: it adds in another order, and in its own steps."""
+    mine, wanted = (all_reduce_rms_norm.split(problem, each) for each in (out, expected))
+    bound = 4 * torch.finfo(problem.dtype).eps
+    pairs = ((mine.normed, wanted.normed), (mine.residual, wanted.residual))
+    return sum(
+        int((~torch.isclose(a.float(), b.float(), bound, 16 * bound)).sum().item())
+        for a, b in pairs
+    )
+
+
 # the same matrix product before or after a collective
 #
 # Where ranks share a GPU, cuBLAS takes SMs that belong to other ranks. With torch.mm of 256 rows,
@@ -333,6 +391,16 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         "add_": Baseline(_adds, _is_sum), **_distributed(_all_reduce, _is_sum),
         "symm_mem.one_shot": Baseline(_one_shot, _in_symmetric_memory),
         "symm_mem.two_shot": Baseline(_two_shot, _in_symmetric_memory),
+    },
+    "all_reduce_rms_norm": {
+        "our all-reduce, then torch's norm": Baseline(
+            _then_norm(_our_all_reduce), _is_plain_norm, wrong=_far_rows
+        ),
+        "add_, then torch's norm": Baseline(_then_norm(_adds), _is_plain_norm, wrong=_far_rows),
+        "nccl, then torch's norm": Baseline(
+            _then_norm(_nccl_all_reduce), lambda w, p: _on_nccl(w, p) and _is_plain_norm(w, p),
+            wrong=_far_rows,
+        ),
     },
     "reduce_scatter": {
         "add_": Baseline(_add_parts, _is_sum), **_distributed(_reduce_scatter, _is_sum),

@@ -91,7 +91,8 @@ def _inspect_all(options: IsaOptions) -> list[Kernel]:
 
 
 TARGETS = ("sm_90", "gfx942", "gfx950")
-_LARGE = {"numel": 1 << 18, "m": 2048, "n": 4096, "k": 1024}  # no tails, and tiles for all SMs
+# No tails, and tiles for all SMs.
+_LARGE = {"numel": 1 << 18, "m": 2048, "n": 4096, "k": 1024, "tokens": 16, "hidden": 4096}
 _LEAST_HEAP = 64 << 20
 
 Function = tuple[str, Callable[[World], Any], int]  # name, of a rank, bytes of the heap

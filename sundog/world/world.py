@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..collectives.reduce_scatter import reduce_scatter
     from ..collectives.scatter import scatter
     from ..fused.all_gather_matmul import all_gather_matmul
+    from ..fused.all_reduce_rms_norm import all_reduce_rms_norm
     from ..fused.matmul_all_reduce import matmul_all_reduce
     from ..fused.matmul_reduce_scatter import matmul_reduce_scatter
 
@@ -57,6 +58,7 @@ class World:
         scatter = scatter
         send = send
         all_gather_matmul = all_gather_matmul
+        all_reduce_rms_norm = all_reduce_rms_norm
         matmul_all_reduce = matmul_all_reduce
         matmul_reduce_scatter = matmul_reduce_scatter
 

@@ -85,6 +85,7 @@ class _Found:
 class _Ready:
     row: Row
     variant: Variant
+    wrong: Callable[..., int] = Baseline.wrong  # elements that differ from the answer
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,8 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
                 usable = [] if reason else sets
                 calls = [baseline.make(world, problem, inputs, out) for inputs, out, _ in usable]
             row = dataclasses.replace(blank, variant=name, wrong=reason)
-            ready.append(_Ready(row, Variant(name, calls, baseline.graph)))
-    checked = [(e, e.row.wrong or _wrong(world, e, sets)) for e in ready if e is not None]
+            ready.append(_Ready(row, Variant(name, calls, baseline.graph), baseline.wrong))
+    checked = [(e, e.row.wrong or _wrong(world, e, sets, problem)) for e in ready if e]
     good = [each for each, wrong in checked if not wrong]
     at_least = min(max(int(_SAMPLE_SECONDS / max(blank.limit, 1e-9)), 3), 20)  # 0 if empty
     if rates.link:
@@ -298,7 +299,7 @@ def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
     return sets
 
 
-def _wrong(world: World, ready: _Ready, sets: list[Any]) -> str:
+def _wrong(world: World, ready: _Ready, sets: list[Any], problem: Any) -> str:
     """Run every call on poisoned outputs and compare; the answer of all ranks."""
     bad, failed = 0, ""
     for call, (_, out, expected) in zip(ready.variant.calls, sets, strict=True):
@@ -313,7 +314,7 @@ def _wrong(world: World, ready: _Ready, sets: list[Any]) -> str:
                 failed = str(error).partition("\n")[0]  # torch does not do this here
             world.barrier()
         if not world.passive:  # whose stand-in computes nothing
-            bad += int((out != expected).sum().item())
+            bad += ready.wrong(problem, out, expected)
     everyone = world.exchange((bad, failed), "comparison")
     total = sum(number for number, _ in everyone)
     reasons = [reason for _, reason in everyone if reason]

@@ -41,10 +41,14 @@ COSTS = {
     "reduce": ((*VECTOR, 0), (3 * 1000, 4 * 2000, 2000, 3 * 2000)),
     "reduce_scatter": (VECTOR, (3 * 1000, 4 * 2000, 2000, 3 * 2000)),
     "all_reduce": (VECTOR, (3 * 1000, 2000, 2000, 2 * 1500)),
+    # 6 rows of 100, of which the first three ranks have two each and the last none.
+    "all_reduce_rms_norm": (
+        (6, 100, torch.bfloat16, 4), (600 * 9, 1200 + 400 + 200, 2 * 1200, 900 + 1800),
+    ),
     "all_gather_matmul": (PRODUCT, (65536, 2048 + 1024, 4096, 1536)),
     "matmul_all_reduce": (PRODUCT, (65536, 2048 + 1024 + 4096, 2 * 4096, 2 * 3072)),
     "matmul_reduce_scatter": (PRODUCT, (65536, 2048 + 1024 + 4096, 4096 + 1024, 3072)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", {key.partition(".")[0]: None for key in OPS})

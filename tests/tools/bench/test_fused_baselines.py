@@ -18,6 +18,30 @@ CASES = [
 
 
 @pytest.mark.sim_only
+@pytest.mark.parametrize("name", ["our all-reduce, then torch's norm", "add_, then torch's norm"])
+def test_a_norm_by_torch_is_near_and_another_is_not(name: str) -> None:
+    """Its bits are others, and a bench takes it all the same; but not with a wrong row."""
+    op = find("all_reduce_rms_norm")
+    baseline, problem = BASELINES["all_reduce_rms_norm"][name], op.Problem(5, 300, torch.float16, 2)
+
+    def main(world: sundog.World) -> tuple[int, int]:
+        given = op.inputs(world, problem, 0)
+        wanted = expected(world, op, problem, given)
+        out = world.empty(wanted.shape, wanted.dtype, "out").fill_(0x7B)
+        world.barrier()
+        assert baseline.usable(world, problem)
+        baseline.make(world, problem, given, out)()
+        world.barrier()
+        near = baseline.wrong(problem, out, wanted)
+        out[:600] = 0
+        return near, baseline.wrong(problem, out, wanted)
+
+    for near, far in sundog.run(main, 2, "sim"):
+        assert near == 0
+        assert far > 250
+
+
+@pytest.mark.sim_only
 @pytest.mark.parametrize(("op", "name"), CASES)
 def test_baseline_gives_the_answer(op: str, name: str) -> None:
     module, baseline = find(op), BASELINES[op][name]

@@ -1,0 +1,101 @@
+"""Words that carry their own flag: 32 bits of data below 32 bits of the epoch.
+
+A word arrives whole, so a reader that sees the epoch has the data: no fence and no barrier. The
+low_latency algorithms send and await them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..device import signal
+
+__all__ = ["BITS", "element", "load_word", "wait_words"]
+
+BITS = tl.constexpr(32)  # of data in a word, below the epoch
+
+
+@triton.jit
+def load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
+    """Elements `at`, and of 16 bits those STEP further too, as 32 bits of data."""
+    word = _bits(tl.load(x + at, mask=at < numel, other=0))
+    if PER == 2:
+        second = tl.load(x + at + STEP, mask=at + STEP < numel, other=0)
+        word |= _bits(second) << 16
+    return word
+
+
+@triton.jit
+def _bits(element):
+    width: tl.constexpr = element.dtype.primitive_bitwidth
+    if width == 32:
+        bits = element.to(tl.uint32, bitcast=True)
+    elif width == 16:
+        bits = element.to(tl.uint16, bitcast=True)
+    else:
+        bits = element.to(tl.uint8, bitcast=True)
+    return bits.to(tl.int64)
+
+
+@triton.jit
+def element(word, part: tl.constexpr, DTYPE: tl.constexpr):
+    width: tl.constexpr = DTYPE.primitive_bitwidth
+    if width == 32:
+        bits = word.to(tl.int32)
+    elif width == 16:
+        bits = (word >> (part * 16)).to(tl.int16)
+    else:
+        bits = word.to(tl.int8)
+    return bits.to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr):
+    """Every rank's words, once none is of an earlier epoch; bounded as `signal.wait` is."""
+    limit = tl.cast(signal._LOOK_EVERY, tl.int64)
+    polls = limit * 0
+    words, late = _look(words, boxes, stride, epoch, SIZE)
+    while (late > 0) & (polls < limit):
+        polls += 1
+        if polls % signal._LOOK_EVERY == 0:
+            limit = signal._polls_allowed(ctx)
+        words, late = _look(words, boxes, stride, epoch, SIZE)
+    if late > 0:
+        _run_out(boxes, stride, words, epoch, ctx, SIZE)
+    return words
+
+
+@triton.jit
+def _look(words, boxes, stride, epoch, SIZE: tl.constexpr):
+    """Those words that are missing, as they are now, all loads at once; are some still missing?"""
+    found = ()
+    for peer in tl.static_range(SIZE):
+        missing = _is_late(words[peer], epoch)
+        place = boxes + peer * stride
+        # Relaxed: the word that has the epoch has the data.
+        seen = tl.atomic_add(place, words[peer] * 0, mask=missing, sem="relaxed", scope="sys")
+        found = found + (tl.where(missing, seen, words[peer]),)  # type: ignore[assignment]
+    late = _is_late(found[0], epoch)  # type: ignore[misc]
+    for peer in tl.static_range(1, SIZE):
+        late |= _is_late(found[peer], epoch)
+    return found, tl.max(late.to(tl.int32), 0)
+
+
+@triton.jit
+def _is_late(word, epoch):
+    """By signed difference: of the epoch there are 32 bits."""
+    return (word >> BITS).to(tl.int32) - epoch.to(tl.int32) < 0
+
+
+@triton.jit
+def _run_out(boxes, stride, words, epoch, ctx, SIZE: tl.constexpr):
+    """Leave a record of the last rank that is late."""
+    late, seen = 0, epoch
+    for peer in tl.static_range(SIZE):
+        is_late = _is_late(words[peer], epoch)
+        if tl.max(is_late.to(tl.int32), 0) > 0:
+            late = peer
+            seen = tl.min(tl.where(is_late, words[peer] >> BITS, epoch), 0)
+    flag = tl.min(boxes.to(tl.int64), 0).to(tl.pointer_type(tl.int64))
+    signal._run_out(flag + late * stride, late, epoch, seen, ctx)

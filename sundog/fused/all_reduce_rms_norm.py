@@ -1,0 +1,324 @@
+"""All-reduce, residual and RMSNorm in one kernel: how every layer of a tensor-parallel model ends.
+
+one_shot      every rank reads all ranks' rows and does all of it: one barrier
+two_shot      a row has one owner, who normalises it and stores it to all ranks: large results
+low_latency   one_shot in which every word carries its own flag: the smallest
+
+A row's bits depend on that row alone: not on how many rows there are, nor on the algorithm, the
+config, the grid or the graph (_rms_norm.py says why). The new residual has the bits of all_reduce
+followed by torch's additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from ..collectives import _reduce
+from ..ops.dispatch import CallOptions, call
+from ..ops.op import Cost
+from . import _rms_norm
+from ._call import check_apart, check_tensors
+from ._rms_norm import GROUP, Outputs
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "OP", "SCALES", "Problem", "all_reduce_rms_norm", "cases", "cost", "inputs", "packed_bytes",
+    "reference", "split", "unfit",
+]  # fmt: skip
+
+OP = "all_reduce_rms_norm"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+SCALES = ("", "tensor", "token", "group")
+LONGEST = 1 << 16  # elements of a row: a program holds it in its registers
+_ALIGNED = 16  # bytes, of every output in the room for all
+
+
+@dataclass(frozen=True)
+class Problem:
+    tokens: int
+    hidden: int
+    dtype: torch.dtype
+    size: int  # ranks
+    eps: float = 1e-6
+    has_bias: bool = False
+    gemma: bool = False  # scale by 1 + weight
+    quant: str = ""  # what an FP8 scale is for: a tensor, a token or a group; "": no FP8
+    is_static: bool = False  # the caller gives the scale
+    both: bool = False  # with FP8, the normalised rows in x's dtype too
+    fp8: torch.dtype = torch.float8_e4m3fn
+
+    @property
+    def groups(self) -> int:
+        """FP8 scales of a row."""
+        return triton.cdiv(self.hidden, GROUP.value) if self.quant == "group" else 1
+
+
+def unfit(problem: Problem) -> str | None:
+    """Say why no algorithm takes a problem."""
+    if problem.dtype not in DTYPES:
+        return f"{problem.dtype}: expected one of bfloat16, float16 and float32"
+    if not 1 <= problem.hidden <= LONGEST:
+        return f"hidden {problem.hidden}: a row has 1 to {LONGEST} elements"
+    if problem.quant not in SCALES:
+        return f"quant {problem.quant!r}: expected 'tensor', 'token' or 'group'"
+    if problem.fp8 not in FP8:
+        return f"FP8 as {problem.fp8}: expected float8_e4m3fn or float8_e4m3fnuz"
+    if problem.quant == "tensor" and not problem.is_static:
+        return (
+            "a dynamic scale of the whole tensor would make the bits of a row depend on the other "
+            "rows; pass scale=, or use quant='token'"
+        )
+    if not problem.quant and (problem.is_static or problem.both):
+        return "a scale and both outputs go with quant='tensor', 'token' or 'group'"
+    return None
+
+
+def cost(problem: Problem) -> Cost:
+    """Each rank reads its x, and of the residual what it normalises; all get all outputs."""
+    numel, size = problem.tokens * problem.hidden, problem.size
+    item, others = problem.dtype.itemsize, size - 1
+    own = triton.cdiv(problem.tokens, size) * problem.hidden * item
+    sent = numel * item * others // size + packed_bytes(problem) * others // size
+    read = numel * item + own + problem.hidden * item
+    return Cost(numel * (others + 6), read, packed_bytes(problem), sent)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems: fewer rows than ranks, odd sizes, and every kind of FP8 scale."""
+    bf16, f32 = torch.bfloat16, torch.float32
+    return [
+        Problem(2 * size + 1, 64, bf16, size),
+        Problem(1, 37, torch.float16, size, has_bias=True, gemma=True),
+        Problem(3, 301, bf16, size, quant="group", both=True),
+        Problem(2, 130, f32, size, quant="token"),
+        Problem(2, 48, bf16, size, quant="tensor", is_static=True),
+    ]
+
+
+def inputs(
+    world: World, problem: Problem, seed: int, exact: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """A rank's rows; residual, weight, bias and scale, which all ranks have.
+
+    The reference has the very bits for any data, so `exact` only asks for smaller numbers.
+    """
+    torch.manual_seed(seed * 1000 + world.rank)
+    shape, dtype = (problem.tokens, problem.hidden), problem.dtype
+    x = _reduce.randomize(world.empty(shape, dtype, "x"), "sum", exact)
+    torch.manual_seed(seed)
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, device=world.device)
+
+    made = [x, normal(*shape).to(dtype), normal(problem.hidden).to(dtype)]
+    if problem.has_bias:
+        made.append(normal(problem.hidden).to(dtype))
+    if problem.is_static:
+        made.append(normal(*_scale_shape(problem)).abs() / 64 + 2**-9)
+    return tuple(made)
+
+
+def _scale_shape(problem: Problem) -> tuple[int, ...]:
+    return (1,) if problem.quant == "tensor" else (problem.tokens, problem.groups)
+
+
+def reference(
+    problem: Problem, rank: int, x: list[torch.Tensor], residual: list[torch.Tensor],
+    weight: list[torch.Tensor], *more: list[torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """The answer on every rank, from all ranks' inputs: all outputs in one tensor of bytes."""
+    rest = [each[rank] for each in more]
+    total = _reduce.reference("sum", x).view(problem.tokens, problem.hidden)
+    if problem.has_bias:
+        total = total + rest.pop(0)
+    added = total + residual[rank]
+    value = _rms_norm.expected(added, weight[rank], problem.eps, problem.gemma)
+    out = torch.zeros(packed_bytes(problem), dtype=torch.uint8, device=added.device)
+    to = split(problem, out)
+    to.residual.copy_(added)
+    if to.normed is not None:
+        to.normed.copy_(value.to(problem.dtype))
+    if to.quantised is not None:
+        scale = rest[0] if problem.is_static else None
+        quantised, scales = _rms_norm.expected_fp8(value, scale, problem.quant, problem.fp8)
+        to.quantised.view(torch.uint8).copy_(quantised.view(torch.uint8))
+        if to.scales is not None:
+            to.scales.copy_(scales)
+    return out
+
+
+# all outputs in one tensor: one place on the heap, one copy if it is staged
+
+
+def _fields(problem: Problem) -> Iterator[tuple[str, tuple[int, int], torch.dtype]]:
+    """Name, shape and dtype of the outputs that a problem has."""
+    rows = problem.tokens, problem.hidden
+    if not problem.quant or problem.both:
+        yield "normed", rows, problem.dtype
+    yield "residual", rows, problem.dtype
+    if problem.quant:
+        yield "quantised", rows, problem.fp8
+        if not problem.is_static:
+            yield "scales", (problem.tokens, problem.groups), torch.float32
+
+
+def _nbytes(shape: tuple[int, int], dtype: torch.dtype) -> int:
+    return shape[0] * shape[1] * dtype.itemsize
+
+
+def packed_bytes(problem: Problem) -> int:
+    """Bytes of all outputs; each but the first begins at a multiple of 16."""
+    total = 0
+    for _, shape, dtype in _fields(problem):
+        total = triton.cdiv(total, _ALIGNED) * _ALIGNED + _nbytes(shape, dtype)
+    return total
+
+
+def split(problem: Problem, out: torch.Tensor) -> Outputs:
+    """The outputs, as views of the bytes that hold them all; None where a problem has none."""
+    found: dict[str, Any] = dict.fromkeys(Outputs._fields)
+    begin = 0
+    for name, shape, dtype in _fields(problem):
+        begin = triton.cdiv(begin, _ALIGNED) * _ALIGNED
+        end = begin + _nbytes(shape, dtype)
+        found[name] = out[begin:end].view(dtype).view(shape)
+        begin = end
+    return Outputs(**found)
+
+
+def gaps(problem: Problem) -> list[slice]:
+    """Bytes between two outputs, if the sizes are odd. A launch zeroes them."""
+    found, end = [], 0
+    for _, shape, dtype in _fields(problem):
+        begin = triton.cdiv(end, _ALIGNED) * _ALIGNED
+        if begin > end:
+            found.append(slice(end, begin))
+        end = begin + _nbytes(shape, dtype)
+    return found
+
+
+def all_reduce_rms_norm(
+    world: World, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
+    eps: float = 1e-6, *, bias: torch.Tensor | None = None, gemma: bool = False,
+    quant: str = "", scale: torch.Tensor | None = None, both: bool = False,
+    fp8: torch.dtype | None = None, out: torch.Tensor | None = None,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """RMSNorm of the sum over ranks of x, plus bias, plus residual; and that sum, the new residual.
+
+    Returns (normed, residual). With `quant` the normalised rows are FP8, with a scale per "tensor",
+    "token" or "group" of 128 columns: (quantised, scales, residual); with `scale`, a float32 tensor
+    that is used as it is, (quantised, residual); with `both`, normed comes first. `fp8` is the
+    dtype, by default this GPU's. `gemma` scales by 1 + weight. All but x are the same on all ranks.
+
+    x is [..., hidden], and so are the results. They share the memory of `out`, if given: a
+    contiguous tensor of as many bytes; without FP8, of x's dtype and twice its size. two_shot wants
+    x and `out` on the heap, else it copies. Bits: see the file's first lines.
+    """
+    shared = {} if scale is None else {"scale": scale}
+    given = {"x": x, "residual": residual, "weight": weight, "bias": bias, **shared}
+    check_tensors(world, OP, **given, out=out)
+    problem = _problem(world, x, eps, gemma, bias, quant, scale, both, fp8)
+    refused = unfit(problem)
+    if refused is not None:
+        raise ValueError(f"{OP}: {refused}")
+    _check_shapes(problem, x, residual, weight, bias, scale)
+    packed = _room(problem, x, out)
+    tensors = {name: t for name, t in given.items() if t is not None}
+    for name, tensor in tensors.items():
+        check_apart(OP, name, tensor, packed)
+    rows = {n: t.view(-1, t.shape[-1]) if n in ("x", "residual") else t for n, t in tensors.items()}
+    if problem.tokens:
+        options = CallOptions(algo, config, False, explain)
+        call(world, OP, problem, {**rows, "out": packed}, options, is_flat=False)
+    return _results(split(problem, packed), x)
+
+
+def _problem(
+    world: World, x: torch.Tensor, eps: float, gemma: bool, bias: torch.Tensor | None, quant: str,
+    scale: torch.Tensor | None, both: bool, fp8: torch.dtype | None,
+) -> Problem:  # fmt: skip
+    if x.dim() < 1:
+        raise ValueError(f"{OP}: x is a scalar, expected rows, [..., hidden]")
+    hidden = x.shape[-1]
+    tokens = x.numel() // max(hidden, 1)
+    kind = fp8 or _fp8_here(x.device)
+    has_bias, is_static = bias is not None, scale is not None
+    return Problem(
+        tokens, hidden, x.dtype, world.size, float(eps), has_bias, gemma, quant, is_static, both,
+        kind,
+    )  # fmt: skip
+
+
+def _fp8_here(device: torch.device) -> torch.dtype:
+    """MI300 multiplies e4m3fnuz only."""
+    if torch.version.hip is None or device.type != "cuda":
+        return torch.float8_e4m3fn
+    name = torch.cuda.get_device_properties(device).gcnArchName
+    return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
+
+
+def _check_shapes(
+    problem: Problem, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
+    bias: torch.Tensor | None, scale: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Raise a ValueError that names the tensor, what it is and what it should be."""
+    row, kinds = (problem.hidden,), (x.dtype, torch.float32)
+    wanted: list[tuple[str, torch.Tensor | None, Any, tuple[torch.dtype, ...]]] = [
+        ("x", x, tuple(x.shape), (x.dtype,)),
+        ("residual", residual, tuple(x.shape), (x.dtype,)),
+        ("weight", weight, row, kinds), ("bias", bias, row, (x.dtype,)),
+    ]  # fmt: skip
+    for name, tensor, shape, dtypes in wanted:
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
+            raise ValueError(
+                f"{OP}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, expected {shape} of "
+                f"{' or '.join(map(str, dict.fromkeys(dtypes)))}"
+            )
+        _check_contiguous(name, tensor)
+    if scale is not None:
+        count = torch.Size(_scale_shape(problem)).numel()
+        if scale.numel() != count or scale.dtype != torch.float32:
+            raise ValueError(
+                f"{OP}: scale has {scale.numel()} elements of {scale.dtype}, expected {count} of "
+                f"torch.float32, as quant={problem.quant!r} asks for"
+            )
+        _check_contiguous("scale", scale)
+
+
+def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{OP}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
+            f"contiguous; pass {name}.contiguous()"
+        )
+
+
+def _room(problem: Problem, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The bytes for all outputs."""
+    nbytes = packed_bytes(problem)
+    if out is None:
+        return torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+    if out.numel() * out.itemsize != nbytes or not out.is_contiguous():
+        raise ValueError(
+            f"{OP}: out has {out.numel() * out.itemsize} bytes and strides {out.stride()}, "
+            f"expected {nbytes} bytes, contiguous: all outputs, each at a multiple of {_ALIGNED}"
+        )
+    return out.view(-1).view(torch.uint8)
+
+
+def _results(to: Outputs, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What there is: normed, quantised, scales, residual; rows in the shape of x."""
+    shape = x.shape[:-1]
+    given = (to.normed, to.quantised, to.scales, to.residual)
+    return tuple(each.view(*shape, each.shape[-1]) for each in given if each is not None)

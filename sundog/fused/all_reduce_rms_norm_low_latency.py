@@ -1,0 +1,171 @@
+"""All-reduce and RMSNorm, low latency: one shot in which every word carries its own flag.
+
+As all_reduce.low_latency: a word of 64 bits holds up to 4 bytes of data and the epoch, so a reader
+that sees the epoch has the data. A program sends all its rows, then waits for each and normalises
+it. Every byte crosses as two: for a few rows only. Nobody touches a peer's tensors: they may lie
+anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..collectives import _reduce, _words
+from ..device import context, signal, trace
+from ..ops.op import Plan, agree
+from . import _rms_norm
+from .all_reduce_rms_norm import OP, Problem, cases, cost, gaps, inputs, reference, split, unfit
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+LARGEST = 128 << 10  # bytes of x: every one crosses as two, to all ranks
+_WORDS = 16  # that a thread holds, of all ranks: 32 registers
+
+
+@dataclass(frozen=True)
+class Config:
+    """Warps and block follow from the size of a row."""
+
+    programs: int = 16
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    nbytes = problem.tokens * problem.hidden * problem.dtype.itemsize
+    if nbytes > LARGEST:
+        return f"low_latency of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    return unfit(problem)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [Config(programs) for programs in _rms_norm.PROGRAMS]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """A program for each row, but no more than SMs: all of them wait for their peers at once."""
+    return Config(max(min(problem.tokens, num_sms), 1))
+
+
+@triton.jit
+def _low_latency_kernel(
+    x, given, out, boxes, epochs, ctx, tokens, stride, cfg, PER: tl.constexpr, CHUNK: tl.constexpr
+):
+    """`boxes`: of two epochs, for every rank, `stride` words. PER: elements in a word.
+
+    CHUNK: elements of a row that are waited for at once.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    epoch = tl.load(epochs + program) + 1
+    # Nobody looks at these boxes any more: the last but one call's, whose words every peer's
+    # program with this number had seen before it sent those of the last call, which I have seen.
+    half = boxes + (epoch % 2) * cfg.size * stride
+    trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
+    for token in range(program, tokens, programs):
+        for start in tl.static_range(0, cfg.padded, CHUNK):
+            box = half + (token * cfg.padded + start) // PER
+            _send(x, box, token, start, stride, epoch, ctx, cfg, PER, CHUNK)
+    trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
+    for token in range(program, tokens, programs):
+        totals, starts = (), ()
+        for start in tl.static_range(0, cfg.padded, CHUNK):
+            box = half + (token * cfg.padded + start) // PER
+            words = _receive(x, box, token, start, stride, epoch, ctx, cfg, PER, CHUNK)
+            for part in tl.static_range(PER):
+                totals = totals + (_sum(words, part, x.dtype.element_ty, cfg.size),)  # type: ignore[assignment]
+                starts = starts + (start + part * (CHUNK // PER),)  # type: ignore[assignment]
+        _rms_norm.finish_row(totals, starts, token, _rms_norm.here(out), given, cfg, 1)
+    trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
+
+
+@triton.jit
+def _chunk_of(x, token, start, epoch, cfg, PER: tl.constexpr, CHUNK: tl.constexpr):
+    """A chunk of a row as words, and which of them have data."""
+    at = start + tl.arange(0, CHUNK // PER)
+    row = x + token.to(tl.int64) * cfg.hidden
+    return (epoch << _words.BITS) | _words.load_word(
+        row, at, cfg.hidden, CHUNK // PER, PER
+    ), at < cfg.hidden
+
+
+@triton.jit
+def _send(
+    x, box, token, start, stride, epoch, ctx, cfg, PER: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Store a chunk's words into every peer's box for this rank."""
+    rank = tl.load(ctx + context.RANK)
+    word, inside = _chunk_of(x, token, start, epoch, cfg, PER, CHUNK)
+    for peer in tl.static_range(cfg.size):
+        # Relaxed: data and epoch are one word, and nothing else is published by it.
+        place = signal.translate(box, peer, ctx) + rank * stride + tl.arange(0, CHUNK // PER)
+        tl.atomic_xchg(place, word, mask=inside & (peer != rank), sem="relaxed", scope="sys")
+
+
+@triton.jit
+def _receive(
+    x, box, token, start, stride, epoch, ctx, cfg, PER: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Every rank's words of a chunk, once all are there; mine need no box."""
+    rank = tl.load(ctx + context.RANK)
+    word, inside = _chunk_of(x, token, start, epoch, cfg, PER, CHUNK)
+    words = ()
+    for peer in tl.static_range(cfg.size):
+        is_awaited = inside & (peer != rank)
+        words = words + (tl.where(is_awaited, (epoch - 1) << _words.BITS, word),)  # type: ignore[assignment]
+    return _words.wait_words(words, box + tl.arange(0, CHUNK // PER), stride, epoch, ctx, cfg.size)
+
+
+@triton.jit
+def _sum(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+    """One element of each word, added over the ranks in their order."""
+    total = _reduce.widen(_words.element(words[0], part, DTYPE))
+    for peer in tl.static_range(1, SIZE):
+        total = _reduce.combine(
+            total, _reduce.widen(_words.element(words[peer], part, DTYPE)), "sum"
+        )
+    return total.to(DTYPE)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate boxes for two epochs. The plan takes any contiguous tensors."""
+    agree(world, f"{OP}.low_latency", problem, config, valid(problem, config))
+    block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
+    per = 2 if problem.dtype.itemsize == 2 else 1
+    stride = problem.tokens * _rms_norm.padded_of(problem.hidden) // per
+    boxes = world.signals((2, problem.size, stride), f"{OP}.boxes")
+    epochs = world.signals(config.programs, f"{OP}.epochs")
+    world.barrier()  # everybody's boxes are empty before the first word
+    chunk = _chunk(block, num_warps, problem.size, per)
+    between = gaps(problem)
+
+    def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *alike, out = rest
+        constants = _rms_norm.constants(problem, world.trace)
+        for gap in between:
+            out[gap].zero_()
+        _low_latency_kernel[(config.programs,)](
+            x, _rms_norm.given(problem, tuple(alike)), split(problem, out), boxes, epochs,
+            world.ctx, problem.tokens, stride, constants, PER=per, CHUNK=chunk, num_warps=num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (boxes, epochs), launch)
+
+
+def _chunk(block: int, num_warps: int, size: int, per: int) -> int:
+    """Elements of a chunk: a thread's words of all ranks stay in its registers."""
+    most = 32 * num_warps * max(_WORDS // triton.next_power_of_2(size), 1) * per
+    return int(min(block, max(most, per * _rms_norm.GROUP.value)))

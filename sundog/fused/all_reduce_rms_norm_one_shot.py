@@ -1,0 +1,110 @@
+"""All-reduce and RMSNorm, one shot: every rank shows its rows to all, then reads and does all.
+
+One barrier and one round of reads: the least latency beside low_latency, but every rank reads W
+tensors in full, so it wins for few rows only. Nobody touches a peer's tensors: they may lie
+anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..collectives import _reduce
+from ..device import signal, trace
+from ..ops.op import Plan, agree, barrier_flags
+from . import _rms_norm
+from .all_reduce_rms_norm import OP, Problem, cases, cost, gaps, inputs, reference, split, unfit
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ()
+LARGEST = 64 << 20  # bytes of x: the plan holds twice as much, and two_shot reads less
+# Bytes of all outputs up to which it is taken where nothing was measured: twice as much as
+# all_reduce.one_shot, which has one output.
+USUAL = 1 << 20
+
+
+@dataclass(frozen=True)
+class Config:
+    """Warps and block follow from the size of a row."""
+
+    programs: int = 16
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    nbytes = problem.tokens * problem.hidden * problem.dtype.itemsize
+    if nbytes > LARGEST:
+        return f"one_shot of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    return unfit(problem)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [Config(programs) for programs in _rms_norm.PROGRAMS]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """No more programs than rows, or than SMs: all of them wait for their peers at once."""
+    return Config(max(min(problem.tokens, num_sms), 1))
+
+
+@triton.jit
+def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, cfg):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    epoch = tl.load(epochs + program) + 1
+    # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
+    # this number; each of them signalled the last call's barrier after that, in the next kernel of
+    # its stream, and this program has waited there for all of them.
+    half = buffer + (epoch % 2) * stride
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
+    for token in range(program, tokens, programs):
+        for start in tl.static_range(0, cfg.padded, cfg.block):
+            column = start + tl.arange(0, cfg.block)
+            at = token.to(tl.int64) * cfg.hidden + column
+            tl.store(half + at, tl.load(x + at, mask=column < cfg.hidden), mask=column < cfg.hidden)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
+    # My rows before the flags, for the peers' programs with this number, which read just those;
+    # their rows before my loads.
+    signal.barrier_ranks(flags + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
+    rows = _reduce.everywhere(half, 0, ctx, cfg.size)
+    for token in range(program, tokens, programs):
+        totals, starts = _rms_norm.sum_row(rows, token, cfg)
+        _rms_norm.finish_row(totals, starts, token, _rms_norm.here(out), given, cfg, 1)
+    trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate two copies of x, used in turn, and flags. The plan takes any contiguous tensors."""
+    agree(world, f"{OP}.one_shot", problem, config, valid(problem, config))
+    stride = triton.cdiv(problem.tokens * problem.hidden, 256) * 256  # elements, aligned
+    buffer = world.empty((2, stride), problem.dtype, f"{OP}.buffer")
+    flags, epochs = barrier_flags(world, OP, config.programs, "flags")
+    between = gaps(problem)
+    num_warps = _rms_norm.warps_of(problem.hidden)
+
+    def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *alike, out = rest
+        constants = _rms_norm.constants(problem, world.trace)
+        for gap in between:
+            out[gap].zero_()
+        _one_shot_kernel[(config.programs,)](
+            x, _rms_norm.given(problem, tuple(alike)), split(problem, out), buffer, flags, epochs,
+            world.ctx, problem.tokens, stride, constants, num_warps=num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (buffer, flags, epochs), launch)

@@ -1,0 +1,100 @@
+"""All-reduce and RMSNorm, two shots in one kernel: the norm comes between them.
+
+Rank r reads its rows of all ranks' x, adds the residual, normalises, and stores the results to all
+ranks. Every byte of x is read once, every output written once: the fastest for many rows. Two
+barriers of the programs with one number frame it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ..collectives import _reduce
+from ..device import context, signal, trace
+from ..ops.op import Plan, agree, barrier_flags
+from . import _rms_norm
+from .all_reduce_rms_norm import OP, Problem, cases, cost, gaps, inputs, reference, split, unfit
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("x", "out")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Warps and block follow from the size of a row."""
+
+    programs: int = 16
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    return unfit(problem)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [Config(programs) for programs in _rms_norm.PROGRAMS]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """No more programs than a rank has rows, or than SMs: all of them wait at once."""
+    return Config(max(min(_rows(problem), num_sms), 1))
+
+
+def _rows(problem: Problem) -> int:
+    """Rows that a rank normalises; the last ranks may have fewer."""
+    return int(triton.cdiv(problem.tokens, problem.size))
+
+
+@triton.jit
+def _two_shot_kernel(x, given, out, ready, done, epochs, ctx, tokens, rows, cfg):
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    xs = _reduce.everywhere(x, 0, ctx, cfg.size)
+    outs = _rms_norm.there(out, rank, ctx, cfg.size)  # each rank begins with another peer
+    end = tl.minimum((rank + 1) * rows, tokens)
+    # My x is written and my out is free: what came before on the stream is over. The peers'
+    # programs with this number touch them only after this barrier.
+    signal.barrier_ranks(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
+    for token in range(rank * rows + program, end, tl.num_programs(0)):
+        totals, starts = _rms_norm.sum_row(xs, token, cfg)
+        _rms_norm.finish_row(totals, starts, token, outs, given, cfg, cfg.size)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
+    # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
+    # they may read then, before the flags; the peers' before whatever follows this kernel here.
+    signal.barrier_ranks(done + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate flags. The plan takes a symmetric x and out; the others may lie anywhere."""
+    agree(world, f"{OP}.two_shot", problem, config, valid(problem, config))
+    flags = barrier_flags(world, OP, config.programs, "ready", "done")
+    between = gaps(problem)
+
+    def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *alike, out = rest
+        constants = _rms_norm.constants(problem, world.trace)
+        for gap in between:
+            out[gap].zero_()
+        _two_shot_kernel[(config.programs,)](
+            x, _rms_norm.given(problem, tuple(alike)), split(problem, out), *flags, world.ctx,
+            problem.tokens, _rows(problem), constants, num_warps=_rms_norm.warps_of(problem.hidden),
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, tuple(flags), launch)
