@@ -13,7 +13,7 @@ from house import House
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1210,
-    "backends": 3700,
+    "backends": 3760,
     "checker": 4300,
     "collectives": 3050,
     "compat": 1300,

@@ -11,11 +11,9 @@ from __future__ import annotations
 import os
 import platform
 import select
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations
@@ -29,6 +27,7 @@ import triton
 from ..errors import PeerLost, RankMismatch
 from ..world.backend import Exchange
 from ._codec import decode, encode
+from ._store import RankStore, StoreLost
 
 __all__ = [
     "KERNELS_WAIT",
@@ -37,17 +36,12 @@ __all__ = [
     "Peers",
     "Pending",
     "StoreExchange",
-    "StoreLost",
     "check",
     "facts",
     "join",
     "locality",
-    "open_store",
 ]
 
-# By group: worlds that this process opened over it, a number that is equal on all of its members.
-# One number for all groups would differ between processes that are members of different groups.
-_opened: Counter[str] = Counter()
 # Of the timeout. Kernels give up before hosts do: a rank whose kernel has waited in vain then still
 # comes to the barrier where the world recovers, while the others wait for it there.
 KERNELS_WAIT = 0.5
@@ -71,71 +65,6 @@ def join(timeout: float) -> tuple[int, int, Any]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     store = dist.distributed_c10d._get_default_store()
     return dist.get_rank(), dist.get_world_size(), store
-
-
-class StoreLost(PeerLost):
-    """The ranks' store can't be reached: the process that holds it has ended."""
-
-
-class RankStore:
-    """torch's key-value store, whose errors mean that another process has ended.
-
-    `expects_loss`: has a rank died, and may have taken the store with it? Then torch's warning,
-    with its C++ frames, is not shown: the error that follows says more.
-    """
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.expects_loss: Callable[[], bool] = lambda: False
-        self._lost: StoreLost | None = None
-
-    def set(self, key: str, value: bytes) -> None:
-        self._ask(self._store.set, key, value)
-
-    def get(self, key: str) -> bytes:
-        value: bytes = self._ask(self._store.get, key)
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._ask(self._store.check, keys))
-
-    def delete_key(self, key: str) -> None:
-        self._ask(self._store.delete_key, key)
-
-    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        if self._lost is not None:  # nobody will answer
-            raise self._lost
-        try:
-            with _no_stderr() if self.expects_loss() else nullcontext():
-                return call(*arguments)
-        except dist.DistError as error:
-            self._lost = StoreLost(
-                "the ranks' store can't be reached any more: the process that holds it, torchrun "
-                f"or rank 0, has ended ({str(error).splitlines()[0]}). This world is over: close "
-                "it, and start all ranks again."
-            )
-            raise self._lost from None
-
-
-@contextmanager
-def _no_stderr() -> Iterator[None]:
-    """Discard what C++ code writes there meanwhile."""
-    sys.stderr.flush()
-    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(nowhere)
-
-
-def open_store(store: Any, group: str = "") -> RankStore:
-    """Return the part of a group's store for the next world. Members open them in one order."""
-    number = _opened[group]
-    _opened[group] += 1
-    return RankStore(dist.PrefixStore(f"sundog/{number}", store))
 
 
 @dataclass(frozen=True)
@@ -198,6 +127,17 @@ class StoreExchange:
             self._store.set(f"left/{self._rank}", encode(_what_happened(error), "failure"))
             self._store.set("left", b"1")
 
+    def part(self, exchange: Callable[..., Any], size: int) -> None:
+        """After the last exchange: rank 0 leaves last, since its process may hold the store."""
+        what, everyone = "closing of the world", tuple(range(size))
+        if self._rank == 0:
+            exchange(None, what, everyone, "end")
+        else:
+            self.come(None, what, everyone, "end", Exchange.VALUES)
+
+    def close(self) -> None:
+        self._store.close()
+
     def left(self, ranks: Iterable[int]) -> dict[int, str]:
         """Return, by rank, what those of these ranks that have left said."""
         if not self._store.check(["left"]):  # one question for all, as nearly always
@@ -206,10 +146,11 @@ class StoreExchange:
         return {rank: self._reason(rank) for rank in found}
 
     def without_store(self, error: StoreLost, peers: Peers, size: int) -> PeerLost:
-        """The error to raise instead: it names the rank that died with the store, if one did."""
+        """The error to raise instead: it names the rank that died or stopped with the store."""
         time.sleep(_END_IS_SEEN)
-        dead = peers.dead()
-        return (self.lost((), dead, size) if dead else None) or error
+        dead = {rank: _DIED for rank in peers.dead()}
+        reasons = dead or {rank: _STOPPED for rank in peers.stopped()}
+        return self._lost_by(reasons, size) if reasons else error
 
     def _reason(self, rank: int) -> str:
         return str(decode(self._store.get(f"left/{rank}"), f"what rank {rank} said at its end"))
@@ -222,8 +163,10 @@ class StoreExchange:
         except StoreLost:  # with one of these
             if not reasons:
                 raise
-        if not reasons:
-            return None
+        return self._lost_by(reasons, size) if reasons else None
+
+    def _lost_by(self, reasons: dict[int, str], size: int) -> PeerLost:
+        """The error that says, by rank, why each won't come."""
         causes = {rank: why for rank, why in reasons.items() if why != _LOST_A_PEER} or reasons
         by_reason: dict[str, list[int]] = {}
         for rank, why in sorted(causes.items()):
@@ -250,15 +193,21 @@ class Peers:
 
     def __init__(self) -> None:
         self._ranks: dict[int, int] = {}  # by pidfd
+        self._pids: dict[int, int] = {}  # by rank
         self._poll = select.poll()
 
     def watch(self, rank: int, pid: int) -> None:
         pidfd = os.pidfd_open(pid)
         self._ranks[pidfd] = rank
+        self._pids[rank] = pid
         self._poll.register(pidfd, select.POLLIN)
 
     def dead(self) -> list[int]:
         return sorted(self._ranks[pidfd] for pidfd, _ in self._poll.poll(0))
+
+    def stopped(self) -> list[int]:
+        """Those that got SIGSTOP, or that a debugger holds."""
+        return sorted(rank for rank, pid in self._pids.items() if _state(pid) in "Tt")
 
     def has_dead(self) -> bool:
         return bool(self._poll.poll(0))
@@ -270,7 +219,16 @@ class Peers:
         self._ranks.clear()
 
 
+def _state(pid: int) -> str:
+    """The letter of a process's state, after its name in brackets; X if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "X"
+
+
 _DIED = "died"  # and left no reason: it was killed, or crashed
+_STOPPED = "was stopped (SIGSTOP, or a debugger)"
 _LOST_A_PEER = "left because it lost another rank"  # a consequence, not a cause
 
 

@@ -40,10 +40,9 @@ from ._rendezvous import (
     Peers,
     Pending,
     StoreExchange,
-    StoreLost,
     locality,
-    open_store,
 )
+from ._store import StoreLost, open_store
 from .sim import UNBOUNDED, end_waits, region_of
 
 __all__ = ["CAPABILITIES", "open_world", "run"]
@@ -67,7 +66,7 @@ def open_world(
     rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
 ) -> World:
     """Map everybody's heap and become this rank's host. All ranks call it together."""
-    backend = ShmBackend(rank, size, open_store(store, group), heap_size, timeout)
+    backend = ShmBackend(rank, size, open_store(store, timeout, group), heap_size, timeout)
     return opened(backend, backend.attach, heap_size)
 
 
@@ -246,10 +245,12 @@ class ShmBackend:
                 self.synchronize()
                 # Nobody leaves while a peer may still wait for this rank's memory.
                 self.exchange(None, "closing of the world", tuple(range(self.size)), "close")
+                self._exchange.part(self.exchange, self.size)
         finally:
             self.machine.host.sight.set(False)
             self._installed.__exit__(None, None, None)
             self._peers.close()
+            self._exchange.close()
             self._close_fd()
             self._quiet.share([], 0)
             self._segments.clear()  # tensors that are still in use keep their heap mapped

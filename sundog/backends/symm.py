@@ -43,12 +43,11 @@ from ._rendezvous import (
     Peers,
     Pending,
     StoreExchange,
-    StoreLost,
     check,
     facts,
-    open_store,
 )
 from ._resident import ResidentCounter, largest_that_fits
+from ._store import StoreLost, open_store
 
 __all__ = ["CAPABILITIES", "open_world", "run"]
 
@@ -104,7 +103,7 @@ def open_world(
         raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
     local = int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local % torch.cuda.device_count())
-    backend = SymmBackend(rank, size, open_store(store, group), timeout)
+    backend = SymmBackend(rank, size, open_store(store, timeout, group), timeout)
     shared = _shared_by(group, rank, size, store)
     return opened(backend, lambda: backend.attach(heap_size, shared), heap_size)
 
@@ -315,12 +314,14 @@ class SymmBackend:
                 self.synchronize()
                 # Nobody unmaps while a peer may still use the memory.
                 self.exchange(None, "closing of the world", tuple(range(self.size)), "close")
+                self._exchange.part(self.exchange, self.size)
             elif self._contexts is not None:
                 self._contexts.end_waits(self._side)
                 torch.cuda.synchronize(self.device)
         finally:
             self._installed.__exit__(None, None, None)
             self._peers.close()
+            self._exchange.close()
             self._contexts = self._handle = self._own = None  # type: ignore[assignment]
 
     def _launch(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:

@@ -43,7 +43,7 @@ class Processes:
             for rank in range(size)
         ]
 
-    def end(self, seconds: float = 60) -> list[tuple[int, str, str]]:
+    def end(self, seconds: float = 40) -> list[tuple[int, str, str]]:
         """Exit status, output and errors of each rank."""
         try:
             return [rank.end(seconds) for rank in self.ranks]
@@ -120,6 +120,14 @@ def test_the_others_hear_what_a_rank_raised(
         assert "died" not in text
 
 
+# Else the first to leave is one more that has died, and rank 0 takes the store along.
+LEAVE_TOGETHER = """
+                pathlib.Path(f"saw{{rank}}").touch()
+                while not all(pathlib.Path(f"saw{{each}}").exists() for each in {}):
+                    time.sleep(0.01)
+"""
+
+
 @pytest.mark.parametrize(
     ("ending", "words"),
     [
@@ -132,11 +140,16 @@ def test_a_process_that_ends_says_why_if_it_can(start: Any, ending: str, words: 
     ranks = start(
         3,
         f"""
-        import os, sys, sundog
-        world = sundog.init("shm", heap_size=1 << 20, timeout=20)
-        if world.rank == 1:
-            {ending}
-        world.barrier()
+        import os, pathlib, sys, time, sundog
+        rank = int(os.environ["RANK"])
+        try:
+            world = sundog.init("shm", heap_size=1 << 20, timeout=20)
+            if rank == 1:
+                {ending}
+            world.barrier()
+        finally:
+            if rank != 1:
+                {LEAVE_TOGETHER.format((0, 2))}
         """,
     )
     ended = ranks.end()
@@ -149,21 +162,53 @@ def test_the_rank_that_dies_with_the_store_is_named(start: Any) -> None:
     """Without torchrun rank 0's process holds the store; torch's own error is a C++ stack."""
     ranks = start(
         3,
-        """
-        import os, sundog
-        world = sundog.init("shm", heap_size=1 << 20, timeout=20)
-        if world.rank == 0:
-            os.kill(os.getpid(), 9)
+        f"""
+        import os, pathlib, time, sundog
+        rank = int(os.environ["RANK"])
         try:
-            world.barrier()
+            world = sundog.init("shm", heap_size=1 << 20, timeout=20)
+            if rank == 0:
+                os.kill(os.getpid(), 9)
+            try:
+                world.barrier()
+            finally:
+                world.close()
         finally:
-            world.close()
+                {LEAVE_TOGETHER.format((1, 2))}
         """,
     )
     for rank, (status, _, errors) in list(enumerate(ranks.end()))[1:]:
         assert status == 1
         last = errors.strip().splitlines()[-1]
         assert f"PeerLost: rank 0 of 3 died while rank {rank} waited" in last, errors
+
+
+@pytest.mark.parametrize("waits_in", ["host", "kernel"])
+def test_a_stopped_rank_that_holds_the_store_is_named(start: Any, waits_in: str) -> None:
+    """Its store answers nobody, and torch would wait for the answer for ever."""
+    ranks = start(
+        2,
+        f"""
+        import os, signal, torch, sundog
+        world = sundog.init("shm", heap_size=1 << 20, timeout=2)
+        x = torch.ones(4)
+        world.all_reduce(x)
+        world.barrier()
+        if world.rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if {waits_in!r} == "kernel":
+            world.all_reduce(x).tolist()
+        world.barrier()
+        """,
+    )
+    try:
+        status, _, errors = ranks.ranks[1].end()
+    finally:
+        ranks.ranks[0].kill()
+    assert status == 1
+    stopped = "PeerLost: rank 0 of 2 was stopped (SIGSTOP, or a debugger) while rank 1 waited"
+    owes = "WaitTimeout: .*rank 0 owes the signal"  # if the kernel's time runs out before
+    assert stopped in errors or (waits_in == "kernel" and re.search(owes, errors)), errors
 
 
 def test_no_cpp_stack_is_shown_after_the_store_has_gone(start: Any) -> None:
