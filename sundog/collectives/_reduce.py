@@ -8,7 +8,7 @@ to the tensor's dtype once, at the end. So the bits do not depend on the algorit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,9 +19,9 @@ import triton.language as tl
 from ..device import memory
 
 __all__ = [
-    "DTYPES", "OPERATORS", "Config", "check", "combine", "configs", "everywhere", "finish", "kind",
-    "operator", "randomize", "reduce_ranks", "reduce_tile", "reference", "refused", "slice_of",
-    "storage", "tiling", "widen",
+    "DTYPES", "OPERATORS", "Config", "accumulated", "accumulator", "check", "combine", "configs",
+    "everywhere", "finish", "kind", "operator", "randomize", "reduce_ranks", "reduce_tile",
+    "reference", "refused", "rounded", "slice_of", "storage", "tiling", "widen",
 ]  # fmt: skip
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
@@ -113,15 +113,25 @@ def storage(tensor: torch.Tensor) -> torch.Tensor:
 
 def reference(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
     """The ranks' tensors reduced by torch: the very bits of every deterministic algorithm."""
-    dtype = parts[0].dtype
-    op = operator(op, dtype)
-    wide = [part.flatten().to(_accumulator(dtype)) for part in parts]
-    total = wide[0]
-    for part in wide[1:]:
-        total = _COMBINE[op](total, part)
-    if op == "avg":
+    return rounded(op, accumulated(op, parts), len(parts), parts[0].dtype)
+
+
+def accumulated(
+    op: str, parts: Sequence[torch.Tensor], total: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The sum (minimum, ...) before it is rounded; `total`: of the ranks before these."""
+    for part in parts:
+        wide = part.flatten().to(accumulator(part.dtype))
+        total = wide if total is None else _COMBINE[operator(op, part.dtype)](total, wide)
+    assert total is not None
+    return total
+
+
+def rounded(op: str, total: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """The result on `size` ranks, in the tensors' dtype."""
+    if operator(op, dtype) == "avg":
         mode = None if dtype.is_floating_point else "trunc"
-        total = torch.div(total, len(parts), rounding_mode=mode)
+        total = torch.div(total, size, rounding_mode=mode)
     return total.to(dtype)
 
 
@@ -143,7 +153,8 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 }  # fmt: skip
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """As what `widen` accumulates."""
     if dtype.is_floating_point:
         return torch.float64 if dtype == torch.float64 else torch.float32
     return torch.int64
