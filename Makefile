@@ -9,7 +9,7 @@ TWO := -n 2 --dist worksteal  # processes; the suite is made for two cores
 # once more, alone, and a second failure counts. The first one stays in the output.
 ALONE := --last-failed --last-failed-no-failures none --exitfirst
 
-.PHONY: demo test lint format docs wheel test-compat gpu-wheels clean
+.PHONY: demo test lint format docs wheel test-compat test-nodes gpu-wheels clean
 demo: $(VENV)/.installed
 	$(BIN)/python -m sundog demo
 
@@ -43,6 +43,10 @@ test-compat: $(COMPAT_TRITON:%=.venv-triton-%/.installed)
 	  .venv-triton-$$v/bin/python -c "import triton; assert triton.__version__ == '$$v', triton"; \
 	  .venv-triton-$$v/bin/python -m pytest tests -m compat $(TWO) || { echo "== once more, alone"; \
 	  .venv-triton-$$v/bin/python -m pytest tests -m compat $(ALONE); }; done
+
+# Several machines, made of network namespaces. Where those are not possible it says why, and passes.
+test-nodes: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/nodes -m namespaces -rs
 
 # helion asks for no torch of its own; it is in the test set because the dataset supports it.
 $(VENV)/.installed: constraints.txt pyproject.toml

@@ -75,7 +75,7 @@ def init(
     *,
     group: Any = None,
     mesh: Any = None,
-    dim: str | int | None = None,
+    dim: str | int | tuple[str, ...] | None = None,
     heap_size: int = 0,
     timeout: float = 0,
 ) -> World:
@@ -84,24 +84,25 @@ def init(
     Without a backend's name: `symm` if there is a GPU, else `shm`. The ranks are the members of
     `group`, a ProcessGroup; of dimension `dim` of `mesh`, a DeviceMesh; else of torch.distributed's
     default group, which is made with gloo if there is none. Only members call. A process may have
-    several worlds at once, one for each group that it is a member of.
+    several worlds at once, one for each group that it is a member of. Ranks on several machines get
+    a SpanningWorld: kernels inside each, torch.distributed between them (docs/nodes.md).
     """
     name = _chosen(backend, _UNDER_TORCHRUN)
     module = load(name)
     if not module.CAPABILITIES.processes:
         raise ValueError(f"sundog.init: ranks of backend {name!r} are no processes: use sundog.run")
     from .backends._groups import members_of
+    from .nodes.spanning import open_world
 
     seconds = _seconds(timeout)
     members = members_of(group, mesh, dim, seconds)
     _check_no_other(members.group)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     nbytes = _heap_size(heap_size, module.CAPABILITIES.on_gpu, local)
-    rank, size, store, group_name = members
-    world = module.open_world(rank, size, store, nbytes, seconds, group_name)
+    world: World = open_world(members, module, nbytes, seconds)
     if not _initialized:
         atexit.register(_look_at_exit)
-    _initialized[group_name] = world
+    _initialized[members.group] = world
     return world
 
 

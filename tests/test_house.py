@@ -27,6 +27,7 @@ BUDGETS = {
     "interpreter": 3200,
     "learn": 320,
     "machine": 3260,
+    "nodes": 1650,
     "ops": 1500,
     "predict": 960,
     "tools": 1950,
@@ -42,7 +43,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 47  # without commands, which cli.py alone imports
+ONE_IMPORTER = 53  # without commands, which cli.py alone imports
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
 

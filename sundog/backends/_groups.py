@@ -26,7 +26,10 @@ class Members(NamedTuple):
     group: str  # the name of the group; empty for the default group
 
 
-def members_of(group: Any, mesh: Any, dim: str | int | None, timeout: float) -> Members:
+Dimension = str | int | tuple[str, ...] | None
+
+
+def members_of(group: Any, mesh: Any, dim: Dimension, timeout: float) -> Members:
     """Return the members of a group, or of a mesh's dimension, or of the default group."""
     if group is not None and mesh is not None:
         raise ValueError("sundog.init: give group=... or mesh=..., not both")
@@ -59,11 +62,13 @@ def _check_group(group: Any) -> None:
         )
 
 
-def _group_of(mesh: Any, dim: str | int | None) -> Any:
+def _group_of(mesh: Any, dim: Dimension) -> Any:
     names = mesh.mesh_dim_names or tuple(range(mesh.ndim))
+    if isinstance(dim, tuple) and set(dim) <= set(names) and dim:
+        return mesh[dim]._flatten().get_group() if len(dim) > 1 else mesh.get_group(dim[0])
     if dim is None and mesh.ndim > 1:
         raise ValueError(f"sundog.init: the mesh has dimensions {names}; name one: dim=...")
-    if dim is not None and dim not in names and dim not in range(mesh.ndim):
+    if dim is not None and dim not in (*names, *range(mesh.ndim)):
         raise ValueError(f"sundog.init: the mesh has no dimension {dim!r}; there are: {names}")
     return mesh.get_group(dim)
 

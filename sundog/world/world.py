@@ -65,8 +65,8 @@ class World:
     def __init__(
         self, backend: Backend, ranks: tuple[int, ...], channel: str, heap: Heap, origin: int = 0
     ) -> None:
-        self.rank = ranks.index(backend.rank)
-        self.size = len(ranks)
+        self.rank = self.local_rank = ranks.index(backend.rank)
+        self.size, self.node, self.num_nodes = len(ranks), 0, 1  # one machine; nodes/ has several
         self.device = backend.device
         self.num_sms = backend.num_sms
         self._target = target.key_of(backend.device)

@@ -1,0 +1,1 @@
+"""Worlds over several machines: our kernels inside each, torch.distributed between them."""

@@ -1,0 +1,169 @@
+"""Transfers between ranks of the same number on different machines, by a group of torch's.
+
+A transfer is started, and waited for later: meanwhile kernels run. Tensors travel as bytes, so
+every dtype does. With NCCL a transfer is ordered on streams and the host waits for nothing. With
+gloo the host waits, looks at the clock meanwhile, and whether another rank has reported a loss; a
+GPU's tensors go through host memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import SundogError
+
+__all__ = ["Between", "NetworkFailure", "Transfer"]
+
+_LONGEST_NAP = 1e-3  # seconds
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13
+
+
+class NetworkFailure(SundogError):
+    """A transfer failed, or did not end in time. Who is to blame, a roll call finds out."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes on their way. `wait` returns what arrives."""
+
+    works: list[Any]
+    kept: tuple[torch.Tensor, ...]  # memory that is in use until then
+    result: Callable[[], torch.Tensor]
+    between: Between
+
+    def wait(self) -> torch.Tensor:
+        self.between.wait(self.works)
+        return self.result()
+
+
+class _WaitedFor:
+    """A send or receive of gloo's: it says that it is complete only to those who wait for it."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._error: RuntimeError | None = None
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+
+    def is_completed(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Between:
+    """This rank's part of the group of its counterparts. Parts are in the order of machines."""
+
+    def __init__(
+        self, group: Any, device: torch.device, limit: float, settle: Callable[[], None],
+        is_lost: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """`limit`: seconds of a transfer. `settle` waits for what this rank launched."""
+        self.group = group
+        self.node: int = group.rank()
+        self.count: int = group.size()
+        self.backend: str = dist.get_backend(group)
+        self.is_ordered = self.backend == "nccl"  # on streams, so a graph can hold it
+        self._limit, self._settle, self._is_lost = limit, settle, is_lost
+        self._travels_on = device if self.is_ordered else torch.device("cpu")
+
+    # what is sent
+
+    def all_to_all(self, parts: torch.Tensor) -> Transfer:
+        """Part n of the first dimension to machine n; gives what each machine sent here."""
+        sent = self._bytes(parts)
+        got = torch.empty_like(sent)
+        works = [dist.all_to_all_single(got, sent, group=self.group, async_op=True)]
+        return self._transfer(works, parts, sent, got, parts.shape)
+
+    def all_to_all_uneven(
+        self, x: torch.Tensor, in_splits: list[int], out_splits: list[int]
+    ) -> Transfer:
+        """As torch's all_to_all_single with splits, which count elements."""
+        sent, item = self._bytes(x), x.element_size()
+        got = torch.empty(sum(out_splits) * item, dtype=torch.uint8, device=sent.device)
+        received, given = ([item * n for n in splits] for splits in (out_splits, in_splits))
+        works = [
+            dist.all_to_all_single(got, sent, received, given, group=self.group, async_op=True)
+        ]
+        return self._transfer(works, x, sent, got, (sum(out_splits),))
+
+    def all_gather(self, x: torch.Tensor) -> Transfer:
+        """Gives every machine's tensor, one after the other."""
+        sent = self._bytes(x)
+        got = sent.new_empty(self.count * sent.numel())
+        works = [_all_gather(got, sent, group=self.group, async_op=True)]
+        return self._transfer(works, x, sent, got, (self.count, *x.shape))
+
+    def broadcast(self, x: torch.Tensor, src: int) -> Transfer:
+        """Gives machine src's tensor."""
+        sent = self._bytes(x)
+        if not self.is_ordered and src != self.node and sent.data_ptr() == x.data_ptr():
+            sent = torch.empty_like(sent)  # x itself is only read
+        works = [dist.broadcast(sent, group_src=src, group=self.group, async_op=True)]
+        return self._transfer(works, x, sent, sent, x.shape)
+
+    def send(self, x: torch.Tensor, dst: int) -> Transfer:
+        sent = self._bytes(x)
+        works = [self._point_to_point(dist.isend(sent, group_dst=dst, group=self.group))]
+        return self._transfer(works, x, sent, sent, x.shape)
+
+    def receive(self, like: torch.Tensor, src: int) -> Transfer:
+        """Gives what machine src sends, of the shape and dtype of `like`."""
+        got = torch.empty(
+            like.numel() * like.element_size(), dtype=torch.uint8, device=self._travels_on
+        )
+        works = [self._point_to_point(dist.irecv(got, group_src=src, group=self.group))]
+        return self._transfer(works, like, got, got, like.shape)
+
+    def _point_to_point(self, work: Any) -> Any:
+        return work if self.is_ordered else _WaitedFor(work)
+
+    def _bytes(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_ordered:
+            self._settle()  # gloo reads memory, whatever is still to write it
+        return x.detach().contiguous().view(-1).view(torch.uint8).to(self._travels_on)
+
+    def _transfer(
+        self, works: list[Any], like: torch.Tensor, sent: torch.Tensor, got: torch.Tensor,
+        shape: tuple[int, ...],
+    ) -> Transfer:  # fmt: skip
+        dtype, device = like.dtype, like.device
+        return Transfer(works, (sent, got), lambda: got.view(dtype).view(shape).to(device), self)
+
+    # waiting
+
+    def wait(self, works: list[Any]) -> None:
+        """Wait until all have ended; NetworkFailure if one failed or a rank was lost."""
+        if self.is_ordered:
+            for work in works:
+                work.wait()
+            return
+        deadline, nap = time.monotonic() + self._limit, 1e-5
+        for work in works:
+            while not work.is_completed():
+                if self._is_lost():
+                    raise NetworkFailure("another rank was lost")
+                if time.monotonic() > deadline:
+                    raise NetworkFailure(f"a transfer did not end within {self._limit:g} s")
+                time.sleep(nap)
+                nap = min(2 * nap, _LONGEST_NAP)
+            try:
+                work.wait()  # raises if it failed
+            except RuntimeError as error:
+                raise NetworkFailure(str(error).splitlines()[0]) from None

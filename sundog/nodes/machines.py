@@ -1,0 +1,115 @@
+"""Which ranks are on one machine, and how they find each other.
+
+Ranks of one machine are those that can reach each other by their pids (`Locality`): no environment
+variable says so. Each machine has a key-value store of its own, a file without a name that its
+ranks open through /proc, as they open heaps: what a machine says to itself does not cross the
+network, and goes on when another machine, with the job's store, has vanished.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from ..backends._groups import Members
+from ..backends._rendezvous import Locality, StoreExchange, locality, open_store
+from ..world.backend import Exchange
+
+__all__ = ["Machines", "Opening", "RankFacts", "local_store", "sorted_by_machine"]
+
+_LONGEST_NAP = 0.02  # seconds
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank tells the others before it knows where they are."""
+
+    where: Locality
+    pid: int
+    fd: int  # of the file that is its machine's store if it is the first rank there
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Ranks by machine: machine n has ranks n * size to (n + 1) * size - 1."""
+
+    names: tuple[str, ...]  # of the machines
+    size: int  # ranks of each
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.size
+
+    def ranks_of(self, node: int) -> range:
+        return range(node * self.size, (node + 1) * self.size)
+
+    def counterparts(self, local_rank: int) -> range:
+        """The ranks with this number on their machine."""
+        return range(local_rank, self.count * self.size, self.size)
+
+
+class Opening:
+    """The first exchanges of a job's ranks, through the job's store."""
+
+    def __init__(self, members: Members, timeout: float) -> None:
+        store = open_store(members.store, f"{members.group}/machines")
+        self._exchange = StoreExchange(members.rank, store)
+        self._members, self._timeout = members, timeout
+
+    def exchange(self, value: Any, what: str) -> list[Any]:
+        """Every rank's value, by rank; PeerLost if one does not come in time."""
+        ranks = tuple(range(self._members.size))
+        pending = self._exchange.come(value, what, ranks, "machines", Exchange.VALUES)
+        deadline, nap = time.monotonic() + self._timeout, 1e-4
+        while not pending.arrived():
+            if time.monotonic() > deadline:
+                raise pending.timed_out(self._members.rank, self._timeout)
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+        return pending.values()
+
+    def facts(self, where: Locality | None = None) -> tuple[RankFacts, list[RankFacts]]:
+        """Tell the others where this rank is; return its facts, and everybody's by rank."""
+        fd = os.memfd_create("sundog-machine")
+        mine = RankFacts(where or locality(), os.getpid(), fd)
+        return mine, self.exchange(mine, "opening of the world")
+
+
+def sorted_by_machine(everyone: Sequence[RankFacts]) -> Machines:
+    """Find the machines; ValueError if they are not alike, or their ranks not neighbours."""
+    found: list[list[int]] = []
+    for rank, each in enumerate(everyone):
+        same = [m for m in found if not everyone[m[0]].where.why_apart(each.where)]
+        if same:
+            same[0].append(rank)
+        else:
+            found.append([rank])
+    machines = Machines(tuple(everyone[m[0]].where.host for m in found), len(found[0]))
+    if [list(machines.ranks_of(n)) for n in range(machines.count)] != found:
+        lines = "\n".join(
+            f"  machine {n} ({everyone[m[0]].where.host}): rank {', '.join(map(str, m))}"
+            for n, m in enumerate(found)
+        )
+        raise ValueError(
+            f"sundog.init: a world over several machines needs as many ranks on each, numbered "
+            f"machine by machine, and these are not:\n{lines}\nStart them with torchrun --nnodes "
+            f"{machines.count} --nproc-per-node N, or give a group of such ranks."
+        )
+    return machines
+
+
+def local_store(first: RankFacts, mine: RankFacts) -> tuple[Any, int]:
+    """Open the store of this machine, of which `first` has the file; and the file to close."""
+    fd = mine.fd
+    if first != mine:
+        fd = os.open(f"/proc/{first.pid}/fd/{first.fd}", os.O_RDWR)
+        os.close(mine.fd)
+    return dist.FileStore(f"/proc/self/fd/{fd}"), fd

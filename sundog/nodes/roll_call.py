@@ -1,0 +1,178 @@
+"""Who is still there: what ranks ask each other when a transfer between machines has failed.
+
+A group of torch.distributed says that a transfer failed, at best which connection. It does not say
+which rank is to blame, and a machine that vanished says nothing at all. So every rank answers on a
+socket of its own. A rank whose transfer failed asks all others at once:
+
+    it answers              its process lives; it also says what it knows of others
+    the connection fails    its process has ended
+    nobody answers          its machine has vanished, or the network to it
+
+Then it tells those who answered, so that ranks that wait elsewhere give up too. The socket takes
+only callers that know the world's token, which travelled through the job's store.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from ..errors import PeerLost
+from .machines import Machines
+
+__all__ = ["RollCall", "own_address"]
+
+_LARGEST = 1 << 20  # bytes of a message
+_MOST_CALLS = 64  # at once
+DIED = "died"
+SILENT = "does not answer"
+
+Losses = dict[int, str]  # by rank, what happened to it
+
+
+class RollCall:
+    """One rank's socket, and what it knows of ranks that were lost."""
+
+    def __init__(self, rank: int, machines: Machines) -> None:
+        self._rank, self._machines, self._token = rank, machines, ""
+        self.doing = ""  # the call that this rank is in
+        self._losses: Losses = {}
+        self._addresses: list[tuple[str, int]] = []
+        self._server = socket.create_server(("", 0), backlog=_MOST_CALLS)
+        self.port: int = self._server.getsockname()[1]
+        self._thread = threading.Thread(target=self._answer_all, daemon=True)
+        self._thread.start()
+
+    def open(self, addresses: list[tuple[str, int]], token: str) -> None:
+        """From here on it can ask and answer: the addresses of all ranks, and their token."""
+        self._addresses, self._token = addresses, token
+
+    @property
+    def losses(self) -> Losses:
+        return self._losses
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._server.close()
+
+    # asking
+
+    def call(self, limit: float) -> dict[int, str]:
+        """Ask every rank; return what those that answer are doing. The others are losses now."""
+        others = [r for r in range(len(self._addresses)) if r != self._rank]
+        doing: dict[int, str] = {}
+        for rank, (reply, failure) in zip(others, self._ask(others, limit), strict=True):
+            if reply is None:
+                self._losses.setdefault(rank, failure)
+            else:
+                doing[rank] = str(reply["doing"])
+                self._merge(reply["losses"])
+        return doing
+
+    def tell(self, ranks: Iterable[int], limit: float) -> None:
+        """Tell these ranks what this one knows; a question does."""
+        self._ask([rank for rank in ranks if rank != self._rank], limit)
+
+    def leave(self, why: str, limit: float) -> None:
+        """Tell all ranks that this one leaves, unless it leaves because of another's loss."""
+        if not self._losses:
+            self._losses[self._rank] = why
+            self.tell(range(len(self._addresses)), limit)
+
+    def _ask(self, ranks: list[int], limit: float) -> list[tuple[Any, str]]:
+        if not ranks:
+            return []
+        with ThreadPoolExecutor(min(len(ranks), _MOST_CALLS)) as pool:
+            return list(pool.map(lambda rank: self._ask_one(rank, limit), ranks))
+
+    def _ask_one(self, rank: int, limit: float) -> tuple[Any, str]:
+        """Its reply, or none and why."""
+        try:
+            with socket.create_connection(self._addresses[rank], limit) as link:
+                link.settimeout(limit)
+                _send(link, {"token": self._token, "losses": self._losses})
+                return _receive(link), ""
+        except TimeoutError:
+            return None, SILENT
+        except (ConnectionError, EOFError):
+            return None, DIED
+        except OSError:  # no route
+            return None, SILENT
+
+    # answering, in a thread
+
+    def _answer_all(self) -> None:
+        while True:
+            try:
+                link, _ = self._server.accept()
+            except OSError:
+                return  # closed
+            with link, suppress(OSError, ValueError, EOFError, TypeError, KeyError):
+                link.settimeout(1.0)
+                asked = _receive(link)
+                if not self._token or asked["token"] != self._token:
+                    continue
+                _send(link, {"doing": self.doing, "losses": self._losses})
+                self._merge(asked["losses"])
+
+    def _merge(self, losses: dict[str, str]) -> None:
+        # In one step: another thread may be reading.
+        self._losses = {**{int(rank): str(why) for rank, why in losses.items()}, **self._losses}
+
+    # in words
+
+    def error(self, what: str) -> PeerLost:
+        """The error that names all losses."""
+        lost = {rank: why for rank, why in sorted(self._losses.items()) if rank != self._rank}
+        told = _by_machine(lost, self._machines)
+        return PeerLost(
+            f"{told}; rank {self._rank} (machine {self._machines.node_of(self._rank)}) was in "
+            f"{what}. This world is over: close it, and start all ranks again."
+        )
+
+
+def _by_machine(losses: Losses, machines: Machines) -> str:
+    """One clause for each machine and reason."""
+    clauses = []
+    for node in dict.fromkeys(machines.node_of(rank) for rank in losses):
+        name = f"machine {node} ({machines.names[node]})"
+        here = {rank: why for rank, why in losses.items() if machines.node_of(rank) == node}
+        for why in dict.fromkeys(here.values()):
+            ranks = [rank for rank in here if here[rank] == why]
+            listed = ", ".join(map(str, ranks))
+            if why == SILENT and len(ranks) == machines.size:
+                clauses.append(f"{name} does not answer: it has rank {listed}")
+            else:
+                clauses.append(f"rank {listed} of {name} {why}")
+    return " and ".join(clauses)
+
+
+def _send(link: socket.socket, value: Any) -> None:
+    link.sendall(json.dumps(value).encode() + b"\n")
+
+
+def _receive(link: socket.socket) -> Any:
+    """One line; EOFError if the other side closes before its end."""
+    data = b""
+    while not data.endswith(b"\n"):
+        more = link.recv(65536)
+        if not more or len(data) > _LARGEST:
+            raise EOFError("the connection ended in the middle of a message")
+        data += more
+    return json.loads(data)
+
+
+def own_address(store: Any, resolve: Callable[[str], str] = socket.gethostbyname) -> str:
+    """The address at which other machines reach this one: that by which it reaches the store."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", "") or socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((resolve(host), 9))  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])

@@ -1,0 +1,213 @@
+"""The collectives of a world over machines, with the arguments of a world's own.
+
+`algo` is "hierarchical" or, for reductions, "chain" (hierarchical.py says what their bits are);
+"auto" is hierarchical, its config by the machine's description (span_times.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..collectives import _reduce
+from ..errors import RankMismatch
+from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_contiguous, check_out, on_stream
+from . import hierarchical, span_matmul
+from .pipeline import NodesConfig
+from .span_times import SpanProblem, chosen
+
+if TYPE_CHECKING:
+    from .spanning import SpanningWorld
+
+__all__ = [
+    "all_gather", "all_gather_matmul", "all_reduce", "all_to_all", "broadcast", "reduce_scatter",
+]  # fmt: skip
+
+Algorithm = Callable[..., None]
+
+
+def all_reduce(
+    world: SpanningWorld, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
+    explain: bool = False,
+) -> Any:  # fmt: skip
+    """As World.all_reduce, over all machines."""
+    check_contiguous("all_reduce", x=x, out=out)
+    _reduce.check("all_reduce", op, x.dtype)
+    if out is None:
+        out = torch.empty_like(x)
+    if out.data_ptr() != x.data_ptr() or out.numel() != x.numel():
+        check_out("all_reduce", x, out, x.numel())
+    options = CallOptions(algo, config, async_op, explain)
+    known = {"hierarchical": hierarchical.all_reduce, "chain": hierarchical.all_reduce_chain}
+    return _call(world, "all_reduce", known, options, x, out, (op,))
+
+
+def reduce_scatter(
+    world: SpanningWorld, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
+    explain: bool = False,
+) -> Any:  # fmt: skip
+    """As World.reduce_scatter, over all machines."""
+    check_contiguous("reduce_scatter", x=x, out=out)
+    _reduce.check("reduce_scatter", op, x.dtype)
+    length = x.shape[0] if out is None and x.dim() else x.numel()
+    _check_divides(world, "reduce_scatter", x, length)
+    if out is None:
+        out = x.new_empty((length // world.size, *x.shape[1:]))
+    check_out("reduce_scatter", x, out, x.numel() // world.size)
+    options = CallOptions(algo, config, async_op, explain)
+    known = {
+        "hierarchical": hierarchical.reduce_scatter,
+        "chain": hierarchical.reduce_scatter_chain,
+    }
+    return _call(world, "reduce_scatter", known, options, x, out, (op,))
+
+
+def all_gather(
+    world: SpanningWorld, x: torch.Tensor, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
+    explain: bool = False,
+) -> Any:  # fmt: skip
+    """As World.all_gather, over all machines."""
+    check_contiguous("all_gather", x=x, out=out)
+    if out is None:
+        shape = (world.size * x.shape[0], *x.shape[1:]) if x.dim() else (world.size,)
+        out = x.new_empty(shape)
+    check_out("all_gather", x, out, world.size * x.numel())
+    options = CallOptions(algo, config, async_op, explain)
+    return _call(world, "all_gather", {"hierarchical": hierarchical.all_gather}, options, x, out)
+
+
+def broadcast(
+    world: SpanningWorld, x: torch.Tensor, src: int = 0, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
+    explain: bool = False,
+) -> Any:  # fmt: skip
+    """As World.broadcast, over all machines."""
+    world._check_rank(src)
+    check_contiguous("broadcast", x=x, out=out)
+    if out is None:
+        out = torch.empty_like(x)
+    if out is not x:
+        check_out("broadcast", x, out, x.numel())
+    options = CallOptions(algo, config, async_op, explain)
+    return _call(
+        world, "broadcast", {"hierarchical": hierarchical.broadcast}, options, x, out, (src,)
+    )
+
+
+def all_to_all(
+    world: SpanningWorld, x: torch.Tensor, out: torch.Tensor | None = None,
+    in_splits: Sequence[int] | None = None, out_splits: Sequence[int] | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
+    explain: bool = False,
+) -> Any:  # fmt: skip
+    """As World.all_to_all, over all machines."""
+    check_contiguous("all_to_all", x=x, out=out)
+    options = CallOptions(algo, config, async_op, explain)
+    if in_splits is not None or out_splits is not None:
+        return _all_to_all_uneven(world, x, out, in_splits, out_splits, options)
+    _check_divides(world, "all_to_all", x, x.shape[0] if x.dim() else 1)
+    if out is None:
+        out = torch.empty_like(x)
+    check_out("all_to_all", x, out, x.numel())
+    return _call(world, "all_to_all", {"hierarchical": hierarchical.all_to_all}, options, x, out)
+
+
+def _all_to_all_uneven(
+    world: SpanningWorld, x: torch.Tensor, out: torch.Tensor | None,
+    in_splits: Sequence[int] | None, out_splits: Sequence[int] | None, options: CallOptions,
+) -> Any:  # fmt: skip
+    if in_splits is None or out_splits is None:
+        raise ValueError("all_to_all: give in_splits and out_splits, or neither")
+    for name, splits in (("in_splits", in_splits), ("out_splits", out_splits)):
+        if len(splits) != world.size or any(n < 0 for n in splits):
+            raise ValueError(
+                f"all_to_all: {name} {list(splits)} must be {world.size} numbers, 0 or more"
+            )
+    rows, row = (x.shape[0], x.numel() // max(x.shape[0], 1)) if x.dim() else (1, 1)
+    if sum(in_splits) != rows:
+        raise ValueError(f"all_to_all: in_splits add up to {sum(in_splits)}, but x has {rows} rows")
+    target = x.new_empty((sum(out_splits), *x.shape[1:])) if out is None else out
+    check_out("all_to_all", x, target, sum(out_splits) * row)
+    matrix = _matrix(world, list(in_splits), list(out_splits), row)
+
+    def run() -> torch.Tensor:
+        with world._naming("all_to_all"):
+            hierarchical.all_to_all_uneven(world._levels, x, target, matrix, world.rank)
+        return target
+
+    world._refuse_in_capture("all_to_all", may_order=False)
+    return on_stream(world.local, ASYNC_STREAM, run, x) if options.async_op else run()
+
+
+def _matrix(
+    world: SpanningWorld, in_splits: list[int], out_splits: list[int], row: int
+) -> list[list[int]]:
+    """All ranks' splits, in elements; RankMismatch where two ranks differ."""
+    everyone = world.exchange((in_splits, out_splits), "splits")
+    for i, (sent, _) in enumerate(everyone):
+        for j, (_, expected) in enumerate(everyone):
+            if sent[j] != expected[i]:
+                raise RankMismatch(
+                    f"all_to_all: rank {i} sends {sent[j]} rows to rank {j}, which expects "
+                    f"{expected[i]}: in_splits[{j}] here must be out_splits[{i}] there"
+                )
+    return [[n * row for n in sent] for sent, _ in everyone]
+
+
+def all_gather_matmul(
+    world: SpanningWorld, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None, shard: str = "k",
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """As World.all_gather_matmul: this machine's part is multiplied while the rest comes."""
+    product = span_matmul.Product(a, b, bias, activation, out_dtype or a.dtype, shard)
+    out = product.checked(world.size, out)
+    known = {"hierarchical": product.run}
+    options = CallOptions(algo, config, False, explain)
+    what = (tuple(a.shape), tuple(b.shape), shard, activation, bias is not None)
+    result: torch.Tensor = _call(world, "all_gather_matmul", known, options, a, out, (), what)
+    return result
+
+
+# one call
+
+
+def _call(
+    world: SpanningWorld, op: str, known: dict[str, Algorithm], options: CallOptions,
+    x: torch.Tensor, out: torch.Tensor, arguments: tuple = (), what: tuple = (),
+) -> Any:  # fmt: skip
+    """Choose, agree once, run. `arguments`: of the algorithm, between x and out."""
+    world.local._check_open()
+    world._refuse_in_capture(op, may_order=True)
+    algo = "hierarchical" if options.algo == "auto" else options.algo
+    if algo not in known:
+        raise ValueError(f"{op}: algo {algo!r} is not known; there are: auto, {', '.join(known)}")
+    if not isinstance(options.config, NodesConfig | None):
+        raise ValueError(f"{op}: config {options.config!r} is not a {NodesConfig.__name__}")
+    problem = SpanProblem(op, x.numel() * x.element_size(), *world._levels.shape)
+    config, why = chosen(problem, world.local, options.config)
+    if options.explain and world.rank == 0:
+        print(f"{op}: {algo} over {world.num_nodes} machines of {world.local.size} ranks, {why}")
+    world._agree((op, x.numel(), x.dtype, *arguments, algo, config, *what))
+
+    def run() -> torch.Tensor:
+        with world._naming(op):
+            if x.numel() or out.numel():
+                known[algo](world._levels, x, *arguments, out, config)
+        return out
+
+    return on_stream(world.local, ASYNC_STREAM, run, x) if options.async_op else run()
+
+
+def _check_divides(world: SpanningWorld, op: str, x: torch.Tensor, length: int) -> None:
+    if length % world.size:
+        raise ValueError(
+            f"{op}: x of shape {tuple(x.shape)} does not split into {world.size} equal parts; pad "
+            f"it to {-(-length // world.size) * world.size}"
+        )

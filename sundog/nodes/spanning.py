@@ -1,0 +1,317 @@
+"""A world over several machines: `sundog.init()` returns one if the ranks are on more than one.
+
+    world.node, world.num_nodes     this rank's machine, and how many there are
+    world.local, world.local_rank   the world of this machine's ranks, with kernels and a heap
+    world.between                   the group of the ranks with this number on all machines
+
+Symmetric tensors are symmetric within a machine: kernels reach the peers there, and world.peer too.
+Collectives span all ranks (span_calls.py). A rank or machine that is lost is named on all others.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import knobs
+from ..backends import Module
+from ..backends._codec import decode, encode
+from ..backends._groups import Members
+from ..backends._rendezvous import KERNELS_WAIT, Locality
+from ..errors import PeerLost, RankMismatch, SundogError, WaitTimeout, by_rank
+from ..ops.op import functions
+from ..world.capture import Graph
+from ..world.world import World
+from . import span_calls
+from .between import Between, NetworkFailure
+from .machines import Machines, Opening, local_store, sorted_by_machine
+from .pipeline import Levels
+from .roll_call import RollCall, own_address
+
+__all__ = ["SpanningWorld", "open_world"]
+
+_ASKING = 0.1  # of the timeout: how long a rank may take to answer whether it is there
+# What a machine has for itself, and its world does.
+_LOCAL = (
+    "as_symmetric", "empty", "empty_like", "free", "free_plans", "full", "is_capturing",
+    "is_symmetric", "max_plans", "num_sms", "offset_of", "passive", "randn", "rank_stride",
+    "record_event", "scope", "signals", "stream", "stream_number", "synchronize", "wait_event",
+    "zeros", "zeros_like",
+)  # fmt: skip
+
+
+class SpanningWorld:
+    """All ranks, seen from one of them."""
+
+    all_gather = span_calls.all_gather
+    all_gather_matmul = span_calls.all_gather_matmul
+    all_reduce = span_calls.all_reduce
+    all_to_all = span_calls.all_to_all
+    broadcast = span_calls.broadcast
+    reduce_scatter = span_calls.reduce_scatter
+
+    def __init__(
+        self, local: World, machines: Machines, node: int, group: Any, roll_call: RollCall,
+        timeout: float, store_file: int,
+    ) -> None:  # fmt: skip
+        self.local, self.machines, self.node = local, machines, node
+        self.local_rank, self.num_nodes = local.rank, machines.count
+        self.rank = node * machines.size + local.rank
+        self.size = machines.count * machines.size
+        self.device, self.backend = local.device, local.backend
+        self.between = group
+        self._roll_call, self._timeout, self._store_file = roll_call, timeout, store_file
+        limit = timeout * KERNELS_WAIT
+        link = Between(
+            group, local.device, limit, local.synchronize, lambda: bool(roll_call.losses)
+        )
+        self._levels = Levels(local, link)
+        self._agreed: set[Any] = set()  # calls that all ranks made alike
+        self._lost: PeerLost | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"SpanningWorld(rank={self.rank}, size={self.size}, node={self.node}, "
+            f"local_rank={self.local_rank}, backend={self.backend!r}, "
+            f"between={self._levels.between.backend!r})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LOCAL:
+            return getattr(self.local, name)
+        if name in functions():
+            raise SundogError(
+                f"world.{name} does not span machines yet. Inside this machine: world.local.{name}"
+                f"; between ranks of one number: torch.distributed with group=world.between."
+            )
+        raise AttributeError(f"a world over {self.num_nodes} machines has no {name!r}")
+
+    def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """View the copy of a rank of this machine."""
+        self._check_rank(rank)
+        if self.machines.node_of(rank) != self.node:
+            raise ValueError(
+                f"world.peer: rank {rank} is on machine {self.machines.node_of(rank)} and rank "
+                f"{self.rank} on machine {self.node}: memory is shared inside a machine only. Use "
+                "a collective."
+            )
+        return self.local.peer(tensor, rank - self.node * self.machines.size)
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """As World.capture. An op that spans machines can be inside with NCCL between them."""
+        return self.local.capture()
+
+    # ranks together
+
+    def barrier(self) -> None:
+        """Wait for what this rank launched, then for all ranks of all machines. On the host."""
+        self._refuse_in_capture("world.barrier")
+        with self._naming("a barrier"):
+            self.local.barrier()
+            # My counterparts send this after their machines' barriers, so everybody has come.
+            self._levels.between.all_gather(torch.zeros(1, device=self.device)).wait()
+
+    def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
+        """Every rank's value, by rank. A collective on the host; see World.exchange."""
+        self._refuse_in_capture(f"world.exchange ({what})")
+        may_pickle = bool(pickle or knobs.allow_pickle.get())
+        with self._naming(f"an exchange ({what})"):
+            data = encode(value, what, may_pickle)
+            parts = self._gathered(data)
+            everyone = self.local.exchange(parts, what)
+        by_node = [bytes(of_rank[node]) for node in range(self.num_nodes) for of_rank in everyone]
+        return [
+            decode(each, f"the value of rank {rank} at a {what}", may_pickle)
+            for rank, each in enumerate(by_node)
+        ]
+
+    def _gathered(self, data: bytes) -> list[bytes]:
+        """Every counterpart's bytes, by machine."""
+        between = self._levels.between
+        length = torch.tensor([len(data)], device=self.device)
+        lengths = [int(n) for n in between.all_gather(length).wait().view(-1).tolist()]
+        mine = torch.zeros(max(lengths), dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        rows = between.all_gather(mine.to(self.device)).wait().cpu()
+        return [bytes(row[:n].tolist()) for row, n in zip(rows, lengths, strict=True)]
+
+    def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
+        """Rank `src`'s value, on every rank."""
+        self._check_rank(src)
+        mine = value if self.rank == src else None
+        return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
+
+    def _agree(self, call: tuple) -> None:
+        """Compare, once, what ranks ask for: machines that differ would wait for each other."""
+        if call in self._agreed:
+            return
+        mine = ", ".join(map(str, call))
+        everyone = self.exchange(mine, f"plan of {call[0]}")
+        if len(set(everyone)) > 1:
+            raise RankMismatch(f"{call[0]}: ranks passed different arguments:\n{by_rank(everyone)}")
+        self._agreed.add(call)
+
+    # the end
+
+    def close(self) -> None:
+        """Wait for all ranks and give everything back. Closing twice is fine."""
+        if self._closed:
+            return
+        try:
+            if self._lost is None:
+                self.barrier()  # nobody leaves while a transfer may still need it
+        finally:
+            self._close()
+
+    def _close(self, close_local: Callable[[], None] | None = None) -> None:
+        self._roll_call.close()
+        try:
+            (close_local or self.local.close)()
+        finally:
+            os.close(self._store_file)
+
+    @property
+    def _closed(self) -> str:
+        return self.local._closed
+
+    def _failure(self) -> SundogError | None:
+        return self.local._failure()
+
+    @property
+    def _backend(self) -> SpanningWorld:
+        """What `launch` tells about the end of this process."""
+        return self
+
+    def fail(self, error: BaseException) -> None:
+        """This rank leaves with an error: nobody need wait for it."""
+        is_exit = isinstance(error, SystemExit)
+        why = "ended without closing its world" if is_exit else f"raised {type(error).__name__}"
+        self._roll_call.leave(why if is_exit else f"{why} ({error})", self._timeout * _ASKING)
+        self.local._backend.fail(error)
+
+    def __enter__(self) -> SpanningWorld:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self.fail(error)
+            self._close(lambda: self.local.__exit__(kind, error, trace))
+
+    # what can go wrong
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Inside, an error that a lost rank caused becomes one that names that rank."""
+        if self._lost is not None:
+            raise self._lost
+        self._roll_call.doing = what
+        try:
+            if self._roll_call.losses:
+                raise NetworkFailure("another rank was lost")
+            yield
+        except (PeerLost, WaitTimeout, NetworkFailure) as error:
+            raise self._named(error, what) from error
+        finally:
+            self._roll_call.doing = ""
+
+    def _named(self, error: SundogError, what: str) -> SundogError:
+        """Ask everybody, tell everybody, and say who was lost; an expired wait may be nobody's."""
+        calls, limit = self._roll_call, self._timeout * _ASKING
+        doing = calls.call(limit)
+        if not calls.losses and isinstance(error, WaitTimeout):
+            return error
+        if calls.losses:
+            self._lost = calls.error(what)
+        else:
+            self._lost = PeerLost(self._nobody_lost(error, what, doing))
+            calls.leave(f"left {what}: {error}", limit)
+        calls.tell(doing, limit)
+        self.local._backend.fail(self._lost)
+        return self._lost
+
+    def _nobody_lost(self, error: SundogError, what: str, doing: dict[int, str]) -> str:
+        elsewhere = {rank: each for rank, each in doing.items() if each != what}
+        shown = "; ".join(f"rank {r} is in {c or 'no call'}" for r, c in elsewhere.items())
+        return (
+            f"rank {self.rank} (machine {self.node}, {self.machines.names[self.node]}) was in "
+            f"{what}: {error}. All ranks answer"
+            + (f", but {shown}: make the same calls on every rank." if shown else " and are there "
+               "too: the network is slow, or closed a connection.")
+            + " This world is over: close it, and start all ranks again."
+        )  # fmt: skip
+
+    def _refuse_in_capture(self, call: str, may_order: bool = False) -> None:
+        graph, between = self.local._backend.graph, self._levels.between
+        if graph is None or (may_order and between.is_ordered):
+            return
+        if may_order:
+            raise graph.refuse(
+                call, f"transfer between machines by {between.backend}",
+                f"{between.backend} moves data on the host, and a graph holds what a device does. "
+                "With NCCL between machines it can be captured; or capture world.local's ops.",
+            )  # fmt: skip
+        raise graph.refuse(call, "collective on the host", "Do it before the capture.")
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(
+                f"rank {rank} is outside this world of {self.size} ranks (0 to {self.size - 1})"
+            )
+
+
+# opening
+
+
+def open_world(
+    members: Members, module: Module, heap_size: int, timeout: float,
+    where: Locality | None = None,
+) -> Any:  # fmt: skip
+    """Open the world of these members: one of this machine, or one that spans several.
+
+    `where`: the machine that this process counts as, instead of the one that it is on.
+    """
+    opening = Opening(members, timeout)
+    mine, everyone = opening.facts(where)
+    try:
+        machines = sorted_by_machine(everyone)
+    except ValueError:
+        os.close(mine.fd)
+        raise
+    if machines.count == 1:
+        os.close(mine.fd)
+        rank, size, store, group = members
+        return module.open_world(rank, size, store, heap_size, timeout, group)
+    roll_call = RollCall(members.rank, machines)
+    address = own_address(members.store), roll_call.port
+    token = secrets.token_hex(16) if members.rank == 0 else ""
+    told = opening.exchange((address, token), "addresses")
+    roll_call.open([(str(each[0][0]), int(each[0][1])) for each in told], str(told[0][1]))
+    node, local_rank = divmod(members.rank, machines.size)
+    store, fd = local_store(everyone[node * machines.size], mine)
+    name = f"{members.group}@{node}"
+    local = module.open_world(local_rank, machines.size, store, heap_size, timeout, name)
+    group = _joined(members, machines, local, timeout)
+    return SpanningWorld(local, machines, node, group, roll_call, timeout, fd)
+
+
+def _joined(members: Members, machines: Machines, local: World, timeout: float) -> Any:
+    """Make the group of this rank's counterparts."""
+    resolve: Any = dist.distributed_c10d._resolve_process_group
+    whole = resolve(members.group) if members.group else dist.group.WORLD
+    ranks = dist.get_process_group_ranks(whole)
+    on_gpu = local.device.type == "cuda"
+    return dist.new_group(
+        [ranks[each] for each in machines.counterparts(local.rank)],
+        timeout=timedelta(seconds=timeout),
+        backend="nccl" if on_gpu and "nccl" in dist.get_backend(whole) else "gloo",
+        use_local_synchronization=True,
+    )

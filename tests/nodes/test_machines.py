@@ -1,0 +1,83 @@
+"""Which ranks are on one machine, and how chunks go through stages: no machine is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from sundog.backends._rendezvous import Locality
+from sundog.hardware.description import Network, read
+from sundog.nodes.machines import RankFacts, sorted_by_machine
+from sundog.nodes.pipeline import Chunk, NodesConfig, chunks, padded, pipelined
+from sundog.nodes.span_times import SpanProblem, span_time
+
+
+def _facts(*places: tuple[str, str, str]) -> list[RankFacts]:
+    return [RankFacts(Locality(*place), 100 + rank, 3) for rank, place in enumerate(places)]
+
+
+HERE, THERE = ("a", "boot1", "pid:1"), ("b", "boot2", "pid:1")
+OTHER_CONTAINER = ("a", "boot1", "pid:2")
+
+
+def test_a_machine_is_known_by_its_boot_and_pid_namespace() -> None:
+    assert sorted_by_machine(_facts(HERE, HERE)).count == 1
+    renamed = ("c", "boot1", "pid:1")
+    assert sorted_by_machine(_facts(HERE, renamed)).count == 1
+    two = sorted_by_machine(_facts(HERE, HERE, THERE, THERE))
+    assert (two.names, two.size) == (("a", "b"), 2)
+    assert [two.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert list(two.counterparts(1)) == [1, 3]
+    assert sorted_by_machine(_facts(HERE, OTHER_CONTAINER)).count == 2
+
+
+@pytest.mark.parametrize("places", [(HERE, THERE, HERE, THERE), (HERE, HERE, THERE)])
+def test_ranks_must_be_numbered_machine_by_machine(places: tuple) -> None:
+    with pytest.raises(ValueError, match=r"(?s)machine 1 \(b\): rank .*torchrun --nnodes 2"):
+        sorted_by_machine(_facts(*places))
+
+
+def test_chunks_cover_all_and_are_multiples() -> None:
+    found = chunks(1000, 4, 4 * 300, multiple=8)
+    assert found[0].start == 0
+    assert found[-1].stop == 1000
+    assert all(a.stop == b.start for a, b in itertools.pairwise(found))
+    assert all(chunk.numel % 8 == 0 for chunk in found[:-1])
+    assert chunks(5, 8, 1, multiple=4) == [Chunk(0, 4), Chunk(4, 5)]
+    assert chunks(0, 4, 100) == []
+    assert padded(torch.ones(5), 4).tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+
+
+def test_a_transfer_is_under_way_while_the_next_chunk_begins() -> None:
+    """The second stage of a chunk, which waits, comes after the first one of the next chunk."""
+    seen: list[tuple[str, int]] = []
+
+    def first(chunk: Chunk, _: object) -> int:
+        seen.append(("first", chunk.start))
+        return chunk.start
+
+    def second(chunk: Chunk, value: int) -> None:
+        assert value == chunk.start
+        seen.append(("second", chunk.start))
+
+    pipelined([Chunk(n, n + 1) for n in range(3)], first, second)
+    assert seen == [
+        ("first", 0), ("first", 1), ("second", 0), ("first", 2), ("second", 1), ("second", 2),
+    ]  # fmt: skip
+
+
+def test_one_shot_wins_where_latency_counts() -> None:
+    machine = read("h200x8-2nodes")
+    assert machine.network is not None
+    slow = dataclasses.replace(machine, network=Network(machine.network.rate, 1e-3))
+    small, large = (SpanProblem("all_reduce", n, 8, 8) for n in (1 << 14, 1 << 30))
+    one, two = NodesConfig(1 << 22, one_shot=True), NodesConfig(1 << 22)
+    assert span_time(small, one, slow).seconds < span_time(small, two, slow).seconds
+    assert span_time(large, two, machine).seconds < span_time(large, one, machine).seconds
+    bound = 2 * 7 / 8 * (1 << 30) / 8 / machine.network.rate
+    expected = span_time(large, two, machine)
+    assert expected.between == pytest.approx(bound, rel=0.01)
+    assert max(expected.between, expected.inside) < expected.seconds < 1.1 * expected.inside

@@ -1,0 +1,107 @@
+"""What a world over machines refuses, with the reason; and a network that is slow."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+import sundog
+from sundog.errors import CaptureError, PeerLost, RankMismatch, SundogError
+from sundog.nodes.pipeline import NodesConfig
+from tests.support.namespaces import Cluster
+
+pytestmark = pytest.mark.namespaces
+
+
+def test_refusals_say_why() -> None:
+    with Cluster(2, 2, timeout=60) as cluster:
+        cluster.start(_refusals)
+        results = cluster.results(limit=90)
+    assert results == {rank: "all refused" for rank in range(4)}
+
+
+def _refusals(world: Any) -> str:
+    x = world.zeros(8)
+    world.local.all_reduce(x, out=x)
+    refused = r"transfer between machines by gloo.*With NCCL"
+    with pytest.raises(CaptureError, match=refused), world.capture():
+        world.all_reduce(x)
+    with pytest.raises(CaptureError, match="collective on the host"), world.capture():
+        world.barrier()
+    with world.capture() as graph:  # what stays inside the machine can be captured
+        world.local.all_reduce(x, out=x)
+    graph.replay()
+    with pytest.raises(ValueError, match="algo 'ring' is not known; there are: auto, hierarchical"):
+        world.all_reduce(x, algo="ring")
+    with pytest.raises(ValueError, match="does not split into 4 equal parts; pad it to 8"):
+        world.reduce_scatter(torch.zeros(7))
+    with pytest.raises(ValueError, match="memory is shared inside a machine only"):
+        world.peer(x, (world.rank + 2) % 4)
+    with pytest.raises(SundogError, match=r"world.gather does not span machines yet.*world.local"):
+        world.gather(x)
+    with pytest.raises(RankMismatch, match=r"(?s)different arguments.*rank 3: all_gather, 11"):
+        world.all_gather(torch.zeros(10 + (world.rank == 3)))
+    _look_at_products(world)
+    _look_at_meshes(world)
+    return "all refused"
+
+
+def _look_at_products(world: Any) -> None:
+    """Whole numbers: every order of adding gives these bits."""
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randint(-2, 3, (8, 64), generator=generator).float()
+    b = torch.randint(-2, 3, (64, 16), generator=generator).float()
+    bias = torch.arange(16.0)
+    rows, columns = a.chunk(4)[world.rank], a.chunk(4, dim=1)[world.rank].contiguous()
+    assert torch.equal(world.all_gather_matmul(rows, b, bias, shard="m"), a @ b + bias)
+    assert torch.equal(world.all_gather_matmul(columns, b, bias, shard="k"), a @ b + bias)
+    assert torch.equal(world.all_gather_matmul(columns, b.T.contiguous().T, shard="k"), a @ b)
+
+
+def _look_at_meshes(world: Any) -> None:
+    """A world over both dimensions of a mesh, and one over that of a machine."""
+    world.close()  # all ranks together are a group that can have one world
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("node", "gpu"))
+    with sundog.init("shm", mesh=mesh, dim=("node", "gpu"), timeout=30) as both:
+        assert (both.num_nodes, both.size, both.rank) == (2, 4, world.rank)
+        assert both.all_reduce(torch.ones(3)).tolist() == [4, 4, 4]
+    with sundog.init("shm", mesh=mesh, dim="gpu", timeout=30) as inside:
+        assert (inside.num_nodes, inside.size, inside.node) == (1, 2, 0)
+    with sundog.init("shm", mesh=mesh, dim="node", timeout=30) as across:
+        assert (across.num_nodes, across.local.size) == (2, 1)
+        assert across.all_gather(torch.tensor([world.rank])).tolist() == [
+            world.local_rank,
+            world.local_rank + 2,
+        ]
+
+
+def test_a_slow_network_is_waited_for_or_named() -> None:
+    """A relay carries every packet after a delay; then it stops, and no process has died."""
+    with Cluster(2, 1, relay=True, timeout=12) as cluster:
+        cluster.start(_work_slowly)
+        cluster.relay.start(delay=0.02)
+        cluster.wait_until_told()
+        cluster.relay.stop()
+        results = cluster.results(limit=60)
+    for rank, (fast_enough, text) in results.items():
+        assert fast_enough == "waited", rank
+        other = 1 - rank
+        assert f"machine {other} (machine{other}) does not answer" in text, text
+
+
+def _work_slowly(world: Any) -> tuple[str, str]:
+    x = torch.arange(3000.0)
+    begin = time.monotonic()
+    assert torch.equal(world.all_reduce(x, config=NodesConfig(4000)), 2 * x)
+    seconds = time.monotonic() - begin
+    world.barrier()
+    Cluster.tell()
+    try:
+        while True:
+            world.all_reduce(x)
+    except PeerLost as error:
+        return "waited" if seconds > 0.02 else "too fast for this network", str(error)
