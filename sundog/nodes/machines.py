@@ -17,7 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ..backends._groups import Members
-from ..backends._rendezvous import Locality, StoreExchange, locality, open_store
+from ..backends._rendezvous import Locality, StoreExchange, locality
+from ..backends._store import open_store
 from ..world.backend import Exchange
 
 __all__ = ["Machines", "Opening", "RankFacts", "local_store", "sorted_by_machine"]
@@ -60,7 +61,7 @@ class Opening:
     """The first exchanges of a job's ranks, through the job's store."""
 
     def __init__(self, members: Members, timeout: float) -> None:
-        store = open_store(members.store, f"{members.group}/machines")
+        store = open_store(members.store, timeout, f"{members.group}/machines")
         self._exchange = StoreExchange(members.rank, store)
         self._members, self._timeout = members, timeout
 
