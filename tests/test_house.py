@@ -15,13 +15,13 @@ BUDGETS = {
     "(top)": 1210,
     "backends": 3760,
     "checker": 4300,
-    "collectives": 3050,
+    "collectives": 3130,
     "compat": 1300,
     "compiled": 1000,
     "dataset": 3900,
     "dataset/helion": 1950,
     "dataset/triton": 1750,
-    "device": 820,
+    "device": 960,
     "fused": 3460,
     "hardware": 340,
     "interpreter": 3200,
@@ -44,8 +44,8 @@ BUDGETS = {
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
 ONE_IMPORTER = 53  # without commands, which cli.py alone imports
-CLOSURE = 12  # files that a collective's import reads
-KERNEL_ARGUMENTS = 12
+CLOSURE = 13  # files that a collective's import reads
+KERNEL_ARGUMENTS = 13
 
 
 @pytest.fixture(scope="module")

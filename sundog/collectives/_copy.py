@@ -4,7 +4,7 @@ Ops that only move data look at it as words: the widest integers, of at most 32 
 all sizes and addresses. So one kernel serves float8, bool and float64 alike. A span of words is
 
     head      up to the first 16-byte boundary of its destination
-    body      whole 16 bytes: wide stores, and wide loads too where everything is a multiple of 16
+    chunks    whole 16 bytes: wide loads and stores, shifted where the source has another alignment
     tail      the rest
 
 Offsets are 64-bit: a tensor may have more than 2^31 elements. `plan_spans` is the whole of the ops
@@ -22,7 +22,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal, trace
+from ..device import chunks, context, memory, signal, trace
+from ..device.chunks import WIDE
 from ..ops.op import Plan
 
 if TYPE_CHECKING:
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
 __all__ = [
     "WIDE", "Config", "Span", "as_words", "config_for", "configs", "copy", "default",
     "default_config", "default_spans", "plan_spans", "random_tensor", "space", "space_spans",
-    "to_boundary", "valid", "valid_spans", "wrong_config", "wrong_programs",
+    "valid", "valid_spans", "wrong_config", "wrong_programs",
 ]  # fmt: skip
 
-WIDE = tl.constexpr(16)  # bytes of the widest access
 _KINDS = (torch.int32, torch.uint8, torch.int16, torch.uint8)  # by the last two bits of an address
 _LEAST_TILE, _LARGEST_TILE, _PER_THREAD = 4096, 32768, 64  # bytes
 _LONGEST_TILE = 1 << 19
@@ -119,40 +119,38 @@ def copy(
     pointers, and n words, are multiples of 16 bytes. Orders nothing.
     """
     nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
+    if ALIGNED:
+        _copy_aligned(dsts, src, n, part, parts, COUNT, BLOCK)
+    else:
+        head, skew, count = chunks.span(dsts[0], src, n)
+        if part == parts - 1:
+            _copy_ends(dsts, src, n, head, count, COUNT, WIDE // nbytes)
+        # Half as many bytes: each chunk is two loads, and more registers.
+        TILE: tl.constexpr = BLOCK // WIDE // 2 if BLOCK > WIDE else 1
+        for start in range(part.to(tl.int64) * TILE, count, parts * TILE):
+            chunk = start + tl.arange(0, TILE)
+            tile = chunks.load(src + head, skew, chunk, chunk < count)
+            for i in tl.static_range(COUNT):
+                chunks.store(dsts[i] + head, tile, chunk, chunk < count)
+
+
+@triton.jit
+def _copy_aligned(dsts, src, n, part, parts, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     PER: tl.constexpr = WIDE // nbytes
     TILE: tl.constexpr = BLOCK // nbytes
-    if ALIGNED:
-        head = 0
-        body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
-    else:
-        head = tl.minimum(to_boundary(dsts[0]), n)
-        body = (n - head) // PER * PER
-        if part == parts - 1:
-            _copy_ends(dsts, src, n, head, body, COUNT, PER)
+    body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
     for start in range(part.to(tl.int64) * TILE, body, parts * TILE):
         at = start + tl.arange(0, TILE)
-        source = src + head + at
-        if ALIGNED:
-            source = tl.multiple_of(source, WIDE)
-        tile = tl.load(source, mask=at < body)
+        tile = tl.load(tl.multiple_of(src + at, WIDE), mask=at < body)
         for i in tl.static_range(COUNT):
             # On the tile, not on its base: a hint on what a function was given is lost.
-            tl.store(tl.multiple_of(dsts[i] + head + at, WIDE), tile, mask=at < body)
+            tl.store(tl.multiple_of(dsts[i] + at, WIDE), tile, mask=at < body)
 
 
 @triton.jit
-def to_boundary(ptr):
-    """How many words lie before the next 16-byte boundary."""
-    nbytes: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
-    return (-ptr.to(tl.int64) & (WIDE - 1)) // nbytes
-
-
-@triton.jit
-def _copy_ends(dsts, src, n, head, body, COUNT: tl.constexpr, PER: tl.constexpr):
-    """The words before and after the body, each fewer than PER."""
-    lane = tl.arange(0, 2 * PER)
-    at = tl.where(lane < PER, lane, head + body + lane - PER)
-    mask = tl.where(lane < PER, lane < head, at < n)
+def _copy_ends(dsts, src, n, head, count, COUNT: tl.constexpr, PER: tl.constexpr):
+    at, mask = chunks.ends(head, count, n, PER)
     tile = tl.load(src + at, mask=mask)
     for i in tl.static_range(COUNT):
         tl.store(dsts[i] + at, tile, mask=mask)

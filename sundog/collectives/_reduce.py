@@ -16,12 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import memory
+from ..device import chunks, memory
 
 __all__ = [
-    "DTYPES", "OPERATORS", "Config", "accumulated", "accumulator", "check", "combine", "configs",
-    "everywhere", "finish", "kind", "operator", "randomize", "reduce_ranks", "reduce_tile",
-    "reference", "refused", "rounded", "slice_of", "storage", "tiling", "widen",
+    "DTYPES", "OPERATORS", "Config", "accumulated", "accumulator", "block_of", "check", "combine",
+    "configs", "everywhere", "finish", "is_aligned", "kind", "operator", "randomize",
+    "reduce_ranks", "reduce_span", "reference", "refused", "rounded", "slice_of", "storage",
+    "tiling", "widen",
 ]  # fmt: skip
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
@@ -106,6 +107,19 @@ def kind(dtype: torch.dtype) -> torch.dtype:
     return torch.uint8 if dtype == torch.bool else dtype
 
 
+def is_aligned(nbytes: int, *tensors: torch.Tensor) -> bool:
+    """Whether the tensors, and `nbytes` between two of their slices, are multiples of 16 bytes."""
+    for tensor in tensors:
+        nbytes |= tensor.data_ptr()
+    return nbytes % chunks.WIDE.value == 0
+
+
+def block_of(config: Config, dtype: torch.dtype, aligned: bool) -> int:
+    """The tile of a kernel: half of it where each chunk is two loads, for the registers' sake."""
+    least = config.num_warps * _WARP_BYTES // dtype.itemsize
+    return config.block if aligned or config.block // 2 < least else config.block // 2
+
+
 def storage(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as the kernel sees it."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
@@ -172,10 +186,12 @@ def everywhere(ptr, first, ctx, SIZE: tl.constexpr):
 
 @triton.jit
 def reduce_ranks(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    """The tile at `at`, reduced over all ranks in their order, in the tensors' dtype."""
+    """The tile at `at`, a multiple of 16 bytes, reduced over all ranks in their order."""
     tiles = ()
     for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
-        tiles = tiles + (tl.load(pointers[peer] + at, mask=mask),)  # type: ignore[assignment]
+        # On the tile, not on its base: a hint on what a function was given is lost.
+        tile = tl.load(tl.multiple_of(pointers[peer] + at, chunks.WIDE), mask=mask)
+        tiles = tiles + (tile,)  # type: ignore[assignment]
     total = widen(tiles[0])  # type: ignore[misc]
     for peer in tl.static_range(1, SIZE):
         total = combine(total, widen(tiles[peer]), OP)
@@ -183,15 +199,70 @@ def reduce_ranks(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def reduce_tile(
-    out, pointers, start, end, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Reduce elements `start` to `start + BLOCK`, but none from `end` on, into `out`."""
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= end:  # without a mask, which might end inside 16 bytes
-        tl.store(out + at, reduce_ranks(pointers, at, None, OP, SIZE))
+def reduce_span(
+    outs, pointers, n, part, parts, OP: tl.constexpr, SIZE: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Reduce n elements over all ranks into each of COUNT `outs`; this program does its part.
+
+    `outs` are equal modulo 16, and so are `pointers`. ALIGNED: the pointers are multiples of 16, so
+    tile i is elements i * BLOCK on; else a tile begins where the outs are multiples of 16. The last
+    part does the ends too. In place: an element is stored only after it was loaded from all ranks,
+    and where outs are the pointers no chunk is loaded by two programs.
+    """
+    PER: tl.constexpr = chunks.WIDE // (outs[0].dtype.element_ty.primitive_bitwidth // 8)
+    if ALIGNED:
+        body = tl.cast(n, tl.int64) // PER * PER
+        for start in range(part.to(tl.int64) * BLOCK, body, parts * BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            _store_all(outs, reduce_ranks(pointers, at, at < body, OP, SIZE), at, at < body, COUNT)
+        if part == parts - 1:
+            last = body + tl.arange(0, PER)
+            few = _reduce_few(pointers, last, last < n, OP, SIZE)
+            _store_all(outs, few, last, last < n, COUNT)
     else:
-        tl.store(out + at, reduce_ranks(pointers, at, at < end, OP, SIZE), mask=at < end)
+        head, skew, count = chunks.span(outs[0], pointers[0], n)
+        TILE: tl.constexpr = BLOCK // PER
+        for start in range(part.to(tl.int64) * TILE, count, parts * TILE):
+            chunk = start + tl.arange(0, TILE)
+            words = _reduce_chunks(pointers, head, skew, chunk, chunk < count, OP, SIZE)
+            for i in tl.static_range(COUNT):
+                chunks.store(outs[i] + head, words, chunk, chunk < count)
+        if part == parts - 1:
+            few, is_one = chunks.ends(head, count, n, PER)
+            _store_all(outs, _reduce_few(pointers, few, is_one, OP, SIZE), few, is_one, COUNT)
+
+
+@triton.jit
+def _store_all(outs, tile, at, mask, COUNT: tl.constexpr):
+    for i in tl.static_range(COUNT):
+        tl.store(outs[i] + at, tile, mask=mask)
+
+
+@triton.jit
+def _reduce_few(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
+    """Like `reduce_ranks`, for a few elements anywhere."""
+    total = widen(tl.load(pointers[0] + at, mask=mask))
+    for peer in tl.static_range(1, SIZE):
+        total = combine(total, widen(tl.load(pointers[peer] + at, mask=mask)), OP)
+    return finish(total, OP, SIZE).to(pointers[0].dtype.element_ty)
+
+
+@triton.jit
+def _reduce_chunks(pointers, head, skew, chunk, mask, OP: tl.constexpr, SIZE: tl.constexpr):
+    """The chunks reduced over all ranks in their order, element by element, as words."""
+    DTYPE: tl.constexpr = pointers[0].dtype.element_ty
+    words = ()
+    for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
+        word = chunks.load(pointers[peer] + head, skew, chunk, mask)
+        words = words + (word,)  # type: ignore[assignment]
+    result = words[0] * 0  # type: ignore[misc]
+    for part in tl.static_range(64 // DTYPE.primitive_bitwidth):
+        total = widen(chunks.element(words[0], part, DTYPE))  # type: ignore[misc]
+        for peer in tl.static_range(1, SIZE):
+            total = combine(total, widen(chunks.element(words[peer], part, DTYPE)), OP)
+        result |= chunks.word_of(finish(total, OP, SIZE).to(DTYPE), part)
+    return result
 
 
 @triton.jit

@@ -2,9 +2,9 @@
 
 A rank's tensor is a matrix whose rows are as long as the programs' shares side by side, so each
 program walks down a strip of its own and all of them share the last, shorter rows. A tile is
-block_m rows of a strip, laid out in one dimension: 16 bytes a thread, rows and columns by division
-and remainder. It is loaded once and stored W times, beginning with another peer on every rank.
-Flags and barriers are push's.
+block_m rows of a strip, laid out in one dimension: `vector` bytes a thread side by side, rows and
+columns by division and remainder. It is loaded once and stored W times, beginning with another peer
+on every rank. Flags and barriers are push's.
 
 On an H200 it is as fast as push or up to 1.3 % faster in most cases, and 0.7 to 2.5 % slower in the
 others (docs/measured.md): 2 MB and 256 MB on two ranks, 256 KB and 2 MB on four.
@@ -19,7 +19,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device import context, trace
+from ..device import chunks, context, trace
 from ..device import gluon as device
 from ..ops.op import Plan, agree, barrier_flags
 from . import _copy as words
@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("out",)
-WIDE = words.WIDE
+WIDE = chunks.WIDE
 _ROW = 2048  # bytes of a tile's row, where nothing was measured
 _MOST_THREADS = 1024
 
@@ -46,6 +46,7 @@ class Config:
     programs: int = 16
     num_warps: int = 8
     threads_per_warp: int = 32  # 64 on AMD's CDNA
+    vector: int = 16  # bytes of a thread side by side: 8, 16, or 32, which sm_100 moves at once
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -55,23 +56,27 @@ def valid(problem: Problem, config: Config) -> str | None:
         return f"block_m {config.block_m} is not a power of two"
     if config.block_n < WIDE.value or config.block_n & (config.block_n - 1):
         return f"block_n {config.block_n} is not a power of two from {WIDE.value}"
+    if config.vector not in (8, 16, 32):
+        return f"vector {config.vector}: a thread has 8, 16 or 32 bytes side by side"
     tile, threads = config.block_m * config.block_n, config.threads_per_warp * config.num_warps
     reason = words.wrong_config(words.Config(tile, config.programs, config.num_warps))
     if reason is not None:
         return reason.replace("block ", "block_m x block_n ")
     if threads > _MOST_THREADS:
         return f"{config.num_warps} warps of {config.threads_per_warp} are over {_MOST_THREADS}"
-    if tile < threads * WIDE.value:
-        return f"a tile of {tile} bytes does not give {threads} threads {WIDE.value} bytes each"
+    least = max(config.vector, WIDE.value)
+    if tile < threads * least:
+        return f"a tile of {tile} bytes does not give {threads} threads {least} bytes each"
     return None
 
 
 def space(problem: Problem) -> list[Config]:
     threads = _threads_per_warp()
     tried = (
-        Config(flat.block // row, row, flat.programs, flat.num_warps, threads)
+        Config(flat.block // row, row, flat.programs, flat.num_warps, threads, vector)
         for flat in words.configs()
         for row in (1024, 4096)
+        for vector in (16, 8, 32)
     )
     return [config for config in tried if valid(problem, config) is None]
 
@@ -90,7 +95,7 @@ def _threads_per_warp() -> int:
 def _gluon_kernel(
     x, out, ready, arrived, epochs, ctx, n,
     SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    ALIGNED: gl.constexpr, TRACE: gl.constexpr,
+    VECTOR: gl.constexpr, ALIGNED: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
     rank = gl.load(ctx + context.RANK)
@@ -104,7 +109,7 @@ def _gluon_kernel(
     # peers' programs with this number write it only after this barrier.
     device.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
-    _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, ALIGNED)
+    _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, VECTOR, ALIGNED)
     trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
     device.barrier_ranks(arrived + program * SIZE, epoch, ctx, SIZE, TRACE)
@@ -114,44 +119,70 @@ def _gluon_kernel(
 @gluon.jit
 def _copy(
     dsts, src, n, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    ALIGNED: gl.constexpr,
+    VECTOR: gl.constexpr, ALIGNED: gl.constexpr,
 ):  # fmt: skip
     """Store n words from `src` to each of COUNT `dsts`, which are equal modulo 16. As words.copy.
 
     ALIGNED: all pointers, and n words, are multiples of 16 bytes. Orders nothing.
     """
     nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
-    PER: gl.constexpr = WIDE // nbytes
-    COLUMNS: gl.constexpr = BLOCK_N // nbytes
     if ALIGNED:
-        head = 0
-        body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
+        PER: gl.constexpr = VECTOR // nbytes
+        COLUMNS: gl.constexpr = BLOCK_N // nbytes
+        body = n // (WIDE // nbytes) * (WIDE // nbytes)  # n, as a number with a known divisor
+        place = gl.arange(0, BLOCK_M * COLUMNS, device.lane_layout(PER, gl.num_warps()))
+        pitch = gl.num_programs(0).to(gl.int64) * COLUMNS  # a row of the matrix
+        inside = place // COLUMNS * pitch + place % COLUMNS
+        for start in range(gl.program_id(0).to(gl.int64) * COLUMNS, body, BLOCK_M * pitch):
+            at = start + inside
+            source = gl.multiple_of(gl.max_contiguous(src + at, WIDE // nbytes), WIDE)
+            tile = gl.load(source, mask=at < body)
+            for i in gl.static_range(COUNT):
+                # On the tile, not on its base: a hint on what a function was given is lost.
+                there = gl.max_contiguous(dsts[i] + at, WIDE // nbytes)
+                gl.store(gl.multiple_of(there, WIDE), tile, mask=at < body)
     else:
-        head = gl.minimum((WIDE - dsts[0].to(gl.int64) % WIDE) % WIDE // nbytes, n)
-        body = (n - head) // PER * PER
+        head, skew, count = chunks.span(dsts[0], src, n)
         if gl.program_id(0) == gl.num_programs(0) - 1:
-            _copy_ends(dsts, src, n, head, body, COUNT)
-    place = gl.arange(0, BLOCK_M * COLUMNS, device.lane_layout(PER, gl.num_warps()))
-    pitch = gl.num_programs(0).to(gl.int64) * COLUMNS  # a row of the matrix
-    inside = place // COLUMNS * pitch + place % COLUMNS
-    for start in range(gl.program_id(0).to(gl.int64) * COLUMNS, body, BLOCK_M * pitch):
-        at = start + inside
-        source = src + head + at
-        if ALIGNED:
-            source = gl.multiple_of(gl.max_contiguous(source, PER), WIDE)
-        tile = gl.load(source, mask=at < body)
-        for i in gl.static_range(COUNT):
-            # On the tile, not on its base: a hint on what a function was given is lost.
-            there = gl.multiple_of(gl.max_contiguous(dsts[i] + head + at, PER), WIDE)
-            gl.store(there, tile, mask=at < body)
+            _copy_ends(dsts, src, n, head, count, COUNT)
+        # Half as many bytes as above: each chunk is two loads, and more registers.
+        _copy_chunks(dsts, src, head, skew, count, COUNT, BLOCK_M * BLOCK_N // WIDE // 2)
 
 
 @gluon.jit
-def _copy_ends(dsts, src, n, head, body, COUNT: gl.constexpr):
-    """The words before and after the body, each fewer than 16 bytes."""
-    lane = gl.arange(0, 2 * WIDE, device.lane_layout(1, gl.num_warps()))
-    at = gl.where(lane < WIDE, lane, head + body + lane - WIDE)
-    mask = gl.where(lane < WIDE, lane < head, at < n)
+def _copy_chunks(dsts, src, head, skew, count, COUNT: gl.constexpr, TILE: gl.constexpr):
+    """As chunks.load and chunks.store, with a layout: a thread has whole chunks."""
+    nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
+    pairs: gl.constexpr = device.pair_layout(gl.num_warps())
+    chunk = gl.arange(0, TILE, device.slice_layout(1, pairs))
+    word = gl.expand_dims(gl.arange(0, 2, device.slice_layout(0, pairs)), 0)
+    words = (src + head - skew // nbytes).to(gl.pointer_type(gl.uint64))
+    bits, is_far = (skew % 8 * 8).to(gl.uint64), skew >= 8
+    first = gl.program_id(0).to(gl.int64) * TILE
+    for start in range(first, count, gl.num_programs(0).to(gl.int64) * TILE):
+        at = gl.expand_dims(start + chunk, 1) * 2 + word
+        mask = at < 2 * count
+        # On the tile, not on its base: a hint on what a function was given is lost.
+        here = gl.multiple_of(gl.max_contiguous(words + at, (1, 2)), (16, 16))
+        after = gl.multiple_of(gl.max_contiguous(words + 2 + at, (1, 2)), (16, 16))
+        a, b = gl.split(gl.load(here, mask=mask))
+        c, d = gl.split(gl.load(after, mask=mask & (skew > 0), other=0))
+        middle = gl.where(is_far, c, b)
+        low = chunks._shift(gl.where(is_far, b, a), middle, bits)
+        high = chunks._shift(middle, gl.where(is_far, d, c), bits)
+        tile = gl.convert_layout(gl.join(low, high), pairs)
+        for i in gl.static_range(COUNT):
+            there = (dsts[i] + head).to(gl.pointer_type(gl.uint64)) + at
+            gl.store(gl.multiple_of(gl.max_contiguous(there, (1, 2)), (16, 16)), tile, mask=mask)
+
+
+@gluon.jit
+def _copy_ends(dsts, src, n, head, count, COUNT: gl.constexpr):
+    """The words before and after the chunks, each fewer than 32 bytes. As chunks.ends."""
+    nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
+    lane = gl.arange(0, 4 * WIDE, device.lane_layout(1, gl.num_warps()))
+    at = gl.where(lane < 2 * WIDE, lane, head + count * (WIDE // nbytes) + lane - 2 * WIDE)
+    mask = gl.where(lane < 2 * WIDE, lane < head, at < n)
     tile = gl.load(src + at, mask=mask)
     for i in gl.static_range(COUNT):
         gl.store(dsts[i] + at, tile, mask=mask)
@@ -169,7 +200,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _gluon_kernel[(config.programs,)](
                 source, target, *flags, world.ctx, source.numel(),
                 SIZE=problem.size, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-                ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
+                VECTOR=config.vector, ALIGNED=aligned, TRACE=world.trace,
+                num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

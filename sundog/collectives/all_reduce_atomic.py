@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal, trace
+from ..device import chunks, context, signal, trace
 from ..ops.op import Plan, agree, barrier_flags
 from . import _reduce
 from .all_reduce import Problem, cost, inputs, reference
@@ -66,26 +66,36 @@ def _atomic_kernel(
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
+    PER: tl.constexpr = chunks.WIDE // (x.dtype.element_ty.primitive_bitwidth // 8)
     first = program.to(tl.int64) * BLOCK
     step = tl.num_programs(0) * BLOCK
-    for start in range(first, numel, step):
+    body = tl.cast(numel, tl.int64) // PER * PER
+    last = body + tl.arange(0, PER)  # the elements after the last 16 bytes
+    has_last = (last < numel) & (program == tl.num_programs(0) - 1)
+    for start in range(first, body, step):
         at = start + tl.arange(0, BLOCK)
-        tl.store(out + at, tl.zeros((BLOCK,), out.dtype.element_ty), mask=at < numel)
+        tl.store(out + at, tl.zeros((BLOCK,), out.dtype.element_ty), mask=at < body)
+    tl.store(out + last, tl.zeros((PER,), out.dtype.element_ty), mask=has_last)
     # My zeros before the flags, for the peers' programs with this number, which add to just those
     # tiles; the peers' zeros before my adding.
     signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
-    for start in range(first, numel, step):
+    for start in range(first, body, step):
         at = start + tl.arange(0, BLOCK)
-        tile = tl.load(x + at, mask=at < numel)
-        for place in tl.static_range(SIZE):
-            # Relaxed: additions need no order, and the barrier below publishes them.
-            tl.atomic_add(outs[place] + at, tile, mask=at < numel, sem="relaxed", scope="sys")
+        _add(outs, tl.load(x + at, mask=at < body), at, at < body, SIZE)
+    _add(outs, tl.load(x + last, mask=has_last), last, has_last, SIZE)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My part before the flags; all peers' parts before whatever follows this kernel here.
     signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
+
+
+@triton.jit
+def _add(outs, tile, at, mask, SIZE: tl.constexpr):
+    for place in tl.static_range(SIZE):
+        # Relaxed: additions need no order, and the barrier after them publishes them.
+        tl.atomic_add(outs[place] + at, tile, mask=mask, sem="relaxed", scope="sys")
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import signal, trace
+from ..device import chunks, signal, trace
 from ..ops.op import Plan, agree
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
@@ -59,13 +59,17 @@ def _one_shot_kernel(
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
+    PER: tl.constexpr = chunks.WIDE // (x.dtype.element_ty.primitive_bitwidth // 8)
     program = tl.program_id(0)
+    programs = tl.num_programs(0)
     first = program.to(tl.int64) * BLOCK
-    step = tl.num_programs(0) * BLOCK
+    # Whole chunks of 16 bytes: a mask that ends there does not cut one.
+    body = tl.cast(numel, tl.int64) // PER * PER
     # These loads wait for memory together: none needs what another one brings.
     epoch = tl.load(epochs + program) + 1
     buffers = _reduce.everywhere(buffer, 0, ctx, SIZE)
-    tile = _load_tile(x, first, numel, BLOCK)
+    mine = first + tl.arange(0, BLOCK)
+    tile = tl.load(x + mine, mask=mine < body)
     # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
     # its stream, and this program has waited there for all of them.
@@ -74,37 +78,22 @@ def _one_shot_kernel(
     for peer in tl.static_range(SIZE):
         halves = halves + (buffers[peer] + half,)  # type: ignore[assignment]
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    _store_tile(buffer + half, tile, first, numel, BLOCK)
-    for start in range(first + step, numel, step):
-        _store_tile(buffer + half, _load_tile(x, start, numel, BLOCK), start, numel, BLOCK)
+    tl.store(buffer + half + mine, tile, mask=mine < body)
+    for start in range(first + programs * BLOCK, body, programs * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(buffer + half + at, tl.load(x + at, mask=at < body), mask=at < body)
+    if program == programs - 1:  # which reduces the last elements too
+        last = body + tl.arange(0, PER)
+        tl.store(buffer + half + last, tl.load(x + last, mask=last < numel), mask=last < numel)
     # My tiles before the flags, for the peers' programs with this number, which read just those;
     # their tiles before my loads.
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     signal.barrier_ranks(flags + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
-    for start in range(first, numel, step):
-        _reduce.reduce_tile(out, halves, start, numel, OP, SIZE, BLOCK)
+    # The buffers are multiples of 16 bytes, so tiles are the same as above, wherever out lies.
+    _reduce.reduce_span((out,), halves, numel, program, programs, OP, SIZE, 1, BLOCK, True)
     trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
-
-
-@triton.jit
-def _load_tile(src, start, numel, BLOCK: tl.constexpr):
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= numel:  # without a mask, which might end inside 16 bytes
-        tile = tl.load(src + at)
-    else:
-        tile = tl.load(src + at, mask=at < numel)
-    return tile
-
-
-@triton.jit
-def _store_tile(dst, tile, start, numel, BLOCK: tl.constexpr):
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= numel:
-        tl.store(dst + at, tile)
-    else:
-        tl.store(dst + at, tile, mask=at < numel)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, memory, signal
+from ..device import chunks, context, memory, signal
 from ..ops.op import Plan, agree
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
@@ -102,14 +102,16 @@ def _step(
 
     With `own`, it is finished here, and goes there too.
     """
+    PER: tl.constexpr = chunks.WIDE // (x.dtype.element_ty.primitive_bitwidth // 8)
     begin = place * slice_numel
     end = tl.minimum(begin + slice_numel, numel)
-    for start in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+    body = end // PER * PER  # a slice begins at such a multiple too
+    for start in range(begin + tl.program_id(0) * BLOCK, body, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
-        if start + BLOCK <= end:  # without a mask, which might end inside 16 bytes
-            _tile(to, own, x, inbox, at, None, OP, SIZE)
-        else:
-            _tile(to, own, x, inbox, at, at < end, OP, SIZE)
+        _tile(to, own, x, inbox, at, at < body, OP, SIZE)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        last = body + tl.arange(0, PER)
+        _tile(to, own, x, inbox, last, (last >= begin) & (last < end), OP, SIZE)
 
 
 @triton.jit

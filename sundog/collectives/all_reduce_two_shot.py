@@ -50,40 +50,29 @@ def default(problem: Problem, num_sms: int) -> Config:
 @triton.jit
 def _two_shot_kernel(
     x, out, ready, done, epochs, ctx, numel, slice_numel,
-    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    xs = _reduce.everywhere(x, 0, ctx, SIZE)
-    outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
     begin = rank * slice_numel
-    end = tl.minimum(begin + slice_numel, numel)
+    xs = _reduce.everywhere(x + begin, 0, ctx, SIZE)
+    outs = _reduce.everywhere(out + begin, rank, ctx, SIZE)  # each rank begins with another peer
+    count = tl.maximum(tl.minimum(slice_numel, numel - begin), 0)
     # My x is written and my out is free: what came before on the stream is over. The peers'
     # programs with this number touch them only after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    # In place, too: nobody but this program touches these elements on any rank, and each of them is
-    # stored only after it was loaded from all ranks.
-    for start in range(begin + program * BLOCK, end, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        if start + BLOCK <= end:  # without a mask, which might end inside 16 bytes
-            _store_all(outs, _reduce.reduce_ranks(xs, at, None, OP, SIZE), at, None, SIZE)
-        else:
-            mask = at < end
-            _store_all(outs, _reduce.reduce_ranks(xs, at, mask, OP, SIZE), at, mask, SIZE)
+    # In place, too: nobody but this program touches these elements on any rank.
+    _reduce.reduce_span(
+        outs, xs, count, program, tl.num_programs(0), OP, SIZE, SIZE, BLOCK, ALIGNED
+    )
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
     signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
-
-
-@triton.jit
-def _store_all(outs, tile, at, mask, SIZE: tl.constexpr):
-    for step in tl.static_range(SIZE):
-        tl.store(outs[step] + at, tile, mask=mask)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -94,10 +83,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     slice_numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        aligned = _reduce.is_aligned(0, x, out)
         _two_shot_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel, slice_numel, OP=op, SIZE=problem.size, BLOCK=config.block,
-            TRACE=world.trace, num_warps=config.num_warps,
+            problem.numel, slice_numel, OP=op, SIZE=problem.size,
+            BLOCK=_reduce.block_of(config, x.dtype, aligned),
+            ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -110,7 +110,7 @@ def reduce(
 @triton.jit
 def _direct_kernel(
     x, out, ready, done, epochs, ctx, numel, dst,
-    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -121,9 +121,9 @@ def _direct_kernel(
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     if tl.load(ctx + context.RANK) == dst:
         xs = _reduce.everywhere(x, 0, ctx, SIZE)
-        first = program.to(tl.int64) * BLOCK
-        for start in range(first, numel, tl.num_programs(0) * BLOCK):
-            _reduce.reduce_tile(out, xs, start, numel, OP, SIZE, BLOCK)
+        _reduce.reduce_span(
+            (out,), xs, numel, program, tl.num_programs(0), OP, SIZE, 1, BLOCK, ALIGNED
+        )
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
     signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
@@ -137,10 +137,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     op = _reduce.operator(problem.op, problem.dtype)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        aligned = _reduce.is_aligned(0, x, out)
         _direct_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel, problem.dst, OP=op, SIZE=problem.size, BLOCK=config.block,
-            TRACE=world.trace, num_warps=config.num_warps,
+            problem.numel, problem.dst, OP=op, SIZE=problem.size,
+            BLOCK=_reduce.block_of(config, x.dtype, aligned),
+            ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

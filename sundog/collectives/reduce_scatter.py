@@ -112,22 +112,21 @@ def reduce_scatter(
 
 @triton.jit
 def _direct_kernel(
-    x, out, ready, done, epochs, ctx, numel, VECTOR: tl.constexpr,
-    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    x, out, ready, done, epochs, ctx, numel,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    # VECTOR: what the compiler can't see if numel is 8, 24, 40, ... elements of 16 bits
-    slices = _reduce.everywhere(x + tl.multiple_of(rank * numel, VECTOR), 0, ctx, SIZE)
+    slices = _reduce.everywhere(x + rank * numel, 0, ctx, SIZE)
     # My x is written: what came before on the stream is over. The peers' programs with this number
     # read it after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    first = program.to(tl.int64) * BLOCK
-    for start in range(first, numel, tl.num_programs(0) * BLOCK):
-        _reduce.reduce_tile(out, slices, start, numel, OP, SIZE, BLOCK)
+    _reduce.reduce_span(
+        (out,), slices, numel, program, tl.num_programs(0), OP, SIZE, 1, BLOCK, ALIGNED
+    )
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' x before the flags: they may overwrite it when their kernel has ended.
     signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
@@ -138,14 +137,15 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric x and any contiguous out, only written here."""
     agree(world, "reduce_scatter.direct", problem, config, valid(problem, config))
     flags = barrier_flags(world, "reduce_scatter", config.programs, "ready", "done")
-    op, vector = _reduce.operator(problem.op, problem.dtype), 16 // problem.dtype.itemsize
+    op, nbytes = _reduce.operator(problem.op, problem.dtype), problem.numel * problem.dtype.itemsize
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        aligned = _reduce.is_aligned(nbytes, x, out)
         _direct_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel, VECTOR=1 if problem.numel % vector else vector, OP=op,
-            SIZE=problem.size, BLOCK=config.block,
-            TRACE=world.trace, num_warps=config.num_warps,
+            problem.numel, OP=op, SIZE=problem.size,
+            BLOCK=_reduce.block_of(config, x.dtype, aligned),
+            ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -190,7 +190,9 @@ def find(flow: Flow, instructions: Iterable[Instruction]) -> list[MemoryAccess]:
     accesses = [_access(flow, op) for op in flow.operations if short(op) in _MEMORY]
     for each in instructions:
         for access in accesses:
-            if access.kind == each.kind and each.is_at(access.place):
+            # Three words at once are scalars that LLVM has put together: no tile is cut that way.
+            is_scalars = bool(access.tile) and each.nbytes & (each.nbytes - 1) != 0
+            if access.kind == each.kind and each.is_at(access.place) and not is_scalars:
                 access.widths[each.nbytes] += 1
     for kind in ("load", "store"):
         _find_lost([access for access in accesses if access.kind == kind])

@@ -52,7 +52,24 @@ def lane_layout(each: Any, num_warps: Any, _semantic: Any = None) -> Any:
     return gl.constexpr(gl.BlockedLayout([each], [threads], [warps], [0]))
 
 
-lane_layout.__triton_builtin__ = True  # type: ignore[attr-defined]  # so it runs at compile time
+def pair_layout(num_warps: Any, _semantic: Any = None) -> Any:
+    """Return a layout of rows of two, with a row per thread. The compiler passes `_semantic`."""
+    if _semantic is None:
+        return gl.AutoLayout()  # the simulator: no threads
+    warps, threads = gl._unwrap_if_constexpr(num_warps), _semantic.builder.options.warp_size
+    return gl.constexpr(gl.BlockedLayout([1, 2], [threads, 1], [warps, 1], [1, 0]))
+
+
+def slice_layout(dim: Any, parent: Any, _semantic: Any = None) -> Any:
+    """Return the layout of a tile that `expand_dims` makes one of `parent`'s at `dim`."""
+    if _semantic is None:
+        return gl.AutoLayout()
+    dim, parent = gl._unwrap_if_constexpr(dim), gl._unwrap_if_constexpr(parent)
+    return gl.constexpr(gl.SliceLayout(dim, parent))
+
+
+for _layout in (lane_layout, pair_layout, slice_layout):
+    setattr(_layout, "__triton_builtin__", True)  # noqa: B010  # so it runs at compile time
 
 
 @gluon.jit

@@ -28,11 +28,11 @@ _SAME = frozenset([
     "atomic_load", "atomic_max", "atomic_min", "atomic_or", "atomic_poll", "atomic_store",
     "atomic_xchg", "atomic_xor", "broadcast", "cast", "cdiv", "ceil", "clamp", "cos", "cumprod",
     "cumsum", "device_assert", "device_print", "div_rn", "erf", "exp", "exp2", "expand_dims",
-    "fdiv", "floor", "fma", "inline_asm_elementwise", "load", "log", "log2", "max", "max_constancy",
-    "max_contiguous", "maximum", "min", "minimum", "mul", "multiple_of", "num_programs", "permute",
-    "program_id", "ravel", "reduce", "reduce_or", "reshape", "rsqrt", "sin", "sqrt", "sqrt_rn",
-    "static_assert", "static_print", "static_range", "store", "sub", "sum", "to_tensor", "umulhi",
-    "where", "xor_sum",
+    "fdiv", "floor", "fma", "inline_asm_elementwise", "join", "load", "log", "log2", "max",
+    "max_constancy", "max_contiguous", "maximum", "min", "minimum", "mul", "multiple_of",
+    "num_programs", "permute", "program_id", "ravel", "reduce", "reduce_or", "reshape", "rsqrt",
+    "sin", "split", "sqrt", "sqrt_rn", "static_assert", "static_print", "static_range", "store",
+    "sub", "sum", "to_tensor", "umulhi", "where", "xor_sum",
 ])  # fmt: skip
 # The layouts that `_check` knows are nothing that could run.
 _LAYOUTS = frozenset(["AutoLayout", "BlockedLayout", "CoalescedLayout", "SliceLayout"])

@@ -22,7 +22,7 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 SIZES = ("numel", "stride", "slice_numel", "dst")
-CONSTANTS = {"OP": "avg", "SIZE": 8, "BLOCK": 2048, "VECTOR": 8, "TRACE": False}
+CONSTANTS = {"OP": "avg", "SIZE": 8, "BLOCK": 2048, "ALIGNED": True, "TRACE": False}
 
 
 def compiled(kernel: Any, target: str, dtype: str, odd: tuple[str, ...] = ()) -> dict[str, str]:
@@ -73,13 +73,13 @@ KERNELS = {
 
 @pytest.mark.parametrize("op", KERNELS)
 def test_wide_in_the_middle_and_offsets_of_64_bits(op: str) -> None:
-    """An odd number of elements costs the last tile its 16-byte accesses, not the others theirs."""
+    """An odd number of elements costs one narrow access per tensor, of fewer than 16 bytes."""
     code = compiled(getattr(find(op), KERNELS[op]), "sm_90", "bf16", odd=("numel",))
     ptx = code["ptx"]
-    narrow = re.findall(r"ld\.global\.b16", ptx)
     wide = re.findall(r"ld\.global\.v4\.b32", ptx)
-    assert len(narrow) == 8 * len(wide)  # the same accesses, once for full tiles, once for the last
-    assert re.search(r"st\.global\.v4\.b32", ptx)
+    narrow = re.findall(r"ld\.global\.b16", ptx)
+    assert 0 < len(narrow) <= len(wide)
+    assert len(re.findall(r"st\.global\.b16", ptx)) <= len(re.findall(r"st\.global\.v4\.b32", ptx))
     for name in SIZES[:3]:
         for line in re.findall(rf".*%{name}\b(?!:).*", code["ttir"]):
             assert "arith.extsi" in line, line  # widened before anything is computed from it
