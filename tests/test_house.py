@@ -13,7 +13,7 @@ from house import House
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1210,
-    "backends": 3760,
+    "backends": 3790,
     "checker": 4300,
     "collectives": 3130,
     "compat": 1300,
@@ -26,7 +26,7 @@ BUDGETS = {
     "hardware": 340,
     "interpreter": 3200,
     "learn": 320,
-    "machine": 3260,
+    "machine": 3270,
     "nodes": 1650,
     "ops": 1500,
     "predict": 960,

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -176,7 +180,7 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
         prepare = functools.partial(_make_blas_handle, shared.streams[rank])
         hosts.append(machine.add_host(rank, _host(fn, shared, rank), [mode], prepare))
     try:
-        with Installed(machine, shared.gang.launch):
+        with Installed(machine, shared.gang.launch, adopt=adopt):
             machine.run()
         if machine.failure is not None:
             _end_kernels(shared)
@@ -293,6 +297,20 @@ def _host(fn: Callable[[World], Any], shared: VirtualShared, rank: int) -> Calla
     return host
 
 
+def adopt(thread: threading.Thread) -> None:
+    """Let a thread that a rank starts begin on the rank's stream: what it reads is then there.
+
+    torch would put it on the default stream, which waits for no rank's.
+    """
+    stream, run = torch.cuda.current_stream(), thread.run
+
+    def run_on_stream() -> None:
+        torch.cuda.set_stream(stream)
+        run()
+
+    thread.run = run_on_stream  # type: ignore[method-assign]
+
+
 def _make_blas_handle(stream: torch.cuda.Stream) -> None:
     """Make cuBLAS's handle of a rank's thread now: while a kernel spins, to make one may hang.
 
@@ -304,6 +322,27 @@ def _make_blas_handle(stream: torch.cuda.Stream) -> None:
     torch.cuda.current_blas_handle()
 
 
+def tell_if_busy(
+    error: BaseException | None, is_idle: Callable[[], bool], seconds: float = 0.5
+) -> None:
+    """Say now what is raised when the GPU has finished, if that takes longer than a moment.
+
+    A rank may be late on the GPU, and its memory can't be freed before.
+    """
+    end = time.monotonic() + seconds
+    while not is_idle():
+        if time.monotonic() > end:
+            text = "".join(traceback.format_exception_only(type(error), error)).strip()
+            print(
+                f"sundog: {text}\nsundog: the run ends with this error when the GPU has finished "
+                "what the ranks launched.",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        time.sleep(1e-3)
+
+
 def _end_kernels(shared: VirtualShared) -> None:
     """After a failure, end the waits of what still runs, before its memory is freed."""
     # From another pool than the ranks' streams: on one of those it would wait for its kernels.
@@ -311,6 +350,8 @@ def _end_kernels(shared: VirtualShared) -> None:
     try:
         for contexts in shared.contexts:
             contexts.end_waits(side)
+        busy = _streams(shared.segments[0].device.index).values()
+        tell_if_busy(shared.machine.failure, lambda: all(stream.query() for stream in busy))
         torch.cuda.synchronize()
     except RuntimeError as error:  # a GPU that has failed fails here too; report the first error
         assert shared.machine.failure is not None

@@ -39,7 +39,7 @@ class Installed:
 
     Default: the simulator. A process may have several worlds, as a stack. `owns` says whether an
     address is in this rank's heap of a world: a launch goes to the world that owns one of its
-    tensors, else to the innermost.
+    tensors, else to the innermost. `adopt` gets every thread that a host starts, before it runs.
     """
 
     _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
@@ -50,10 +50,12 @@ class Installed:
     def __init__(
         self, machine: Machine | None, launcher: Launcher | None = None,
         owns: Callable[[int], bool] | None = None,
+        adopt: Callable[[threading.Thread], None] | None = None,
     ) -> None:  # fmt: skip
         self.machine = machine  # None where ranks are processes and run on a GPU
         self.launcher = launcher
         self.owns = owns
+        self.adopt = adopt
 
     def __enter__(self) -> None:
         if not Installed._stack:
@@ -106,14 +108,22 @@ def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dic
 
 def _start_thread(thread: threading.Thread) -> None:
     _finish_pending()
+    for world in _of_running_hosts():
+        if world.adopt is not None:
+            world.adopt(thread)
     Installed.start(thread)
 
 
 def _finish_pending() -> None:
     """Finish what is pending: a thread or a child process that a rank starts may read it."""
-    for world in Installed._stack:
-        if world.machine is not None and world.machine.is_host_running():
-            world.machine.streams.before_thread()
+    for world in _of_running_hosts():
+        assert world.machine is not None
+        world.machine.streams.before_thread()
+
+
+def _of_running_hosts() -> list[Installed]:
+    """The worlds of which this thread is a host that has its turn."""
+    return [each for each in Installed._stack if each.machine and each.machine.is_host_running()]
 
 
 os.register_at_fork(before=_finish_pending)  # in the child nobody would run the kernels

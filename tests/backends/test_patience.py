@@ -1,4 +1,4 @@
-"""How long the hosts of `symm` wait for each other, without a GPU: what asks one is replaced."""
+"""How long hosts wait for each other and for a GPU, without one: what asks it is replaced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from sundog import target
-from sundog.backends import symm
+from sundog.backends import symm, virtual
 from sundog.backends._rendezvous import Facts, locality
 from sundog.backends._store import open_store
-from sundog.errors import PeerLost
+from sundog.errors import PeerLost, WaitRecord, WaitTimeout
 
 pytestmark = pytest.mark.sim_only
 TIMEOUT = 0.3
@@ -55,3 +55,17 @@ def test_a_rank_that_does_not_come_is_named_within_the_timeout(rank_0: Any) -> N
 def test_kernels_give_up_before_hosts_do(rank_0: Any) -> None:
     """Then a rank whose kernel waited in vain still comes to where the others wait."""
     assert rank_0.polls == POLLS * TIMEOUT / 2
+
+
+def test_on_virtual_an_error_is_told_while_the_gpu_is_busy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A rank was late on the GPU by 5 s, and the error came with its kernels' end."""
+    error = WaitTimeout("rank 1 owes the signal", WaitRecord(0, 0, "flags", 1, 0, 1))
+    looks: list[bool] = []
+    virtual.tell_if_busy(error, lambda: looks.append(True) or len(looks) > 2, seconds=60)
+    assert capsys.readouterr().err == "", "the GPU was idle soon"
+    virtual.tell_if_busy(error, lambda: False, seconds=0.01)
+    told = capsys.readouterr().err
+    assert "WaitTimeout: rank 1 owes the signal" in told
+    assert "when the GPU has finished" in told

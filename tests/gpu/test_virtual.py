@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import rank_kernels as kernels
@@ -296,3 +298,37 @@ def test_simulator_and_gpu_agree_in_one_process(size):
             for (x, y), (u, v) in zip(a, b, strict=True):
                 assert torch.equal(x, u)
                 assert torch.equal(y, v)
+
+
+@only_virtual
+def test_a_thread_of_a_rank_reads_its_result():
+    """The thread begins on the rank's stream; the default stream would not wait for it."""
+
+    def main(world: World) -> list[float]:
+        given: queue.Queue = queue.Queue()
+        x = torch.full((1 << 20,), world.rank + 1.0, device=world.device)
+        world.all_reduce(x)  # its plan is made, and its kernel loaded
+        with ThreadPoolExecutor(1) as threads:
+            read = threads.submit(lambda: given.get().unique().tolist())
+            torch.cuda._sleep(200_000_000)  # a tenth of a second
+            given.put(world.all_reduce(x))
+            world.synchronize()
+            return read.result()
+
+    assert sundog.run(main, 4, "virtual") == [[10.0]] * 4
+
+
+@only_virtual
+def test_a_rank_that_is_late_on_the_gpu_is_named_before_it_has_come(capfd):
+    def main(world: World) -> None:
+        x = torch.ones(100, device=world.device)
+        world.all_reduce(x)
+        world.barrier()
+        if world.rank == 1:
+            torch.cuda._sleep(8_000_000_000)  # 4 s
+        world.all_reduce(x)
+        world.synchronize()
+
+    with pytest.raises(WaitTimeout, match="rank 1 owes the signal"):
+        sundog.run(main, 2, "virtual", timeout=1)
+    assert "the run ends with this error when the GPU has finished" in capfd.readouterr().err

@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.backends import virtual
 from sundog.device import signal
 from sundog.errors import SundogError
+from sundog.machine.launcher import Installed
 from sundog.tools.check.schedules import check
 
 SIZE = 4
@@ -108,6 +110,24 @@ def test_a_thread_is_refused_where_nothing_can_order_it(backend: str) -> None:
             f"rank {rank} starts a thread while its kernels (await_word, stream 0) wait for what "
             "this rank does next"
         )
+
+
+def test_on_virtual_a_thread_begins_on_the_stream_of_its_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch would put it on the default stream, which waits for no rank's. Here CUDA is played."""
+    streams = {}  # by thread
+    ident = threading.get_ident
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams.get(ident(), "default"))
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: streams.update({ident(): stream}))
+
+    def main(world: sundog.World) -> str:
+        Installed._stack[-1].adopt = virtual.adopt
+        torch.cuda.set_stream(f"of rank {world.rank}")  # type: ignore[arg-type]
+        with ThreadPoolExecutor(1) as threads:
+            return str(threads.submit(torch.cuda.current_stream).result())
+
+    assert sundog.run(main, 2, "sim") == ["of rank 0", "of rank 1"]
 
 
 def test_a_thread_is_started_as_ever_after_the_run() -> None:
