@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from ..device import chunks, memory
 
 __all__ = [
     "DTYPES", "OPERATORS", "Config", "accumulated", "accumulator", "block_of", "check", "combine",
-    "configs", "everywhere", "finish", "is_aligned", "kind", "operator", "randomize",
+    "configs", "everywhere", "finish", "is_aligned", "is_unusual", "kind", "operator", "randomize",
     "reduce_ranks", "reduce_span", "reference", "refused", "rounded", "slice_of", "storage",
     "tiling", "widen",
 ]  # fmt: skip
@@ -49,6 +49,11 @@ Kind = TypeVar("Kind", bound=Config)
 def configs(kind: type[Kind], *fields: tuple[int, ...]) -> list[Kind]:
     """What a tuner may try: every combination of these blocks, programs and warps."""
     return [kind(*each) for each in itertools.product(*fields)]
+
+
+def is_unusual(x: Any, op: Any) -> bool:
+    """Whether an operator is not a name, or x complex: what _given.py knows about."""
+    return not isinstance(op, str) or (isinstance(x, torch.Tensor) and x.is_complex())
 
 
 def check(name: str, op: str, dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ What the op is; its algorithms are in the files all_gather_*.py beside this one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,14 +59,22 @@ def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.T
 def all_gather(
     world: World, x: torch.Tensor, out: torch.Tensor | None = None, *, algo: str = "auto",
     config: Any = None, async_op: bool = False, explain: bool = False,
+    splits: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
     """As torch's all_gather_into_tensor: the ranks' tensors along the first dimension.
+
+    They are equal in size, or rank r has splits[r] rows: give the same splits on all ranks. Unequal
+    ones go through mailboxes, from and to any tensor.
 
     Without `out` the result is an ordinary tensor. Tensors that must be on the symmetric heap are
     staged through a copy if they are not: push, partitioned and gluon need `out` there, pull needs
     `x`. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     asked, options = ("all_gather",), CallOptions(algo, config, async_op, explain)
+    if splits is not None:
+        from ._unequal import gather_unequal  # most calls have no splits
+
+        return gather_unequal(world, x, out, splits, options)
     if repeated(world, asked, x, out, options):
         return out
     check_contiguous("all_gather", x=x)

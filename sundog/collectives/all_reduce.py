@@ -57,18 +57,26 @@ def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.T
 
 
 def all_reduce(
-    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    world: World, x: torch.Tensor, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
     """As torch's all_reduce, but into `out`; `out=x` reduces in place.
 
-    `op` is sum, avg, min, max or prod. An integer average is cut towards zero, as NCCL does; of
+    `op` is sum, avg, min, max or prod, or a value of torch.distributed.ReduceOp. Complex tensors
+    have a sum and an average. An integer average is cut towards zero, as NCCL does; of
     bool, sum is `or` and prod `and`. Without `out` the result is an ordinary tensor. Tensors
     that must be on the symmetric heap are staged through a copy if they are not: one_shot and
     low_latency need none, two_shot both, ring and atomic `out`. With `async_op=True`, returns a
     handle; `handle.wait()` returns the result. ring and atomic sum in an order of their own, so
     their bits differ: they run only if `algo` names them.
     """
+    if _reduce.is_unusual(x, op):
+        from . import _given  # most calls need none of it
+
+        op = _given.name_of(op)
+        if _given.has_views(x, op):
+            more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
+            return _given.by_views(all_reduce, world, x, out, op=op, **more)
     asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out

@@ -27,9 +27,9 @@ from ..ops.dispatch import (
     on_stream,
     repeated,
 )
-from ..ops.op import Cost, Plan
-from ._copy import Config, random_tensor, wrong_programs
-from ._mailbox import Mail, Message, default_mail
+from ..ops.op import Cost
+from ._copy import random_tensor
+from ._mailbox import Message
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -111,9 +111,6 @@ def all_to_all(
     return call(world, "all_to_all", problem, {"x": x, "out": out}, options, asked)
 
 
-_USUAL = 1 << 20  # bytes of a message that the boxes are made for; any others go through them too
-
-
 def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple[Message, ...]:
     """One per peer, from the splits, in units of `nbytes`."""
     starts = [nbytes * n for n in accumulate(sent, initial=0)]
@@ -128,6 +125,8 @@ def by_mail(
     world: World, x: torch.Tensor, out: torch.Tensor | None, in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None, options: CallOptions,
 ) -> Any:  # fmt: skip
+    from ._unequal import mail_plan  # only where parts are not equal
+
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
@@ -141,38 +140,11 @@ def by_mail(
     result = out
 
     def run() -> torch.Tensor:
-        _mail(world, options, told).launch(x.view(-1), result.view(-1), told)
+        plan = mail_plan(world, "all_to_all", options, told, _compare_splits)
+        plan.launch(x.view(-1), result.view(-1), told)
         return result
 
     return on_stream(world, ASYNC_STREAM, run, x) if options.async_op else run()
-
-
-def _mail(world: World, options: CallOptions, told: tuple[Message, ...]) -> Plan:
-    """The boxes of this stream: any splits go through them."""
-    if options.algo not in ("auto", "mail"):
-        raise ValueError(f"all_to_all: algo {options.algo!r} takes equal parts only; use mail")
-    config = options.config
-    if config is None:
-        config = default_mail(_USUAL, world.size, world.num_sms)
-    elif not isinstance(config, Config):
-        raise ValueError(f"all_to_all: config {config!r} is not a {Config.__module__}.Config")
-    refused = wrong_programs(config, world.size)
-    if refused is not None:
-        raise ValueError(f"all_to_all: {refused}")
-    key = ("all_to_all.mail", config, world.stream_number)
-    plan = world._plans.plan(
-        key, "all_to_all", f"unequal parts by mail, {config}", lambda: _make(world, config),
-        told, _compare_splits,
-    )  # fmt: skip
-    if options.explain and world.rank == 0:
-        print(f"all_to_all: mail, since the parts are not equal, with {config}")
-    return plan
-
-
-def _make(world: World, config: Config) -> Plan:
-    mail = Mail(world, "all_to_all", config)
-    world.barrier()  # everybody's flags are zero before the first signal
-    return Plan(world, "unequal parts", config, mail.workspaces, mail.launch)
 
 
 def _compare_splits(everyone: list[Any]) -> None:

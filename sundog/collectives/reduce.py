@@ -80,14 +80,22 @@ def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.T
 
 
 def reduce(
-    world: World, x: torch.Tensor, dst: int, op: str = "sum", out: torch.Tensor | None = None, *,
+    world: World, x: torch.Tensor, dst: int, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
     """As torch's reduce, but into `out`: the result on rank `dst`, None on the others.
 
-    `op` as for all_reduce. Only `dst` uses `out`; without it the result is an ordinary tensor. An x
-    that is not symmetric is copied to the heap. With `async_op` a handle for `wait()`.
+    `op` and complex tensors as for all_reduce. Only `dst` uses `out`; without it the result is an
+    ordinary tensor. An x that is not symmetric is copied to the heap. With `async_op` a handle for
+    `wait()`.
     """
+    if _reduce.is_unusual(x, op):
+        from . import _given  # most calls need none of it
+
+        op = _given.name_of(op)
+        if _given.has_views(x, op):
+            more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
+            return _given.by_views(reduce, world, x, out, dst=dst, op=op, **more)
     check_contiguous("reduce", x=x)
     _reduce.check("reduce", op, x.dtype)
     if not 0 <= dst < world.size:

@@ -82,7 +82,7 @@ def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.T
 
 
 def reduce_scatter(
-    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    world: World, x: torch.Tensor, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
     """As torch's reduce_scatter_tensor: slice `rank` along the first dimension, of all ranks' sum.
@@ -91,6 +91,13 @@ def reduce_scatter(
     symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`
     returns the result.
     """
+    if _reduce.is_unusual(x, op):
+        from . import _given  # most calls need none of it
+
+        op = _given.name_of(op)
+        if _given.has_views(x, op):
+            more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
+            return _given.by_views(reduce_scatter, world, x, out, op=op, **more)
     asked, options = ("reduce_scatter", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out

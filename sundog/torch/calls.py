@@ -57,7 +57,10 @@ def all_reduce(
 def all_gather(
     world: World, x: torch.Tensor, out: torch.Tensor | None = None, *, algo: str = "auto",
     config: Any = None, async_op: bool = False, explain: bool = False,
+    splits: Sequence[int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    if splits is not None:
+        raise ValueError("all_gather: with splits it is neither differentiated nor compiled yet")
     _check_call("all_gather", world, config, async_op, explain, out, x)
     return _into(out, ops.all_gather(x, algo, world.name))
 

@@ -1,0 +1,103 @@
+"""Parts that differ in size, by mail (_mailbox.py): all_to_all with splits, all_gather with splits.
+
+They go in chunks through boxes that do not depend on the sizes, from and to any tensor. So new
+sizes need no new plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import RankMismatch
+from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_contiguous, check_out, on_stream
+from ..ops.op import Plan
+from ._copy import Config, wrong_programs
+from ._mailbox import Mail, default_mail
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = ["gather_unequal", "mail_plan"]
+
+_USUAL = 1 << 20  # bytes of a part that the boxes are made for; any others go through them too
+
+
+def gather_unequal(
+    world: World, x: torch.Tensor, out: torch.Tensor | None, splits: Sequence[int],
+    options: CallOptions,
+) -> Any:  # fmt: skip
+    """The ranks' tensors along the first dimension, of which rank r has splits[r] rows."""
+    check_contiguous("all_gather", x=x)
+    rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
+    _check_splits(world, splits, rows)
+    if out is None:
+        out = torch.empty((sum(splits), *x.shape[1:]), dtype=x.dtype, device=x.device)
+    check_out("all_gather", x, out, sum(splits) * row)
+    nbytes = [each * row * x.itemsize for each in splits]
+    places = accumulate(nbytes, initial=0)
+    mine = nbytes[world.rank]
+    told = tuple((0, mine, place, each) for place, each in zip(places, nbytes, strict=False))
+    result = out
+
+    def run() -> torch.Tensor:
+        plan = mail_plan(world, "all_gather", options, list(splits), _compare_splits)
+        plan.launch(x.view(-1), result.view(-1), told)
+        return result
+
+    return on_stream(world, ASYNC_STREAM, run, x) if options.async_op else run()
+
+
+def mail_plan(
+    world: World, op: str, options: CallOptions, mine: Any, compare: Callable[[list[Any]], None]
+) -> Plan:
+    """The boxes of this stream: any sizes go through them. `compare` gets every rank's `mine`."""
+    if options.algo not in ("auto", "mail"):
+        raise ValueError(f"{op}: algo {options.algo!r} takes equal parts only; use mail")
+    config = options.config
+    if config is None:
+        config = default_mail(_USUAL, world.size, world.num_sms)
+    elif not isinstance(config, Config):
+        raise ValueError(f"{op}: config {config!r} is not a {Config.__module__}.Config")
+    refused = wrong_programs(config, world.size)
+    if refused is not None:
+        raise ValueError(f"{op}: {refused}")
+    plan = world._plans.plan(
+        (f"{op}.mail", config, world.stream_number), op, f"unequal parts by mail, {config}",
+        lambda: _make(world, op, config), mine, compare,
+    )  # fmt: skip
+    if options.explain and world.rank == 0:
+        print(f"{op}: mail, since the parts are not equal, with {config}")
+    return plan
+
+
+def _make(world: World, op: str, config: Config) -> Plan:
+    mail = Mail(world, op, config)
+    world.barrier()  # everybody's flags are zero before the first signal
+    return Plan(world, "unequal parts", config, mail.workspaces, mail.launch)
+
+
+def _compare_splits(everyone: list[Any]) -> None:
+    """The first splits are compared here; later ones by the kernel, which knows the lengths."""
+    for rank, splits in enumerate(everyone):
+        if list(splits) != list(everyone[0]):
+            raise RankMismatch(
+                f"all_gather: rank 0 passed splits {list(everyone[0])} and rank {rank} "
+                f"{list(splits)}; pass the same on all ranks"
+            )
+
+
+def _check_splits(world: World, splits: Sequence[int], rows: int) -> None:
+    if len(splits) != world.size or any(n < 0 for n in splits):
+        raise ValueError(
+            f"all_gather: splits {list(splits)} must be {world.size} numbers from 0 on"
+        )
+    if splits[world.rank] != rows:
+        raise ValueError(
+            f"all_gather: x has {rows} rows, but splits {list(splits)} says "
+            f"{splits[world.rank]} for rank {world.rank}"
+        )

@@ -1,0 +1,136 @@
+"""What else reductions and all_gather take: ReduceOp, complex numbers, unequal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sundog
+from sundog import testing
+from sundog.errors import RankMismatch
+
+Run = Callable[..., list]
+
+
+def part(rank: int, shape: tuple[int, ...], dtype: torch.dtype = torch.complex64) -> torch.Tensor:
+    """Random, other values on every rank."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank + 7), dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_complex_sums_and_averages(run: Run, size: int) -> None:
+    shape = (4 * size, 3)
+
+    def main(world: sundog.World) -> list[Any]:
+        x = part(world.rank, shape).to(world.device)
+        out = torch.empty_like(x)
+        assert world.all_reduce(x, "avg", out) is out
+        later = world.all_reduce(x, async_op=True).wait()
+        scattered = world.reduce_scatter(x)
+        reduced = world.reduce(x, size - 1)
+        found = [world.all_reduce(x), out, later, scattered, reduced]
+        return [None if each is None else each.cpu() for each in found]
+
+    results = run(main, size)
+    total = torch.stack([part(rank, shape).to(torch.complex128) for rank in range(size)]).sum(0)
+    for rank, (summed, mean, later, scattered, reduced) in enumerate(results):
+        assert summed.dtype == torch.complex64
+        torch.testing.assert_close(summed, total.to(torch.complex64))
+        torch.testing.assert_close(mean, (total / size).to(torch.complex64))
+        assert torch.equal(later, summed)
+        assert torch.equal(scattered, summed.chunk(size)[rank])
+        assert (reduced is None) == (rank != size - 1)
+    assert torch.equal(results[-1][-1], results[-1][0])
+
+
+def test_complex_numbers_that_cannot_be_reduced(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = part(0, (4,)).to(world.device)
+        with pytest.raises(ValueError, match=r"no reduction of torch\.complex64"):
+            world.all_reduce(x, "max")
+        with pytest.raises(ValueError, match=r"all_reduce: x is of torch\.complex64 and out of"):
+            world.all_reduce(x, out=torch.zeros(4, device=world.device))
+        with pytest.raises(ValueError, match="resolve_conj"):
+            world.all_reduce(x.conj())
+
+    run(main, 2)
+
+
+def test_values_of_reduce_op(run: Run) -> None:
+    named = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
+
+    def main(world: sundog.World) -> None:
+        x = part(world.rank, (12,), torch.float32).to(world.device)
+        for name, value in named.items():
+            op = getattr(dist.ReduceOp, value)
+            wanted = world.all_reduce(x, name)
+            assert torch.equal(world.all_reduce(x, op), wanted), name
+            assert torch.equal(world.all_reduce(x, dist.ReduceOp(op)), wanted), name
+            assert torch.equal(world.reduce_scatter(x, op), wanted.chunk(2)[world.rank]), name
+            reduced = world.reduce(x, 0, op)
+            assert reduced is None or torch.equal(reduced, wanted), name
+        with pytest.raises(ValueError, match="op 'bxor' is not known"):
+            world.all_reduce(x, dist.ReduceOp.BXOR)
+
+    run(main, 2)
+
+
+SPLITS = {1: [3], 2: [0, 5], 3: [2, 0, 7], 4: [1, 4, 0, 2], 8: [1, 0, 2, 3, 0, 1, 1, 4]}
+
+
+@pytest.mark.parametrize("size", SPLITS)
+def test_unequal_parts_are_gathered(run: Run, size: int) -> None:
+    splits = SPLITS[size]
+    kinds = (torch.float32, torch.uint8) if size < 8 else (torch.bfloat16,)
+
+    def rows(rank: int, dtype: torch.dtype) -> torch.Tensor:
+        return (100 * part(rank, (splits[rank], 3), torch.float32)).abs().to(dtype)
+
+    def main(world: sundog.World) -> list[torch.Tensor]:
+        made = [rows(world.rank, dtype).to(world.device) for dtype in kinds]
+        found = [world.all_gather(x, splits=splits) for x in made]
+        out = torch.empty_like(found[0])
+        assert world.all_gather(made[0], out, splits=splits) is out
+        later = world.all_gather(made[0], splits=splits, async_op=True).wait()
+        assert torch.equal(out, found[0])
+        assert torch.equal(later, found[0])
+        return [each.cpu() for each in found]
+
+    for result in run(main, size):
+        for dtype, out in zip(kinds, result, strict=True):
+            assert torch.equal(out, torch.cat([rows(rank, dtype) for rank in range(size)]))
+
+
+@pytest.mark.sim_only
+def test_unequal_parts_are_clean() -> None:
+    """New sizes through the same boxes, with nothing between the calls."""
+
+    def main(world: sundog.World) -> list[int]:
+        found = []
+        for splits in ([1, 3], [4, 0], [2, 2]):
+            x = torch.full((splits[world.rank],), world.rank + 1)
+            found.append(world.all_gather(x, splits=splits))
+        return [int(each.sum()) for each in found]
+
+    assert testing.check(main, 2, schedules=4).results == [[7, 4, 6]] * 2
+
+
+def test_wrong_splits(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.zeros(2, device=world.device)
+        with pytest.raises(ValueError, match=r"x has 2 rows, but splits \[3, 3\] says 3"):
+            world.all_gather(x, splits=[3, 3])
+        with pytest.raises(ValueError, match="must be 2 numbers from 0 on"):
+            world.all_gather(x, splits=[2])
+        with pytest.raises(ValueError, match="algo 'push' takes equal parts"):
+            world.all_gather(x, splits=[2, 2], algo="push")
+        with pytest.raises(
+            RankMismatch, match=r"rank 0 passed splits \[2, 3\] and rank 1 \[9, 2\]"
+        ):
+            world.all_gather(x, splits=[9, 2] if world.rank else [2, 3])
+
+    run(main, 2)
