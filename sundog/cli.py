@@ -296,8 +296,20 @@ def predict(
     compare: Annotated[bool, typer.Option(help="show of what the times are made")] = False,
     json: Json = "",
     plot: Plot = "",
+    simulate: Annotated[
+        bool, typer.Option(help="run the op's kernels on a simulated clock")
+    ] = False,
+    sms: Annotated[int, typer.Option(help="SMs of a rank (default: all), in a simulation")] = 0,
+    data: Annotated[
+        bool | None,
+        typer.Option("--data/--no-data", help="compute tiles of floats (default: FILE.py)"),
+    ] = None,
+    timeline: Annotated[str, typer.Option(help="file for ui.perfetto.dev, of a simulation")] = "",
 ) -> None:
     """Expect what an op's algorithms take on a machine that need not be here.
+
+    FILE.py:FUNCTION, and an op with --simulate, is run on the simulator with a clock for every
+    program: time, critical path, and what each rank waited for.
 
     Machines: h200-shared, h200-pcie, h200x8, h100x8, mi300x8, h200x8-2nodes, or a file that
     `sundog calibrate` wrote. How far off the model is, and where: docs/predict.md.
@@ -310,7 +322,8 @@ def predict(
 
     options = command.PredictOptions(
         op=op, machine=machine, axis=axis, problem=problem, world=world, late=late,
-        compare=compare, json=json, plot=plot,
+        compare=compare, json=json, plot=plot, simulate=simulate, sms=sms, data=data,
+        timeline=timeline,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 

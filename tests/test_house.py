@@ -12,7 +12,7 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1210,
+    "(top)": 1230,
     "backends": 3790,
     "checker": 4300,
     "collectives": 3280,
@@ -26,15 +26,15 @@ BUDGETS = {
     "hardware": 340,
     "interpreter": 3200,
     "learn": 320,
-    "machine": 3270,
+    "machine": 3290,
     "nodes": 1650,
     "ops": 1500,
-    "predict": 960,
+    "predict": 1360,
     "tools": 1950,
     "tools/bench": 850,
     "tools/calibrate": 250,
     "tools/check": 800,
-    "tools/predict": 240,
+    "tools/predict": 860,
     "tools/probe": 880,
     "tools/trace": 650,
     "tools/tune": 1560,
@@ -43,7 +43,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 53  # without commands, which cli.py alone imports
+ONE_IMPORTER = 56  # without commands, which cli.py alone imports
 CLOSURE = 13  # files that a collective's import reads
 KERNEL_ARGUMENTS = 13
 

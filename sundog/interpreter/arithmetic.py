@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
-from triton.runtime.interpreter import InterpreterBuilder
+from triton.runtime.interpreter import InterpreterBuilder, TensorDescHandle
 from triton.runtime.jit import JITFunction
 
 from .numerics import (
@@ -34,7 +34,7 @@ from .numerics import (
 )
 from .running import RunningMachine
 
-__all__ = ["Arithmetic", "reduce", "scan"]
+__all__ = ["Arithmetic", "corners", "reduce", "scan"]
 
 _COMPARISONS = {
     np.less: "<",
@@ -179,6 +179,8 @@ class Arithmetic(InterpreterBuilder):
 
     def create_dot(self, a: Value, b: Value, d: Value, *precision: Any) -> Value:
         """Sum exact products in float32 or wider; round to the accumulator's type once."""
+        if self.machine.accesses.product(a.data.shape, b.data.shape, a.dtype.primitive_bitwidth):
+            return d
         dtype = d.dtype.scalar
         if dtype.is_int():  # 8-bit factors: float64 holds every sum, and has a fast product
             product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
@@ -336,3 +338,18 @@ def _checked(axis: int, rank: int) -> int:
 
 def _at(axis: int, where: slice) -> tuple[slice, ...]:
     return (slice(None),) * axis + (where,)
+
+
+def corners(desc: TensorDescHandle, indices: list[Value]) -> tuple[int, int, int, int]:
+    """Return where a descriptor's block begins and ends in its tensor, its elements, their size."""
+    first = last = desc.base.data.item()
+    size, count = desc.base.dtype.element_ty.primitive_bitwidth // 8, 1
+    for index, extent, stride, block in zip(
+        indices, desc.shape, desc.strides, desc.block_shape, strict=True
+    ):
+        low = max(index.data.item(), 0)
+        high = min(index.data.item() + block, extent.data.item())
+        count *= max(high - low, 0)
+        first += size * low * stride.data.item()
+        last += size * (high - 1) * stride.data.item()
+    return first, last, count, size

@@ -19,7 +19,7 @@ from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 
 from ..device import proxy, trace
 from ..errors import CannotInterpret, KernelError
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, corners
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
 from .ptx import run_ptx
 
@@ -285,6 +285,8 @@ class Builder(Atomics):
         self.machine.accesses.before_load(
             _chosen(addresses, mask), dtype.itemsize, proxy, is_tile(addresses)
         )
+        if self.machine.accesses.dry and is_tile(addresses) and element.is_floating():
+            return Value(np.zeros(addresses.shape, dtype), element)
         if mask is None:
             fill = np.empty(addresses.shape, dtype)
         elif other is None:
@@ -323,9 +325,11 @@ class Builder(Atomics):
         self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, tile)
         if data.size > addresses.size:
             raise CannotInterpret("a value per thread (%tid) is stored to one address")
-        if data.shape != addresses.shape:
-            data = np.broadcast_to(data, addresses.shape)
-        native.store(addresses, data, full_mask(mask, addresses))
+        moves = not is_tile(addresses) or not value.dtype.scalar.is_floating()
+        if moves or not self.machine.accesses.dry:
+            if data.shape != addresses.shape:
+                data = np.broadcast_to(data, addresses.shape)
+            native.store(addresses, data, full_mask(mask, addresses))
         self.machine.accesses.after_store(chosen, data.dtype.itemsize)
 
     # descriptors: the same memory through the other proxy
@@ -333,6 +337,10 @@ class Builder(Atomics):
     def create_descriptor_load(
         self, desc: TensorDescHandle, indices: list[Value], *hints: Any
     ) -> Value:
+        if self.machine.accesses.dry and desc.base.dtype.element_ty.is_floating():
+            self.machine.accesses.skipped_load(*corners(desc, indices))
+            element = desc.base.dtype.element_ty
+            return Value(np.zeros(desc.block_shape, np_dtype(element)), element)
         ptrs, mask = desc.materialize_pointers(indices)
         loaded = self._load(ptrs, array_of(mask), _padding(ptrs, desc.padding), proxy=True)
         if getattr(desc, "round_f32_to_tf32", False) and loaded.dtype == tl.float32:

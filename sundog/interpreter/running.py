@@ -47,6 +47,14 @@ class RunningProgram(Protocol):
 class MemoryPort(Protocol):
     """Every memory access of a program, before or while it is made."""
 
+    dry: bool  # tiles of floats are not moved: see `product`
+
+    def product(self, left: tuple[int, ...], right: tuple[int, ...], bits: int) -> bool:
+        """Note a product of tiles of these shapes; True: it is not to be computed."""
+
+    def skipped_load(self, first: int, last: int, count: int, size: int) -> None:
+        """Note a load of elements between two addresses whose values nobody needs."""
+
     @property
     def count(self) -> int:
         """Return the number of accesses so far: the simulator's clock."""

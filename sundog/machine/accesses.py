@@ -130,9 +130,18 @@ class Observer(Protocol):
 class Accesses:
     """The memory side of a machine."""
 
+    dry = False  # a machine that keeps time moves no tiles of floats and computes no products
+
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.count = 0  # of all programs so far: the simulator's clock
+
+    def product(self, left: tuple[int, ...], right: tuple[int, ...], bits: int) -> bool:
+        """Products touch no memory: only a machine that keeps time has something to note."""
+        return False
+
+    def skipped_load(self, first: int, last: int, count: int, size: int) -> None:
+        """Note a load that `dry` skips."""
 
     def before_load(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
         self.count += 1

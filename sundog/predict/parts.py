@@ -24,8 +24,9 @@ from typing import NamedTuple
 from ..hardware.description import Chip, Hardware
 
 __all__ = [
-    "Part", "Ranks", "Round", "Time", "Traffic", "barrier", "beside", "copied", "launch", "polled",
-    "product", "resources", "together", "total", "waves",
+    "TOGETHER", "Part", "Ranks", "Round", "Time", "Traffic", "barrier", "beside", "copied",
+    "dot_rate", "launch", "memory_seconds", "polled", "product", "resources", "together",
+    "total", "waves",
 ]  # fmt: skip
 
 TOGETHER = 2.5  # exponents of the sum
@@ -151,7 +152,7 @@ def polled(ranks: Ranks, words: float) -> Part:
 def resources(ranks: Ranks, traffic: Traffic) -> list[Part]:
     """How long each shared resource is busy with all ranks' traffic."""
     gpu, count = ranks.hardware.gpu, ranks.per_gpu
-    moved = count * _memory_seconds(gpu, traffic.read, traffic.written)
+    moved = count * memory_seconds(gpu, traffic.read, traffic.written)
     found = [Part("memory", "memory", moved)]
     if traffic.reread:
         found.append(Part("cache", "memory", count * traffic.reread / gpu.cache_rate))
@@ -161,7 +162,7 @@ def resources(ranks: Ranks, traffic: Traffic) -> list[Part]:
     return found
 
 
-def _memory_seconds(gpu: Chip, read: float, written: float) -> float:
+def memory_seconds(gpu: Chip, read: float, written: float) -> float:
     """Between what was measured: reads alone, writes alone, as much of both, which is faster."""
     both = 2 / gpu.copy_rate
     mostly_read = read / gpu.read_rate + written * (both - 1 / gpu.read_rate)
@@ -208,12 +209,18 @@ def product(
     """M x N x K by tiles of a program each, and the operands out of memory; `sizes`: of a rank."""
     gpu, (m, n, k), (tile_m, tile_n) = ranks.hardware.gpu, sizes, tile
     flops = 2.0 * m * n * k
-    rate = _at(gpu.matmul_rate, ranks.per_gpu * flops) / gpu.num_sms
-    speed = 1 / (1 + _THIN * (tile_m + tile_n) / (tile_m * tile_n)) * (1 + _THIN * _THINNEST)
+    rate = dot_rate(gpu, ranks.per_gpu * flops, tile)
     rounds = waves(math.ceil(m / tile_m) * math.ceil(n / tile_n), programs)
-    seconds = rounds * (2.0 * tile_m * tile_n * k / (rate * speed) + gpu.tile_s)
+    seconds = rounds * (2.0 * tile_m * tile_n * k / rate + gpu.tile_s)
     operands = Traffic(_ITEM * k * (m + n), _ITEM * m * n)
     return together("product", [Part("product", "compute", seconds), *resources(ranks, operands)])
+
+
+def dot_rate(gpu: Chip, flops: float, tile: tuple[int, int]) -> float:
+    """Flops per second of one SM in a product of this many, by tiles of this size."""
+    tile_m, tile_n = tile
+    speed = 1 / (1 + _THIN * (tile_m + tile_n) / (tile_m * tile_n)) * (1 + _THIN * _THINNEST)
+    return _at(gpu.matmul_rate, flops) / gpu.num_sms * speed
 
 
 _THIN = 25.0  # of a tile's loads per flop: how much slower a smaller tile multiplies, fitted

@@ -1,4 +1,7 @@
-"""`sundog predict OP`: print and draw what its algorithms should take, on several machines."""
+"""`sundog predict OP`: print and draw what its algorithms should take, on several machines.
+
+A function of a file, and an op with --simulate, is simulated instead (simulated_report.py).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from rich.table import Table
 from ...hardware.description import known, read
 from ...ops.load import parse
 from .._console import FINE, check_extra, check_writable, command, write_json
+from .simulated_report import SimulationOptions, report
 from .what_if import Asked, Point, crossings, parse_axis, points
 
 __all__ = ["PredictOptions", "run"]
@@ -27,17 +31,31 @@ class PredictOptions:
     compare: bool = False
     json: str = ""
     plot: str = ""
+    simulate: bool = False
+    sms: int = 0
+    data: bool | None = None
+    timeline: str = ""
+
+    @property
+    def is_simulated(self) -> bool:
+        """A function has no model, only a simulation."""
+        return self.simulate or ":" in self.op or self.op.endswith(".py")
 
 
 @command("predict")
 def run(options: PredictOptions) -> int:
-    check_writable(options.json, options.plot)
+    check_writable(options.json, options.plot, options.timeline)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
     if options.world < 1 or options.late < 0:
         raise ValueError("--world must be at least 1, and --late at least 0")
     if not options.machine:
         raise ValueError(f"--machine: say which, of {', '.join(known())}, or a file.json")
+    if options.is_simulated:
+        report(_simulation(options))
+        return FINE
+    if options.timeline or options.sms or options.data is not None:
+        raise ValueError("--timeline, --sms and --data are for a simulation: add --simulate")
     given = {"dtype": "bfloat16"} | dict(
         word.split("=", 1) for word in options.problem.split(",") if "=" in word
     )
@@ -56,6 +74,15 @@ def run(options: PredictOptions) -> int:
     if options.plot:
         _draw(options.plot, asked, found)
     return FINE
+
+
+def _simulation(options: PredictOptions) -> SimulationOptions:
+    if options.plot or options.compare:
+        raise ValueError("--plot and --compare are for models, not for a simulation")
+    return SimulationOptions(
+        options.op, options.machine, options.problem, options.world, options.late, options.sms,
+        options.data, options.json, options.timeline,
+    )  # fmt: skip
 
 
 def _table(asked: Asked, found: Sequence[Point]) -> Table:

@@ -1,0 +1,365 @@
+"""A clock for every program of a simulated kernel, and the resources that programs share.
+
+A simulator says what each program does, in the order of time: loads, stores, atomics,
+products. The clock says until when that takes on a machine that is described. A resource serves
+one access after the other, so programs that use it at the same moment share its rate.
+
+    loads       the loads up to the next store, atomic or product are one round: they wait together
+    products    operands are loaded `num_stages` - 1 products ahead, but not before the last wait
+    stores      the program goes on when its data are out
+    a flag      a read of a word comes after the way of the write that it sees, and that is a wait
+
+Not charged: arithmetic other than products, integer work, and what several programs on one SM do to
+each other. A tile that was read before in the same kernel comes out of the L2 cache, whatever its
+size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .parts import TOGETHER, Ranks, dot_rate, memory_seconds
+
+__all__ = ["BOUNDS", "Awaited", "Clock", "Server", "Slice", "Track"]
+
+BOUNDS = ("latency", "programs", "memory", "link", "compute")
+
+
+class Awaited(NamedTuple):
+    """A program stood still until a word that another one wrote arrived."""
+
+    begin: float
+    end: float
+    cause: Track
+    written: float  # when the cause wrote it
+    sums: tuple[float, ...]  # of the waiting program at the end, by bound
+    cause_sums: tuple[float, ...]  # of the cause when it wrote
+
+
+class Slice(NamedTuple):
+    begin: float
+    end: float
+    name: str
+    detail: str
+
+
+@dataclass(eq=False)
+class Loading:
+    """A load that nobody has waited for yet."""
+
+    owner: int
+    nbytes: float
+    tile: tuple  # what tells it from other loads
+
+
+@dataclass(eq=False)
+class Track:
+    """One program: its clock, and what it has done."""
+
+    rank: int
+    program: int
+    kernel: str
+    stages: int
+    began: float
+    now: float
+    before: Track | None = None  # whose end let it begin
+    loads: list[Loading] = field(default_factory=list)
+    stored: float = 0.0  # until when its stores are on their way
+    products: deque[float] = field(default_factory=deque)  # when the latest began
+    since: float = 0.0  # loads are not issued earlier: the last atomic
+    has_tile: bool = False  # a product that is not stored yet
+    poll: tuple[tuple, float] | None = None  # what it read last, without a change, and since when
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(BOUNDS))
+    waits: list[Awaited] = field(default_factory=list)
+    spans: list[Slice] = field(default_factory=list)
+
+    def go(self, until: float, bound: str, name: str, detail: str = "") -> None:
+        """Advance its clock, and note what that was for."""
+        if until <= self.now:
+            return
+        self.sums[BOUNDS.index(bound)] += until - self.now
+        last = self.spans[-1] if self.spans else None
+        if last is not None and (last.name, last.detail, last.end) == (name, detail, self.now):
+            self.spans[-1] = last._replace(end=until)
+        else:
+            self.spans.append(Slice(self.now, until, name, detail))
+        self.now = until
+
+
+class Server:
+    """A resource that serves one after the other; what is left to do shrinks as time passes.
+
+    Accesses may come a little out of order: one of an earlier time waits for the work that is
+    left, and not for the time of the later one.
+    """
+
+    def __init__(self) -> None:
+        self._latest = 0.0
+        self._left = 0.0  # seconds of work, at that time
+
+    def take(self, at: float, seconds: float) -> float:
+        """Return when it is done with something that came at this time."""
+        if at > self._latest:
+            self._left = max(self._left - (at - self._latest), 0.0)
+            self._latest = at
+        self._left += seconds
+        return at + self._left
+
+
+class DeviceMemory(Server):
+    """A GPU's memory: mixed reads and writes take less than one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = self.written = 0.0
+
+
+class Clock:
+    """The time of all programs on one machine."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._servers: dict[tuple, Server] = {}
+        self._memories = [DeviceMemory() for _ in range(ranks.size if ranks.per_gpu == 1 else 1)]
+        self._seen: list[set[tuple]] = [set() for _ in self._memories]
+        self._flops = [0.0 for _ in self._memories]
+        self._written: dict[int, tuple[float, Track, tuple[float, ...]]] = {}
+
+    # kernels
+
+    def launched(self, rank: int, at: float) -> float:
+        """When the first programs of a kernel begin that may start at this time."""
+        gpu = self.ranks.hardware.gpu
+        self._seen[self._gpu(rank)].clear()
+        return at + gpu.launch_s + gpu.share_s * (self.ranks.per_gpu - 1)
+
+    def ended(self, track: Track) -> float:
+        """A program ends when its loads and stores have."""
+        self._settle(track)
+        track.go(track.stored, "memory", "store")
+        return track.now
+
+    # what a program does
+
+    def load(self, track: Track, owner: int, nbytes: float, tile: tuple) -> None:
+        """Note a load; whatever uses it waits for it."""
+        track.loads.append(Loading(owner, nbytes, tile))
+
+    def store(self, track: Track, owner: int, nbytes: float) -> None:
+        self._settle(track)
+        gpu = self.ranks.hardware.gpu
+        if track.has_tile:
+            track.has_tile = False
+            track.go(track.now + gpu.tile_s, "compute", "tile")
+        done, bound = self._move(track.rank, owner, track.now, 0.0, nbytes)
+        track.stored = max(track.stored, done)
+        self._wait_for(track, nbytes / gpu.sm_rate, done, bound, "store", owner)
+        track.poll = None
+
+    def product(self, track: Track, sizes: tuple[int, int, int], bits: int) -> None:
+        """Multiply tiles M x K and K x N; `bits` of a factor."""
+        m, n, k = sizes
+        flops = 2.0 * m * n * k
+        at = self._gpu(track.rank)
+        rate = dot_rate(self.ranks.hardware.gpu, self._flops[at], (m, n)) * 16 / bits
+        self._flops[at] += flops
+        self._operands(track)
+        track.products.append(track.now)
+        while len(track.products) >= max(track.stages, 1):
+            track.products.popleft()
+        track.go(track.now + flops / rate, "compute", "dot")
+        track.has_tile, track.poll = True, None
+
+    def atomic(
+        self, track: Track, places: Sequence[tuple[int, int]], kind: str, modified: bool, order: str
+    ) -> None:
+        """Make an atomic on these words, each with the rank that has it.
+
+        `kind`: what it does. One that modified nothing is a read, and waits for what it sees.
+        """
+        self._settle(track)
+        if order in ("release", "acq_rel") and modified:
+            track.go(track.stored, "memory", "store")
+        track.since = track.now
+        track.products.clear()
+        if kind == "FADD":
+            self._added(track, places)
+        elif modified and (track.poll is None or track.poll[0] != _key(places)):
+            self._words(track, places)
+            if kind not in ("XCHG", "STORE"):  # their answer is not waited for
+                track.go(track.now + self._reach(track.rank, places), "latency", "atomic")
+            track.poll = None
+        else:
+            self._look(track, places)
+        if modified:
+            self.wrote(track, [address for _, address in places])
+
+    def wrote(self, track: Track, addresses: Iterable[int]) -> None:
+        """Words that others may wait for have another value from now on."""
+        mark = track.now, track, tuple(track.sums)
+        for address in addresses:
+            self._written[address] = mark
+
+    def saw(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
+        """A plain load of a word: it comes after the way of the write that it sees."""
+        if any(address in self._written for _, address in places):
+            self._settle(track)
+            self._arrive(track, places, track.now)
+
+    # how long that takes
+
+    def _look(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
+        """Read words. Reading them again and again is one read, which ends with the last."""
+        key = _key(places)
+        again = track.poll is not None and track.poll[0] == key
+        begin = track.poll[1] if again and track.poll is not None else track.now
+        if not again:
+            self._words(track, places)
+        track.go(begin + self._reach(track.rank, places), "latency", "poll")
+        self._arrive(track, places, begin)
+        track.poll = key, begin
+
+    def _arrive(self, track: Track, places: Sequence[tuple[int, int]], begin: float) -> None:
+        """Stand still until the latest of the writes is here."""
+        until, latest = 0.0, None
+        for _, address in places:
+            mark = self._written.get(address)
+            if mark is not None and mark[1] is not track:
+                arrives = mark[0] + self._way(mark[1].rank, track.rank)
+                if arrives > until:
+                    until, latest = arrives, mark
+        if latest is None or until <= track.now:
+            return
+        written, cause, cause_sums = latest
+        track.go(until, "latency", "wait", f"rank {cause.rank} program {cause.program}")
+        if track.waits and track.waits[-1].begin == begin:
+            track.waits.pop()  # the same wait, which went on
+        track.waits.append(Awaited(begin, until, cause, written, tuple(track.sums), cause_sums))
+
+    def _settle(self, track: Track) -> None:
+        """Wait for the loads that are on their way: one round."""
+        if not track.loads:
+            return
+        gpu, issued, nbytes, done, bound = self.ranks.hardware.gpu, track.now, 0.0, 0.0, "memory"
+        for load in track.loads:
+            nbytes += load.nbytes
+            there, why = self._move(track.rank, load.owner, issued, load.nbytes, 0.0, load.tile)
+            if there > done:
+                done, bound = there, why
+        places = [(load.owner, 0) for load in track.loads]
+        own = self._reach(track.rank, places) + nbytes / gpu.sm_load_rate
+        far = next((load.owner for load in track.loads if load.owner != track.rank), track.rank)
+        track.loads.clear()
+        self._wait_for(track, own, done, bound, "load", far)
+        track.poll = None
+
+    def _operands(self, track: Track) -> None:
+        """Wait for a product's operands, which were asked for some products earlier."""
+        ahead = len(track.products) >= track.stages - 1 and track.stages > 1
+        issued = track.products[0] if ahead else track.began
+        issued = max(issued, track.since) if track.stages > 1 else track.now
+        done, bound = 0.0, "memory"
+        for load in track.loads:
+            there, why = self._move(
+                track.rank, load.owner, issued, load.nbytes, 0.0, load.tile, is_operand=True
+            )
+            there += self._reach(track.rank, [(load.owner, 0)])
+            if there > done:
+                done, bound = there, why
+        track.loads.clear()
+        track.go(done, bound, "load")
+
+    def _wait_for(
+        self, track: Track, own: float, done: float, bound: str, name: str, owner: int
+    ) -> None:
+        """Both the program's own pace and the shared resources hold an access up."""
+        shared = max(done - track.now, 0.0)
+        taken = (own**TOGETHER + shared**TOGETHER) ** (1 / TOGETHER)
+        detail = "" if owner == track.rank else f"rank {owner}"
+        track.go(track.now + taken, bound if shared > own else "programs", name, detail)
+
+    def _move(
+        self, rank: int, owner: int, at: float, read: float, written: float, tile: tuple = (),
+        is_operand: bool = False,
+    ) -> tuple[float, str]:  # fmt: skip
+        """Take bytes through all resources on their way; when the last is done, and which."""
+        gpu, seen = self.ranks.hardware.gpu, self._seen[self._gpu(owner)]
+        if tile and tile in seen:
+            seconds = 0.0 if is_operand else read / gpu.cache_rate
+            done = self._server("cache", self._gpu(owner)).take(at, seconds) if seconds else at
+        else:
+            seen.add(tile)
+            done = self._through_memory(self._gpu(owner), at, read, written)
+        bound = "memory"
+        if rank != owner and self.ranks.is_linked:
+            source, target = (owner, rank) if read else (rank, owner)
+            there = self._through_link(source, target, at, read + written)
+            done, bound = (there, "link") if there > done else (done, bound)
+        return done, bound
+
+    def _through_memory(self, gpu: int, at: float, read: float, written: float) -> float:
+        memory, chip = self._memories[gpu], self.ranks.hardware.gpu
+        before = memory_seconds(chip, memory.read, memory.written)
+        memory.read += read
+        memory.written += written
+        return memory.take(at, memory_seconds(chip, memory.read, memory.written) - before)
+
+    def _through_link(self, source: int, target: int, at: float, nbytes: float) -> float:
+        hardware = self.ranks.hardware
+        if hardware.network is not None and source // hardware.gpus != target // hardware.gpus:
+            rate = pair_rate = hardware.network.rate
+        else:
+            rate, pair_rate = hardware.link.rate, hardware.link.pair_rate
+        return max(
+            self._server("out", source).take(at, nbytes / rate),
+            self._server("in", target).take(at, nbytes / rate),
+            self._server("pair", source, target).take(at, nbytes / pair_rate),
+        )
+
+    def _added(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
+        """A tile of atomic additions: its words are read and written where they are."""
+        owner, nbytes, gpu = places[0][0], 4.0 * len(places), self.ranks.hardware.gpu
+        done, bound = self._move(track.rank, owner, track.now, 0.0, nbytes)
+        done = max(done, self._through_memory(self._gpu(owner), track.now, nbytes, 0.0))
+        track.stored = max(track.stored, done)
+        self._wait_for(track, 2 * nbytes / gpu.sm_rate, done, bound, "atomic", owner)
+
+    def _words(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
+        """Words of 8 bytes at the memory that holds them: a few are nothing, a tile is data."""
+        if len(places) <= self.ranks.size:
+            return
+        owner = places[0][0]
+        seconds = len(places) / self.ranks.hardware.gpu.poll_rate
+        done = self._server("words", self._gpu(owner)).take(track.now, seconds)
+        if owner != track.rank and self.ranks.is_linked:
+            done = max(done, self._through_link(track.rank, owner, track.now, 8.0 * len(places)))
+        track.go(done, "programs", "words")
+
+    def _reach(self, rank: int, places: Sequence[tuple[int, int]]) -> float:
+        """The time from asking for data to their arrival, were there none."""
+        hardware = self.ranks.hardware
+        far = self.ranks.is_linked and any(owner != rank for owner, _ in places)
+        return hardware.gpu.load_s + (hardware.link.load_s if far else 0.0)
+
+    def _way(self, source: int, target: int) -> float:
+        """The time from a signal to the end of a wait for it."""
+        hardware = self.ranks.hardware
+        seconds = hardware.gpu.flag_s
+        if source != target and self.ranks.is_linked:
+            seconds += hardware.link.flag_s
+            if hardware.network is not None and source // hardware.gpus != target // hardware.gpus:
+                seconds += hardware.network.latency_s
+        return seconds
+
+    def _gpu(self, rank: int) -> int:
+        return rank if self.ranks.per_gpu == 1 else 0
+
+    def _server(self, *name: str | int) -> Server:
+        return self._servers.setdefault(name, Server())
+
+
+def _key(places: Sequence[tuple[int, int]]) -> tuple:
+    return places[0], places[-1], len(places)

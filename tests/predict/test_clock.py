@@ -1,0 +1,117 @@
+"""The clock of programs, on a machine whose figures are round numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from sundog.predict.clock import Clock, Server, Track
+from sundog.predict.parts import TOGETHER, Ranks
+from tests.predict.test_parts import CHIP, LINKED
+
+
+def clock(size: int = 2) -> Clock:
+    return Clock(Ranks.on(LINKED, size))
+
+
+def track(rank: int, stages: int = 3) -> Track:
+    return Track(rank, 0, "kernel", stages, 0.0, 0.0)
+
+
+def test_a_server_is_shared_by_those_that_use_it_at_the_same_moment() -> None:
+    server = Server()
+    assert server.take(1.0, 2.0) == 3.0
+    assert server.take(1.0, 2.0) == 5.0
+    assert server.take(4.0, 2.0) == 7.0  # one second was left
+    assert server.take(100.0, 2.0) == 102.0  # it was idle
+
+
+def test_an_earlier_access_waits_for_work_and_not_for_a_later_time() -> None:
+    server = Server()
+    server.take(50.0, 2.0)
+    assert server.take(1.0, 2.0) == 5.0
+
+
+def test_loads_of_one_round_wait_together() -> None:
+    one, two = track(0), track(0)
+    for made, count in ((one, 1), (two, 2)):
+        fresh = clock()
+        for number in range(count):
+            fresh.load(made, 0, 1e4, (number,))
+        fresh.store(made, 0, 0.0)
+    own = CHIP.load_s + 1e4 / CHIP.sm_load_rate
+    assert one.now == pytest.approx(own, rel=0.02)
+    assert two.now == pytest.approx(own + 1e4 / CHIP.sm_load_rate, rel=0.02)
+
+
+def test_a_link_holds_programs_up_together() -> None:
+    fresh, made = clock(), [track(0) for _ in range(50)]
+    for each in made:
+        fresh.load(each, 1, 1e6, (id(each),))
+    for each in made:
+        fresh.store(each, 0, 0.0)
+    all_of_it = 50 * 1e6 / LINKED.link.pair_rate
+    own = CHIP.load_s + LINKED.link.load_s + 1e6 / CHIP.sm_load_rate
+    expected = (all_of_it**TOGETHER + own**TOGETHER) ** (1 / TOGETHER)
+    assert max(each.now for each in made) == pytest.approx(expected, rel=0.01)
+    assert made[-1].sums[3] > 0  # it says that the link was it
+
+
+def test_a_tile_that_was_read_before_comes_out_of_the_cache() -> None:
+    fresh, first, again = clock(), track(0), track(0)
+    for each in (first, again):
+        fresh.load(each, 0, 1e8, ("the same",))
+        fresh.store(each, 0, 0.0)
+    memory = 1e8 / CHIP.read_rate
+    own = CHIP.load_s + 1e8 / CHIP.sm_load_rate
+    assert first.now == pytest.approx((own**TOGETHER + memory**TOGETHER) ** (1 / TOGETHER))
+    assert own < again.now < first.now
+
+
+def test_a_wait_ends_when_the_flag_has_come_and_knows_its_cause() -> None:
+    fresh, source, target = clock(), track(0), track(1)
+    source.now = 5e-6
+    fresh.atomic(source, [(1, 64)], "XCHG", True, "release")
+    fresh.atomic(target, [(1, 64)], "ADD", False, "acquire")
+    assert target.now == pytest.approx(5e-6 + CHIP.flag_s + LINKED.link.flag_s)
+    [wait] = target.waits
+    assert (wait.begin, wait.cause, wait.written) == (0.0, source, 5e-6)
+
+
+def test_polling_again_is_one_wait() -> None:
+    fresh, source, target = clock(), track(0), track(1)
+    for _ in range(5):
+        fresh.atomic(target, [(1, 64)], "ADD", False, "acquire")
+    assert target.now == pytest.approx(CHIP.load_s)
+    source.now = 5e-6
+    fresh.atomic(source, [(1, 64)], "XCHG", True, "release")
+    fresh.atomic(target, [(1, 64)], "ADD", False, "acquire")
+    assert target.now == pytest.approx(5e-6 + CHIP.flag_s + LINKED.link.flag_s)
+    assert [wait.begin for wait in target.waits] == [0.0]
+
+
+def test_a_ticket_does_not_wait_for_the_one_before() -> None:
+    fresh, one, two = clock(), track(0), track(0)
+    for each in (one, two):
+        fresh.atomic(each, [(0, 64)], "ADD", True, "relaxed")
+    assert one.now == two.now == pytest.approx(CHIP.load_s)
+
+
+def test_a_release_comes_after_the_stores() -> None:
+    fresh, made = clock(), track(0)
+    fresh.store(made, 1, 1e6)
+    made.stored = 1.0
+    fresh.atomic(made, [(1, 64)], "XCHG", True, "release")
+    assert made.now == 1.0
+
+
+def test_operands_are_loaded_ahead_if_there_are_stages() -> None:
+    times = {}
+    for stages in (1, 3):
+        fresh, made = clock(), track(0, stages)
+        for step in range(20):
+            fresh.load(made, 0, 1e4, (step,))
+            fresh.product(made, (128, 256, 64), 16)
+        times[stages] = made.now
+    dots = 20 * 2.0 * 128 * 256 * 64 / (1e14 / CHIP.num_sms)
+    assert times[3] == pytest.approx(dots + CHIP.load_s, rel=0.05)
+    assert times[1] == pytest.approx(dots + 20 * CHIP.load_s, rel=0.05)
