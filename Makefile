@@ -9,7 +9,7 @@ TWO := -n 2 --dist worksteal  # processes; the suite is made for two cores
 # once more, alone, and a second failure counts. The first one stays in the output.
 ALONE := --last-failed --last-failed-no-failures none --exitfirst
 
-.PHONY: demo test lint format docs wheel test-compat test-nodes gpu-wheels clean
+.PHONY: assets demo test lint format docs wheel test-compat test-nodes gpu-wheels clean
 demo: $(VENV)/.installed
 	$(BIN)/python -m sundog demo
 
@@ -32,6 +32,10 @@ format: $(VENV)/.installed
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python scripts/site/offline.py build/site
+
+# The page of `sundog report`: frontend/ bundled by npm into sundog/report/assets.
+assets: $(VENV)/.installed
+	$(BIN)/python scripts/assets.py
 
 # The wheels of sundog and sundog-dataset, into dist/, each tried in a clean environment.
 wheel: $(VENV)/.installed

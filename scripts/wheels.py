@@ -18,6 +18,8 @@ import textwrap
 import venv
 from pathlib import Path
 
+import assets
+
 ROOT = Path(__file__).parent.parent
 IGNORED = shutil.ignore_patterns("__pycache__")
 
@@ -60,6 +62,9 @@ else:
 
 
 def main(folder: Path) -> None:
+    reason = assets.build()
+    if reason:
+        print(f"the wheel has no page for `sundog report`: {reason}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -94,6 +99,9 @@ def try_sundog(wheel: Path, place: Path) -> None:
     run(place, "sundog", "--version")
     run(place, "sundog", "new", "op", "row_sum")
     run(place, "sundog", "check", "row_sum.py", "--world", "2", "--schedules", "2")
+    if assets.is_fresh():
+        words = ["--world", "2", "--schedules", "1", "--html", "row_sum.html"]
+        run(place, "sundog", "check", "row_sum.py", *words)
     (place / "test_fixture.py").write_text(
         "def test_it(sundog_check):\n    sundog_check(lambda world: world.barrier(), 2, 1)\n"
     )

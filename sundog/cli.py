@@ -65,6 +65,7 @@ Problem = Annotated[str, typer.Option(help="fields of the problem to change, nam
 World = Annotated[int, typer.Option(help="number of ranks")]
 Link = Annotated[str, typer.Option(help="pcie: peers' data in host memory, see docs/gpu.md")]
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
+Html = Annotated[str, typer.Option(help="also write a page for a browser to this file")]
 Plot = Annotated[str, typer.Option(help="also draw the result into this file")]
 
 
@@ -100,6 +101,7 @@ def check(
     mutate: Annotated[bool, typer.Option(help="weaken every synchronisation in turn")] = False,
     corpus: Annotated[str, typer.Option(help="check this folder of known wrong kernels")] = "",
     json: Json = "",
+    html: Html = "",
 ) -> None:
     """Look for races, wrong scopes, deadlocks and stale data on the simulator.
 
@@ -116,7 +118,7 @@ def check(
     options = command.CheckOptions(
         target=target, world=world, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
         strict=strict, exhaustive=exhaustive, seconds=seconds, torch=torch,
-        mutate=mutate, corpus=corpus, json=json,
+        mutate=mutate, corpus=corpus, json=json, html=html,
     )  # fmt: skip
     raise typer.Exit(known.run_corpus(options) if corpus else command.run(options))
 
@@ -131,6 +133,7 @@ def isa(
     problem: Problem = "",
     world: World = 8,
     json: Json = "",
+    html: Html = "",
 ) -> None:
     """Show what the compilers make of an op's kernels, for GPUs that are not here.
 
@@ -148,7 +151,7 @@ def isa(
     from .tools import isa as command
 
     options = command.IsaOptions(
-        op=op, target=target, config=config, problem=problem, world=world, json=json
+        op=op, target=target, config=config, problem=problem, world=world, json=json, html=html
     )
     raise typer.Exit(command.run(options))
 
@@ -171,6 +174,7 @@ def tune(
     promote: Annotated[bool, typer.Option(help="copy the bests into the package's JSON")] = False,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
     link: Link = "",
+    html: Html = "",
 ) -> None:
     """Search for the best config of an op, and keep every attempt in the dataset LOG.
 
@@ -187,7 +191,7 @@ def tune(
     options = command.TuneOptions(
         op=op, problems=problem or [], world=world, budget=budget, search=search, log=log,
         seed=seed, resume=resume, place=TunePlace(backend, link),
-        targets=(names or ["sm_90", "gfx942"]) if compile_only else [],
+        targets=(names or ["sm_90", "gfx942"]) if compile_only else [], html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 
@@ -202,6 +206,7 @@ def trace(
     link: Link = "",
     plot: Annotated[str, typer.Option(help="also draw the slowest rank into this file")] = "",
     json: Json = "",
+    html: Html = "",
     programs: Annotated[int, typer.Option(help="programs per rank that can be recorded")] = 256,
     events: Annotated[int, typer.Option(help="events per program that can be recorded")] = 1024,
 ) -> None:
@@ -215,7 +220,7 @@ def trace(
 
     options = command.TraceOptions(
         op=op, problem=problem, world=world, backend=backend, link=link, out=out, plot=plot,
-        json=json, programs=programs, events=events,
+        json=json, html=html, programs=programs, events=events,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 
@@ -229,6 +234,7 @@ def probe(
     seed: Annotated[int, typer.Option(help="seed of the simulator's schedules")] = 0,
     details: Annotated[bool, typer.Option(help="show in full what went wrong")] = False,
     json: Json = "",
+    html: Html = "",
 ) -> None:
     """Capture ops in a graph, replay them with new data, and compare every result.
 
@@ -243,7 +249,7 @@ def probe(
 
     options = command.ProbeOptions(
         targets=tuple(targets or ()), world=world, backend=backend, replays=replays, seed=seed,
-        details=details, json=json,
+        details=details, json=json, html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 
@@ -263,6 +269,7 @@ def bench(
     json: Json = "",
     plot: Plot = "",
     entries: Annotated[str, typer.Option(help="also put the best configs into this file")] = "",
+    html: Html = "",
 ) -> None:
     """Time an op against the limit of the GPU and against what you would call instead.
 
@@ -278,7 +285,7 @@ def bench(
 
     options = command.BenchOptions(
         op=op, axes=axis or [], world=world, backend=backend, link=link, baselines=baseline or [],
-        samples=samples, csv=csv, json=json, plot=plot, entries=entries,
+        samples=samples, csv=csv, json=json, plot=plot, entries=entries, html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 
@@ -305,6 +312,7 @@ def predict(
         typer.Option("--data/--no-data", help="compute tiles of floats (default: FILE.py)"),
     ] = None,
     timeline: Annotated[str, typer.Option(help="file for ui.perfetto.dev, of a simulation")] = "",
+    html: Html = "",
 ) -> None:
     """Expect what an op's algorithms take on a machine that need not be here.
 
@@ -323,7 +331,7 @@ def predict(
     options = command.PredictOptions(
         op=op, machine=machine, axis=axis, problem=problem, world=world, late=late,
         compare=compare, json=json, plot=plot, simulate=simulate, sms=sms, data=data,
-        timeline=timeline,
+        timeline=timeline, html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 
@@ -350,6 +358,35 @@ def calibrate(
     from .tools.calibrate import calibrate_command as command
 
     options = command.CalibrateOptions(world=world, backend=backend, clock=clock, out=out)
+    raise typer.Exit(command.run(options))
+
+
+@app.command()
+def report(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="files of check, trace, bench, probe, isa, predict; bases; reports"),
+    ] = None,
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="the page (default: report.html, comparison.html)")
+    ] = "",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="two reports: show what got better and worse")
+    ] = False,
+) -> None:
+    """Make one HTML page of what was checked, traced, tuned and measured.
+
+    It needs no network and no server. docs/report.md shows its views.
+
+    Exit status: 0 written, 2 a file could not be read, and nothing was written.
+
+    Example: sundog report -o report.html found.json trace.json runs/tune-all_gather
+
+    Example: sundog report --compare old.html new.html
+    """
+    from .tools import report_command as command
+
+    options = command.ReportOptions(files=tuple(files or ()), out=out, compare=compare)
     raise typer.Exit(command.run(options))
 
 

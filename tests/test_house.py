@@ -12,7 +12,7 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1230,
+    "(top)": 1290,
     "backends": 3790,
     "checker": 4300,
     "collectives": 3280,
@@ -30,10 +30,11 @@ BUDGETS = {
     "nodes": 1650,
     "ops": 1500,
     "predict": 1360,
-    "tools": 1950,
+    "report": 600,
+    "tools": 2060,
     "tools/bench": 850,
     "tools/calibrate": 250,
-    "tools/check": 800,
+    "tools/check": 1180,
     "tools/predict": 860,
     "tools/probe": 880,
     "tools/trace": 650,
@@ -43,7 +44,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 56  # without commands, which cli.py alone imports
+ONE_IMPORTER = 58  # without commands, which cli.py alone imports
 CLOSURE = 13  # files that a collective's import reads
 KERNEL_ARGUMENTS = 13
 

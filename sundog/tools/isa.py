@@ -27,6 +27,7 @@ from ..dataset.triton.compile import gpu_target
 from ..errors import SundogError
 from ..ops import load
 from ..ops.op import OPS
+from ..report.page import check_page, write_page
 from ..target import GPU_HEAP
 from ..world.world import World
 from ._console import (
@@ -53,6 +54,7 @@ class IsaOptions:
     problem: str = ""
     world: int = 8
     json: str = ""
+    html: str = ""
 
 
 @command("isa")
@@ -62,8 +64,10 @@ def run(options: IsaOptions) -> int:
     console = Console()
     for _, group in itertools.groupby(sorted(kernels, key=_identity), key=_identity):
         _print(console, list(group))
+    content = [dataclasses.asdict(kernel) for kernel in kernels]
     if options.json:
-        write_json(options.json, [dataclasses.asdict(kernel) for kernel in kernels], indent=1)
+        write_json(options.json, content, indent=1)
+    write_page(options.html, content, options.op or "all ops")
     marked = sum(bool(kernel.marks) for kernel in kernels)
     console.print(f"{len(kernels)} kernels, {marked} marked")
     return FOUND if marked else FINE
@@ -73,7 +77,8 @@ def _inspect_all(options: IsaOptions) -> list[Kernel]:
     config, problem = load.parse(options.config), load.parse(options.problem)
     if options.world < 1:
         raise ValueError(f"--world {options.world}: a world has at least one rank")
-    check_writable(options.json)
+    check_writable(options.json, options.html)
+    check_page(options.html)
     targets = [target for target in options.target.split(",") if target] or [""]
     ensure_compiler_cache()
     names = [options.op] if options.op else list(OPS)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from ...ops.select import Entry, write_entries
+from ...report.page import check_page, write_page
 from .._console import (
     FINE,
     FOUND,
@@ -28,7 +29,8 @@ __all__ = ["BenchOptions", "run"]
 @command("bench")
 def run(options: BenchOptions) -> int:
     """Exit with 1 if a variant was wrong or failed, with 2 if nothing could be measured."""
-    check_writable(options.csv, options.json, options.plot, options.entries)
+    check_writable(options.csv, options.json, options.plot, options.entries, options.html)
+    check_page(options.html)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
     ensure_compiler_cache()
@@ -46,6 +48,7 @@ def _measured_ranks(options: BenchOptions) -> int:
 def _write_files(options: BenchOptions, rows: list[Row], rates: Rates) -> None:
     if options.json:
         write_json(options.json, _content(options, rows, rates))
+    write_page(options.html, _content(options, rows, rates), options.op)
     if options.csv:
         _write_csv(options.csv, rows, _measured_ranks(options))
     if options.entries:

@@ -54,6 +54,7 @@ class BenchOptions:
     json: str = ""
     plot: str = ""
     entries: str = ""
+    html: str = ""
 
 
 @dataclass(frozen=True)

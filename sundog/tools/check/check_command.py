@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ...compat import driver
 from ...compat.rank import as_rank
+from ...report.page import check_page, write_page
 from ...world.world import World
 from .._console import (
     CANNOT,
@@ -29,6 +30,7 @@ from .check_options import CheckOptions
 from .exhaustive import check_all
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
 from .schedules import CANNOT_INTERPRET, Report, check_once, tokens
+from .space_time import content_of
 
 __all__ = ["CheckOptions", "run"]
 
@@ -51,7 +53,7 @@ def run(options: CheckOptions) -> int:
     if options.mutate and whole and not report.findings:
         outcomes, whole = _mutate(options, function, strict=not report.remarks)
     verdicts = judge(outcomes, accept if whole and outcomes else {})
-    _write(options.json, report, outcomes, verdicts)
+    _write(options, function, report, (outcomes, verdicts))
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
     if options.mutate and (whole or outcomes):
         _print_mutants(console, report, outcomes, verdicts)
@@ -73,7 +75,8 @@ def _run_exhaustively(
         coverage = check_all(
             function, options.world, options.sms, seconds=options.seconds, strict=options.strict
         )
-    _write(options.json, coverage.report, [], Verdicts())
+    covered = str(coverage).split("\n")[0]
+    _write(options, function, coverage.report, ([], Verdicts()), covered)
     console.print(escape(str(coverage)), highlight=False, soft_wrap=True)
     return FINE if coverage.is_complete and not coverage.report.findings else FOUND
 
@@ -83,7 +86,8 @@ def _check_options(options: CheckOptions) -> None:
         raise ValueError("--world and --schedules must be at least 1, and --sms not negative")
     if not options.target:
         raise ValueError("name an op, a module or a file: sundog check examples/ring.py")
-    check_writable(options.json)
+    check_writable(options.json, options.html)
+    check_page(options.html)
 
 
 def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
@@ -153,20 +157,17 @@ def _print_mutants(
         console.print("no mutants: the kernels do not synchronise at all")
 
 
-def _write(path: str, report: Report, outcomes: list[Outcome], verdicts: Verdicts) -> None:
-    if path:
-        mutants = [
-            {"name": o.name, "where": o.mutant.where, "what": o.mutant.what,
-             "killed_by": o.killed_by, "accepted": verdicts.accepted.get(o.name, ""),
-             "schedules": o.report.schedules, "diff": o.mutant.diff}
-            for o in outcomes
-        ]  # fmt: skip
-        findings = [finding.as_json() for finding in report.findings]
-        content = {
-            "schedules": report.schedules,
-            "findings": findings,
-            "notes": report.notes,
-            "remarks": [finding.as_json() for finding in report.remarks],
-            "mutants": mutants,
-        }
-        write_json(path, content, indent=1)
+def _write(
+    options: CheckOptions,
+    function: Callable[[World], Any],
+    report: Report,
+    mutants: tuple[list[Outcome], Verdicts],
+    coverage: str = "",
+) -> None:
+    """Write what was found, and how the schedules that showed it went, for tools and people."""
+    if options.json or options.html:
+        with _quiet():
+            content = content_of(options, function, report, mutants, coverage)
+        if options.json:
+            write_json(options.json, content, indent=None if content["runs"] else 1)
+        write_page(options.html, content, options.target)

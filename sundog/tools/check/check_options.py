@@ -22,3 +22,4 @@ class CheckOptions:
     seconds: float = 300.0  # for an exhaustive check
     corpus: str = ""
     json: str = ""
+    html: str = ""

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ...hardware.description import known, read
 from ...ops.load import parse
+from ...report.page import check_page, write_page
 from .._console import FINE, check_extra, check_writable, command, write_json
 from .simulated_report import SimulationOptions, report
 from .what_if import Asked, Point, crossings, parse_axis, points
@@ -35,6 +36,7 @@ class PredictOptions:
     sms: int = 0
     data: bool | None = None
     timeline: str = ""
+    html: str = ""
 
     @property
     def is_simulated(self) -> bool:
@@ -44,7 +46,8 @@ class PredictOptions:
 
 @command("predict")
 def run(options: PredictOptions) -> int:
-    check_writable(options.json, options.plot, options.timeline)
+    check_writable(options.json, options.plot, options.timeline, options.html)
+    check_page(options.html)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
     if options.world < 1 or options.late < 0:
@@ -69,8 +72,10 @@ def run(options: PredictOptions) -> int:
             console.print(line, highlight=False)
     if options.compare:
         console.print(_parts_table(asked, [each[-1] for each in found]))
+    content = [_plain(point) for each in found for point in each]
     if options.json:
-        write_json(options.json, [_plain(point) for each in found for point in each])
+        write_json(options.json, content)
+    write_page(options.html, content, options.op)
     if options.plot:
         _draw(options.plot, asked, found)
     return FINE

@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from ...knobs import BACKENDS
 from ...ops import load as loading
 from ...ops import op as ops
+from ...report.page import check_page, write_page
 from ...target import has_gpu
 from ...world.world import World
 from .._console import (
@@ -56,6 +57,7 @@ class ProbeOptions:
     seed: int
     details: bool
     json: str
+    html: str = ""
 
 
 @command("probe")
@@ -71,6 +73,7 @@ def run(options: ProbeOptions) -> int:
     _print(console, found, options.details)
     if options.json:
         write_json(options.json, _content(found, options))
+    write_page(options.html, _content(found, options), "probe")
     if len(found) < len(names):
         console.print(f"interrupted: {len(names) - len(found)} of {len(names)} were not probed")
         return INTERRUPTED
@@ -81,7 +84,8 @@ def _checked_names(options: ProbeOptions) -> list[str]:
     """List the rows to probe; a ValueError, before anything runs, if one does not exist."""
     if options.world < 1 or options.replays < 0:
         raise ValueError("--world must be at least 1, and --replays not negative")
-    check_writable(options.json)
+    check_writable(options.json, options.html)
+    check_page(options.html)
     _check_backend(options.backend)
     targets = list(options.targets) or all_names(options.backend)
     names = [row for target in targets for row in rows(target)]

@@ -14,6 +14,8 @@ from ... import target
 from ...launch import run as run_ranks
 from ...ops.load import running
 from ...ops.select import choose, config_for
+from ...report.page import check_page, write_report
+from ...report.sections import read_sections
 from ...world.world import World
 from .._console import (
     FINE,
@@ -43,6 +45,7 @@ class TraceOptions:
     out: str = ""
     plot: str = ""
     json: str = ""
+    html: str = ""
     programs: int = 256  # of a rank that have room for their events
     events: int = 1024  # that a program has room for
 
@@ -100,7 +103,8 @@ def _text(problem: Any) -> str:
 
 @command("trace")
 def run(options: TraceOptions) -> int:
-    check_writable(options.out, options.plot, options.json)
+    check_writable(options.out, options.plot, options.json, options.html)
+    check_page(options.html)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
     if target.has_gpu():
@@ -112,6 +116,8 @@ def run(options: TraceOptions) -> int:
     _print(timeline, options.out)
     if options.json:
         write_json(options.json, _summary_json(timeline))
+    if options.html:
+        write_report(options.html, read_sections(options.out))
     return FINE
 
 

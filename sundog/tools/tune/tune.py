@@ -119,7 +119,7 @@ def tune(
     `targets` names GPUs to compile for: ["sm_90"].
     """
     targets = [targets] if isinstance(targets, str) else targets
-    log = log or f"tune-{op.rpartition('/')[2]}"
+    log = log or default_log(op)
     problems = [problem] if isinstance(problem, str) else list(problem) or [""]
     found = [job for text in problems for job in jobs(op, text, world)]
     _check(budget, search, log, targets, timer)
@@ -127,6 +127,11 @@ def tune(
     if not targets:
         return _measure(found, place or TunePlace("virtual"), timer, options)
     return [each for target in targets for each in _compile_only(found, target, options)]
+
+
+def default_log(op: str) -> str:
+    """Name the dataset of an op where nobody has."""
+    return f"tune-{op.rpartition('/')[2]}"
 
 
 def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Timer) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._console import FINE, FOUND, command, ensure_compiler_cache, progress
+from ...report.page import check_page, write_report
+from ...report.sections import read_sections
+from .._console import FINE, FOUND, check_writable, command, ensure_compiler_cache, progress
 from .cache import promote
 from .space import fields_text
-from .tune import Tuned, TunePlace, tune
+from .tune import Tuned, TunePlace, default_log, tune
 
 __all__ = ["TuneOptions", "run", "run_promote"]
 
@@ -25,6 +27,7 @@ class TuneOptions:
     resume: bool
     targets: Sequence[str]  # to compile for; none: time on this machine's GPU
     place: TunePlace
+    html: str = ""
 
 
 @command("tune")
@@ -32,6 +35,8 @@ def run(options: TuneOptions) -> int:
     """Exit with 1 if every config failed."""
     if not options.op:
         raise ValueError("missing OP, for example: sundog tune all_gather")
+    check_writable(options.html)
+    check_page(options.html)
     ensure_compiler_cache()
     try:
         with progress() as show:
@@ -44,6 +49,8 @@ def run(options: TuneOptions) -> int:
         text = "interrupted. What was measured is kept; the same command with --resume goes on."
         raise KeyboardInterrupt(text) from None
     _print(done)
+    if options.html:
+        write_report(options.html, read_sections(f"{options.log or default_log(options.op)}.csv"))
     return FINE if any(each.useful for each in done) else FOUND
 
 

@@ -1,0 +1,206 @@
+// A trace: a row per program, an arrow from each signal to the wait that it ended.
+
+import { scaleLinear } from "d3";
+import { criticalPath, summarise, type Part } from "./critical";
+import { button, choice, colour, h, number, percent, save, table, type Cell } from "./dom";
+import { of, type Report, type Trace } from "./model";
+import { MOST_ELEMENTS, surface, type Arrow, type Box, type Word } from "./surface";
+
+const LEFT = 70;
+const TOP = 22;
+const TALLEST = 560;
+
+export function timeline(report: Report): Node[] {
+  const traces = of(report, "trace");
+  const place = h("div");
+  const draw = (at: number) => place.replaceChildren(...one(traces[at]!.data));
+  draw(0);
+  return traces.length > 1 ? [choice("Trace", traces.map(({ name, data }) => `${name}: ${data.title}`), draw), place] : [place];
+}
+
+function one(trace: Trace): Node[] {
+  const notes = [trace.title, trace.clock, trace.dropped ? `${trace.dropped} events found no room and are missing` : ""];
+  const path = criticalPath(trace);
+  const { nodes, zoomTo } = chart(trace, path);
+  return [h("p", {}, notes.filter(Boolean).join("; ")), ...nodes, summary(trace), overlap(trace), pathTable(trace, path, zoomTo)];
+}
+
+function spanText(trace: Trace, at: number): string {
+  const { spans, kinds, unit } = trace;
+  const kind = kinds[spans.kind[at]!]!;
+  const peer = spans.ended_by[at]! >= 0 ? `, ended by rank ${spans.ended_by[at]}` : "";
+  const to = kind === "signal" ? (spans.peer[at]! >= 0 ? `, to rank ${spans.peer[at]}` : ", to all ranks") : "";
+  return `rank ${spans.rank[at]} program ${spans.program[at]}: ${kind} ${spans.what[at]}${to}${peer}, ${number(spans.length[at])} ${unit} from ${number(spans.begin[at])}`;
+}
+
+function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: number, end: number) => void } {
+  const { spans, arrows, kinds, unit } = trace;
+  const count = spans.rank.length;
+  const last = spans.begin.reduce((most, begin, at) => Math.max(most, begin + spans.length[at]!), 0) || 1;
+  const ranks = [...new Set(spans.rank)].sort((a, b) => a - b);
+  const critical = new Set(path.map(({ span }) => span));
+  const criticalArrows = new Set(path.map(({ arrow }) => arrow));
+  let [from, to] = [0, last];
+  let rank: number | undefined;
+  let found: Set<number> | undefined;
+  const frame = h("div", { class: "scroll drawing", tabindex: 0, role: "group", "aria-label": "timeline" });
+  const picked = h("p", { class: "now", "aria-live": "polite" }, "Press a span to see what it is.");
+  const range = h("p", { class: "range note" });
+  const results = h("div");
+  const showArrows = h("input", { type: "checkbox", checked: true, change: () => paint() });
+  const showPath = h("input", { type: "checkbox", change: () => paint() });
+  const search = h("input", { type: "search", placeholder: "wait rank 2 …", input: () => look() });
+
+  /** The rows that are drawn: key of a program, its place. */
+  function rows(): Map<string, number> {
+    const keys = new Map<string, [number, number]>();
+    for (let at = 0; at < count; at++) {
+      if (rank === undefined || spans.rank[at] === rank) keys.set(`${spans.rank[at]},${spans.program[at]}`, [spans.rank[at]!, spans.program[at]!]);
+    }
+    const sorted = [...keys].sort(([, a], [, b]) => a[0] - b[0] || a[1] - b[1]);
+    return new Map(sorted.map(([key], place) => [key, place]));
+  }
+
+  function paint(): void {
+    const row = rows();
+    const width = Math.max(frame.clientWidth - 18, 900);
+    const height = Math.max(Math.min(TALLEST / row.size, 18), 2);
+    const x = scaleLinear([from, to], [LEFT, width - 10]);
+    const fills = kinds.map((kind) => colour(kind));
+    const boxes: Box[] = [];
+    const drawn = new Map<number, number>(); // by row: how far it is painted, so that a pixel is painted once
+    for (let at = 0; at < count; at++) {
+      const place = row.get(`${spans.rank[at]},${spans.program[at]}`);
+      const [begin, end] = [spans.begin[at]!, spans.begin[at]! + spans.length[at]!];
+      if (place === undefined || end < from || begin > to) continue;
+      const [left, right] = [Math.max(x(begin), LEFT), Math.min(x(end), width - 10)];
+      const marked = found?.has(at) || (showPath.checked && critical.has(at));
+      if (count > MOST_ELEMENTS && !marked && right - left < 0.5 && right <= (drawn.get(place) ?? 0) + 0.5) continue;
+      drawn.set(place, Math.max(right, drawn.get(place) ?? 0));
+      const faint = (found && !found.has(at)) || (showPath.checked && !critical.has(at));
+      boxes.push({
+        x: left, y: TOP + place * height, width: right - left, height: Math.max(height - 1, 1), index: at, fill: fills[spans.kind[at]!]!,
+        title: count > 4000 ? "" : spanText(trace, at), faint: Boolean(faint), outline: showPath.checked && critical.has(at) ? colour("critical") : undefined,
+      });
+    }
+    const lines: Arrow[] = [];
+    if (showArrows.checked || showPath.checked) {
+      for (const [at, [r1, p1, t1, r2, p2, t2]] of arrows.entries()) {
+        const [y1, y2] = [row.get(`${r1},${p1}`), row.get(`${r2},${p2}`)];
+        const onPath = showPath.checked && criticalArrows.has(at);
+        if (y1 === undefined || y2 === undefined || t2 < from || t1 > to || !(showArrows.checked || onPath)) continue;
+        const stroke = onPath ? colour("critical") : colour("signal");
+        lines.push({ x1: Math.max(x(t1), LEFT), x2: Math.min(x(t2), width - 10), y1: TOP + (y1 + 0.5) * height, y2: TOP + (y2 + 0.5) * height, stroke, width: onPath ? 2.5 : 1, faint: !onPath, title: `signal of rank ${r1} program ${p1} ends the wait of rank ${r2} program ${p2}` });
+      }
+    }
+    const words: Word[] = x.ticks(8).map((tick) => ({ x: x(tick), y: 14, text: number(tick), fill: colour("dim"), anchor: "middle" }));
+    for (const each of rank === undefined ? ranks : [rank]) {
+      const places = [...row].filter(([key]) => key.startsWith(`${each},`)).map(([, place]) => place);
+      if (places.length) words.push({ x: 4, y: TOP + (places[0]! + 0.5) * height + 5, text: `rank ${each}`, fill: colour("text") });
+    }
+    const label = `timeline of ${count} spans and ${arrows.length} arrows`;
+    const made = surface(width, TOP + row.size * height + 4, label, boxes.length + lines.length, (at) => (picked.textContent = spanText(trace, at)));
+    made.draw({ boxes, arrows: lines, words, over: true });
+    frame.replaceChildren(made.node);
+    range.textContent = `${number(from)} to ${number(to)} of ${number(last)} ${unit}`;
+  }
+
+  function zoomTo(begin: number, end: number): void {
+    const length = Math.min(Math.max(end - begin, last / 1e6), last);
+    from = Math.min(Math.max(begin, 0), last - length);
+    to = from + length;
+    paint();
+  }
+  const zoom = (factor: number, about = (from + to) / 2) => zoomTo(about - (about - from) * factor, about + (to - about) * factor);
+  const pan = (part: number) => zoomTo(from + part * (to - from), to + part * (to - from));
+
+  function look(): void {
+    const words = (search.value.toLowerCase().match(/(?:rank|program) \d+|\S+/g) ?? []).map((word) => new RegExp(`${word.replace(/[^\w\s]/g, "\\$&")}(?!\\d)`));
+    found = words.length ? new Set() : undefined;
+    const rows: Cell[][] = [];
+    for (let at = 0; found && at < count; at++) {
+      const text = spanText(trace, at);
+      const lower = text.toLowerCase();
+      if (!words.every((word) => word.test(lower))) continue;
+      found.add(at);
+      if (rows.length < 200) rows.push([button("show", () => zoomTo(spans.begin[at]! - spans.length[at]!, spans.begin[at]! + 2 * spans.length[at]!)), text]);
+    }
+    results.replaceChildren(...(found ? [h("p", { role: "status" }, `${found.size} of ${count} spans match`), table("Spans that match", ["", "span"], rows)] : []));
+    paint();
+  }
+
+  frame.addEventListener("keydown", (event) => {
+    const does: Record<string, () => void> = {
+      "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "0": () => zoomTo(0, last),
+    };
+    if (!does[event.key]) return;
+    event.preventDefault();
+    does[event.key]!();
+  });
+  frame.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return; // a plain wheel moves the page
+    event.preventDefault();
+    const part = (event.clientX - frame.getBoundingClientRect().left - LEFT) / Math.max(frame.clientWidth - LEFT - 28, 1);
+    zoom(event.deltaY < 0 ? 0.7 : 1.4, from + Math.min(Math.max(part, 0), 1) * (to - from));
+  }, { passive: false });
+  requestAnimationFrame(() => paint());
+  const which = choice("Rank", ["all", ...ranks.map(String)], (at) => {
+    rank = at ? ranks[at - 1] : undefined;
+    paint();
+  });
+  const legend = h("ul", { class: "legend" }, ...kinds.map((kind) => h("li", {}, h("span", { class: `swatch ${kind}` }), kind)), h("li", {}, "arrows: from a signal to the wait that it ended"));
+  const controls = h(
+    "div", { class: "controls" }, which, button("Zoom in", () => zoom(0.5), "+"), button("Zoom out", () => zoom(2), "-"),
+    button("◀ Earlier", () => pan(-0.2)), button("Later ▶", () => pan(0.2)), button("Whole trace", () => zoomTo(0, last), "0"),
+    h("label", {}, showArrows, " arrows"), h("label", {}, showPath, " critical path"), h("label", {}, "Search ", search),
+    button("Save for ui.perfetto.dev", () => save("trace.json", perfetto(trace))),
+  );
+  const sample: Cell[][] = [...spans.rank.keys()].slice(0, 200).map((at) => [spans.rank[at], spans.program[at], kinds[spans.kind[at]!], number(spans.begin[at]), number(spans.length[at]), spans.ended_by[at]! < 0 ? "" : spans.ended_by[at]]);
+  const all = h("details", {}, h("summary", {}, "The spans as a table"), table("Spans", ["rank", "program", "kind", `begin, ${unit}`, `length, ${unit}`, "ended by rank"], sample));
+  if (count > sample.length) all.append(h("p", { class: "note" }, `${count - sample.length} more spans: search finds them.`));
+  return { nodes: [controls, range, frame, picked, legend, results, all], zoomTo };
+}
+
+function summary(trace: Trace): HTMLElement {
+  const rows = summarise(trace).map((each): Cell[] => {
+    const most = [...each.waitedFor].sort((a, b) => b[1] - a[1])[0];
+    const whom = !most ? "" : most[0] < 0 ? "nobody seen" : most[0] === each.rank ? "itself" : `rank ${most[0]}`;
+    return [each.rank, number(each.length), percent(each.waited, each.busy), most ? `${whom}, ${percent(most[1], each.busy)}` : "", each.link && each.compute ? percent(each.both, each.link) : "–"];
+  });
+  return table("By rank", ["rank", `length, ${trace.unit}`, "program time waited", "most for", "link time hidden"], rows);
+}
+
+/** Of each rank's time: computing, moving data, both at once, only waiting. */
+function overlap(trace: Trace): HTMLElement {
+  const rows = summarise(trace).map((each): Cell[] => {
+    const parts: [string, number][] = [["compute", each.compute - each.both], ["barrier", each.both], ["fetch", each.link - each.both], ["wait", each.onlyWaiting]];
+    const bars = parts.map(([name, time]) => h("span", { class: `bar swatch ${name}`, style: `width:${(260 * time) / Math.max(each.length, 1e-9)}px;margin:0;border-radius:0` }));
+    return [each.rank, h("span", { "aria-hidden": "true" }, ...bars), ...parts.map(([, time]) => percent(time, each.length))];
+  });
+  return table("Overlap: what a rank did, of its length", ["rank", "", "compute alone", "compute and link", "link alone", "only waiting"], rows);
+}
+
+function pathTable(trace: Trace, path: Part[], zoomTo: (begin: number, end: number) => void): HTMLElement {
+  const { spans, kinds, unit } = trace;
+  const whole = path.length ? path.at(-1)!.end - path[0]!.begin : 0;
+  const rows = path.map(({ span, begin, end, arrow }): Cell[] => [
+    button(number(begin), () => zoomTo(begin - (end - begin), end + (end - begin))), number(end - begin), percent(end - begin, whole), `rank ${spans.rank[span]} program ${spans.program[span]}`, kinds[spans.kind[span]!],
+    arrow === undefined ? "" : `rank ${trace.arrows[arrow]![0]} program ${trace.arrows[arrow]![1]}`,
+  ]);
+  return table(`Critical path: ${number(whole)} ${unit} in ${path.length} parts`, [`from, ${unit}`, `takes, ${unit}`, "share", "where", "what", "ended by a signal of"], rows);
+}
+
+/** The file that `sundog trace` writes, again. */
+function perfetto({ title, unit, clock, dropped, kinds, spans, arrows }: Trace): string {
+  const names = [...new Set(spans.rank)].map((rank) => ({ ph: "M", name: "process_name", pid: rank, args: { name: `rank ${rank}` } }));
+  const slices = spans.rank.map((rank, at) => ({
+    ph: "X", name: kinds[spans.kind[at]!], pid: rank, tid: spans.program[at], ts: spans.begin[at], dur: spans.length[at],
+    args: { what: spans.what[at], value: spans.value[at], peer: spans.peer[at], ended_by: spans.ended_by[at] },
+  }));
+  const flows = arrows.flatMap(([r1, p1, t1, r2, p2, t2], id) => [
+    { ph: "s", id, cat: "signal", name: "signal", pid: r1, tid: p1, ts: t1 },
+    { ph: "f", id, cat: "signal", name: "signal", pid: r2, tid: p2, ts: t2, bp: "e" },
+  ]);
+  const otherData = { op: title, time: unit === "us" ? "ns" : unit, clocks: clock, dropped };
+  return JSON.stringify({ otherData, traceEvents: [...names, ...slices, ...flows] });
+}

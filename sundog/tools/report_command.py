@@ -1,0 +1,56 @@
+"""`sundog report`: turn files that the other commands wrote into one HTML page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ..report.page import check_assets, read_report, write_comparison, write_report
+from ..report.sections import Section, read_sections
+from ._console import FINE, check_writable, command, note
+
+__all__ = ["ReportOptions", "run"]
+
+_LARGE = 5 << 20  # bytes: a page that some will not open
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    files: tuple[str, ...]
+    out: str  # "": report.html, or comparison.html
+    compare: bool = False
+
+
+@command("report")
+def run(options: ReportOptions) -> int:
+    check_assets()
+    out = options.out or ("comparison.html" if options.compare else "report.html")
+    check_writable(out)
+    if options.compare:
+        _compare(out, options.files)
+    else:
+        _collect(out, options.files)
+    size = os.path.getsize(out) if os.path.isfile(out) else 0
+    note(f"{out}: {size / 1e6:.1f} MB, opens in a browser without a network")
+    if size > _LARGE:
+        note("that is large for a page: give fewer files, or trace fewer programs")
+    return FINE
+
+
+def _compare(out: str, files: tuple[str, ...]) -> None:
+    if len(files) != 2:
+        raise ValueError(f"--compare takes two reports, old.html new.html; {len(files)} given")
+    write_comparison(out, *files)
+
+
+def _collect(out: str, files: tuple[str, ...]) -> None:
+    if not files:
+        raise ValueError("name at least one file: sundog report -o report.html found.json")
+    write_report(out, [part for path in files for part in _parts(path)])
+
+
+def _parts(path: str) -> list[Section]:
+    """Read a file; a report gives its sections, so that pages can be joined."""
+    if path.endswith(".html"):
+        return [Section(**each) for each in read_report(path)["sections"]]
+    return read_sections(path)
