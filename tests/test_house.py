@@ -22,14 +22,14 @@ BUDGETS = {
     "dataset/helion": 1950,
     "dataset/triton": 1750,
     "device": 960,
-    "fused": 3480,
+    "fused": 3640,
     "hardware": 340,
     "interpreter": 3200,
     "learn": 320,
     "machine": 3290,
     "nodes": 1650,
     "ops": 1500,
-    "predict": 1360,
+    "predict": 1390,
     "report": 600,
     "tools": 2060,
     "tools/bench": 850,
@@ -44,7 +44,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 58  # without commands, which cli.py alone imports
+ONE_IMPORTER = 59  # without commands, which cli.py alone imports
 CLOSURE = 13  # files that a collective's import reads
 KERNEL_ARGUMENTS = 13
 

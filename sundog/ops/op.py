@@ -51,6 +51,8 @@ OPS = {
     "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
     "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
     "all_gather_matmul.direct": "sundog.fused.all_gather_matmul_direct",
+    "matmul_all_gather.push": "sundog.fused.matmul_all_gather",
+    "matmul_all_gather.barrier": "sundog.fused.matmul_all_gather_barrier",
     "matmul_reduce_scatter.push": "sundog.fused.matmul_reduce_scatter",
     "matmul_reduce_scatter.barrier": "sundog.fused.matmul_reduce_scatter_barrier",
     "matmul_all_reduce.one_shot": "sundog.fused.matmul_all_reduce_one_shot",

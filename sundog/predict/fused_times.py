@@ -160,6 +160,29 @@ def matmul_all_reduce_barrier(problem: Any, config: Any, ranks: Ranks) -> list[P
     return _then(problem, config, ranks, all_reduce_two_shot, numel)
 
 
+def matmul_all_gather_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Barrier; products, each stored to all ranks meanwhile; barrier."""
+    stored = _stored_to_all(problem, config, ranks)
+    part = _product(problem, config, ranks, config.programs, _PUSHED)
+    return [launch(ranks), barrier(ranks), beside("product", [part, stored]), barrier(ranks)]
+
+
+def matmul_all_gather_barrier(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """A plain product; then a gather between two barriers."""
+    stored = _stored_to_all(problem, config, ranks)
+    part = _product(problem, config, ranks, config.programs)
+    return [launch(ranks), part, launch(ranks), barrier(ranks), stored, barrier(ranks)]
+
+
+def _stored_to_all(problem: Any, config: Any, ranks: Ranks) -> Part:
+    """A rank's product to every rank."""
+    size, product_bytes = ranks.size, float(problem.m * problem.n * _item(problem))
+    block = min(_GATHER, max(product_bytes / config.programs, 1))
+    traffic = Traffic(product_bytes, size * product_bytes, 0, 0, (size - 1) * product_bytes)
+    rounds = waves(product_bytes, config.programs * block)
+    return copied(ranks, "stores", traffic, Round(block, size * block), rounds)
+
+
 # all-reduce and norm: a program has a row at a time
 
 
@@ -211,6 +234,8 @@ FUSED: dict[str, Model] = {
     "all_gather_matmul.barrier": all_gather_matmul_barrier,
     "all_gather_matmul.hbm_buffer": all_gather_matmul_hbm_buffer,
     "all_gather_matmul.direct": all_gather_matmul_direct,
+    "matmul_all_gather.push": matmul_all_gather_push,
+    "matmul_all_gather.barrier": matmul_all_gather_barrier,
     "matmul_reduce_scatter.push": matmul_reduce_scatter_push,
     "matmul_reduce_scatter.barrier": matmul_reduce_scatter_barrier,
     "matmul_all_reduce.one_shot": matmul_all_reduce_one_shot,

@@ -419,6 +419,9 @@ BASELINES: dict[str, dict[str, Baseline]] = {
             _torch_then("reduce_scatter"), _is_plain
         ),
     },
+    "matmul_all_gather": {
+        "torch.mm, then our all-gather": Baseline(_torch_then("all_gather"), _is_plain),
+    },
     "matmul_all_reduce": {
         "torch.mm, then our all-reduce": Baseline(_torch_then("all_reduce"), _is_plain),
     },

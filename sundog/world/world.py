@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..collectives.scatter import scatter
     from ..fused.all_gather_matmul import all_gather_matmul
     from ..fused.all_reduce_rms_norm import all_reduce_rms_norm
+    from ..fused.matmul_all_gather import matmul_all_gather
     from ..fused.matmul_all_reduce import matmul_all_reduce
     from ..fused.matmul_reduce_scatter import matmul_reduce_scatter
 
@@ -59,6 +60,7 @@ class World:
         send = send
         all_gather_matmul = all_gather_matmul
         all_reduce_rms_norm = all_reduce_rms_norm
+        matmul_all_gather = matmul_all_gather
         matmul_all_reduce = matmul_all_reduce
         matmul_reduce_scatter = matmul_reduce_scatter
 
@@ -67,11 +69,9 @@ class World:
     ) -> None:
         self.rank = self.local_rank = ranks.index(backend.rank)
         self.size, self.node, self.num_nodes = len(ranks), 0, 1  # one machine; nodes/ has several
-        self.device = backend.device
-        self.num_sms = backend.num_sms
+        self.device, self.num_sms = backend.device, backend.num_sms
         self._target = target.key_of(backend.device)
-        self.backend = backend.name
-        self.passive = backend.passive
+        self.backend, self.passive = backend.name, backend.passive
         self.trace = 0  # the clock that kernels read at their trace points; 0: they have none
         self._backend = backend
         self._ranks, self._channel, self._heap = ranks, channel, heap

@@ -46,6 +46,7 @@ COSTS = {
         (6, 100, torch.bfloat16, 4), (600 * 9, 1200 + 400 + 200, 2 * 1200, 900 + 1800),
     ),
     "all_gather_matmul": (PRODUCT, (65536, 2048 + 1024, 4096, 1536)),
+    "matmul_all_gather": (PRODUCT, (65536, 2048 + 1024, 4 * 4096, 3 * 4096)),
     "matmul_all_reduce": (PRODUCT, (65536, 2048 + 1024 + 4096, 2 * 4096, 2 * 3072)),
     "matmul_reduce_scatter": (PRODUCT, (65536, 2048 + 1024 + 4096, 4096 + 1024, 3072)),
 }  # fmt: skip

@@ -12,7 +12,12 @@ from sundog.tools.baselines import BASELINES
 
 CASES = [
     (op, name)
-    for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
+    for op in (
+        "all_gather_matmul",
+        "matmul_all_gather",
+        "matmul_reduce_scatter",
+        "matmul_all_reduce",
+    )
     for name in BASELINES[op]
 ]
 

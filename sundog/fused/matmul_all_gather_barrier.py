@@ -1,0 +1,44 @@
+"""GEMM, then all-gather: the baseline. The bits are those of the fused kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..ops.op import Plan, agree
+from . import _gemm, _matmul_reduce
+from ._matmul_reduce import Config, Problem, default, inputs, space, valid
+from .matmul_all_gather import cases, cost, reference
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
+    "space", "valid",
+]  # fmt: skip
+
+SYMMETRIC = ("out",)
+OP = "matmul_all_gather.barrier"
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate the product, and plan the collective. Takes any a, b, bias; a symmetric out."""
+    agree(world, OP, problem, config, valid(problem, config))
+    kind = problem.out_dtype or problem.dtype
+    product = world.empty((problem.m, problem.n), kind, f"{OP}.product")
+    then = _matmul_reduce.collective(world, "all_gather", product.numel(), kind)
+    whole = world.empty((problem.size * problem.m, problem.n), kind, f"{OP}.whole")
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *added, out = rest
+        bias = added[0] if added else None
+        _gemm.matmul(a, b, product, bias, problem.activation, config, config.programs)
+        flat = out.is_contiguous()
+        then.launch(product.view(-1), (out if flat else whole).view(-1))
+        if not flat:
+            out.detach().copy_(whole)
+        return out
+
+    return Plan(world, problem, config, (product, whole, *then.workspaces), launch)
