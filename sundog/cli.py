@@ -174,6 +174,7 @@ def tune(
     promote: Annotated[bool, typer.Option(help="copy the bests into the package's JSON")] = False,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
     link: Link = "",
+    farm: Annotated[str, typer.Option(help="a Ray cluster: ray://host:port, or local")] = "",
     html: Html = "",
 ) -> None:
     """Search for the best config of an op, and keep every attempt in the dataset LOG.
@@ -190,7 +191,7 @@ def tune(
         raise typer.Exit(command.run_promote(names))
     options = command.TuneOptions(
         op=op, problems=problem or [], world=world, budget=budget, search=search, log=log,
-        seed=seed, resume=resume, place=TunePlace(backend, link),
+        seed=seed, resume=resume, place=TunePlace(backend, link), farm=farm,
         targets=(names or ["sm_90", "gfx942"]) if compile_only else [], html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))

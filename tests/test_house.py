@@ -31,20 +31,20 @@ BUDGETS = {
     "ops": 1500,
     "predict": 1390,
     "report": 600,
-    "tools": 2060,
+    "tools": 2080,
     "tools/bench": 850,
     "tools/calibrate": 250,
     "tools/check": 1180,
     "tools/predict": 860,
     "tools/probe": 880,
     "tools/trace": 650,
-    "tools/tune": 1560,
+    "tools/tune": 1900,
     "torch": 2300,
     "world": 1600,
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 59  # without commands, which cli.py alone imports
+ONE_IMPORTER = 60  # without commands, which cli.py alone imports
 CLOSURE = 13  # files that a collective's import reads
 KERNEL_ARGUMENTS = 13
 

@@ -77,6 +77,9 @@ class Opening:
             nap = min(2 * nap, _LONGEST_NAP)
         return pending.values()
 
+    def close(self) -> None:
+        self._exchange.close()
+
     def facts(self, where: Locality | None = None) -> tuple[RankFacts, list[RankFacts]]:
         """Tell the others where this rank is; return its facts, and everybody's by rank."""
         fd = os.memfd_create("sundog-machine")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -279,28 +279,36 @@ def open_world(
 
     `where`: the machine that this process counts as, instead of the one that it is on.
     """
-    opening = Opening(members, timeout)
-    mine, everyone = opening.facts(where)
-    try:
-        machines = sorted_by_machine(everyone)
-    except ValueError:
-        os.close(mine.fd)
-        raise
+    with closing(Opening(members, timeout)) as opening:
+        mine, everyone = opening.facts(where)
+        try:
+            machines = sorted_by_machine(everyone)
+        except ValueError:
+            os.close(mine.fd)
+            raise
+        if machines.count > 1:
+            roll_call = _called(opening, members, machines)
     if machines.count == 1:
         os.close(mine.fd)
         rank, size, store, group = members
         return module.open_world(rank, size, store, heap_size, timeout, group)
-    roll_call = RollCall(members.rank, machines)
-    address = own_address(members.store), roll_call.port
-    token = secrets.token_hex(16) if members.rank == 0 else ""
-    told = opening.exchange((address, token), "addresses")
-    roll_call.open([(str(each[0][0]), int(each[0][1])) for each in told], str(told[0][1]))
     node, local_rank = divmod(members.rank, machines.size)
     store, fd = local_store(everyone[node * machines.size], mine)
     name = f"{members.group}@{node}"
     local = module.open_world(local_rank, machines.size, store, heap_size, timeout, name)
     group = _joined(members, machines, local, timeout)
     return SpanningWorld(local, machines, node, group, roll_call, timeout, fd)
+
+
+def _called(opening: Opening, members: Members, machines: Machines) -> RollCall:
+    """Open this rank's socket, and learn where those of the others are."""
+    roll_call = RollCall(members.rank, machines)
+    address = own_address(members.store), roll_call.port
+    token = secrets.token_hex(16) if members.rank == 0 else ""
+    everyone = opening.exchange((address, token), "addresses")
+    addresses = [(str(host), int(port)) for (host, port), _ in everyone]
+    roll_call.open(addresses, str(everyone[0][1]))
+    return roll_call
 
 
 def _joined(members: Members, machines: Machines, local: World, timeout: float) -> Any:

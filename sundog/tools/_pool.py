@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Body", "Failure", "Worker", "finished", "run_all", "serve"]
+__all__ = ["LONGEST_WAIT", "Body", "Failure", "Worker", "finished", "run_all", "serve"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LONGEST_WAIT = 0.2  # seconds between two looks at the clock and the processes
+LONGEST_WAIT = 0.2  # seconds between two looks at the clock and the processes
 
 Body = Callable[[Connection], None]  # receives tasks and sends answers, until the pipe ends
 
@@ -113,6 +113,11 @@ class Worker:
             for _, _, reply in finished([self]):
                 return reply
 
+    @staticmethod
+    def wait_some(workers: Sequence[Any]) -> None:
+        """Wait a moment for one of these, which are busy."""
+        wait([worker.pipe for worker in workers], LONGEST_WAIT)
+
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -157,7 +162,8 @@ class Worker:
 def finished(workers: Sequence[Worker]) -> list[tuple[Worker, Any, Any]]:
     """Wait a moment for busy workers; return worker, task and answer of those that are done."""
     busy = [worker for worker in workers if worker.task is not None]
-    wait([worker.pipe for worker in busy], _LONGEST_WAIT)
+    if busy:  # all are of one kind
+        busy[0].wait_some(busy)
     found = []
     for worker in busy:
         task = worker.task

@@ -136,7 +136,9 @@ class Cluster:
         deadline = time.monotonic() + limit
         for _ in range(self.nodes * self.ranks):
             left = deadline - time.monotonic()
-            assert select.select([self._told], [], [], max(left, 0))[0], f"not told in {limit} s"
+            assert select.select([self._told], [], [], max(left, 0))[0], (
+                f"a rank is late: {limit} s"
+            )
             os.read(self._told, 1)
 
     def __enter__(self) -> Cluster:

@@ -25,6 +25,7 @@ from ...compiled.kernels import Kernel, inspect_launch
 from ...compiled.recorded import RecordedLaunch, compile_launch
 from ...dataset.files import AppendFile
 from ...dataset.graph_file import IrFile
+from ...dataset.ir_graph import ir_id_of
 from ...dataset.schema import file_names
 from ...dataset.triton.compile import source_of
 from ...dataset.triton.ttir import extract_ttir_graph
@@ -34,7 +35,9 @@ from .._pool import Failure, Worker
 from .._subject import room
 from .space import Job
 
-__all__ = ["CompiledConfig", "Compilers", "compile_config", "launches_of"]
+__all__ = [
+    "CompiledConfig", "Compilers", "compile_config", "graph_writer", "ir_id_of", "launches_of",
+]  # fmt: skip
 
 _warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
 
@@ -63,11 +66,18 @@ class Compilers:
     """The processes that compile for all jobs of a run; their tasks are (job's number, config)."""
 
     workers: list[Worker]
+    place: str = ""  # if not this machine
     done: dict[tuple[int, Any], CompiledConfig | Failure] = field(default_factory=dict)
 
     @property
     def at(self) -> list[Any]:
         return [worker.task for worker in self.workers if worker.task is not None]
+
+    @property
+    def progress(self) -> str:
+        """Workers and their work, in words, where they are elsewhere."""
+        words = f", {len(self.at)} of {len(self.workers)} compilers busy on {self.place}"
+        return words if self.place else ""
 
     @property
     def idle(self) -> list[Worker]:
@@ -79,18 +89,23 @@ class Compilers:
                 worker.close()
 
 
+def graph_writer(base: str) -> Callable[[Any], str | None]:
+    """Make what adds a graph to the dataset and returns its id, in any number of processes."""
+    file = IrFile(file_names(base)[2])
+    with suppress(OSError):  # a compiler will say so
+        file.look()  # 14 compilers, one after the other, would take 2 s for 100 MB
+    file.file.close()  # each opens its own
+    return functools.partial(_write, file)
+
+
 def compile_config(
-    jobs: dict[int, tuple[Job, str]], target: str, base: str
+    jobs: dict[int, tuple[Job, str]], target: str, write: Callable[[Any], str | None]
 ) -> Callable[[tuple[int, Any]], CompiledConfig]:
     """For `workers.serve`: a config's kernels, in the order of their launches.
 
     `jobs`: and their run ids. Configs often differ in the grid alone, and problems in what is no
     constant of a kernel, so what was compiled is kept by what it was made of.
     """
-    file = IrFile(file_names(base)[2])
-    with suppress(OSError):  # a compiler will say so
-        file.look()  # 14 compilers, one after the other, would take 2 s for 100 MB
-    file.file.close()  # each opens its own
     made: dict[str, tuple[Kernel, str | None]] = {}
 
     def compile_one(task: tuple[int, Any]) -> CompiledConfig:
@@ -105,7 +120,7 @@ def compile_config(
                 compiled = compile_launch(launch, target)
                 seconds += time.perf_counter() - begin
                 graph = {**extract_ttir_graph(compiled), "run_id": run_id}
-                made[key] = inspect_launch(job.op, launch, target), _write(file, graph)
+                made[key] = inspect_launch(job.op, launch, target), write(graph)
             found.append(made[key])
         ids = dict.fromkeys(ir_id for _, ir_id in found if ir_id)
         return CompiledConfig(seconds, _metrics(target, [kernel for kernel, _ in found]), list(ids))

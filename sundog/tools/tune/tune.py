@@ -41,8 +41,9 @@ from .._console import Show
 from .._launches import NUM_SMS, check_target
 from .._pool import Failure, Worker, serve
 from . import cache
-from .compile_configs import Compilers, compile_config, launches_of
+from .compile_configs import Compilers, compile_config, graph_writer, launches_of
 from .evaluate import Evaluator
+from .farm import Farm
 from .measure import WHERE, Timer, TunePlace, Where, serve_world, time_on_gpu
 from .search import SEARCHES, around_the_best, first_asked
 from .space import Job, Space, fields_text, jobs, spaces
@@ -109,6 +110,7 @@ def tune(
     targets: Sequence[str] = (),
     place: TunePlace | None = None,
     timer: Timer = time_on_gpu,
+    farm: str = "",
     progress: Show = lambda *_: None,
 ) -> list[Tuned]:
     """Tune an op (each algorithm that may be chosen), or one algorithm: 'all_gather.push'.
@@ -116,17 +118,24 @@ def tune(
     `problem` is 'numel=4096,dtype=bfloat16', the other fields those of the op's first case; several
     are tuned one after the other, in a world that is opened once. At most `budget` configs of each
     algorithm are tried; rows go to the dataset `log` (default: tune-OP). Needs a GPU, unless
-    `targets` names GPUs to compile for: ["sm_90"].
+    `targets` names GPUs to compile for: ["sm_90"]. `farm` is the address of a Ray cluster, whose
+    workers compile and measure instead of this machine's processes (farm.py).
     """
     targets = [targets] if isinstance(targets, str) else targets
     log = log or default_log(op)
     problems = [problem] if isinstance(problem, str) else list(problem) or [""]
     found = [job for text in problems for job in jobs(op, text, world)]
-    _check(budget, search, log, targets, timer)
+    _check(budget, search, log, targets)
+    if not (targets or farm or timer is not time_on_gpu):
+        _check_gpu()
     options = _SearchOptions(budget, search, log, seed, resume, progress)
-    if not targets:
-        return _measure(found, place or TunePlace("virtual"), timer, options)
-    return [each for target in targets for each in _compile_only(found, target, options)]
+    pool = Farm(farm) if farm else LocalPool()
+    try:
+        if not targets:
+            return _measure(found, place or TunePlace("virtual"), timer, options, pool)
+        return [each for name in targets for each in _compile_only(found, name, options, pool)]
+    finally:
+        pool.close()
 
 
 def default_log(op: str) -> str:
@@ -134,7 +143,7 @@ def default_log(op: str) -> str:
     return f"tune-{op.rpartition('/')[2]}"
 
 
-def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Timer) -> None:
+def _check(budget: int, search: str, log: str, targets: Sequence[str]) -> None:
     if budget < 1:
         raise ValueError(f"budget {budget}: at least one config must be tried")
     if search not in SEARCHES:
@@ -144,8 +153,10 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str], timer: Ti
     wrong = check_base(log)
     if wrong:
         raise ValueError(f"--log {log}: {wrong}")
-    if targets or timer is not time_on_gpu:
-        return
+
+
+def _check_gpu() -> None:
+    """Raise if the processes of this machine can't measure."""
     if torch.cuda.is_initialized():
         raise SundogError(
             "tuning forks this process, which has used CUDA already. Call it first, or from the "
@@ -225,12 +236,14 @@ def _describe(
 _source = functools.cache(kernel_source)  # the same for all problems, and takes 0.2 s
 
 
-def _compile_only(found: list[Job], target: str, options: _SearchOptions) -> list[Tuned]:
+def _compile_only(
+    found: list[Job], target: str, options: _SearchOptions, pool: LocalPool | Farm
+) -> list[Tuned]:
     gpu = gpu_target(target)
     hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
     where = Where(target, target, gpu.warp_size, NUM_SMS, hardware)
     described = describe_all(found, where, f"compile {target}", options.settings)
-    compilers = _compilers(described, target, options.log, os.cpu_count() or 1)
+    compilers = pool.compilers(_numbered(described), target, options.log, _COMPILE_S, 0)
     try:
         return _search_all(described, (compilers, None), select.Place(target, NUM_SMS), "", options)
     finally:
@@ -238,19 +251,22 @@ def _compile_only(found: list[Job], target: str, options: _SearchOptions) -> lis
 
 
 def _measure(
-    found: list[Job], place: TunePlace, timer: Timer, options: _SearchOptions
-) -> list[Tuned]:
+    found: list[Job], place: TunePlace, timer: Timer, options: _SearchOptions,
+    pool: LocalPool | Farm,
+) -> list[Tuned]:  # fmt: skip
     """All algorithms, one after the other, in one world."""
     warm_cache_keys(found)
-    measurer = Worker(serve_world(found, place, timer), _MEASURE_S)
-    name = "graph replay" if timer is time_on_gpu else "synthetic"
+    on_gpu = timer is time_on_gpu
+    measurer = pool.measurer(found, place, timer, _MEASURE_S, on_gpu)
+    name = "graph replay" if on_gpu else "synthetic"
     compilers = Compilers([])
     try:
         where = _where(measurer)
         cache.check(where.target)
         backend = f"{place.backend} {place.link}".strip()
         described = describe_all(found, where, backend, options.settings)
-        compilers = _compilers(described, where.arch, options.log, (os.cpu_count() or 2) - 1)
+        numbered = _numbered(described)
+        compilers = pool.compilers(numbered, where.arch, options.log, _COMPILE_S, 1)
         here = select.Place(where.target, where.num_sms)
         return _search_all(described, (compilers, measurer), here, name, options)
     finally:
@@ -287,8 +303,9 @@ def _search(
     with Recorder(options.log, info) as recorder:
 
         def step() -> None:
-            best = f"best {evaluator.best[1]:.4f} ms" if evaluator.best else ""
-            options.show(f"{job} on {place.target}", len(evaluator.times), total, best)
+            best = f"best {evaluator.best[1]:.4f} ms" if evaluator.best else "no time yet"
+            text = best + compilers.progress if evaluator.best or compilers.place else ""
+            options.show(f"{job} on {place.target}", len(evaluator.times), total, text)
 
         evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, each.number)
         evaluator.after = after
@@ -315,11 +332,27 @@ def _search(
         )  # fmt: skip
 
 
-def _compilers(described: list[Described], target: str, log: str, count: int) -> Compilers:
-    jobs = {each.number: (each.job, each.info.run_id) for each in described}
-    body = serve(compile_config(jobs, target, log))
-    number = min(max(count, 1), _MOST_COMPILERS)
-    return Compilers([Worker(body, _COMPILE_S) for _ in range(number)])
+def _numbered(described: list[Described]) -> dict[int, tuple[Job, str]]:
+    return {each.number: (each.job, each.info.run_id) for each in described}
+
+
+class LocalPool:
+    """This machine's processes. `Farm` has the same methods."""
+
+    def compilers(
+        self, jobs: dict[int, tuple[Job, str]], target: str, log: str, seconds: float, reserved: int
+    ) -> Compilers:
+        body = serve(compile_config(jobs, target, graph_writer(log)))
+        number = min(max((os.cpu_count() or 1) - reserved, 1), _MOST_COMPILERS)
+        return Compilers([Worker(body, seconds) for _ in range(number)])
+
+    def measurer(
+        self, jobs: Sequence[Job], place: TunePlace, timer: Timer, seconds: float, on_gpu: bool
+    ) -> Worker:
+        return Worker(serve_world(jobs, place, timer), seconds)
+
+    def close(self) -> None:
+        """Nothing is left: its processes were ended one by one."""
 
 
 def _where(measurer: Worker) -> Where:

@@ -27,6 +27,7 @@ class TuneOptions:
     resume: bool
     targets: Sequence[str]  # to compile for; none: time on this machine's GPU
     place: TunePlace
+    farm: str = ""  # address of a Ray cluster
     html: str = ""
 
 
@@ -43,7 +44,7 @@ def run(options: TuneOptions) -> int:
             done = tune(
                 options.op, list(options.problems), world=options.world, budget=options.budget,
                 search=options.search, log=options.log, seed=options.seed, resume=options.resume,
-                targets=options.targets, place=options.place, progress=show,
+                targets=options.targets, place=options.place, farm=options.farm, progress=show,
             )  # fmt: skip
     except KeyboardInterrupt:
         text = "interrupted. What was measured is kept; the same command with --resume goes on."

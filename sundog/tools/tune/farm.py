@@ -1,0 +1,286 @@
+"""Tuning on a Ray cluster: the pool's interface, with an actor of Ray's for every worker.
+
+    sundog tune all_gather --farm ray://head:10001       # or host:port of the cluster; or "local"
+
+Compilers take a CPU each, anywhere. The world that measures takes a GPU for itself. Workers send
+what they find, graphs too, and this process alone writes the dataset. If a worker or its machine
+dies, Ray starts another one and gives it the config again: nothing but the time is lost.
+
+Workers must have this process's versions of Python, torch, Triton and sundog: another compiler
+makes other kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from typing import Any
+
+import torch
+
+from ...dataset.hardware import versions
+from ...errors import SundogError
+from ...ops.op import find
+from .._pool import LONGEST_WAIT, Failure, Worker
+from .compile_configs import CompiledConfig, Compilers, compile_config, graph_writer, ir_id_of
+from .measure import Timer, TunePlace, serve_world
+from .space import Job
+
+__all__ = ["Farm", "FarmWorker", "different", "gpu_in_use"]
+
+_TRIES = 3  # of a config whose worker dies each time
+_START_S = 120.0  # until a worker must have answered for the first time
+_MOST_USED = 0.1  # of a GPU's memory, by others
+_COMPARED = ("python", "torch", "triton", "sundog")
+
+JobName = tuple[str, Any, int]  # op, problem, size: what a module's name is on another machine
+
+
+class Farm:
+    """A connection to a cluster."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._ray = _connected(address)
+        self._mine = versions()
+
+    @property
+    def num_cpus(self) -> int:
+        return int(self._ray.cluster_resources().get("CPU", 0))
+
+    def compilers(
+        self, jobs: dict[int, tuple[Job, str]], target: str, log: str, seconds: float, reserved: int
+    ) -> Compilers:
+        """One for every CPU of the cluster but the reserved ones."""
+        named = {n: (_name(job), run_id) for n, (job, run_id) in jobs.items()}
+        write = graph_writer(log)
+
+        def receive(reply: tuple[CompiledConfig, list[Any]]) -> CompiledConfig:
+            compiled, graphs = reply
+            for graph in graphs:
+                write(graph)
+            return compiled
+
+        def make() -> Any:
+            return self._actor(_Compiler, num_cpus=1).remote(named, target)
+
+        count = max(self.num_cpus - reserved, 1)
+        workers: list[Worker] = [
+            FarmWorker(self._ray, make, seconds, self._check, receive) for _ in range(count)
+        ]
+        return Compilers(workers, self.address)
+
+    def measurer(
+        self, jobs: Sequence[Job], place: TunePlace, timer: Timer, seconds: float, on_gpu: bool
+    ) -> Worker:
+        """It has a GPU for itself, unless the clock is made up."""
+        named = [_name(job) for job in jobs]
+
+        def make() -> Any:
+            return self._actor(_Measurer, num_gpus=int(on_gpu)).remote(named, place, timer)
+
+        return FarmWorker(self._ray, make, seconds, self._check)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+    def _actor(self, kind: type, **resources: Any) -> Any:
+        options = {"max_restarts": -1, "max_task_retries": _TRIES - 1, **resources}
+        return self._ray.remote(**options)(kind)
+
+    def _check(self, about: dict[str, Any]) -> None:
+        reason = different(self._mine, about) or gpu_in_use(about)
+        if reason:
+            raise SundogError(reason)
+
+
+def _connected(address: str) -> Any:
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise SundogError(
+            "--farm needs Ray, which is not installed: pip install 'sundog[farm]'. Without --farm "
+            "the processes of this machine tune."
+        ) from None
+    where = None if address == "local" else address
+    try:
+        ray.init(address=where, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError, ImportError, OSError) as error:
+        raise SundogError(
+            f"--farm {address}: no Ray cluster answers there ({str(error).splitlines()[0]}). Start "
+            "one with `ray start --head`, or use --farm local for one on this machine."
+        ) from None
+    return ray
+
+
+def different(mine: dict[str, Any], about: dict[str, Any]) -> str:
+    """Say in which versions a worker differs from this process; empty if in none."""
+    theirs = about["versions"]
+    unlike = [name for name in _COMPARED if mine.get(name) != theirs.get(name)]
+    if not unlike:
+        return ""
+    shown = "; ".join(f"{name} {mine.get(name)} here, {theirs.get(name)} there" for name in unlike)
+    return (
+        f"the worker on {about['host']} has other versions than this process: {shown}. Kernels "
+        "would differ: install the same ones on both sides."
+    )
+
+
+def gpu_in_use(about: dict[str, Any]) -> str:
+    """Say that others use a worker's GPU; empty if nobody does, or it has none."""
+    used, total = about["gpu_used"], about["gpu_total"]
+    if used <= _MOST_USED * total:
+        return ""
+    return (
+        f"the GPU of the worker on {about['host']} is busy: {used:,} of {total:,} bytes are in use "
+        "by others, whose kernels would be in the measured times. Free it, or use another."
+    )
+
+
+class FarmWorker(Worker):
+    """An actor. A config that takes too long costs its actor, which is made anew."""
+
+    def __init__(
+        self,
+        ray: Any,
+        make: Callable[[], Any],
+        seconds: float,
+        check: Callable[[dict[str, Any]], None],
+        receive: Callable[[Any], Any] = lambda reply: reply,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(lambda pipe: None, seconds, clock)
+        self._ray, self._make, self._check, self._receive = ray, make, check, receive
+        self._actor: Any = None
+        self._reply: Any = None  # of Ray's: a reference to what will come
+
+    def submit(self, task: Any) -> None:
+        assert self.task is None
+        if self._actor is None:
+            self._open()
+        self.task, self._since = task, self._clock()
+        self._reply = self._actor.run.remote(task)
+
+    def answer(self) -> Any:
+        ready, _ = self._ray.wait([self._reply], timeout=0)
+        if ready:
+            return self._ended(self._value())
+        if self._clock() - self._since > self._seconds:
+            self.close()
+            text = f"no answer after {self._seconds:.0f} s: it hangs, and was ended"
+            return self._ended(Failure("timeout", text))
+        return None
+
+    def _value(self) -> Any:
+        try:
+            reply = self._ray.get(self._reply)
+        except self._ray.exceptions.RayError as error:
+            return Failure("error", f"its worker died {_TRIES} times: {str(error).splitlines()[0]}")
+        return reply if isinstance(reply, Failure) else self._receive(reply)
+
+    def _open(self) -> None:
+        self._actor = self._make()
+        try:
+            about = self._ray.get(self._actor.about.remote(), timeout=_START_S)
+        except self._ray.exceptions.GetTimeoutError:
+            self.close()
+            raise SundogError(
+                f"no worker started within {_START_S:.0f} s: the cluster has "
+                f"{self._ray.cluster_resources()}, and {self._ray.available_resources()} of that "
+                "is free"
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            self.close()
+            raise SundogError(f"a worker could not start: {str(error).splitlines()[-1]}") from None
+        self._check(about)
+
+    def close(self) -> None:
+        if self._actor is not None:
+            self._ray.kill(self._actor)
+            self._actor = None
+
+    @staticmethod
+    def wait_some(workers: Sequence[Any]) -> None:
+        replies = [worker._reply for worker in workers]
+        workers[0]._ray.wait(replies, num_returns=1, timeout=LONGEST_WAIT)
+
+
+# in a worker's process
+
+
+def _about() -> dict[str, Any]:
+    """What the driver compares before it gives it work."""
+    used = total = 0
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        used = total - free
+    return {
+        "host": socket.gethostname(),
+        "versions": versions(),
+        "gpu_used": used,
+        "gpu_total": total,
+    }
+
+
+def _name(job: Job) -> JobName:
+    return job.op, job.problem, job.size
+
+
+def _job(name: JobName) -> Job:
+    op, problem, size = name
+    return Job(op, find(op), problem, size)
+
+
+class _Compiler:
+    """Compiles a config at a time, and sends the graphs that it has not sent before."""
+
+    def __init__(self, named: dict[int, tuple[JobName, str]], target: str) -> None:
+        torch.set_num_threads(1)
+        self._graphs: list[Any] = []
+        jobs = {number: (_job(name), run_id) for number, (name, run_id) in named.items()}
+        self._compile = compile_config(jobs, target, self._keep)
+
+    def about(self) -> dict[str, Any]:
+        return _about()
+
+    def _keep(self, graph: Any) -> str:
+        self._graphs.append(graph)
+        return ir_id_of(graph)
+
+    def run(self, task: tuple[int, Any]) -> tuple[CompiledConfig, list[Any]] | Failure:
+        self._graphs.clear()
+        try:
+            return self._compile(task), list(self._graphs)
+        except Exception as error:
+            return Failure("error", f"{type(error).__name__}: {error}")
+
+
+class _Measurer:
+    """Opens the world with the first task; the world's ranks run in a thread of this process."""
+
+    def __init__(self, named: list[JobName], place: TunePlace, timer: Timer) -> None:
+        self._body = serve_world([_job(name) for name in named], place, timer)
+        self._pipe, theirs = Pipe()
+        self._error = ""
+        self._thread = threading.Thread(target=self._serve, args=(theirs,), daemon=True)
+        self._thread.start()
+
+    def about(self) -> dict[str, Any]:
+        return _about()
+
+    def _serve(self, pipe: Any) -> None:
+        try:
+            self._body(pipe)
+        except Exception as error:
+            self._error = f"{type(error).__name__}: {error}"
+
+    def run(self, task: Any) -> Any:
+        self._pipe.send(task)
+        while not self._pipe.poll(LONGEST_WAIT):
+            if not self._thread.is_alive():
+                return Failure("error", self._error or "the world that measures has ended")
+        return self._pipe.recv()

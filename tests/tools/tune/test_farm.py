@@ -1,0 +1,171 @@
+"""A tuning farm, with a stand-in for Ray that runs an actor's calls where they are made.
+
+Ray itself is no part of the test set: `python -m benchmarks.farm` runs on a real cluster.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sundog.dataset.hardware import versions
+from sundog.dataset.reader import read
+from sundog.dataset.validate import validate
+from sundog.errors import SundogError
+from sundog.tools._pool import Failure
+from sundog.tools.tune.farm import Farm, FarmWorker, different, gpu_in_use
+from sundog.tools.tune.tune import tune
+
+from .test_tune_run import rows
+
+pytestmark = pytest.mark.sim_only
+OP = "tools.tune.toy_op"
+
+
+class RayError(Exception):
+    pass
+
+
+class GetTimeoutError(RayError):
+    pass
+
+
+class _Actor:
+    """Calls are made at once; what they raise comes with `get`."""
+
+    def __init__(self, ray: _Ray, made: Any) -> None:
+        self._ray, self._made = ray, made
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *given: self._ray.call(self._made, name, given))
+
+
+class _Ray(ModuleType):
+    """What the farm uses of Ray."""
+
+    exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError)
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.killed = 0
+        self.calls = 0
+        self.dies_at: tuple[int, ...] = ()  # numbers of calls whose worker dies for good
+        self.hangs = False
+        self.options: dict[str, Any] = {}
+
+    def init(self, address: str | None, **options: Any) -> None:
+        if address == "nowhere:1":
+            raise ConnectionError("could not connect\nand more")
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0}
+
+    available_resources = cluster_resources
+
+    def remote(self, **options: Any) -> Callable[[type], Any]:
+        self.options = options
+        return lambda kind: SimpleNamespace(remote=lambda *a: _Actor(self, kind(*a)))
+
+    def call(self, made: Any, name: str, given: tuple) -> Callable[[], Any]:
+        self.calls += name == "run"
+        if name == "run" and self.calls in self.dies_at:
+            return _raising(RayError("the actor died\nits trace"))
+        value = getattr(made, name)(*given)
+        return lambda: value
+
+    def get(self, reply: Callable[[], Any], timeout: float | None = None) -> Any:
+        return reply()
+
+    def wait(self, replies: list, **options: Any) -> tuple[list, list]:
+        return ([], replies) if self.hangs else (replies[:1], replies[1:])
+
+    def kill(self, actor: Any) -> None:
+        self.killed += 1
+
+
+def _raising(error: Exception) -> Callable[[], Any]:
+    def call() -> Any:
+        raise error
+
+    return call
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> _Ray:
+    made = _Ray()
+    monkeypatch.setitem(sys.modules, "ray", made)
+    return made
+
+
+def test_a_farm_writes_what_the_pool_writes(ray: _Ray, tmp_path: Path) -> None:
+    """The same rows and graphs; this process wrote them all."""
+    options: dict[str, Any] = {"world": 2, "budget": 6, "search": "random", "targets": ["sm_90"]}
+    (local,) = tune(OP, log=str(tmp_path / "local"), **options)
+    (farmed,) = tune(OP, log=str(tmp_path / "farm"), farm="head:6379", **options)
+    assert ray.options == {"max_restarts": -1, "max_task_retries": 2, "num_cpus": 1}
+    assert (farmed.tried, farmed.failed, farmed.run_id) == (6, 0, local.run_id)
+    kept = ("config", "status", "ir_id")
+    found = [
+        sorted(tuple(row[k] for k in kept) for row in rows(str(tmp_path / name)))
+        for name in ("local", "farm")
+    ]
+    assert found[0] == found[1]
+    assert validate(read(str(tmp_path / "farm"))).damage == []
+    assert ray.killed >= 1, "its actors are given back"
+
+
+def test_a_worker_that_dies_for_good_costs_its_config_alone(ray: _Ray, tmp_path: Path) -> None:
+    ray.dies_at = (2,)
+    base = str(tmp_path / "log")
+    options: dict[str, Any] = {"world": 2, "search": "random", "targets": ["sm_90"], "log": base}
+    (tuned,) = tune(OP, budget=4, farm="head:6379", **options)
+    assert (tuned.tried, tuned.failed) == (4, 1)
+    assert tuned.error == "its worker died 3 times: the actor died"
+    (again,) = tune(OP, budget=6, farm="head:6379", resume=True, **options)
+    assert (again.tried, again.run_id) == (6, tuned.run_id)
+    ended = [row for row in rows(base) if row["status"] == "compiled"]
+    assert len({row["config"] for row in ended}) == len(ended), "each once, also after --resume"
+
+
+def test_a_config_that_hangs_ends_its_worker(ray: _Ray) -> None:
+    now = [0.0]
+    about = {"host": "h", "versions": versions(), "gpu_used": 0, "gpu_total": 0}
+    made = SimpleNamespace(about=lambda: about, run=lambda task: task)
+    worker = FarmWorker(ray, lambda: _Actor(ray, made), 5, lambda _: None, clock=lambda: now[0])
+    worker.submit("a task")
+    ray.hangs = True
+    assert worker.answer() is None
+    now[0] = 6
+    assert worker.answer() == Failure("timeout", "no answer after 5 s: it hangs, and was ended")
+    assert ray.killed == 1
+    ray.hangs = False
+    worker.submit("another")
+    assert worker.wait() == "another"
+
+
+def test_bad_farms_are_refused_with_both_sides_facts(
+    ray: _Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SundogError, match=r"nowhere:1: no Ray cluster answers.*could not connect"):
+        Farm("nowhere:1")
+    mine = {"python": "3.11.7", "torch": "2.13.0", "triton": "3.7.1", "sundog": "0.1.0"}
+    about = {"host": "node7", "versions": {**mine, "triton": "3.6.0"}}
+    text = different(mine, about)
+    assert "node7" in text
+    assert "triton 3.7.1 here, 3.6.0 there" in text
+    assert "torch" not in text
+    assert different(mine, {"host": "node7", "versions": mine}) == ""
+    used = {"host": "node7", "gpu_used": 50_000_000, "gpu_total": 100_000_000}
+    assert "50,000,000 of 100,000,000 bytes are in use" in gpu_in_use(used)
+    assert gpu_in_use({**used, "gpu_used": 9_000_000}) == ""
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    with pytest.raises(SundogError, match=r"pip install 'sundog\[farm\]'"):
+        Farm("local")
