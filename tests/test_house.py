@@ -12,27 +12,27 @@ from house import House
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1290,
+    "(top)": 1400,
     "backends": 3790,
     "checker": 4300,
-    "collectives": 3280,
+    "collectives": 3500,
     "compat": 1300,
     "compiled": 1000,
     "dataset": 3900,
     "dataset/helion": 1950,
     "dataset/triton": 1750,
     "device": 960,
-    "fused": 3640,
+    "fused": 3700,
     "hardware": 340,
     "interpreter": 3200,
     "learn": 320,
     "machine": 3290,
     "nodes": 1650,
-    "ops": 1500,
-    "predict": 1390,
+    "ops": 1560,
+    "predict": 1420,
     "report": 600,
-    "tools": 2080,
-    "tools/bench": 850,
+    "tools": 2190,
+    "tools/bench": 990,
     "tools/calibrate": 250,
     "tools/check": 1180,
     "tools/predict": 860,
@@ -45,7 +45,7 @@ BUDGETS = {
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
 ONE_IMPORTER = 60  # without commands, which cli.py alone imports
-CLOSURE = 13  # files that a collective's import reads
+CLOSURE = 15  # files that a collective's import reads
 KERNEL_ARGUMENTS = 13
 
 

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import gpu_limits
 from ..device import chunks, context, memory, signal, trace
 from ..device.chunks import WIDE
 from ..ops.op import Plan
@@ -57,7 +58,7 @@ def wrong_config(config: Config) -> str | None:
         return f"programs {config.programs}: at least one must do the work"
     if config.num_warps not in (1, 2, 4, 8, 16, 32):
         return f"num_warps {config.num_warps} is not a power of two from 1 to 32"
-    return None
+    return gpu_limits.here().refuse_warps(config.num_warps)
 
 
 def configs() -> list[Config]:
@@ -67,7 +68,7 @@ def configs() -> list[Config]:
         for block in (4096, 8192, 16384, 32768, 65536)
         for programs in (4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
         for num_warps in (4, 8, 16)
-        if 32 <= block // (32 * num_warps) <= 256
+        if 32 <= block // (gpu_limits.here().warp_size * num_warps) <= 256
     ]
 
 
@@ -76,7 +77,8 @@ def config_for(nbytes: int, num_sms: int) -> Config:
     share = triton.next_power_of_2(triton.cdiv(max(nbytes, 1), num_sms))
     block = min(max(share, _LEAST_TILE), _LARGEST_TILE)
     tiles = triton.cdiv(max(nbytes, 1), block)
-    return Config(block, min(tiles, num_sms), block // (32 * _PER_THREAD))
+    threads = gpu_limits.here().warp_size * _PER_THREAD
+    return Config(block, min(tiles, num_sms), max(block // threads, 1))
 
 
 def valid(problem: Any, config: Config) -> str | None:
@@ -102,8 +104,16 @@ def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], b
     return [tensor.view(kind) for tensor in tensors], nbytes % WIDE.value == 0
 
 
-def random_tensor(world: World, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """A symmetric input, other values on every rank; no NaN, which differs from itself."""
+def random_tensor(
+    world: World, numel: int, dtype: torch.dtype, seed: int, exact: bool = True
+) -> torch.Tensor:
+    """A symmetric input, other values on every rank; no NaN, which differs from itself.
+
+    Whole numbers, or where a time is to be taken (not `exact`) normal ones.
+    """
+    if dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) and not exact:
+        torch.manual_seed(seed * 1000 + world.rank)
+        return world.empty((numel,), dtype, "x").normal_()
     generator = torch.Generator(world.device).manual_seed(seed * 1000 + world.rank)
     values = torch.randint(-99, 99, (numel,), generator=generator, device=world.device)
     return world.empty((numel,), dtype, "x").copy_(values.to(dtype))

@@ -16,18 +16,18 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import gpu_limits
 from ..device import chunks, memory
 
 __all__ = [
     "DTYPES", "OPERATORS", "Config", "accumulated", "accumulator", "block_of", "check", "combine",
     "configs", "everywhere", "finish", "is_aligned", "is_unusual", "kind", "operator", "randomize",
-    "reduce_ranks", "reduce_span", "reference", "refused", "rounded", "slice_of", "storage",
-    "tiling", "widen",
+    "reduce_few", "reduce_ranks", "reduce_span", "reference", "refused", "rounded",
+    "slice_length", "slice_of", "storage", "tiling", "widen",
 ]  # fmt: skip
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
 _LEAST_TILE, _LARGEST_TILE = 2048, 16384  # bytes
-_WARP_BYTES = 16 * (64 if torch.version.hip else 32)
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -76,7 +76,7 @@ def refused(block: int, programs: int, num_warps: int) -> str | None:
         return f"programs {programs}: at least one must do the work"
     if num_warps not in (1, 2, 4, 8, 16, 32):
         return f"num_warps {num_warps} is not a power of two from 1 to 32"
-    return None
+    return gpu_limits.here().refuse_warps(num_warps)
 
 
 def tiling(numel: int, dtype: torch.dtype, num_sms: int) -> tuple[int, int, int]:
@@ -93,7 +93,11 @@ def tiling(numel: int, dtype: torch.dtype, num_sms: int) -> tuple[int, int, int]
     tile = min(max(share, _LEAST_TILE), largest)
     block = tile // dtype.itemsize
     programs = max(1, min(triton.cdiv(numel, block), num_sms))
-    return block, programs, min(tile // _WARP_BYTES, 16)
+    return block, programs, min(tile // _warp_bytes(), 16)
+
+
+def _warp_bytes() -> int:
+    return chunks.WIDE.value * gpu_limits.here().warp_size
 
 
 def slice_of(numel: int, dtype: torch.dtype, size: int) -> int:
@@ -121,7 +125,7 @@ def is_aligned(nbytes: int, *tensors: torch.Tensor) -> bool:
 
 def block_of(config: Config, dtype: torch.dtype, aligned: bool) -> int:
     """The tile of a kernel: half of it where each chunk is two loads, for the registers' sake."""
-    least = config.num_warps * _WARP_BYTES // dtype.itemsize
+    least = config.num_warps * _warp_bytes() // dtype.itemsize
     return config.block if aligned or config.block // 2 < least else config.block // 2
 
 
@@ -180,6 +184,13 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 @triton.jit
+def slice_length(numel, NBYTES: tl.constexpr, SIZE: tl.constexpr):
+    """As `slice_of`, in a kernel: of elements of NBYTES bytes, over SIZE ranks."""
+    LINE: tl.constexpr = 128 // NBYTES
+    return tl.cdiv(tl.cdiv(tl.cast(numel, tl.int64), SIZE), LINE) * LINE
+
+
+@triton.jit
 def everywhere(ptr, first, ctx, SIZE: tl.constexpr):
     """The same place at every rank, from rank `first` on: translated once, before a loop."""
     pointers = ()
@@ -223,7 +234,7 @@ def reduce_span(
             _store_all(outs, reduce_ranks(pointers, at, at < body, OP, SIZE), at, at < body, COUNT)
         if part == parts - 1:
             last = body + tl.arange(0, PER)
-            few = _reduce_few(pointers, last, last < n, OP, SIZE)
+            few = reduce_few(pointers, last, last < n, OP, SIZE)
             _store_all(outs, few, last, last < n, COUNT)
     else:
         head, skew, count = chunks.span(outs[0], pointers[0], n)
@@ -235,7 +246,7 @@ def reduce_span(
                 chunks.store(outs[i] + head, words, chunk, chunk < count)
         if part == parts - 1:
             few, is_one = chunks.ends(head, count, n, PER)
-            _store_all(outs, _reduce_few(pointers, few, is_one, OP, SIZE), few, is_one, COUNT)
+            _store_all(outs, reduce_few(pointers, few, is_one, OP, SIZE), few, is_one, COUNT)
 
 
 @triton.jit
@@ -245,7 +256,7 @@ def _store_all(outs, tile, at, mask, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _reduce_few(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
+def reduce_few(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
     """Like `reduce_ranks`, for a few elements anywhere."""
     total = widen(tl.load(pointers[0] + at, mask=mask))
     for peer in tl.static_range(1, SIZE):

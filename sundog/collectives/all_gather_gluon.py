@@ -19,6 +19,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .. import gpu_limits
 from ..device import chunks, context, trace
 from ..device import gluon as device
 from ..ops.op import Plan, agree, barrier_flags
@@ -56,8 +57,11 @@ def valid(problem: Problem, config: Config) -> str | None:
         return f"block_m {config.block_m} is not a power of two"
     if config.block_n < WIDE.value or config.block_n & (config.block_n - 1):
         return f"block_n {config.block_n} is not a power of two from {WIDE.value}"
-    if config.vector not in (8, 16, 32):
-        return f"vector {config.vector}: a thread has 8, 16 or 32 bytes side by side"
+    most = gpu_limits.here().vector
+    if config.vector not in (8, 16, 32) or config.vector > most:
+        return (
+            f"vector {config.vector}: a thread of {gpu_limits.here().arch} moves 8 to {most} bytes"
+        )
     tile, threads = config.block_m * config.block_n, config.threads_per_warp * config.num_warps
     reason = words.wrong_config(words.Config(tile, config.programs, config.num_warps))
     if reason is not None:
@@ -83,12 +87,11 @@ def space(problem: Problem) -> list[Config]:
 
 def default(problem: Problem, num_sms: int) -> Config:
     flat, threads = words.config_for(problem.nbytes, num_sms), _threads_per_warp()
-    warps = max(flat.num_warps * 32 // threads, 1)
-    return Config(flat.block // _ROW, _ROW, flat.programs, warps, threads)
+    return Config(flat.block // _ROW, _ROW, flat.programs, flat.num_warps, threads)
 
 
 def _threads_per_warp() -> int:
-    return 64 if torch.version.hip else 32
+    return gpu_limits.here().warp_size
 
 
 @gluon.jit(do_not_specialize=["n"])

@@ -22,6 +22,7 @@ from typing import Any
 
 from triton import knobs
 
+from .. import gpu_limits
 from ..dataset.triton.compile import gpu_target
 from ..dataset.triton.mlir import MlirOperation
 from ..dataset.triton.triton_module import read_module
@@ -89,12 +90,13 @@ def inspect_launch(op: str, launch: RecordedLaunch, target: str) -> Kernel:
     flow = ttgir.Flow(read_module(compiled))
     met = ttgir.find(flow, read.moves)
     threads = compiled.metadata.num_warps * gpu.warp_size
-    kernel = CompiledKernel(flow, met, launch.roles, threads)
+    shared = compiled.metadata.shared
+    kernel = CompiledKernel(flow, met, launch.roles, threads, target, shared)
     roles = classify(kernel)
     registers, spills = _ptx_resources(compiled.asm["cubin"]) if is_ptx else _amd_resources(text)
     moves = {kind: _widths(read.moves, kind, met) for kind in ("load", "store")}
     return Kernel(
-        op, launch.kernel.__name__, target, registers, spills, compiled.metadata.shared,
+        op, launch.kernel.__name__, target, registers, spills, shared,
         moves["load"], moves["store"], _atomics(compiled.asm["ttgir"]), read.barriers,
         read.tensor_cores, read.tma, _sites(met, roles),
         judge(kernel, roles, spills) + _hoisted(compiled.asm, launch.roles),
@@ -164,7 +166,7 @@ _A_FEW = (
 class IsaMark:
     """Something that falls short."""
 
-    rule: str  # narrow, lost, reload, cut, spill or hoisted
+    rule: str  # narrow, lost, reload, cut, spill, shared or hoisted
     where: str
     text: str
 
@@ -177,6 +179,8 @@ class CompiledKernel:
     accesses: list[MemoryAccess]
     roles: dict[str, str]  # of its tensor arguments
     threads: int
+    arch: str = ""
+    shared: int = 0  # bytes of a program
 
 
 def classify(kernel: CompiledKernel) -> list[str]:
@@ -211,6 +215,10 @@ def judge(kernel: CompiledKernel, classes: list[str], spills: int) -> list[IsaMa
         if role == "wide":
             marks += _narrow(access, kernel.threads) + _reloads(kernel.flow, access)
         marks += _cuts(access, kernel.roles)
+    most = gpu_limits.LIMITS.get(kernel.arch)
+    if most is not None and kernel.shared > most.shared:
+        text = f"{kernel.shared:,} bytes of shared memory, and a program of {kernel.arch} has "
+        marks.append(IsaMark("shared", "", f"{text}{most.shared:,}: it can't be launched"))
     if spills > _A_FEW:
         marks.append(IsaMark("spill", "", f"{spills} bytes a thread are spilled to memory"))
     return list(dict.fromkeys(marks))

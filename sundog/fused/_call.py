@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 
+from .. import gpu_limits
 from ..ops.dispatch import CallOptions, call
 from ..ops.op import check_grad, check_plain
 from . import _gemm
@@ -157,7 +158,7 @@ def fitting(
     rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
 ) -> dict[str, Any]:
     """Tiles that should be done first: the last wave of them may leave most SMs without work."""
-    if torch.version.hip is not None or dtype.itemsize > 2:
+    if not gpu_limits.here().has_tma or dtype.itemsize > 2:
         return _halved(rows, shard_rows, cols, k, dtype, num_sms)
     shards = rows // max(shard_rows, 1)
 
@@ -166,18 +167,22 @@ def fitting(
         speed = tile.speed if num_sms > FEW_SMS else tile.shared_speed
         return triton.cdiv(count, num_sms) * tile.m * tile.n / speed
 
-    best = min(_TILES, key=seconds)
-    return dict(
-        tile_m=best.m, tile_n=best.n, tile_k=min(best.k, max(16, triton.next_power_of_2(k))),
-        num_warps=best.num_warps, num_stages=best.num_stages,
-    )  # fmt: skip
+    def made(tile: _Tile) -> dict[str, Any]:
+        return dict(
+            tile_m=tile.m, tile_n=tile.n, tile_k=min(tile.k, max(16, triton.next_power_of_2(k))),
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+
+    fit = [each for each in _TILES if _gemm.valid(_gemm.Tiles(**made(each)), dtype) is None]
+    return made(min(fit, key=seconds))
 
 
 def _halved(
     rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
 ) -> dict[str, Any]:
     """Tiles without spills, halved until every SM has one. Not measured: AMD, and float32."""
-    is_amd, wide = torch.version.hip is not None, dtype.itemsize > 2
+    here, wide = gpu_limits.here(), dtype.itemsize > 2
+    is_amd = here.is_amd
     tile_m, tile_n = (64, 64) if wide else (128, 128 if is_amd else 256)  # wide: no tensor cores
     tile_m = min(tile_m, max(16, triton.next_power_of_2(shard_rows)))
     while triton.cdiv(rows, tile_m) * triton.cdiv(cols, tile_n) < num_sms and tile_n > 16:
@@ -185,11 +190,14 @@ def _halved(
             tile_n //= 2
         else:
             tile_m //= 2
-    return dict(
+    made: dict[str, Any] = dict(
         tile_m=tile_m,
         tile_n=tile_n,
         tile_k=min(16 if wide else 64, max(16, triton.next_power_of_2(k))),
-        descriptors=not is_amd,
+        descriptors=here.has_tma,
         num_warps=8 if tile_m * tile_n >= 128 * 128 else 4,
         num_stages=2 if is_amd else 3,
     )
+    while _gemm.shared_bytes(_gemm.Tiles(**made), dtype.itemsize) > here.shared:
+        made["num_stages"] -= 1  # one stage of any of these tiles fits every target
+    return made

@@ -24,12 +24,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .. import gpu_limits
 from ..device import tiles
 
 __all__ = [
-    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "SHARED", "VIEW", "Grid", "Shape", "Tiles",
+    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Grid", "Shape", "Tiles",
     "accumulate", "arguments", "block_of", "constants", "emit", "finish", "kind_of", "matmul",
-    "operand", "room_beside", "shape_of", "swizzle", "target", "ticket", "unfit", "valid",
+    "operand", "room_beside", "shape_of", "shared_bytes", "swizzle", "target", "ticket", "tried",
+    "unfit", "valid",
     "valid_grid",
 ]  # fmt: skip
 
@@ -92,23 +94,51 @@ def valid(config: Tiles, dtype: torch.dtype) -> str | None:
         return f"group_m {config.group_m} and num_stages {config.num_stages} must be at least 1"
     if config.num_warps not in (1, 2, 4, 8, 16):
         return f"num_warps {config.num_warps}: expected 1, 2, 4, 8 or 16"
-    shared = _staged_bytes(config, dtype.itemsize)
-    if shared > SHARED:
+    here = gpu_limits.here()
+    shared = shared_bytes(config, dtype.itemsize)
+    if shared > here.shared:
         return (
             f"{config.num_stages} stages of tiles {config.tile_m}x{config.tile_k} and "
             f"{config.tile_k}x{config.tile_n} of {dtype} take {shared:,} bytes of shared memory, "
-            f"and a program has at most {SHARED:,}"
+            f"and a program of {here.arch} has at most {here.shared:,}"
         )
-    return None
+    return here.refuse_warps(config.num_warps)
 
 
-SHARED = 227 << 10  # of sm_90, the largest; a target with less refuses when it compiles
-_BARRIERS = 1 << 10  # of it, at most, for what else a kernel keeps there
+_BARRIERS = 1 << 10  # of shared memory, at most, for what else a kernel keeps there
 
 
-def _staged_bytes(config: Tiles, itemsize: int) -> int:
-    """Of shared memory, for the blocks of A and B that are on their way."""
-    return config.num_stages * config.tile_k * (config.tile_m + config.tile_n) * itemsize
+def shared_bytes(config: Tiles, itemsize: int) -> int:
+    """Of shared memory, for the blocks of A and B that are on their way.
+
+    AMD's compiler keeps one stage in registers.
+    """
+    stages = max(config.num_stages - 1, 1) if gpu_limits.here().is_amd else config.num_stages
+    return stages * config.tile_k * (config.tile_m + config.tile_n) * itemsize
+
+
+_TRIED_BY_AMD = tuple(
+    (*tile, tile_k, num_warps, num_stages)
+    for *tile, num_warps in (
+        (64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8),
+        (256, 128, 8),
+    )
+    for tile_k, num_stages in ((64, 2), (32, 2), (32, 3), (64, 3))
+)  # fmt: skip
+
+
+def tried(*nvidia: tuple[int, int, int, int]) -> list[dict[str, Any]]:
+    """What a tuner may try on the target: these (tile_m, tile_n, num_warps, num_stages), or AMD's.
+
+    AMD's have fewer stages, since a workgroup has less shared memory: those that fit are used.
+    """
+    here = gpu_limits.here()
+    names = ("tile_m", "tile_n", "tile_k", "num_warps", "num_stages", "descriptors")
+    if here.is_amd:
+        return [dict(zip(names, (*each, False), strict=True)) for each in _TRIED_BY_AMD]
+    return [
+        dict(zip(names, (*each[:2], 64, *each[2:], here.has_tma), strict=True)) for each in nvidia
+    ]
 
 
 class Shape(NamedTuple):
@@ -151,7 +181,7 @@ def room_beside(config: Tiles, itemsize: int, out_itemsize: int) -> bool:
     is_halved = out_itemsize == 2 and config.tile_n >= 256 and config.tile_m <= 128
     pieces = 2 if is_halved and config.num_warps <= 8 else 1
     piece = config.tile_m * config.tile_n * out_itemsize // pieces
-    return _staged_bytes(config, itemsize) + piece + _BARRIERS <= SHARED
+    return shared_bytes(config, itemsize) + piece + _BARRIERS <= gpu_limits.here().shared
 
 
 def kind_of(tensor: torch.Tensor, descriptors: bool) -> str:
@@ -176,18 +206,16 @@ def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True)
 
     `beside`: while the inputs of the next tile are there already.
     """
-    inputs, tile = _staged_bytes(config, itemsize), config.tile_m * config.tile_n * out.itemsize
-    fits = (inputs + tile if beside else max(inputs, tile)) + _BARRIERS <= SHARED
+    inputs, tile = shared_bytes(config, itemsize), config.tile_m * config.tile_n * out.itemsize
+    fits = (inputs + tile if beside else max(inputs, tile)) + _BARRIERS <= gpu_limits.here().shared
     made, kind = operand(out, (config.tile_m, config.tile_n), config.descriptors and fits)
     return made if kind == ROWS else None
 
 
 def _describable(matrix: torch.Tensor) -> bool:
-    """Whether TMA takes it; on the simulator, as on a GPU that has TMA."""
-    device, step = matrix.device, matrix.stride(0) * matrix.itemsize
-    if torch.version.hip is not None:
-        return False
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+    """Whether the target has TMA, and it takes the matrix."""
+    step = matrix.stride(0) * matrix.itemsize
+    if not gpu_limits.here().has_tma:
         return False
     aligned = step % _ALIGNED == matrix.data_ptr() % _ALIGNED == 0
     return matrix.numel() > 0 and matrix.stride(1) == 1 and step > 0 and aligned

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import gpu_limits
 from ..device import context, signal, tiles, trace
 from ..ops.dispatch import CallOptions, decide
 from ..ops.op import Plan, find
@@ -74,12 +75,16 @@ def valid_unfused(problem: Problem, config: Config) -> str | None:
     return valid(problem, config)
 
 
+_TRIED = tuple(
+    (*tile, 8, num_stages)
+    for tile in ((64, 64), (64, 128), (128, 128), (128, 256))
+    for num_stages in (3, 4)
+)
+
+
 def space(problem: Problem) -> list[Config]:
     made = [
-        Config(tile_m, tile_n, 64, group_m, num_stages=num_stages)
-        for tile_m, tile_n in ((64, 64), (64, 128), (128, 128), (128, 256))
-        for group_m in (1, 4, 8)
-        for num_stages in (3, 4)
+        Config(**tile, group_m=group_m) for tile in _gemm.tried(*_TRIED) for group_m in (1, 4, 8)
     ]
     return [config for config in made if valid(problem, config) is None]
 
@@ -185,7 +190,7 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
     # Through shared memory: 601 us against 606 with M=1024, and 121 against 119 with one strip.
     # Of three two are on their way, of every rank: with more than 14 that may be too much.
     nbytes = 2 * world.size * STRIP.value * config.tile_n * problem.dtype.itemsize
-    ahead = 3 if strips > 2 * config.programs and nbytes <= _gemm.SHARED else 1
+    ahead = 3 if strips > 2 * config.programs and nbytes <= gpu_limits.here().shared else 1
     return _gemm.constants(
         Constants, size=world.size, owners=owners, ahead=ahead, trace=world.trace
     )

@@ -46,8 +46,8 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 def space(problem: Problem) -> list[Config]:
     made = [
-        Config(tile_m, tile_n, 64, group_m, num_warps=num_warps, num_stages=num_stages)
-        for tile_m, tile_n, num_warps, num_stages in (
+        Config(**tile, group_m=group_m)
+        for tile in _gemm.tried(
             (64, 64, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (128, 128, 8, 3), (128, 256, 8, 3),
             (128, 256, 8, 4),
         )

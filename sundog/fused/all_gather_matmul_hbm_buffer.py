@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .. import gpu_limits
 from ..device import signal, tiles
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
@@ -82,12 +83,13 @@ def space(problem: Problem) -> list[Config]:
     ways += [(16, k, 8, 64) for k in (0, 16, 32)]
     made = [
         Config(
-            tile_m, tile_n, 64, group_m, num_warps=num_warps, num_stages=num_stages,
+            **tile, group_m=group_m, layout=layout,
             k_per_flag=k_per_flag, fetchers=fetchers, fetch_stages=stages, first_fetchers=first,
         )
-        for tile_m, tile_n, num_warps, num_stages in _TRIED
+        for tile in _gemm.tried(*_TRIED)
         for group_m in (4, 8)
         for fetchers, k_per_flag, stages, first in ways
+        for layout in LAYOUTS
     ]  # fmt: skip
     return [config for config in made if valid(problem, config) is None]
 
@@ -254,6 +256,6 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
 
 def _ahead(config: Config, a: torch.Tensor) -> int:
     """Tiles that a fetcher has on their way, in shared memory, which a worker uses later."""
-    if torch.version.hip is not None:
+    if gpu_limits.here().is_amd:
         return 1
     return max(1, min(8, _IN_FLIGHT // (config.tile_m * config.tile_k * a.itemsize)))

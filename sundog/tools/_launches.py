@@ -7,7 +7,6 @@ only the size of the heap is that of a GPU's world instead of the simulator's.
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import functools
 import os
@@ -31,6 +30,7 @@ from ..compiled.recorded import (
     pointer,
 )
 from ..dataset.triton.compile import gpu_target
+from ..gpu_limits import LIMITS
 from ..launch import run
 from ..machine.launcher import Installed, current_machine
 from ..ops.load import running
@@ -38,12 +38,10 @@ from ..target import GPU_HEAP
 from ..world.world import World
 from ._pool import Failure, Worker, serve
 
-__all__ = ["KNOWN_TARGETS", "NUM_SMS", "check_target", "for_warps", "record"]
+__all__ = ["KNOWN_TARGETS", "NUM_SMS", "check_target", "record"]
 
 NUM_SMS = 132  # that a rank has for itself, where no GPU says how many
-KNOWN_TARGETS = (
-    "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100",
-)  # fmt: skip
+KNOWN_TARGETS = tuple(LIMITS)
 _COMPILE_SECONDS = 120.0
 _FEW_BYTES = 64 << 10  # of a whole tensor
 
@@ -115,18 +113,6 @@ def _try_target(target: str) -> bool:
 @triton.jit
 def _store_sum(word):  # type: ignore[no-untyped-def]
     tl.store(word, tl.sum(tl.arange(0, 64), 0))  # between lanes: what LLVM aborts for
-
-
-def for_warps(config: Any, warp_size: int) -> Any:
-    """Adapt a config to another kind of GPU than this machine's: AMD's warps have 64 lanes."""
-    changes: dict[str, Any] = {}
-    if warp_size != 32 and hasattr(config, "descriptors"):
-        changes["descriptors"] = False  # there is no TMA
-    elif warp_size != 32 and hasattr(config, "num_warps") and torch.version.hip is None:
-        changes["num_warps"] = max(config.num_warps * 32 // warp_size, 1)  # as many threads
-    if hasattr(config, "threads_per_warp"):
-        changes["threads_per_warp"] = warp_size
-    return dataclasses.replace(config, **changes)
 
 
 def _launch(

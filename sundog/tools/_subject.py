@@ -9,6 +9,7 @@ path/file.py:function      the same from a file (default: main, if it has one)
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -24,7 +25,7 @@ from ._primitives import PRIMITIVES
 
 __all__ = [
     "Algorithm", "Resolved", "algorithms_of", "exercise", "expected", "expected_here",
-    "function_of", "output", "problem_of", "resolve", "room",
+    "function_of", "normal_inputs", "output", "problem_of", "resolve", "room",
 ]  # fmt: skip
 
 
@@ -172,6 +173,13 @@ def expected(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.
     by_input = (list(each) for each in zip(*parts, strict=True))
     answer: torch.Tensor = op.reference(problem, world.rank, *by_input)
     return answer
+
+
+def normal_inputs(world: World, op: ModuleType, problem: Any, seed: int) -> tuple:
+    """Make an op's inputs of normal data, for times; an op without `exact` has but one kind."""
+    if "exact" not in inspect.signature(op.inputs).parameters:
+        return tuple(op.inputs(world, problem, seed))
+    return tuple(op.inputs(world, problem, seed, exact=False))
 
 
 def expected_here(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:

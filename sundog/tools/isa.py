@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .. import gpu_limits
 from ..compiled.kernels import Kernel, inspect_launch
-from ..dataset.triton.compile import gpu_target
 from ..errors import SundogError
 from ..ops import load
 from ..ops.op import OPS
@@ -39,7 +39,7 @@ from ._console import (
     progress,
     write_json,
 )
-from ._launches import check_target, for_warps, record
+from ._launches import check_target, record
 from ._primitives import PRIMITIVES
 from ._subject import function_of, resolve, room
 
@@ -105,12 +105,11 @@ Function = tuple[str, Callable[[World], Any], int]  # name, of a rank, bytes of 
 
 @dataclass(frozen=True)
 class Case:
-    """What is inspected of an op: changes to its problem and config, ranks, lanes of a warp."""
+    """What is inspected of an op: changes to its problem and config, and ranks."""
 
     problem: dict[str, Any]
     config: dict[str, Any]
     size: int
-    warp_size: int
 
 
 def inspect(
@@ -131,13 +130,13 @@ def inspect(
     for target in targets:
         check_target(target)
     found: list[Kernel] = []
-    for warp_size in dict.fromkeys(gpu_target(target).warp_size for target in targets):
-        here = [target for target in targets if gpu_target(target).warp_size == warp_size]
-        for name, fn, heap in functions(op, Case(problem or {}, config or {}, world, warp_size)):
-            launches = record(fn, world, heap, gpu_heap_size=heap_size)
+    for target in targets:
+        for name, fn, heap in functions(op, Case(problem or {}, config or {}, world)):
+            with gpu_limits.aim(target):  # its default, and its way to the data, are the target's
+                launches = record(fn, world, heap, gpu_heap_size=heap_size)
             if not launches:
                 raise SundogError(f"{name} launched no kernel on rank 0 of {world}")
-            for launch, target in itertools.product(launches, here):
+            for launch in launches:
                 step(f"{name} {launch.kernel.__name__} {target}")
                 kernel = inspect_launch(name, launch, target)
                 if kernel not in found:  # launched twice
@@ -176,8 +175,7 @@ def _of_op(module: ModuleType, case: Case) -> tuple[Callable[[World], Any], int]
     moved = module.cost(problem).hbm_bytes
 
     def run(world: World) -> None:
-        config = for_warps(module.default(problem, world.num_sms), case.warp_size)
-        config = load.changed(config, case.config)
+        config = load.changed(module.default(problem, world.num_sms), case.config)
         plan = module.plan(world, problem, config)
         given = module.inputs(world, problem, 0)
         plan(*given, room(world, module, problem, given))

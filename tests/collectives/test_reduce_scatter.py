@@ -102,18 +102,23 @@ def test_in_a_group(run: Run) -> None:
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize(
-    ("numel", "dtype", "vector"),
-    [(8, torch.bfloat16, 8), (12, torch.bfloat16, 1), (12, torch.float32, 4), (3, torch.int8, 1)],
+    ("numel", "dtype", "aligned"),
+    [
+        (8, torch.bfloat16, True),
+        (12, torch.bfloat16, False),
+        (12, torch.float32, True),
+        (3, torch.int8, False),
+    ],
 )
 def test_slices_are_called_aligned_only_where_they_are(
-    monkeypatch: pytest.MonkeyPatch, numel: int, dtype: torch.dtype, vector: int
+    monkeypatch: pytest.MonkeyPatch, numel: int, dtype: torch.dtype, aligned: bool
 ) -> None:
     """A wrong hint would crash on a GPU and is nothing to the simulator: look at the hint."""
     told = []
 
     class Recorder:
         def __getitem__(self, grid: Any) -> Callable[..., None]:
-            return lambda *args, **constants: told.append(constants["VECTOR"])
+            return lambda *args, **constants: told.append(constants["ALIGNED"])
 
     def main(world: sundog.World) -> None:
         problem = Problem(numel, dtype, 1)
@@ -123,7 +128,7 @@ def test_slices_are_called_aligned_only_where_they_are(
 
     monkeypatch.setattr(module, "_direct_kernel", Recorder())
     sundog.run(main, 1, backend="sim")
-    assert told == [vector]
+    assert told == [aligned]
 
 
 @pytest.mark.sim_only

@@ -10,6 +10,7 @@ import pytest
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from sundog import gpu_limits
 from sundog.compiled import hoisted
 from sundog.compiled.assembly import Place
 from sundog.compiled.recorded import CTX
@@ -99,8 +100,9 @@ def test_without_the_barrier_tiles_are_loaded_before_their_wait(
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", OPS)
 def test_no_kernel_of_an_op_loads_before_its_wait(op: str, target: str) -> None:
-    for name, fn, heap in functions(op, Case({}, {}, 2, gpu_target(target).warp_size)):
-        kernels = {launch.kernel: launch for launch in record(fn, 2, heap)}
+    for name, fn, heap in functions(op, Case({}, {}, 2)):
+        with gpu_limits.aim(target):
+            kernels = {launch.kernel: launch for launch in record(fn, 2, heap)}
         assert kernels, name
         for kernel, launch in kernels.items():
             if kernel.is_gluon():

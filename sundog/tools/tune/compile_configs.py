@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ... import gpu_limits
 from ...compiled.kernels import Kernel, inspect_launch
 from ...compiled.recorded import RecordedLaunch, compile_launch
 from ...dataset.files import AppendFile
@@ -29,6 +30,7 @@ from ...dataset.ir_graph import ir_id_of
 from ...dataset.schema import file_names
 from ...dataset.triton.compile import source_of
 from ...dataset.triton.ttir import extract_ttir_graph
+from ...errors import SundogError
 from ...world.world import World
 from .._launches import record
 from .._pool import Failure, Worker
@@ -112,7 +114,9 @@ def compile_config(
         (job, run_id), config = jobs[task[0]], task[1]
         seconds = 0.0
         found = []
-        for launch in launches_of(job, config):
+        with gpu_limits.aim(target):
+            launches = launches_of(job, config)
+        for launch in launches:
             source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
             key = f"{job.op} {source.hash()} {sorted(options.items(), key=str)}"
             if key not in made:
@@ -120,7 +124,10 @@ def compile_config(
                 compiled = compile_launch(launch, target)
                 seconds += time.perf_counter() - begin
                 graph = {**extract_ttir_graph(compiled), "run_id": run_id}
-                made[key] = inspect_launch(job.op, launch, target), write(graph)
+                kernel = inspect_launch(job.op, launch, target)
+                if unfit := [mark.text for mark in kernel.marks if mark.rule == "shared"]:
+                    raise SundogError(f"{kernel.name}: {unfit[0]}")
+                made[key] = kernel, write(graph)
             found.append(made[key])
         ids = dict.fromkeys(ir_id for _, ir_id in found if ir_id)
         return CompiledConfig(seconds, _metrics(target, [kernel for kernel, _ in found]), list(ids))

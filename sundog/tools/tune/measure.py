@@ -24,7 +24,7 @@ from ...ops.op import Plan
 from ...target import of
 from ...world.world import World
 from .._pool import Body, Failure
-from .._subject import expected_here, output
+from .._subject import expected_here, normal_inputs, output
 from ..timing import Times, Variant, measure
 from .space import Job, fields_text
 
@@ -63,7 +63,6 @@ class Where:
 
     target: str  # nvidia-h200
     arch: str  # sm_90
-    warp_size: int
     num_sms: int  # of a rank
     hardware: dict[str, Any]
 
@@ -76,11 +75,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Set:
-    """Inputs, what must come of them, and where it goes."""
+    """Inputs, what must come of them, and where it goes.
+
+    `given` are whole numbers, to compare results with; `normal` is what times are taken on.
+    """
 
     given: tuple
     want: torch.Tensor
     out: torch.Tensor
+    normal: tuple
 
 
 def time_on_gpu(world: World, variants: Sequence[Variant], samples: int, calls: int) -> list[Times]:
@@ -142,9 +145,9 @@ def _next(pipe: Connection) -> Any:
 
 def _where(world: World) -> Where:
     if world.device.type != "cuda":
-        return Where("simulator", "sm_90", 32, world.num_sms, hardware())
+        return Where("simulator", "sm_90", world.num_sms, hardware())
     gpu = of(world.device)
-    return Where(gpu.key, gpu.arch, gpu.warp_size, world.num_sms, hardware())
+    return Where(gpu.key, gpu.arch, world.num_sms, hardware())
 
 
 def _measure(
@@ -274,7 +277,7 @@ def _calls(job: Job, place: TunePlace, slowest: float) -> int:
 
 
 def _call(plan: Plan, each: _Set) -> Callable[[], Any]:
-    return lambda: plan(*each.given, each.out)
+    return lambda: plan(*each.normal, each.out)
 
 
 def _sets_to_time(world: World, job: Job) -> int:
@@ -288,9 +291,11 @@ def _sets_to_time(world: World, job: Job) -> int:
 def _sets(world: World, job: Job) -> list[_Set]:
     """Make at least two sets, so that a second call, right after the first, is compared too."""
     sets = []
-    for seed in range(max(_sets_to_time(world, job), 2)):
+    timed = _sets_to_time(world, job)
+    for seed in range(max(timed, 2)):
         given = job.module.inputs(world, job.problem, seed)
         want = expected_here(world, job.module, job.problem, given)
-        sets.append(_Set(given, want, output(world, want)))
+        normal = normal_inputs(world, job.module, job.problem, seed) if seed < timed else given
+        sets.append(_Set(given, want, output(world, want), normal))
     world.barrier()
     return sets

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from .._launches import NUM_SMS, for_warps
+from ... import gpu_limits
+from .._launches import NUM_SMS
 from .._subject import algorithms_of, problem_of
 
 __all__ = ["Job", "Space", "fields_text", "jobs", "spaces"]
@@ -51,13 +52,13 @@ class Space:
     scores: tuple[float, ...] = ()
 
     @staticmethod
-    def of(job: Job, num_sms: int, warp_size: int = 32) -> Space:
-        default = job.module.default(job.problem, num_sms)
-        tried = [default]
-        for config in job.module.space(job.problem):
-            tried += _for_sms(config, num_sms)
-        fitting = dict.fromkeys(for_warps(config, warp_size) for config in tried)
-        reasons = {config: job.module.valid(job.problem, config) for config in fitting}
+    def of(job: Job, num_sms: int, arch: str = "") -> Space:
+        """`arch`: the target; without it this machine's."""
+        with gpu_limits.aim(arch or gpu_limits.here().arch):
+            tried = [job.module.default(job.problem, num_sms)]
+            for config in job.module.space(job.problem):
+                tried += _for_sms(config, num_sms)
+            reasons = {c: job.module.valid(job.problem, c) for c in dict.fromkeys(tried)}
         usable = tuple(config for config, reason in reasons.items() if reason is None)
         if not usable:
             text = "; ".join(dict.fromkeys(filter(None, reasons.values())))
@@ -93,13 +94,13 @@ class Space:
         return [sorted(set(column), key=lambda v: (str(type(v)), v)) for column in columns]
 
 
-def spaces(found: list[Job], num_sms: int, warp_size: int) -> dict[int, Space]:
+def spaces(found: list[Job], num_sms: int, arch: str) -> dict[int, Space]:
     """By the number of the job; without algorithms that refuse this problem, unless all do."""
     usable = {}
     reasons = []
     for number, job in enumerate(found):
         try:
-            usable[number] = Space.of(job, num_sms, warp_size)
+            usable[number] = Space.of(job, num_sms, arch)
         except ValueError as error:
             reasons.append(error)
     if not usable:

@@ -198,7 +198,7 @@ def describe_all(
 ) -> list[Described]:
     """Describe every job, before the compilers are forked: they need the descriptions."""
     described = []
-    for number, space in spaces(found, where.num_sms, where.warp_size).items():
+    for number, space in spaces(found, where.num_sms, where.arch).items():
         job = found[number]
         if settings.get("search") == "model":
             scores = predict(job.op, job.problem, space.configs, where.target)
@@ -241,7 +241,7 @@ def _compile_only(
 ) -> list[Tuned]:
     gpu = gpu_target(target)
     hardware = dict.fromkeys(HARDWARE_FIELDS) | {"kind": gpu.backend, "name": target}
-    where = Where(target, target, gpu.warp_size, NUM_SMS, hardware)
+    where = Where(target, target, NUM_SMS, hardware)
     described = describe_all(found, where, f"compile {target}", options.settings)
     compilers = pool.compilers(_numbered(described), target, options.log, _COMPILE_S, 0)
     try:

@@ -45,7 +45,7 @@ class CutOut(ast.NodeTransformer):
 
 def instructions(op: str) -> list[str]:
     """Of the kernel that a call launches, for sm_90."""
-    [(_, fn, heap)] = functions(op, Case({}, {}, 2, 32))
+    [(_, fn, heap)] = functions(op, Case({}, {}, 2))
     [launch] = record(fn, 2, heap)
     text = compile_launch(launch, "sm_90").asm["ptx"]
     code = text[text.index(".entry") : text.rindex("}")]

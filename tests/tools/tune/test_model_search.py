@@ -81,7 +81,7 @@ def test_it_knows_its_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(scores)) > 10
     assert predict(job.op, job.problem, space.configs, "amd-mi300x") is None
     assert predict("all_to_all.push", job.problem, space.configs, "nvidia-h200") is None
-    where = Where("nvidia-h200", "sm_90", 32, 16, {})
+    where = Where("nvidia-h200", "sm_90", 16, {})
     (described,) = describe_all([job], where, "virtual", {"search": "model"})
     assert described.space.scores == tuple(scores)
     (described,) = describe_all([job], where, "virtual", {"search": "pattern"})

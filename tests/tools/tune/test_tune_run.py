@@ -39,7 +39,7 @@ from . import toy_op
 
 pytestmark = pytest.mark.sim_only
 OP = "tools.tune.toy_op"
-SIM = Where("simulator", "sm_90", 32, 16, {})
+SIM = Where("simulator", "sm_90", 16, {})
 ON_SIM = TunePlace("sim", samples=5, final_samples=7)
 
 

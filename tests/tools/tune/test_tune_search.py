@@ -178,7 +178,7 @@ def test_there_is_no_more_than_one_program_per_sm() -> None:
     for op, least in (("all_gather", 300), ("all_reduce", 150), ("all_gather_matmul", 150)):
         problem = "m=4096,n=3584,k=8192" if "matmul" in op else "numel=4194304"
         found = jobs(op, f"{problem},dtype=bfloat16", 8)
-        configs = [c for space in spaces(found, 16, 32).values() for c in space.configs]
+        configs = [c for space in spaces(found, 16, "sm_90").values() for c in space.configs]
         assert len(configs) >= least, op
         assert max(c.programs for c in configs) == 16
     (push,) = jobs("all_gather.push", "numel=4194304,dtype=bfloat16", 8)
@@ -187,20 +187,22 @@ def test_there_is_no_more_than_one_program_per_sm() -> None:
 
 def test_a_space_is_for_the_warps_of_the_target() -> None:
     (gluon,) = jobs("all_gather.gluon", "numel=65536,dtype=bfloat16", 8)
-    assert {c.threads_per_warp for c in Space.of(gluon, 132, 64).configs} == {64}
-    assert len(Space.of(gluon, 132, 64).configs) > 50
+    assert {c.threads_per_warp for c in Space.of(gluon, 132, "gfx942").configs} == {64}
+    assert len(Space.of(gluon, 132, "gfx942").configs) > 50
     (matmul,) = jobs("all_gather_matmul.barrier", "m=4096,n=3584,k=8192,dtype=bfloat16", 8)
-    assert {c.descriptors for c in Space.of(matmul, 132, 64).configs} == {False}, "no TMA there"
-    assert {c.descriptors for c in Space.of(matmul, 132, 32).configs} == {True}
+    assert {c.descriptors for c in Space.of(matmul, 132, "gfx942").configs} == {False}, (
+        "no TMA there"
+    )
+    assert {c.descriptors for c in Space.of(matmul, 132, "sm_90").configs} == {True}
 
 
 def test_an_algorithm_that_refuses_the_problem_is_left_out() -> None:
     found = jobs("all_reduce", "numel=268435456,dtype=bfloat16,op=sum", 8)
-    left = [found[number].op for number in spaces(found, 16, 32)]
+    left = [found[number].op for number in spaces(found, 16, "sm_90")]
     assert "all_reduce.two_shot" in left
     assert "all_reduce.one_shot" not in left
     with pytest.raises(ValueError, match="takes up to"):
-        spaces([job for job in found if job.op == "all_reduce.one_shot"], 16, 32)
+        spaces([job for job in found if job.op == "all_reduce.one_shot"], 16, "sm_90")
 
 
 def test_an_op_is_tuned_by_algorithm() -> None:
