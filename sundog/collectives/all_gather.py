@@ -48,7 +48,7 @@ def cases(size: int) -> list[Problem]:
 
 
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
-    return (random_tensor(world, problem.numel, problem.dtype, seed),)
+    return (random_tensor(world, problem.numel, problem.dtype, seed, exact),)
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:

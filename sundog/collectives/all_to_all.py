@@ -70,7 +70,7 @@ def cases(size: int) -> list[Problem]:
 
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
     most = max(sum(row) for row in problem.matrix)
-    x = random_tensor(world, most, problem.dtype, seed)
+    x = random_tensor(world, most, problem.dtype, seed, exact)
     return (x[: sum(problem.matrix[world.rank])],)
 
 

@@ -38,6 +38,7 @@ __all__ = [
 
 ASYNC_STREAM = 1
 _USUAL = (None, False, False)  # options after `algo`
+_NONE: dict[str, int] = {}
 _WHERE = ("on the heap", "an ordinary tensor")
 
 
@@ -209,6 +210,11 @@ class _Request:
             for name, tensor in self.tensors.items()
         )
 
+    def _ordinary(self) -> dict[str, int]:
+        """Bytes of the tensors that an algorithm may have to copy to the heap."""
+        staged = zip(self.tensors.items(), self.staged, strict=True)
+        return {name: tensor.nbytes for (name, tensor), s in staged if s}
+
     def _place(self, name: str) -> tuple:
         """Where a tensor on the heap is; peers find theirs by it."""
         tensor = self.tensors[name]
@@ -218,7 +224,9 @@ class _Request:
         """Agree with all ranks, then make the plan."""
         refused: str | None = None
         try:
-            algo, module, config, why = decide(self.world, self.op, self.problem, self.options)
+            algo, module, config, why = decide(
+                self.world, self.op, self.problem, self.options, self._ordinary()
+            )
             mine = f"{self.problem}, {algo}, {config}, {self._where()}"
         except ValueError as error:
             refused = str(error)
@@ -299,15 +307,15 @@ def _reached(op: str, algo: str) -> frozenset[str]:
 
 
 def decide(
-    world: World, op: str, problem: Any, options: CallOptions
+    world: World, op: str, problem: Any, options: CallOptions, ordinary: dict[str, int] = _NONE
 ) -> tuple[str, ModuleType, Any, Callable[[], str]]:
-    """Choose an algorithm, its module and config; the last says why."""
+    """Choose an algorithm, its module and config; the last says why. `ordinary`: see `choose`."""
     from .select import choose, config_for  # only where a plan is made
 
     modules = algorithms(op)
     algo, config, kind = options.algo, options.config, world._target
     if algo == "auto":
-        choice = choose(op, problem, kind, world.num_sms, config, world.backend)
+        choice = choose(op, problem, kind, world.num_sms, config, world.backend, ordinary)
         return choice.algo, modules[choice.algo], choice.config, choice.explain
     if algo not in modules:
         known = ", ".join(modules)

@@ -22,11 +22,11 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ import triton
 from .. import knobs
 from ..hardware.description import Hardware
 from ..predict.expected import expected_times, hardware_for
-from ..predict.parts import Time
+from ..predict.parts import Ranks, Time, launch
 from .op import BY_REQUEST, algorithms
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "stored", "user_file", "write_entries",
 ]  # fmt: skip
 
+_COPY_S, _COPY_RATE = 3e-6, 2e12  # of a copy on a machine that nobody has described
 _FLOPS_PER_BYTE = 175  # of an H200: 700 TFLOP/s, 4 TB/s
 _RANKS = ("src", "dst")  # fields of a problem that do not change its time
 # A maximum takes about as long as a sum, a product with a bias as one without, a norm in FP8 as one
@@ -73,43 +74,83 @@ class Choice:
 
 
 def choose(
-    op: str, problem: Any, target: str, num_sms: int, config: Any = None, backend: str = ""
-) -> Choice:
+    op: str, problem: Any, target: str, num_sms: int, config: Any = None, backend: str = "",
+    ordinary: Mapping[str, int] = MappingProxyType({}),
+) -> Choice:  # fmt: skip
     """Choose the algorithm that should be fastest here, among those that give the same bits.
 
     With a `config`, among those that take it. `backend`: where the ranks are. AUTO_ON of an
     algorithm lists the backends on which it may be chosen, those where it was measured.
+    `ordinary`: bytes of the tensors that are not on the heap; an algorithm whose peers reach one
+    of them copies it, which counts.
     """
     modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
     if backend and config is None:
         modules = {a: m for a, m in modules.items() if backend in getattr(m, "AUTO_ON", (backend,))}
     here = Place(target, num_sms)
     tried = _Tried(op, problem, here, modules, config)
+    hardware = hardware_for(target, getattr(problem, "size", 1), num_sms, backend)
+    copies = {a: _copy_seconds(m, problem, ordinary, hardware) for a, m in modules.items()}
     if any(f"{op}." in entry.op for entry in entries(target)):
         times = {a: _estimate(f"{op}.{a}", modules[a], problem, here) for a in tried.usable()}
         known = {a: t for a, t in times.items() if t is not None}
+        if known and ordinary and hardware is not None:
+            known |= _scaled(tried, known, hardware)
         if known:
-            return _fastest(tried, known)
-    hardware = hardware_for(target, getattr(problem, "size", 1), num_sms, backend)
+            return _fastest(tried, {a: t + copies[a] for a, t in known.items()}, copies)
     if hardware is not None:
         configs = {algo: tried.configs[algo] for algo in tried.usable()}
         expected = expected_times(op, problem, configs, hardware, num_sms)
         if expected:
-            return _by_model(tried, hardware, expected)
+            return _by_model(tried, hardware, expected, copies)
     algo = tried.usual()
     return Choice(algo, tried.configs[algo], lambda: _by_rule(tried, algo))
 
 
-def _fastest(tried: _Tried, known: dict[str, float]) -> Choice:
+def _scaled(tried: _Tried, known: dict[str, float], hardware: Hardware) -> dict[str, float]:
+    """Of algorithms that nobody measured here: by the model, as far off as it is for the others."""
+    configs = {algo: tried.configs[algo] for algo in tried.usable()}
+    num_sms = tried.here.num_sms
+    expected = expected_times(tried.op, tried.problem, configs, hardware, num_sms)
+    ratios = [known[algo] / expected[algo].seconds for algo in known if algo in expected]
+    worst = max(ratios, default=1.0)
+    return {a: t.seconds * worst for a, t in expected.items() if a not in known}
+
+
+def _copy_seconds(
+    module: ModuleType, problem: Any, ordinary: Mapping[str, int], hardware: Hardware | None
+) -> float:
+    """Expect this of copying the ordinary tensors that peers must reach; all ranks copy at once."""
+    copied = [nbytes for name, nbytes in ordinary.items() if name in module.SYMMETRIC]
+    if hardware is None:
+        return sum(_COPY_S + 2 * nbytes / _COPY_RATE for nbytes in copied)
+    ranks = Ranks.on(hardware, getattr(problem, "size", 1))
+    rate = hardware.gpu.copy_rate / ranks.per_gpu
+    return sum(launch(ranks).seconds + 2 * nbytes / rate for nbytes in copied)
+
+
+def _with_copy(algo: str, copies: dict[str, float]) -> str:
+    return f", {1e6 * copies[algo]:.1f} of it copies" if copies[algo] else ""
+
+
+def _fastest(tried: _Tried, known: dict[str, float], copies: dict[str, float]) -> Choice:
     algo = min(known, key=lambda each: known[each])
-    expected = ", ".join(f"{a} {1e6 * t:.1f} us" for a, t in sorted(known.items(), key=_second))
+    expected = ", ".join(
+        f"{a} {1e6 * t:.1f} us{_with_copy(a, copies)}"
+        for a, t in sorted(known.items(), key=_second)
+    )
     text = f"{tried.op}: {algo}, expected on {tried.here.target}: {expected}"
     return Choice(algo, tried.configs[algo], lambda: text)
 
 
-def _by_model(tried: _Tried, hardware: Hardware, times: dict[str, Time]) -> Choice:
-    order = sorted(times, key=lambda each: times[each].seconds)
-    expected = ", ".join(f"{a} {1e6 * times[a].seconds:.1f} us ({times[a].bound})" for a in order)
+def _by_model(
+    tried: _Tried, hardware: Hardware, times: dict[str, Time], copies: dict[str, float]
+) -> Choice:
+    whole = {algo: time.seconds + copies[algo] for algo, time in times.items()}
+    order = sorted(whole, key=lambda each: whole[each])
+    expected = ", ".join(
+        f"{a} {1e6 * whole[a]:.1f} us ({times[a].bound}{_with_copy(a, copies)})" for a in order
+    )
     target, num_sms = tried.here
     text = (
         f"{tried.op}: {order[0]}: no measurements for {target} with {num_sms} SMs a rank; the "

@@ -89,6 +89,11 @@ def all_to_all_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     return _spans(n, n * ranks.size, config, ranks)
 
 
+def all_to_all_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Barrier; this rank's part from every rank, one after the other; barrier."""
+    return all_gather_pull(problem, config, ranks)  # as many bytes, from other places
+
+
 def all_to_all_mail(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Chunk by chunk: fill a slot, signal; wait, empty the slot, signal."""
     size = ranks.size
@@ -169,6 +174,21 @@ def all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     return [launch(ranks), barrier(ranks), reduced, barrier(ranks)]
 
 
+def all_reduce_two_shot_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Barrier; reduce my slice; barrier; load all slices."""
+    n, size = _nbytes(problem), ranks.size
+    slice_bytes = max(math.ceil(n / size / _LINE) * _LINE, 1)
+    block = min(_block(problem, config), slice_bytes)
+    rounds = waves(slice_bytes, config.programs * block)
+    far = n * _others(ranks)
+    tile = Round(block * size, block, is_there=True)
+    reduced = copied(ranks, "reduce", Traffic(n, n / size, 0, far), tile, rounds)
+    # A slice was written just before, so it comes out of the cache.
+    traffic = Traffic(n / size, n, n - n / size, far)
+    pulled = copied(ranks, "loads", traffic, Round(block, block, is_there=True), rounds * size)
+    return [launch(ranks), barrier(ranks, 2.0, "barriers"), reduced, pulled]
+
+
 def all_reduce_ring(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """2 (W - 1) steps: a slice goes on to the next rank, a flag after it."""
     n, size = _nbytes(problem), ranks.size
@@ -219,6 +239,7 @@ COLLECTIVES: dict[str, Model] = {
     "all_gather.pull": all_gather_pull,
     "all_gather.partitioned": all_gather_partitioned,
     "all_to_all.push": all_to_all_push,
+    "all_to_all.pull": all_to_all_pull,
     "all_to_all.mail": all_to_all_mail,
     "broadcast.push": broadcast_push,
     "scatter.push": scatter_push,
@@ -226,6 +247,7 @@ COLLECTIVES: dict[str, Model] = {
     "all_reduce.one_shot": all_reduce_one_shot,
     "all_reduce.low_latency": all_reduce_low_latency,
     "all_reduce.two_shot": all_reduce_two_shot,
+    "all_reduce.two_shot_pull": all_reduce_two_shot_pull,
     "all_reduce.ring": all_reduce_ring,
     "all_reduce.atomic": all_reduce_atomic,
     "reduce_scatter.direct": reduce_scatter_direct,

@@ -51,7 +51,7 @@ def test_reductions(run: Run, dtype: torch.dtype) -> None:
             wanted = _reduce.reference("sum", parts)
             x = placed(world, SIZE * numel, before_x, dtype).copy_(parts[world.rank])
             out = poisoned(world, SIZE * numel, before_out, dtype)
-            for algo in ("one_shot", "two_shot"):
+            for algo in ("one_shot", "two_shot_pull", "two_shot"):
                 module = loading.find(f"all_reduce.{algo}")
                 world.all_reduce(x, out=out[:-8], algo=algo, config=module.Config(256, 3, 1))
                 assert same(out[:-8], wanted), (algo, numel, before_x, before_out)
@@ -86,9 +86,10 @@ def test_moves(run: Run, dtype: torch.dtype) -> None:
                 world.all_gather(x[:numel], out[:-8], algo=algo, config=config)
                 assert same(out[:-8], torch.cat([p[:numel] for p in parts])), (algo, numel)
                 assert (out[-8:] == 77).all()
-            world.all_to_all(x, out[:-8], config=SMALL)
-            splits = [p.split(numel)[world.rank] for p in parts]
-            assert same(out[:-8], torch.cat(splits)), (numel, before_x, before_out)
+            splits = torch.cat([p.split(numel)[world.rank] for p in parts])
+            for algo in ("push", "pull"):
+                world.all_to_all(x, out[:-8].fill_(77), algo=algo, config=SMALL)
+                assert same(out[:-8], splits), (algo, numel, before_x, before_out)
             world.barrier()
 
     run(main, SIZE)

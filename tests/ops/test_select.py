@@ -69,7 +69,7 @@ def test_without_measurements_large_ones_are_not_for_one_shot() -> None:
     assert (algo(1), algo(1 << 18), algo((1 << 18) + 1)) == ("one_shot", "one_shot", "two_shot")
     told = choose("all_reduce", Sum(1 << 20, torch.bfloat16, 3), GPU, 16).why
     assert told.startswith("all_reduce: two_shot: no measurements for some-gpu; the default")
-    assert told.endswith("for this size (candidates: one_shot, two_shot)")
+    assert told.endswith("for this size (candidates: one_shot, two_shot, two_shot_pull)")
     only = find("all_reduce.one_shot").Config()
     assert algo(1 << 20, only) == "one_shot"
 
@@ -247,5 +247,6 @@ def test_a_call_goes_by_what_was_measured(capfd: pytest.CaptureFixture[str]) -> 
 
     sundog.run(main, 2, "sim")
     assert (
-        "all_gather: pull, expected on the simulator: pull 3.6 us, push" in capfd.readouterr().out
+        "all_gather: pull, expected on the simulator: pull 6.6 us, 3.0 of it copies, push"
+        in capfd.readouterr().out
     )

@@ -92,7 +92,9 @@ def test_axes_of_problem_and_config_are_combined() -> None:
 def test_without_axes_all_algorithms_that_need_no_asking_for_are_timed() -> None:
     problems, choices = parse("all_reduce")
     assert problems == find("all_reduce").cases(2)[:1]
-    assert choices == [(algo, {}) for algo in ("one_shot", "low_latency", "two_shot")]
+    assert choices == [
+        (algo, {}) for algo in ("one_shot", "low_latency", "two_shot", "two_shot_pull")
+    ]
     assert parse("all_reduce.ring")[1] == [("ring", {})]
     assert parse("all_reduce", "algo=ring,two_shot")[1] == [("ring", {}), ("two_shot", {})]
 
