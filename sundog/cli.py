@@ -63,6 +63,7 @@ Op = Annotated[
 ]
 Problem = Annotated[str, typer.Option(help="fields of the problem to change, name=value,...")]
 World = Annotated[int, typer.Option(help="number of ranks")]
+Preset = Annotated[str, typer.Option(help="shapes of a model and its ranks: llama3-70b-tp8")]
 Link = Annotated[str, typer.Option(help="pcie: peers' data in host memory, see docs/gpu.md")]
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
 Html = Annotated[str, typer.Option(help="also write a page for a browser to this file")]
@@ -163,6 +164,7 @@ def tune(
         list[str] | None,
         typer.Option(help="fields of the problem to change, name=value,...; may be repeated"),
     ] = None,
+    preset: Preset = "",
     world: World = 8,
     budget: Annotated[int, typer.Option(help="configs to try for each algorithm")] = 200,
     search: Annotated[str, typer.Option(help="pattern, model, random or exhaustive")] = "pattern",
@@ -190,8 +192,8 @@ def tune(
     if promote:
         raise typer.Exit(command.run_promote(names))
     options = command.TuneOptions(
-        op=op, problems=problem or [], world=world, budget=budget, search=search, log=log,
-        seed=seed, resume=resume, place=TunePlace(backend, link), farm=farm,
+        op=op, problems=problem or [], preset=preset, world=world, budget=budget, search=search,
+        log=log, seed=seed, resume=resume, place=TunePlace(backend, link), farm=farm,
         targets=(names or ["sm_90", "gfx942"]) if compile_only else [], html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
@@ -259,6 +261,7 @@ def probe(
 def bench(
     op: Op,
     axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,...; may be repeated")] = None,
+    preset: Preset = "",
     world: World = 8,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
     link: Link = "",
@@ -266,9 +269,11 @@ def bench(
         list[str] | None, typer.Option(help="a name, or none; may be repeated (default: all)")
     ] = None,
     samples: Annotated[int, typer.Option(help="samples per variant")] = 30,
+    warmup: Annotated[int, typer.Option(help="samples before those, not reported")] = 2,
     csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
     json: Json = "",
     plot: Plot = "",
+    bars: Annotated[str, typer.Option(help="also draw measured beside expected times")] = "",
     entries: Annotated[str, typer.Option(help="also put the best configs into this file")] = "",
     html: Html = "",
 ) -> None:
@@ -285,8 +290,9 @@ def bench(
     from .tools.bench import bench_command as command
 
     options = command.BenchOptions(
-        op=op, axes=axis or [], world=world, backend=backend, link=link, baselines=baseline or [],
-        samples=samples, csv=csv, json=json, plot=plot, entries=entries, html=html,
+        op=op, axes=axis or [], preset=preset, world=world, backend=backend, link=link,
+        baselines=baseline or [], samples=samples, warmup=warmup, csv=csv, json=json, plot=plot,
+        bars=bars, entries=entries, html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 

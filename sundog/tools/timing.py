@@ -130,12 +130,13 @@ def blame(name: str) -> Iterator[None]:
 
 def measure(
     world: World, variants: Sequence[Variant], samples: int = 30, at_least: int = 20,
-    step: Callable[[str], None] = lambda name: None, in_a_row: bool = False,
+    step: Callable[[str], None] = lambda name: None, in_a_row: bool = False, warmup: int = _WARM,
 ) -> list[Times]:  # fmt: skip
     """Time all variants, on all ranks together; every rank gets all ranks' times.
 
     A sample is `at_least` calls or more: each input set equally often. `step` is called after each.
     A variant that a wait runs out in, or that fails otherwise, is named by a VariantFailed.
+    `warmup`: samples before those, which are not reported.
     `in_a_row`: all samples of a variant after one opening of the gate, for a tuner's first look: a
     round of all hosts takes milliseconds, but what is measured in one moment shares its noise.
     """
@@ -145,14 +146,14 @@ def measure(
         with blame(variant.name):
             replays.append(_replay(world, variant, at_least))
     mine: list[list[float]] = [[] for _ in variants]
-    rounds, each = (1, samples + _WARM) if in_a_row else (samples + _WARM, 1)
+    rounds, each = (1, samples + warmup) if in_a_row else (samples + warmup, 1)
     for _ in range(rounds):
         for number, (replay, calls) in enumerate(replays):
             with blame(variants[number].name):
                 mine[number] += [seconds / calls for seconds in gate.times(replay, each)]
-            if len(mine[number]) > _WARM:
+            if len(mine[number]) > warmup:
                 step(variants[number].name)
-    everyone = world.exchange([times[_WARM:] for times in mine], "times")
+    everyone = world.exchange([times[warmup:] for times in mine], "times")
     gate.free()
     return [
         Times(variant.name, [list(ranks) for ranks in zip(*(e[n] for e in everyone), strict=True)])

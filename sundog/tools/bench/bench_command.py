@@ -18,6 +18,7 @@ from .._console import (
     ensure_compiler_cache,
     write_json,
 )
+from ..presets import preset
 from ..timing import machine
 from . import results
 from .limits import Rates
@@ -29,12 +30,17 @@ __all__ = ["BenchOptions", "run"]
 @command("bench")
 def run(options: BenchOptions) -> int:
     """Exit with 1 if a variant was wrong or failed, with 2 if nothing could be measured."""
-    check_writable(options.csv, options.json, options.plot, options.entries, options.html)
+    check_writable(
+        options.csv, options.json, options.plot, options.bars, options.entries, options.html
+    )
     check_page(options.html)
-    if options.plot:
-        check_extra("--plot", "plot", "matplotlib")
+    for flag, path in (("--plot", options.plot), ("--bars", options.bars)):
+        if path:
+            check_extra(flag, "plot", "matplotlib")
     ensure_compiler_cache()
     rows, rates = bench(options)
+    if options.preset:
+        options = dataclasses.replace(options, world=preset(options.preset, options.op)[1])
     results.print_rows(rows, _measured_ranks(options))
     _write_files(options, rows, rates)
     return FOUND if any(row.wrong for row in rows) else FINE
@@ -54,8 +60,12 @@ def _write_files(options: BenchOptions, rows: list[Row], rates: Rates) -> None:
     if options.entries:
         best = _best_entries(rows, Path(options.json).name or options.op)
         write_entries(Path(options.entries), best)
-    if options.plot:
+    if options.bars:
         from . import plot  # matplotlib is an extra
+
+        plot.draw_bars(options.bars, rows)
+    if options.plot:
+        from . import plot
 
         if options.link:
             plot.draw_link(options.plot, [results.row_json(row) for row in rows], options.world)
@@ -89,7 +99,7 @@ def _write_csv(path: str, rows: list[Row], size: int) -> None:
     head = ["problem", "variant", "config", "programs", "median_us", "p20_us", "p80_us"]
     with Path(path).open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*head, "gb_per_s", "of_limit", "wrong"])
+        writer.writerow([*head, "gb_per_s", "tflop_per_s", "of_limit", "expected_us", "wrong"])
         for row in rows:
             known = [row.problem, row.variant, row.config, row.programs or ""]
             writer.writerow([*known, *_figures(row, size), row.wrong])
@@ -98,7 +108,10 @@ def _write_csv(path: str, rows: list[Row], size: int) -> None:
 def _figures(row: Row, size: int) -> list[str]:
     times = row.times
     if times is None:
-        return [""] * 5
+        return [""] * 7
     micro = [1e6 * t for t in (times.median, times.percentile(20), times.percentile(80))]
     rate = row.cost.hbm_bytes * size / times.median / 1e9  # of all ranks
-    return [*(f"{t:.3f}" for t in micro), f"{rate:.1f}", f"{row.limit / times.median:.3f}"]
+    flops = row.cost.flops * size / times.median / 1e12
+    expected = f"{1e6 * row.expected:.3f}" if row.expected else ""
+    limit = f"{row.limit / times.median:.3f}"
+    return [*(f"{t:.3f}" for t in micro), f"{rate:.1f}", f"{flops:.2f}", limit, expected]

@@ -17,7 +17,9 @@ from typing import Any
 from .results import problem_text
 from .run import Row
 
-__all__ = ["draw", "draw_link"]
+__all__ = ["bars_of", "draw", "draw_bars", "draw_link"]
+
+_PRODUCT = 8  # operations per byte, from which it is a product and no sum
 
 
 def draw(path: str, rows: list[Row], size: int) -> None:
@@ -79,13 +81,27 @@ def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
 
 
 def _by_bytes(plt: Any, rows: list[Row], size: int) -> Any:
-    figure, axes = plt.subplots()
+    """Bytes per second, and of products operations per second in a panel of their own."""
+    is_product = any(row.cost.flops > _PRODUCT * row.cost.hbm_bytes for row in rows)
+    figure, axes = plt.subplots(
+        1, 2 if is_product else 1, squeeze=False, layout="constrained",
+        figsize=(12.8 if is_product else 6.4, 4.8),
+    )  # fmt: skip
     for name in dict.fromkeys(row.variant for row in rows):
-        points = sorted((r.cost.hbm_bytes, _rate(r, size)) for r in rows if r.variant == name)
-        axes.plot([n for n, _ in points], [rate for _, rate in points], "o-", label=name)
-    axes.set(xscale="log", xlabel="bytes read and written per rank", ylabel="GB/s of all ranks")
-    axes.legend()
+        mine = sorted((r for r in rows if r.variant == name), key=lambda r: r.cost.hbm_bytes)
+        places = [row.cost.hbm_bytes for row in mine]
+        axes[0, 0].plot(places, [_rate(row, size) for row in mine], "o-", label=name)
+        if is_product:
+            axes[0, 1].plot(places, [_flop_rate(row, size) for row in mine], "o-", label=name)
+    for panel, label in zip(axes[0], ("GB/s of all ranks", "TFLOP/s of all ranks"), strict=False):
+        panel.set(xscale="log", xlabel="bytes read and written per rank", ylabel=label)
+    axes[0, 0].legend()
     return figure
+
+
+def _flop_rate(row: Row, size: int) -> float:
+    assert row.times is not None
+    return row.cost.flops * size / row.times.median / 1e12
 
 
 def _rate(row: Row, size: int) -> float:
@@ -132,6 +148,50 @@ def _link_panel(axes: Any, rows: list[dict[str, Any]]) -> None:
         places = sorted(points)
         axes.plot(places, [1e-6 * points[at] for at in places], style, label=name)
     axes.set(xlabel="N", ylabel="ms on rank 0", ylim=(0, None))
+
+
+Bar = tuple[str, float, float, float]  # label, measured, expected and least microseconds
+
+
+def bars_of(rows: list[Row]) -> dict[str, list[Bar]]:
+    """Give the bars of every problem: of each variant the fastest config; 0: not known."""
+    panels: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row.times is None:
+            continue
+        best = panels.setdefault(row.problem, {})
+        known = best.get(row.variant)
+        if known is None or known.times is None or row.times.median < known.times.median:
+            best[row.variant] = row
+    return {problem: [_bar(row) for row in best.values()] for problem, best in panels.items()}
+
+
+def _bar(row: Row) -> Bar:
+    assert row.times is not None
+    return row.variant, 1e6 * row.times.median, 1e6 * row.expected, 1e6 * row.limit
+
+
+def draw_bars(path: str, rows: list[Row]) -> None:
+    """Draw a panel per problem: the measured time, the expected time, and a line at the limit."""
+    import matplotlib.pyplot as plt
+
+    panels = bars_of(rows)
+    height = 1 + 0.5 * sum(len(bars) + 1 for bars in panels.values())
+    figure, axes = plt.subplots(
+        max(len(panels), 1), 1, squeeze=False, layout="constrained", figsize=(8, height)
+    )
+    for panel, (problem, bars) in zip(axes[:, 0], panels.items(), strict=False):
+        places = range(len(bars))
+        panel.barh([p - 0.2 for p in places], [bar[1] for bar in bars], 0.4, label="measured")
+        panel.barh([p + 0.2 for p in places], [bar[2] for bar in bars], 0.4, label="expected")
+        panel.axvline(bars[0][3], linestyle=":", color="black", label="limit")
+        panel.set_yticks(list(places), [bar[0] for bar in bars])
+        panel.invert_yaxis()
+        panel.set_title(problem_text(problem), fontsize=9)
+        panel.set_xlabel("us of the slowest rank")
+    axes[0, 0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

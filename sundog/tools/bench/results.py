@@ -51,6 +51,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "link_bytes": row.cost.link_bytes,
         "limit_ns": round(row.limit * 1e9, 1),
         "stored_ns": round(row.stored * 1e9, 1),
+        "expected_ns": round(row.expected * 1e9, 1),
         "wrong": row.wrong,
         "times": times_json(row.times) if row.times else None,
     }

@@ -1,8 +1,9 @@
 """`sundog bench OP`: time any op against the limit, and against what a user would call instead.
 
-A result that differs from the reference is reported as wrong and never timed. A variant whose wait
-runs out, or that ends the world otherwise, costs its row alone: its problem is run once more in a
-new world, without it.
+Results are compared on whole numbers, bit by bit, and times are taken on normal ones, of ours and
+of every baseline: a product of small whole numbers takes up to an eighth less. A result that is not
+the reference's is reported as wrong and never timed. A variant whose wait runs out, or that ends
+the world otherwise, costs its row alone: its problem is run once more in a new world, without it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from ...launch import run as run_ranks
 from ...ops import load
 from ...ops.op import Cost
 from ...ops.select import Entry, config_for, stored
+from ...predict.expected import expected_times, hardware_for
 from ...world.world import World
 from .._console import progress
-from .._subject import Algorithm, algorithms_of, expected_here, output
+from .._subject import Algorithm, algorithms_of, expected_here, normal_inputs, output
 from ..baselines import BASELINES, GEMM_ALONE, OVER_LINK, Baseline, chosen
+from ..presets import preset
 from ..timing import Times, Variant, blame, measure
 from . import limits
 
@@ -55,6 +58,9 @@ class BenchOptions:
     plot: str = ""
     entries: str = ""
     html: str = ""
+    bars: str = ""  # measured beside expected times
+    warmup: int = 2  # samples before those that are reported
+    preset: str = ""  # named shapes and a number of ranks
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Row:
     times: Times | None = None
     entry: Entry | None = None  # for `choice`, of an algorithm; without its time
     stored: float = 0.0  # seconds, which `choice` has of the same; 0: nothing
+    expected: float = 0.0  # seconds by the time model; 0: it has none
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class _Ready:
     row: Row
     variant: Variant
     wrong: Callable[..., int] = Baseline.wrong  # elements that differ from the answer
+    make: Callable[[], list[Callable[[], Any]]] | None = None  # its calls, once more on other data
 
 
 @dataclass(frozen=True)
@@ -112,10 +120,15 @@ def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
     """Time all cases of one op."""
     if options.backend not in ("virtual", "symm"):
         raise ValueError(f"--backend {options.backend}: expected virtual or symm, to time a GPU")
-    if options.world < 1 or options.samples < 1:
-        raise ValueError("--world and --samples must be at least 1")
+    if options.world < 1 or options.samples < 1 or options.warmup < 0:
+        raise ValueError("--world and --samples must be at least 1, and --warmup at least 0")
+    if options.preset:
+        texts, ranks = preset(options.preset, options.op)
+        options = dataclasses.replace(options, world=ranks)
     algorithms = algorithms_of(options.op)
     problems, choices = parse_axes(algorithms, options.axes, options.world)
+    if options.preset:
+        problems = [load.changed(p, load.parse(text)) for text in texts for p in problems]
     table = OVER_LINK if options.link else BASELINES
     compared = chosen(table.get(options.op.partition(".")[0], {}), options.baselines)
     if not target.has_gpu():
@@ -204,11 +217,11 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     for name, baseline in common.baselines.items():
         if baseline.usable(world, problem):
             reason = common.failed.get((problem, name), "")
+            make = functools.partial(_baseline_calls, world, problem, baseline, sets)
             with blame(name):
-                usable = [] if reason else sets
-                calls = [baseline.make(world, problem, inputs, out) for inputs, out, _ in usable]
+                calls = [] if reason else make()
             row = dataclasses.replace(blank, variant=name, wrong=reason)
-            ready.append(_Ready(row, Variant(name, calls, baseline.graph), baseline.wrong))
+            ready.append(_Ready(row, Variant(name, calls, baseline.graph), baseline.wrong, make))
     checked = [(e, e.row.wrong or _wrong(world, e, sets, problem)) for e in ready if e]
     good = [each for each, wrong in checked if not wrong]
     at_least = min(max(int(_SAMPLE_SECONDS / max(blank.limit, 1e-9)), 3), 20)  # 0 if empty
@@ -216,8 +229,13 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
         # A graph of hundreds of copies can hold the host that launches it until they are done,
         # and with it the hosts of the peers that they wait for (seen with 4 calls of 64).
         at_least = 2
-    variants = [each.variant for each in good]
-    timed = measure(world, variants, common.options.samples, at_least=at_least, step=common.step)
+    _draw_normal(world, op, problem, sets)
+    variants = [_on_new_data(each) for each in good]
+    options = common.options
+    timed = measure(
+        world, variants, options.samples, at_least=at_least, step=common.step,
+        warmup=options.warmup,
+    )  # fmt: skip
     if rates.link:  # the passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}
@@ -226,6 +244,31 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
         for each, wrong in checked
     ]
     return _limited_by_link(rows, rates) if rates.link else rows
+
+
+def _baseline_calls(
+    world: World, problem: Any, baseline: Baseline, sets: list[Any]
+) -> list[Callable[[], Any]]:
+    return [baseline.make(world, problem, inputs, out) for inputs, out, _ in sets]
+
+
+def _draw_normal(world: World, op: ModuleType, problem: Any, sets: list[Any]) -> None:
+    """Overwrite the inputs with normal data, where they are: calls keep their tensors."""
+    for seed, (inputs, _, _) in enumerate(sets):
+        with world.scope():
+            drawn = normal_inputs(world, op, problem, seed)
+            for old, new in zip(inputs, drawn, strict=True):
+                old.copy_(new)
+            world.barrier()
+    world.barrier()
+
+
+def _on_new_data(ready: _Ready) -> Variant:
+    """Make a baseline's calls again: some have gathered their data when they were made."""
+    if ready.make is None:
+        return ready.variant
+    with blame(ready.variant.name):
+        return dataclasses.replace(ready.variant, calls=ready.make())
 
 
 def _limited_by_link(rows: list[Row], rates: limits.Rates) -> list[Row]:
@@ -265,8 +308,18 @@ def _own(
     row = dataclasses.replace(
         blank, variant=algo or "sundog", config=str(config), programs=programs, wrong=reason,
         entry=entry, stored=stored(entry, kind),
+        expected=_expected(world, name, problem, config, kind),
     )  # fmt: skip
     return _Ready(row, Variant(called, calls))
+
+
+def _expected(world: World, name: str, problem: Any, config: Any, kind: str) -> float:
+    hardware = hardware_for(kind, world.size, world.num_sms, world.backend)
+    op, _, algo = name.partition(".")
+    if hardware is None:
+        return 0.0
+    times = expected_times(op, problem, {algo: config}, hardware, world.num_sms)
+    return times[algo].seconds if algo in times else 0.0
 
 
 def _calls(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...report.page import check_page, write_report
 from ...report.sections import read_sections
 from .._console import FINE, FOUND, check_writable, command, ensure_compiler_cache, progress
+from ..presets import preset
 from .cache import promote
 from .space import fields_text
 from .tune import Tuned, TunePlace, default_log, tune
@@ -29,6 +30,7 @@ class TuneOptions:
     place: TunePlace
     farm: str = ""  # address of a Ray cluster
     html: str = ""
+    preset: str = ""  # named shapes, besides `problems`, and the number of ranks
 
 
 @command("tune")
@@ -38,6 +40,9 @@ def run(options: TuneOptions) -> int:
         raise ValueError("missing OP, for example: sundog tune all_gather")
     check_writable(options.html)
     check_page(options.html)
+    if options.preset:
+        more, ranks = preset(options.preset, options.op)
+        options = replace(options, problems=[*options.problems, *more], world=ranks)
     ensure_compiler_cache()
     try:
         with progress() as show:

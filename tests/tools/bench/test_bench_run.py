@@ -22,7 +22,7 @@ from sundog.ops.load import find
 from sundog.ops.op import Cost
 from sundog.ops.select import read_entries, user_file, write_entries
 from sundog.tools import timing
-from sundog.tools.baselines import BASELINES, chosen
+from sundog.tools.baselines import BASELINES, Baseline, chosen
 from sundog.tools.bench import bench_command, limits, plot, results
 from sundog.tools.bench import run as bench
 from sundog.tools.bench.limits import Rates
@@ -42,6 +42,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         samples: int,
         at_least: int,
         step: Callable[[str], None],
+        warmup: int,
     ) -> list[Times]:
         for variant in variants:
             step(variant.name)
@@ -243,10 +244,59 @@ def test_over_a_link_rank_0_alone_counts(
     assert large == 192 * 96 // 3 * 2 * 2 / 3e8
 
 
+def test_times_are_taken_on_normal_data(simulated: list[str], monkeypatch: Any) -> None:
+    """Results are compared on whole numbers; what is timed then sees others, in the same places."""
+    seen: dict[str, list[bool]] = {"compared": [], "timed": []}
+    phase = "compared"
+
+    def is_whole(x: Any) -> bool:
+        return bool((x == x.round()).all())
+
+    def cat(world: sundog.World, problem: Any, inputs: tuple, out: Any) -> Callable[[], None]:
+        x = inputs[0].clone()  # as a baseline that gathers once
+
+        def call() -> None:
+            seen[phase].append(is_whole(x) or is_whole(inputs[0]))
+            out.copy_(torch.cat([world.peer(inputs[0], r) for r in range(world.size)]))
+
+        return call
+
+    def measure(world: sundog.World, variants: Any, samples: int, **_: Any) -> list[Times]:
+        nonlocal phase
+        phase = "timed"
+        for variant in variants:
+            for call in variant.calls:
+                call()
+        return [Times(v.name, [[1e-5] * world.size] * samples) for v in variants]
+
+    monkeypatch.setitem(bench.BASELINES, "all_gather", {"mine": Baseline(cat)})
+    monkeypatch.setattr(bench, "measure", measure)
+    rows = run("algo=push", "numel=48", "dtype=float32", only="mine")
+    assert [row.wrong for row in rows] == ["", ""]
+    assert set(seen["compared"]) == {True}
+    assert set(seen["timed"]) == {False}
+
+
+def test_bars_stand_for_the_fastest_config() -> None:
+    cost = Cost(flops=1, read_bytes=1, written_bytes=1, link_bytes=1)
+
+    def row(variant: str, seconds: float, expected: float = 0.0) -> bench.Row:
+        times = Times(variant, [[seconds]])
+        return bench.Row(variant, "A", "", cost, 1e-6, times=times, expected=expected)
+
+    slow, fast, other = row("push", 9e-6, 8e-6), row("push", 4e-6, 3e-6), row("copy_", 5e-6)
+    failed = bench.Row("idle", "A", "", cost, 1e-6, wrong="no")
+    (ours, theirs) = plot.bars_of([slow, fast, other, failed])["A"]
+    assert (ours[0], theirs[0]) == ("push", "copy_")
+    assert ours[1:] == pytest.approx((4, 3, 1))
+    assert theirs[1:] == pytest.approx((5, 0, 1))
+
+
 def test_files(simulated: list[str], tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.csv", "a.json", "a.png")]
     kept = tmp_path / "gpu.json"
     files = dict(zip(("csv", "json", "plot"), names, strict=True)) | {"entries": str(kept)}
+    files["bars"] = str(tmp_path / "bars.png")
     wanted = options("all_gather", AXES, baselines=["torch.cat"], **files)
     assert bench_command.run(wanted) == 0
     with open(names[0]) as file:
@@ -258,6 +308,8 @@ def test_files(simulated: list[str], tmp_path: Path) -> None:
     assert float(rows[0]["gb_per_s"]) == pytest.approx(3 * moved / 1e-5 / 1e9, abs=0.05)
     assert json.loads(Path(names[1]).read_text())["rows"][1]["programs"] == 3
     assert Path(names[2]).stat().st_size > 10_000
+    assert {"tflop_per_s", "expected_us"} <= rows[0].keys()
+    assert (tmp_path / "bars.png").stat().st_size > 5_000
     found = read_entries(kept)
     numels = [("push", 48), ("pull", 48), ("push", 96), ("pull", 96)]
     assert [(e.op, e.problem["numel"]) for e in found] == [

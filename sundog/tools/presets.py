@@ -1,0 +1,76 @@
+"""Named shapes, shared by `bench` and `tune`: `--preset llama3-70b-tp8`.
+
+A name is a model and its number of tensor-parallel ranks. It stands for the op's problems in one
+layer of that model, attention and MLP, at several numbers of rows (tokens): of a product whose
+input is gathered the columns of a rank's weights, of one whose result is reduced the rows, and of a
+collective the hidden states. Sizes are from the models' published configurations.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NamedTuple
+
+__all__ = ["MODELS", "ROWS", "Model", "names", "preset"]
+
+ROWS = (16, 64, 256, 1024, 4096, 16384)
+RANKS = (2, 4, 8)
+
+
+class Model(NamedTuple):
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int = 128
+
+
+MODELS = {
+    "llama3-8b": Model(4096, 14336, 32, 8),
+    "llama3-70b": Model(8192, 28672, 64, 8),
+    "llama3-405b": Model(16384, 53248, 128, 8),
+    "qwen2.5-32b": Model(5120, 27648, 40, 8),
+    "qwen2.5-72b": Model(8192, 29568, 64, 8),
+    "gemma2-27b": Model(4608, 36864, 32, 16),
+    "mistral-nemo-12b": Model(5120, 14336, 32, 8),
+}
+_GATHERED = ("all_gather_matmul",)  # a layer's first product
+_REDUCED = ("matmul_reduce_scatter", "matmul_all_reduce")  # and its second
+_SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "scatter", "gather")  # a rank has a part
+
+
+def names() -> list[str]:
+    """List all presets."""
+    return [f"{model}-tp{ranks}" for model in MODELS for ranks in RANKS]
+
+
+def preset(name: str, op: str) -> tuple[list[str], int]:
+    """Return an op's problems, as `--problem` takes them, and the number of ranks."""
+    model_name, _, ranks = name.rpartition("-tp")
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--preset {name}: there are {', '.join(names())}{hint}")
+    op = op.partition(".")[0]
+    shapes = _shapes(op, MODELS[model_name], int(ranks))
+    if not shapes:
+        raise ValueError(f"--preset {name}: {op} is no part of a tensor-parallel layer")
+    return [_text({**shape, "dtype": "bfloat16"}) for shape in shapes], int(ranks)
+
+
+def _shapes(op: str, model: Model, ranks: int) -> list[dict[str, Any]]:
+    hidden, inner = model.hidden, model.intermediate // ranks
+    queries = model.heads * model.head_dim // ranks
+    qkv = (model.heads + 2 * model.kv_heads) * model.head_dim // ranks
+    if op in _GATHERED:
+        columns = dict.fromkeys((qkv, 2 * inner))  # gate and up are one product
+        return [dict(m=m, n=n, k=hidden, shard="m") for n in columns for m in ROWS]
+    if op in _REDUCED:
+        return [dict(m=m, n=hidden, k=k) for k in dict.fromkeys((queries, inner)) for m in ROWS]
+    if op in (*_SPLIT, "all_reduce", "broadcast", "reduce"):
+        return [dict(numel=m * hidden // (ranks if op in _SPLIT else 1)) for m in ROWS]
+    return []
+
+
+def _text(fields: dict[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in fields.items())
