@@ -204,6 +204,15 @@ def large(json: Json = "") -> None:
     large.main(json)
 
 
+@app.command()
+def sizes(minutes: float = 6.0, world: World = 8, json: Json = "") -> None:
+    """Time odd sizes beside round ones, and ordinary tensors beside those on the heap."""
+    _need_gpu("sizes")
+    from . import sizes
+
+    sizes.main(minutes, world, json)
+
+
 @app.command("link-rates")
 def link_rates(json: Json = "") -> None:
     """Measure what crosses PCIe per second, by copies and by kernels."""

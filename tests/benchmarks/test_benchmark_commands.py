@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from sundog.target import has_gpu
 
-ON_GPU = ("host", "capture", "bound", "trace all_gather", "gemm", "large", "link-rates")
+ON_GPU = ("host", "capture", "bound", "trace all_gather", "gemm", "large", "sizes", "link-rates")
 
 
 @pytest.mark.skipif(has_gpu(), reason="about machines without a GPU")
