@@ -38,7 +38,7 @@ BUDGETS = {
     "tools/predict": 860,
     "tools/probe": 880,
     "tools/trace": 650,
-    "tools/tune": 1900,
+    "tools/tune": 1920,
     "torch": 2300,
     "world": 1600,
 }
