@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "FEW_SMS", "call_matrices", "check_apart", "check_matrices", "check_tensors", "fitting",
-    "hint_of", "resident",
+    "FEW_SMS", "by_rows", "call_matrices", "check_apart", "check_matrices", "check_tensors",
+    "fitting", "hint_of", "resident",
 ]  # fmt: skip
 
 _WIDEST = 16  # bytes of an access
@@ -34,6 +36,32 @@ def call_matrices(
     passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     result: torch.Tensor = call(world, op, problem, passed, options, is_flat=False)
     return result
+
+
+def by_rows(
+    matmul: Callable[..., torch.Tensor], world: World, a: torch.Tensor, out: torch.Tensor | None,
+    times: Fraction, **more: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Run an op on a of [..., k] as rows, by views; `times`: the result's rows over those of a."""
+    first = a.shape[0] * times
+    if first.denominator != 1:
+        raise ValueError(
+            f"{matmul.__name__}: the first dimension of a, {a.shape[0]}, does not split into "
+            f"{times.denominator} equal slices; pass a.flatten(0, -2), or pad it"
+        )
+    room = None if out is None else _rows_of(matmul.__name__, "out", out)
+    result = matmul(world, _rows_of(matmul.__name__, "a", a), out=room, **more)
+    return result.view(int(first), *a.shape[1:-1], -1) if out is None else out
+
+
+def _rows_of(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.view(-1, tensor.shape[-1])
+    except RuntimeError:
+        raise ValueError(
+            f"{op}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is no view "
+            f"of rows; pass {name}.contiguous()"
+        ) from None
 
 
 def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None:

@@ -14,6 +14,7 @@ docs/fused.md lists what else was tried.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ import torch
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost
 from . import _gemm
-from ._call import call_matrices, check_matrices, check_tensors
+from ._call import by_rows, call_matrices, check_matrices, check_tensors
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -114,10 +115,19 @@ def all_gather_matmul(
 ) -> torch.Tensor:  # fmt: skip
     """activation(A @ b + bias) on every rank, where `a` is this rank's part of A.
 
+    a is [..., k] and the result [..., n]: rows, by views.
     Any strides: the weight of a linear layer is `weight.T`. `bias` has an element per column,
     `activation` is None or "silu". An `a` that is not symmetric is copied to the heap. Without
     `out` the result is an ordinary tensor. float32 is multiplied without tf32.
     """
+    if isinstance(a, torch.Tensor) and a.dim() > 2:
+        more: Any = {
+            "b": b, "bias": bias, "activation": activation, "out_dtype": out_dtype, "algo": algo,
+            "config": config, "explain": explain, "shard": shard,
+        }  # fmt: skip
+        return by_rows(
+            all_gather_matmul, world, a, out, Fraction(world.size if shard == "m" else 1), **more
+        )
     check_tensors(world, OP, a=a, b=b, bias=bias, out=out)
     if shard not in ("k", "m") or a.dim() != 2:
         raise ValueError(

@@ -7,6 +7,7 @@ each link once, under the products; nothing is copied afterwards.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from ..device import context, signal, tiles, trace
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _gemm, _matmul_reduce
-from ._call import call_matrices, check_matrices, check_tensors, resident
+from ._call import by_rows, call_matrices, check_matrices, check_tensors, resident
 from ._matmul_reduce import Config, Problem, default, inputs, space, valid
 
 if TYPE_CHECKING:
@@ -71,9 +72,16 @@ def matmul_all_gather(
 ) -> torch.Tensor:  # fmt: skip
     """activation(a @ b + bias) of every rank: rank r's m rows are rows r m to (r + 1) m.
 
+    a is [..., k] and the result [..., n]: rows, by views.
     Any strides. b and bias are this rank's own. Without `out` the result is an ordinary tensor; an
     `out` that is not on the heap is copied from one that is.
     """
+    if isinstance(a, torch.Tensor) and a.dim() > 2:
+        more: Any = {
+            "b": b, "bias": bias, "activation": activation, "out_dtype": out_dtype, "algo": algo,
+            "config": config, "explain": explain,
+        }  # fmt: skip
+        return by_rows(matmul_all_gather, world, a, out, Fraction(world.size), **more)
     check_tensors(world, OP, a=a, b=b, bias=bias, out=out)
     if a.dim() != 2:
         raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")

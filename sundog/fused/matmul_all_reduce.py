@@ -7,6 +7,7 @@ barrier     GEMM, then all_reduce
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost
 from . import _matmul_reduce
+from ._call import by_rows
 from ._matmul_reduce import Problem, inputs
 
 if TYPE_CHECKING:
@@ -57,8 +59,15 @@ def matmul_all_reduce(
 ) -> torch.Tensor:  # fmt: skip
     """activation(sum over ranks of a @ b, plus bias), the same bits on every rank.
 
+    a is [..., k] and the result [..., n]: rows, by views.
     Any strides. The bias is added once, to the sum, and must be the same on all ranks. Without
     `out` the result is an ordinary tensor; two_shot wants `out` on the heap, else it copies.
     """
+    if isinstance(a, torch.Tensor) and a.dim() > 2:
+        more: Any = {
+            "b": b, "bias": bias, "activation": activation, "out_dtype": out_dtype, "algo": algo,
+            "config": config, "explain": explain,
+        }  # fmt: skip
+        return by_rows(matmul_all_reduce, world, a, out, Fraction(1), **more)
     options = CallOptions(algo, config, False, explain)
     return _matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, 1, options)

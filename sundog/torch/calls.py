@@ -160,6 +160,12 @@ def _check_call(
 ) -> None:  # fmt: skip
     """Raise for what a graph can't hold."""
     world._check_open()
+    first = inputs[0]
+    if "matmul" in name and first is not None and first.dim() > 2:
+        raise ValueError(
+            f"{name}: a of shape {tuple(first.shape)}: pass a.flatten(0, -2) where {name} is "
+            "differentiated or compiled"
+        )
     for option, is_given in (
         ("config", config is not None), ("async_op", async_op), ("explain", explain),
     ):  # fmt: skip
