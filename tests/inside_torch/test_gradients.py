@@ -233,13 +233,27 @@ def test_bad_input_with_grad_is_refused_as_without(run: Run) -> None:
             ValueError, match=r"reduce_scatter: x of shape .* does not split into 2"
         ):
             world.reduce_scatter(x[:3])
-        with pytest.raises(ValueError, match=r"no reduction of torch\.complex64"):
-            world.all_reduce(x.to(torch.complex64))
+        with pytest.raises(ValueError, match=r"no reduction of torch\.float8_e4m3fn"):
+            world.all_reduce(x.to(torch.float8_e4m3fn))
         with pytest.raises(ValueError, match=r"b has shape .* expected 4 rows"):
             world.matmul_all_reduce(x, x[:3])
         if world.device.type == "cpu":
             with pytest.raises(ValueError, match="on the meta device"):
                 world.all_reduce(x.detach().to("meta"))
+
+    run(main, SIZE)
+
+
+def test_a_complex_sum_has_a_gradient(run: Run) -> None:
+    """Every rank's loss depends on every rank's x: the gradients of all losses are added."""
+
+    def main(world: sundog.World) -> None:
+        x = torch.ones(3, dtype=torch.complex64, device=world.device, requires_grad=True)
+        total = world.all_reduce(x)
+        torch.view_as_real(total).sum().backward()
+        assert torch.equal(total.detach(), torch.full_like(x, SIZE))
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.full_like(x, complex(SIZE, SIZE)))
 
     run(main, SIZE)
 
