@@ -22,7 +22,14 @@ from benchmarks.predicted_rows import (
 )
 from benchmarks.result_files import Figures
 from sundog.hardware.description import Hardware, Source, plain, read
-from sundog.predict.calibration import errors, figure_of, fit, signed
+from sundog.predict.calibration import (
+    errors,
+    figure_of,
+    fit,
+    product_figures,
+    signed,
+    with_rates,
+)
 
 __all__ = ["choices", "fit_machines", "main", "quantile"]
 
@@ -100,16 +107,12 @@ def fit_machines(rows: Sequence[Row], machines: dict[str, Hardware]) -> dict[str
         [row.seconds for row in moving],
     )
     machines = _with(machines, found)
-    sizes = [size for size, _ in shared.gpu.matmul_rate]
-    start = {"gpu.tile_s": shared.gpu.tile_s}
-    start |= {f"rate {i}": rate for i, (_, rate) in enumerate(shared.gpu.matmul_rate)}
 
     def tables(figures: dict[str, float]) -> dict[str, Hardware]:
-        rates = tuple((size, figures[f"rate {i}"]) for i, size in enumerate(sizes))
-        return _with(machines, {"gpu.tile_s": figures["gpu.tile_s"], "gpu.matmul_rate": rates})
+        return _with(machines, with_rates(shared, figures))
 
     found = fit(
-        start, lambda figures: predict_rows(multiplying, tables(figures)),
+        product_figures(shared), lambda figures: predict_rows(multiplying, tables(figures)),
         [row.seconds for row in multiplying],
     )  # fmt: skip
     names = (*_MOVING, "gpu.tile_s", "gpu.matmul_rate")

@@ -16,7 +16,7 @@ from .times import time
 
 __all__ = [
     "LINKED", "SHARED", "Sample", "errors", "figure_of", "fit", "fit_moving", "fit_products",
-    "signed",
+    "product_figures", "signed", "with_rates",
 ]  # fmt: skip
 
 # What can be told apart by collectives: where ranks share a GPU, and where they are linked.
@@ -52,15 +52,23 @@ def fit_moving(hardware: Hardware, samples: Sequence[Sample], names: Sequence[st
 
 def fit_products(hardware: Hardware, samples: Sequence[Sample]) -> Hardware:
     """The rates of products over their size, and what a tile costs besides."""
-    sizes = [size for size, _ in hardware.gpu.matmul_rate]
-    start = {f"rate {i}": rate for i, (_, rate) in enumerate(hardware.gpu.matmul_rate)}
-    start["gpu.tile_s"] = max(hardware.gpu.tile_s, 1e-9)
 
     def made(figures: dict[str, float]) -> Hardware:
-        rates: Any = tuple((size, figures[f"rate {i}"]) for i, size in enumerate(sizes))
-        return hardware.changed({"gpu.tile_s": figures["gpu.tile_s"], "gpu.matmul_rate": rates})
+        return hardware.changed(with_rates(hardware, figures))
 
-    return made(_fitted(start, samples, made))
+    return made(_fitted(product_figures(hardware), samples, made))
+
+
+def product_figures(hardware: Hardware) -> dict[str, float]:
+    """What a fit of products begins with: a rate per size of the table, and a tile's cost."""
+    rates = {f"rate {i}": rate for i, (_, rate) in enumerate(hardware.gpu.matmul_rate)}
+    return {"gpu.tile_s": max(hardware.gpu.tile_s, 1e-9), **rates}
+
+
+def with_rates(hardware: Hardware, figures: dict[str, float]) -> dict[str, Any]:
+    """The same figures by the names that `Hardware.changed` takes."""
+    rates = [(size, figures[f"rate {i}"]) for i, (size, _) in enumerate(hardware.gpu.matmul_rate)]
+    return {"gpu.tile_s": figures["gpu.tile_s"], "gpu.matmul_rate": tuple(rates)}
 
 
 def _fitted(
