@@ -291,11 +291,14 @@ def public(
     table: Annotated[Path, typer.Argument(exists=True)] = Path("data/public/collectives.csv"),
     json: Json = "",
     plot: Plot = "",
+    simulate: Annotated[
+        bool, typer.Option(help="hold simulated times of our kernels to published ones: minutes")
+    ] = False,
 ) -> None:
     """Others' kernels: calibrated on 2 and 4 H200, asked for 8."""
     from . import predicted_public
 
-    predicted_public.main(table, json, plot)
+    predicted_public.main(table, json, plot, simulate)
 
 
 @app.command()
