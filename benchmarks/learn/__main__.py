@@ -46,6 +46,19 @@ def collect(
 
 
 @app.command()
+def unmeasured(
+    data: Annotated[str, typer.Argument(help="a dataset: h200, or a folder")] = "h200",
+) -> None:
+    """Name the kernels that have no rows in a dataset, for `collect`."""
+    from sundog.dataset import load
+
+    from .kernels import SUBJECTS
+
+    known = set(load(data).rows["kernel"])
+    typer.echo(" ".join(name for name in SUBJECTS if name not in known))
+
+
+@app.command()
 def pack(
     run: Annotated[Path, typer.Argument(help="what `collect` filled", exists=True)],
     folder: Annotated[Path, typer.Argument(help="of the dataset: data/h200")],

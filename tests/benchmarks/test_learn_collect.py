@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.learn.__main__ import unmeasured
 from benchmarks.learn.collect import Collector, Options
 from benchmarks.learn.compile_ahead import Cell, cell_key, plain_text
 from benchmarks.learn.kernels import SUBJECTS
@@ -31,6 +32,18 @@ def test_kernels_agree_with_their_references() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.count("right") == len(SUBJECTS)
+
+
+def test_there_are_kernels_and_tasks_for_a_dataset_worth_training_on() -> None:
+    assert len(SUBJECTS) >= 60
+    assert sum(len(each.shapes) * len(each.dtypes) for each in SUBJECTS.values()) >= 800
+
+
+def test_kernels_without_rows_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    unmeasured("h200")
+    named = capsys.readouterr().out.split()
+    assert "matmul" not in named
+    assert set(named) < set(SUBJECTS)
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
