@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import textwrap
 import types
@@ -31,6 +32,7 @@ from .running import RunningProgram
 __all__ = ["Helpers", "called_by_gluon", "function_tree", "rewrite"]
 
 _HELPERS = "_sundog"
+_BUILTIN = "__triton_builtin__"
 _CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparisons
 
 
@@ -149,6 +151,22 @@ class Helpers:
         """Return the truth of a loop's condition, once per turn."""
         self.semantic.builder.machine.accesses.turned()
         return self.truth(value)
+
+    def min(self, first: Any, *rest: Any) -> Any:
+        return self._least(tl.minimum, min, first, rest)
+
+    def max(self, first: Any, *rest: Any) -> Any:
+        return self._least(tl.maximum, max, first, rest)
+
+    def _least(self, on_tensors: Callable, plain: Callable, first: Any, rest: tuple) -> Any:
+        values = [tl.core._unwrap_if_constexpr(value) for value in (first, *rest)]
+        if not any(isinstance(value, tl.tensor) for value in values):
+            return plain(*values)
+        return functools.reduce(on_tensors, values)
+
+    def imported(self, function: Callable) -> Callable:
+        """Return a function of `tl` that a kernel's module has imported by its name."""
+        return self.builtin(getattr(function, "__wrapped__", function))
 
     def builtin(self, function: Callable) -> Callable:
         """Return a function of `tl.extra` as a kernel calls it."""
@@ -307,7 +325,15 @@ class _Rewriter(stock.ASTTransformer):
         return ast.copy_location(_call("inverted", node.operand), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        module = getattr(self.names.find(node.func), "__module__", None) or ""
+        called = self.names.find(node.func)
+        module = getattr(called, "__module__", None) or ""
+        if called in (builtins.min, builtins.max):  # the compiler has tl's for them
+            node.func = ast.copy_location(_helper(called.__name__), node.func)
+            return self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and hasattr(called, _BUILTIN):
+            self.generic_visit(node)
+            node.func = ast.copy_location(_call("imported", node.func), node.func)
+            return node
         if module.startswith("triton.language.extra.") and module.endswith(".libdevice"):
             name = ast.copy_location(ast.Constant(ast.unparse(node.func)), node)
             node.func = ast.copy_location(_call("only_on_gpu", name), node.func)

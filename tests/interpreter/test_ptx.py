@@ -6,6 +6,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language import load as imported_load
+from triton.language.math import rsqrt as imported_rsqrt
 
 from sundog.errors import CannotInterpret, KernelError
 from sundog.interpreter.ptx_parse import Address, Immediate, Register, parse
@@ -236,3 +238,19 @@ def test_parser_knows_every_form() -> None:
     )
     assert (last.line, found.labels) == (3, {"end": 1})
     assert parse("mov.f32 %a, 0f3F800000;").instructions[0].operands[1] == Immediate(1.0, 32)
+
+
+@triton.jit
+def builtins_kernel(x, n, LIMIT: tl.constexpr):
+    value = imported_load(x)
+    tl.store(x, min(value, LIMIT))
+    tl.store(x + 1, max(n, value))
+    tl.store(x + 2, min(LIMIT, 4))
+    tl.store(x + 3, imported_rsqrt(value * 1.0).to(tl.int32))
+
+
+def test_min_and_max_are_the_compilers_and_names_may_be_imported(run: Run) -> None:
+    x = torch.tensor([1, 0, 0, 7], dtype=torch.int32)
+    assert launch(run, builtins_kernel, (1,), x, 9, LIMIT=3)[0].tolist() == [1, 9, 3, 1]
+    x = torch.tensor([8, 0, 0, 7], dtype=torch.int32)
+    assert launch(run, builtins_kernel, (1,), x, 5, LIMIT=3)[0].tolist() == [3, 8, 3, 0]
