@@ -69,6 +69,7 @@ class Checker:
             self._clocks.component(), self._clocks.component(), self._clocks.component(),
             dict(begun), begun, begun,
         )  # fmt: skip
+        actor.heard = dict(self.streams.of(stream).heard)  # by the kernels before it
         if launch.options.get("launch_pdl"):
             actor.unwaited = dict(self.streams.of(stream).clock)
         self._actors[program] = actor

@@ -24,6 +24,7 @@ Clock = dict[int, int]  # component -> time
 Stamp = tuple[int, int]  # component, time
 
 _NOBODY: Stamp = (-1, 0)
+_HEARD_KEPT = 1024  # signallers that kernels of a stream have heard, for reports
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -176,9 +177,12 @@ class Clocks:
     def end(self, actors: list[Actor], stream: StreamActor) -> None:
         """End a kernel: the stream knows all that its programs knew and did."""
         for actor in actors:
+            stream.heard |= actor.heard
             join(stream.clock, actor.clock)
             for clock in actor.pending.values():
                 join(stream.clock, clock)
+        for signaller in [*stream.heard][:-_HEARD_KEPT]:
+            del stream.heard[signaller]
         stream.advance()
         end = (stream.component, stream.clock[stream.component])
         for actor in actors:

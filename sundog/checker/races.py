@@ -126,6 +126,13 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
         heard = _heard_from_later_kernel(here, old)
     mixed = old.event.atomic != event.atomic
     if heard is not None and not (mixed and lo <= heard.signal.address < hi):
+        if _ended_with(heard, actor, old):
+            return KERNEL_BOUNDARY, (
+                f"the signal at {_at(heard.signal.event)} ({heard.signal.event.sem}) was read at "
+                f"{_at(heard.event)} ({heard.event.sem}) by a kernel that ended before this access "
+                "was launched: the memory model gives no order, the end of a kernel gives one on "
+                "today's GPUs"
+            )
         begun = heard.signal.actor.begun
         if _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
             return KERNEL_BOUNDARY, (
@@ -148,6 +155,17 @@ def _is_boundary(heard: Heard) -> bool:
     if not heard.event.atomic or not both_reach(heard.signal.event, heard.event):
         return False
     return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE)
+
+
+def _ended_with(heard: Heard, actor: Any, old: PastAccess) -> bool:
+    """Whether an earlier kernel read, but did not acquire, a signal that published the access."""
+    signal = heard.signal
+    if heard.event.actor is actor or signal.actor is not old.event.actor:
+        return False
+    if not _is_boundary(heard) or _fault(heard) is not RELAXED_ACQUIRE:
+        return False
+    by_tile = old.event.tensor and old.stamp[1] >= signal.barriers
+    return old.step <= signal.step and not by_tile and not old.event.proxy
 
 
 def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:

@@ -18,6 +18,6 @@ def look(here: Encounter) -> Iterable[Found]:
     event = here.event
     if here.state.written or not isinstance(event.actor, Actor):
         return ()
-    if event.writes and not event.atomic:
+    if event.writes and (not event.atomic or event.verb == "atomic STORE"):
         return ()
     return (Found(NEVER_WRITTEN, "nobody has written these bytes since they were allocated"),)

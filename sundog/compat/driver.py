@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -60,6 +61,8 @@ def provide() -> None:
     if "cuda" in sys.modules or importlib.util.find_spec("cuda") is not None:
         return
     modules = [ModuleType(name, "A stand-in of sundog's.") for name in _NAMES]
+    for module in modules:
+        module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
     package, bindings, driver = modules
     package.bindings, bindings.driver = bindings, driver  # type: ignore[attr-defined]
     vars(driver).update(

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import stream_kernels as kernels
 from .patches import current
 
-__all__ = ["register"]
+__all__ = ["register", "write_value"]
 
 
 def _group(name: str) -> Any:
@@ -65,19 +65,19 @@ def get_remote_tensors(x: Tensor, group_name: str) -> list[Tensor]:
     return [handle.get_remote_tensor(r, x.shape, x.dtype) for r in range(handle.world_size)]
 
 
-def stream_write_value32_(input: Tensor, offset: int, val: int) -> Tensor:
-    current().hold(input)
+_KERNELS = (
+    one_shot_all_reduce, one_shot_all_reduce_out, two_shot_all_reduce_, multimem_all_reduce_,
+    fused_all_gather_matmul, fused_matmul_reduce_scatter, get_remote_tensors,
+)  # fmt: skip
+
+
+def write_value(rank: Any, input: Tensor, offset: int, val: int) -> Tensor:
+    """Stand for torch.ops.symm_mem.stream_write_value32_: a signal, and no write of the host's."""
+    rank.hold(input)
     with torch._C.DisableTorchFunction():
         address = input.data_ptr() + 4 * offset
     kernels.write_value[(1,)](address, val)
     return input
-
-
-_KERNELS = (
-    one_shot_all_reduce, one_shot_all_reduce_out, two_shot_all_reduce_, multimem_all_reduce_,
-    fused_all_gather_matmul, fused_matmul_reduce_scatter, get_remote_tensors,
-    stream_write_value32_,
-)  # fmt: skip
 
 
 def register() -> Any:

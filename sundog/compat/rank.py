@@ -41,6 +41,7 @@ class Rank:
         self.dicts: dict[str, dict] = {}
         self.allocations: list[symmetric.SymmetricTensor] = []
         self.groups_of: dict[int, str] = {}  # by number of allocation
+        self.backend = "CUDA"  # of symmetric memory, which is the same for all of them here
         self._num_streams = 0
         self._held: list[torch.Tensor] = []
 
@@ -133,6 +134,9 @@ def install(patches: Patches) -> list[Callable[[], None]]:
     for name, function in _SYMMETRIC.items():
         replaced = for_ranks(function, getattr(_SymmetricMemory, name))
         patches.set(_SymmetricMemory, name, staticmethod(replaced))
+    operator = torch.ops.symm_mem.stream_write_value32_
+    replaced = for_ranks(operators.write_value, operator)
+    patches.set(torch.ops.symm_mem, "stream_write_value32_", replaced)
     environment: Any = os.environ
     patches.set(environment, "_data", Environment(environment._data))
     pad_size = _SymmetricMemory.signal_pad_size
@@ -208,6 +212,6 @@ _SYMMETRIC: dict[str, Any] = {
     "set_group_info": lambda rank, *args, **kwargs: None,
     "has_multicast_support": lambda rank, *args: current_machine() is not None,
     "is_symm_mem_tensor": lambda rank, tensor: symmetric.find(rank, tensor) is not None,
-    "get_backend": lambda rank, device=None: "CUDA",
-    "set_backend": lambda rank, name: None,
+    "get_backend": lambda rank, device=None: rank.backend,
+    "set_backend": lambda rank, name: setattr(rank, "backend", name),
 }

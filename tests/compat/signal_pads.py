@@ -148,3 +148,67 @@ def program(numel: int = 200, block: int = 128, **how: Any) -> Callable[[], torc
 
 
 right = program()
+
+
+@triton.jit
+def push_by_multicast(multicast, pads, x, n, rank: tl.constexpr, size: tl.constexpr):
+    """Write x to every rank's buffer by one store to the multicast address, a word per thread."""
+    tid = thread()
+    to = multicast.to(tl.pointer_type(tl.int32)) + rank * n + tid
+    inside = (tid < n).to(tl.int32)
+    tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred %p;
+            .reg .b32 %word;
+            setp.eq.s32 %p, $3, 1;
+            @%p ld.global.b32 %word, [$2];
+            @%p multimem.st.relaxed.sys.global.b32 [$1], %word;
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,l,r",
+        [to, x + tid, inside],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    sync_threads()  # orders the stores of all threads before the release
+    meet(pads, rank, size)
+    sync_threads()  # what single threads acquired, all learn
+
+
+def gather(twice: bool = False) -> list[int]:
+    """Gather by multicast: a program for torchrun."""
+    dist.init_process_group("nccl")
+    rank, size, n = dist.get_rank(), dist.get_world_size(), 20
+    buffer = symm_mem.empty(size * n, dtype=torch.int32, device="cuda")
+    handle = symm_mem.rendezvous(buffer, dist.group.WORLD)
+    x = torch.arange(n, device="cuda", dtype=torch.int32) + 100 * rank
+    for _ in range(1 + twice):
+        push_by_multicast[(1,)](
+            handle.multicast_ptr, handle.signal_pad_ptrs_dev, x, n, rank=rank, size=size
+        )
+    return buffer.tolist()
+
+
+def take_relaxed_and_write_again() -> None:
+    """Sum twice; the second kernel overwrites what peers read in the first one."""
+    dist.init_process_group("nccl")
+    rank, size, n = dist.get_rank(), dist.get_world_size(), 128
+    x, out = torch.ones(n, device="cuda"), torch.empty(n, device="cuda")
+    buffer = symm_mem.empty(n, dtype=torch.float32, device="cuda")
+    handle = symm_mem.rendezvous(buffer, dist.group.WORLD)
+    for _ in range(2):
+        sum_and_leave[(1,)](
+            handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, x, out, rank=rank, size=size,
+            BLOCK=n,
+        )  # fmt: skip
+    assert out.eq(size).all()
+
+
+@triton.jit
+def sum_and_leave(table, pads, x, out, rank: tl.constexpr, size: tl.constexpr, BLOCK: tl.constexpr):
+    push_and_sum(table, pads, x, out, BLOCK, rank, size, BLOCK)
+    sync_threads()  # orders the loads above before the release
+    meet(pads, rank, size, "release", "relaxed")

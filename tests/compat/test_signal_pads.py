@@ -14,7 +14,7 @@ from sundog.cli import app
 from sundog.compat.rank import as_rank
 from sundog.tools.check.schedules import Report, check
 
-from .signal_pads import program, right
+from .signal_pads import gather, program, right, take_relaxed_and_write_again
 
 
 def checked(**how: object) -> Report:
@@ -67,3 +67,16 @@ def test_command_line_checks_a_program(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check", target, *how])
     assert result.exit_code == 0, result.output
     assert json.loads(found.read_text())["findings"] == []
+
+
+def test_multicast_stores_reach_every_rank_and_are_clean() -> None:
+    wanted = [*range(20), *range(100, 120)]
+    assert sundog.run(gather, 2, "sim", torch=True) == [wanted, wanted]
+    report = check(as_rank(gather), 2, schedules=3)
+    assert not report.findings + report.remarks, report
+
+
+def test_relaxed_wait_at_the_end_of_a_kernel_relies_on_the_boundary() -> None:
+    report = check(as_rank(take_relaxed_and_write_again), 2, schedules=4)
+    assert not report.findings, report
+    assert {finding.rule for finding in report.remarks} == {"relies on the kernel boundary"}
