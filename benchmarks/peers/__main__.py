@@ -1,0 +1,95 @@
+"""`python -m benchmarks.peers NAME=CHECKOUT[@COMMIT] ...`: check other people's kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .case import Case, Repair
+from .one import NAMES, cases
+from .page import page
+
+_SECONDS = 300  # for one case; the goal is 60
+
+
+def main(
+    checkouts: Annotated[list[str], typer.Argument(help="NAME=PATH or NAME=PATH@COMMIT")],
+    json_path: Annotated[str, typer.Option("--json", help="write the results to this file")] = "",
+    page_path: Annotated[str, typer.Option("--page", help="write the page to this file")] = "",
+) -> None:
+    """Run and check the kernels of these repositories, and try the repair of every finding."""
+    results = []
+    for each in checkouts:
+        name, _, place = each.partition("=")
+        path, _, commit = place.partition("@")
+        if name not in NAMES or not os.path.isdir(path):
+            names = ", ".join(NAMES)
+            raise typer.BadParameter(f"{each!r}: expected NAME=PATH, with NAME one of {names}")
+        results += [_result(name, path, commit, n) for n in range(len(cases(name).CASES))]
+    if json_path:
+        Path(json_path).write_text(json.dumps(results, indent=1) + "\n")
+    if page_path:
+        Path(page_path).write_text(page(results))
+    if any(result["failures"] for result in results):
+        raise typer.Exit(1)
+
+
+def _result(name: str, path: str, commit: str, number: int) -> dict[str, Any]:
+    case: Case = cases(name).CASES[number]
+    found = _run(name, path, number)
+    repairs = [_repaired(name, path, number, case)] if case.repairs and found["findings"] else []
+    shown = [f["rule"] for f in found["findings"]]
+    print(f"{name} {case.kernel}: {shown or 'clean'}, {found['seconds']} s", *found["failures"])
+    return {
+        "repository": NAMES[name], "commit": commit, "kernel": case.kernel, "path": case.path,
+        "world": case.world, "schedules": case.schedules, "note": case.note, **found,
+        "repairs": [_as_json(repair) for repair in case.repairs],
+        "after repair": repairs[0] if repairs else None,
+    }  # fmt: skip
+
+
+def _as_json(repair: Repair) -> dict[str, Any]:
+    return {
+        "rule": repair.rule, "why": repair.why, "changes": [str(each) for each in repair.changes]
+    }  # fmt: skip
+
+
+def _run(name: str, path: str, number: int) -> dict[str, Any]:
+    """Run one case in a process of its own: repositories share names, and keep global state."""
+    command = [sys.executable, "-m", f"{__package__}.one", name, path, str(number)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode:
+        tail = done.stderr.strip().splitlines()[-1:]
+        return {"findings": [], "failures": tail, "remarks": [], "seconds": 0.0}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _repaired(name: str, path: str, number: int, case: Case) -> dict[str, Any]:
+    """Run the case on a copy of the checkout with its repairs made."""
+    package = cases(name).PACKAGE
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(path, package), Path(folder, package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        for change in (change for repair in case.repairs for change in repair.changes):
+            file = Path(folder, change.path)
+            lines = file.read_text().splitlines(keepends=True)
+            line = lines[change.line - 1]
+            if change.old not in line:
+                raise ValueError(f"{change}: the line is {line.strip()!r}: another commit?")
+            lines[change.line - 1] = line.replace(change.old, change.new)
+            file.write_text("".join(lines))
+        return _run(name, folder, number)
+
+
+if __name__ == "__main__":
+    typer.run(main)

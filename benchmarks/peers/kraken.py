@@ -1,0 +1,218 @@
+"""meta-pytorch/kraken: all-reduces, fused norms and GEMMs on signal pads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+
+from .case import Case, Repair, Substitution, device, group, start
+
+__all__ = ["CASES", "PACKAGE"]
+
+PACKAGE = "kraken"
+_B16 = torch.bfloat16
+
+
+def _symmetric(shape: tuple[int, ...], fill: bool = False) -> torch.Tensor:
+    x = symm_mem.empty(shape, dtype=_B16, device=device())
+    if fill:
+        x.copy_(torch.randint(-4, 5, shape).to(_B16))
+    symm_mem.rendezvous(x, group())
+    return x
+
+
+def _small(*shape: int) -> torch.Tensor:
+    """Return small integers, so that sums are exact in any order."""
+    return torch.randint(-4, 5, shape, device=device()).to(_B16)
+
+
+def _same(*shape: int) -> torch.Tensor:
+    """Return the same tensor on every rank."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(-4, 5, shape, generator=generator).to(_B16)
+
+
+def _sum(x: torch.Tensor) -> torch.Tensor:
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def one_shot() -> None:
+    import kraken
+
+    start()
+    x = _symmetric((32, 64), fill=True)
+    found = [kraken.comm.one_shot_all_reduce(x, BLOCK_SIZE=1024, num_warps=4) for _ in range(2)]
+    for each in found:
+        torch.testing.assert_close(each, _sum(x), rtol=0, atol=0)
+
+
+def two_shot() -> None:
+    import kraken
+
+    start()
+    given = [_small(32, 64) for _ in range(2)]
+    found = [kraken.comm.two_shot_all_reduce(x, BLOCK_SIZE=256, num_warps=4) for x in given]
+    for x, each in zip(given, found, strict=True):
+        torch.testing.assert_close(each, _sum(x), rtol=0, atol=0)
+
+
+def _bias(function: Any, **how: int) -> None:
+    start()
+    buffer, bias = _symmetric((16, 128)), _same(16, 128)
+    given = [_small(16, 128) for _ in range(2)]
+    found = [torch.empty_like(x) for x in given]
+    for x, y in zip(given, found, strict=True):
+        function(buffer, x, bias, y, **how)
+    for x, y in zip(given, found, strict=True):
+        torch.testing.assert_close(y, _sum(x) + bias, rtol=0, atol=0)
+
+
+def one_shot_bias() -> None:
+    from kraken.fused import one_shot_all_reduce_bias
+
+    _bias(one_shot_all_reduce_bias, BLOCK_SIZE=1024)
+
+
+def two_shot_bias() -> None:
+    from kraken.fused import two_shot_all_reduce_bias
+
+    _bias(two_shot_all_reduce_bias, BLOCK_SIZE=256)
+
+
+def _norm(function: Any) -> None:
+    start()
+    rows, width = 8, 256
+    buffer, bias, weight = _symmetric((rows, width)), _same(rows, width), _same(width)
+    x, y = _small(rows, width), torch.empty(rows, width, dtype=_B16, device=device())
+    function(buffer, x, bias, weight, y)
+    z = _sum(x).float() + bias.float()
+    wanted = z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
+    torch.testing.assert_close(y, wanted.to(_B16), rtol=4e-2, atol=4e-2)
+
+
+def one_shot_norm() -> None:
+    from kraken.fused import one_shot_all_reduce_bias_rms_norm
+
+    _norm(one_shot_all_reduce_bias_rms_norm)
+
+
+def two_shot_norm() -> None:
+    from kraken.fused import two_shot_all_reduce_bias_rms_norm
+
+    _norm(two_shot_all_reduce_bias_rms_norm)
+
+
+def gemm_all_reduce() -> None:
+    from kraken.fused import gemm_one_shot_all_reduce_fused as gemm_one_shot_all_reduce
+
+    start()
+    a, b = _small(32, 32).float(), _small(32, 64).float()
+    how = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
+    found = [gemm_one_shot_all_reduce(a, b, **how) for _ in range(2)]
+    for each in found:
+        torch.testing.assert_close(each, _sum(a @ b), rtol=0, atol=0)
+
+
+def gemm_scatter() -> None:
+    from kraken.fused import gemm_reduce_scatter
+
+    rank = start()
+    a, b = _small(128, 32).float(), _small(32, 32).float()
+    found = gemm_reduce_scatter(a, b, BLOCK_SIZE_M=32, BLOCK_SIZE_N=32, BLOCK_SIZE_K=32)
+    wanted = _sum(a @ b).chunk(dist.get_world_size())[rank]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def gather_matmul() -> None:
+    from kraken.fused import all_gather_matmul
+
+    start()
+    a, b = _symmetric((32, 64), fill=True), _same(64, 64).T.contiguous().T
+    whole, found = all_gather_matmul(a, b, block_size_m=32, block_size_n=64, block_size_k=32)
+    parts = [torch.empty_like(a) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, a)
+    torch.testing.assert_close(whole, torch.cat(parts), rtol=0, atol=0)
+    torch.testing.assert_close(found, torch.cat(parts) @ b, rtol=2e-2, atol=2e-2)
+
+
+def gather() -> None:
+    import kraken
+
+    start()
+    a = _symmetric((32, 64), fill=True)
+    found = kraken.comm.all_gather_w_progress(a)
+    parts = [torch.empty_like(a) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, a)
+    torch.testing.assert_close(found, torch.cat(parts), rtol=0, atol=0)
+
+
+def gemm_scatter_copies() -> None:
+    from kraken.fused import gemm_reduce_scatter_ce_persistent
+
+    rank = start()
+    a, b = _small(1024, 32), _same(32, 64)
+    how = {"block_size_m": 128, "block_size_n": 64, "block_size_k": 32}
+    found = gemm_reduce_scatter_ce_persistent(a, b, **how)
+    wanted = _sum(a.float() @ b.float()).chunk(dist.get_world_size())[rank]
+    torch.testing.assert_close(found.float(), wanted, rtol=3e-2, atol=2.0)
+
+
+_RELAXED = (
+    "The kernel stores its tile and then synchronises as if only later accesses mattered: the "
+    "signal is relaxed and no CTA barrier stands before it, so it does not publish the tile. The "
+    "function's own description asks for both flags here, and the kernels beside it pass both."
+)
+_FENCE = (
+    "The copy engine writes the data while the kernel runs, and the kernel reads it by TMA: the "
+    "wait orders ordinary accesses, and the async proxy needs a fence after it."
+)
+_COPIES = (
+    "The stream that copies begins to wait for the flags before they are zeroed on the other "
+    "stream; and what a descriptor has stored no release publishes, so the flag does not order the "
+    "tile before the copy. The repair gives up the overlap; storing the tile by pointers, with a "
+    "CTA barrier before the counter and acq_rel on it, keeps it."
+)
+
+
+def _both(path: str, line: int) -> tuple[Repair, ...]:
+    flag = "hasSubsequentMemAccess=True"
+    change = Substitution(path, line, flag, f"hasPreviousMemAccess=True, {flag}")
+    return (Repair("relaxed release", _RELAXED, (change,)),)
+
+
+_REDUCE = "kraken/fused/gemm_one_shot_all_reduce_fused.py"
+_SCATTER = "kraken/fused/gemm_reduce_scatter_fused.py"
+_COPY = "kraken/fused/gemm_reduce_scatter_ce_persistent.py"
+_WAIT = Substitution(
+    "kraken/_ptx_utils/gmem_barrier_arrive_wait.py", 67, "bar.sync 0;",
+    "fence.proxy.async.global; bar.sync 0;",
+)  # fmt: skip
+_AFTER = Substitution(
+    _COPY, 367, "with backend_stream",
+    "backend_stream.wait_stream(torch.cuda.current_stream())\n    with backend_stream",
+)  # fmt: skip
+
+CASES = [
+    Case("one_shot_all_reduce_kernel", "kraken/comm/one_shot_all_reduce.py", one_shot),
+    Case("two_shot_all_reduce_kernel", "kraken/comm/two_shot_all_reduce.py", two_shot),
+    Case("one_shot_all_reduce_bias_kernel", "kraken/fused/one_shot_all_reduce_bias.py",
+         one_shot_bias),
+    Case("two_shot_all_reduce_bias_kernel", "kraken/fused/two_shot_all_reduce_bias.py",
+         two_shot_bias),
+    Case("one_shot_all_reduce_bias_rms_norm_kernel",
+         "kraken/fused/one_shot_all_reduce_bias_rms_norm.py", one_shot_norm),
+    Case("two_shot_all_reduce_bias_rms_norm_kernel",
+         "kraken/fused/two_shot_all_reduce_bias_rms_norm.py", two_shot_norm),
+    Case("gemm_one_shot_all_reduce_kernel", _REDUCE, gemm_all_reduce, repairs=_both(_REDUCE, 81)),
+    Case("gemm_reduce_scatter_kernel", _SCATTER, gemm_scatter, repairs=_both(_SCATTER, 94)),
+    Case("_matmul_kernel_tma_persistent_w_progress", "kraken/fused/all_gather_matmul.py",
+         gather_matmul, repairs=(Repair("no proxy fence", _FENCE, (_WAIT,)),)),
+    Case("_gemm_producer_persistent_kernel", _COPY, gemm_scatter_copies,
+         repairs=(Repair("no order", _COPIES, (_AFTER,)),)),
+    Case("copies of all_gather_w_progress", "kraken/comm/copy_engine_all_gather.py", gather),
+]  # fmt: skip

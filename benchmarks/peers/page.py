@@ -1,0 +1,75 @@
+"""docs/peers.md, generated from the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["page"]
+
+_HEAD = """# Other people's kernels
+
+Kernels of other projects, run and checked **unmodified** on a CPU with \
+`python -m benchmarks.peers` (the adapters are in `benchmarks/peers`; none of their code is in \
+this repository). Every program compares its result with torch's. *Remarks* are errors only with \
+`--strict`: see [kernel boundaries](memory_model.md#kernel-boundaries). This page is generated.
+
+To check a kernel of your own: `sundog check script.py:main --torch --world 4`.
+"""
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    """Return the page: a table per repository, then every finding with its repair."""
+    parts = [_HEAD]
+    names = dict.fromkeys((each["repository"], each["commit"]) for each in results)
+    parts.append("\n".join(_summary(results, names)))
+    for repository, commit in names:
+        rows = [each for each in results if each["repository"] == repository]
+        at = f" at `{commit[:10]}`" if commit else ""
+        parts.append(f"## {repository}{at}\n\n" + "\n".join(_table(rows)))
+        parts += ["\n".join(_findings(row)) for row in rows if row["findings"]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(results: list[dict[str, Any]], names: Any) -> Iterator[str]:
+    yield "| repository | kernels run | result equal to torch's | with findings | slowest |"
+    yield "|---|---|---|---|---|"
+    for repository, _ in names:
+        rows = [each for each in results if each["repository"] == repository]
+        good = sum(not row["failures"] for row in rows)
+        bad = sum(bool(row["findings"]) for row in rows)
+        slowest = max(row["seconds"] for row in rows)
+        yield f"| {repository} | {len(rows)} | {good} | {bad} | {slowest:.0f} s |"
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| kernel | file | ranks x schedules | findings | remarks | with the repair | time |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        yield (
+            f"| `{row['kernel']}` | `{row['path']}` | {row['world']} x {row['schedules']} | "
+            f"{_rules(row['findings'], row['failures'])} | {_rules(row['remarks'], [])} | "
+            f"{_repaired(row)} | {row['seconds']:.0f} s |"
+        )
+
+
+def _rules(found: list[dict[str, Any]], failures: list[str]) -> str:
+    if failures:
+        return "did not run: " + failures[0].splitlines()[0].replace("|", "/")
+    return ", ".join(dict.fromkeys(each["rule"] for each in found)) or "none"
+
+
+def _repaired(row: dict[str, Any]) -> str:
+    after = row["after repair"]
+    if after is None:
+        return "not tried" if row["findings"] else ""
+    return _rules(after["findings"], after["failures"]).replace("none", "clean")
+
+
+def _findings(row: dict[str, Any]) -> Iterator[str]:
+    yield f"### `{row['kernel']}`\n"
+    for each in row["findings"]:
+        yield f"- **{each['rule']}**: {', then '.join(each['sides'])}. {each['why']}."
+    for repair in row["repairs"]:
+        changes = "; ".join(repair["changes"])
+        yield f"- *Why it is right, and the repair*: {repair['why']} {changes}."
