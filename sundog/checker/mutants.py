@@ -221,19 +221,22 @@ def _polls(loop: ast.While) -> bool:
 
 
 def _late_waits(body: list[ast.stmt], left_out: Set[ast.AST]) -> Iterator[Edit]:
-    """Move a wait after the next statement that accesses memory, for which it may have waited."""
+    """Move a wait after the accesses that follow it, up to the next synchronisation."""
     for place, statement in enumerate(body):
         if not isinstance(statement, ast.Expr) or called(statement) not in _WAITS:
             continue
+        last = place
         for later in range(place + 1, len(body)):
             inner = set(ast.walk(body[later])) - left_out
             names = {called(node) for node in inner if isinstance(node, ast.Call)}
             if names & _ACCESSES:
-                first = ast.unparse(body[later]).splitlines()[0]
-                what = f"{called(statement)}: after {first}"
-                yield what, statement.lineno, partial(_move, body, place, later)
-            if names & (_ACCESSES | _WAITS | _SIGNALS | _BARRIERS):
+                last = later
+            if names & (_WAITS | _SIGNALS | _BARRIERS):
                 break
+        if last > place:
+            first = ast.unparse(body[last]).splitlines()[0]
+            what = f"{called(statement)}: after {first}"
+            yield what, statement.lineno, partial(_move, body, place, last)
 
 
 def _move(body: list[ast.stmt], first: int, later: int) -> None:

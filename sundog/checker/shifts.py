@@ -98,11 +98,18 @@ def _smaller_masks(tree: ast.FunctionDef, calls: list[ast.Call]) -> Iterator[Edi
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names:
             masks.append(node.value)
-    for mask in masks:
-        for node in ast.walk(mask):
-            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt):
-                what = f"mask {ast.unparse(node)}: one less"
-                yield what, node.lineno, partial(_lower, node)
+    for bound in [bound for mask in masks for bound in _bounds(mask)]:
+        what = f"mask {ast.unparse(bound)}: one less"
+        yield what, bound.lineno, partial(_lower, bound)
+
+
+def _bounds(mask: ast.expr) -> Iterator[ast.Compare]:
+    """Yield the upper bounds that a mask is the conjunction of."""
+    if isinstance(mask, ast.BinOp) and isinstance(mask.op, ast.BitAnd):
+        yield from _bounds(mask.left)
+        yield from _bounds(mask.right)
+    elif isinstance(mask, ast.Compare) and isinstance(mask.ops[0], ast.Lt):
+        yield mask
 
 
 def _lower(comparison: ast.Compare) -> None:
