@@ -14,7 +14,7 @@ from house import House
 BUDGETS = {
     "(top)": 1400,
     "backends": 3790,
-    "checker": 4300,
+    "checker": 4450,
     "collectives": 3500,
     "compat": 1300,
     "compiled": 1000,
@@ -44,7 +44,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 60  # without commands, which cli.py alone imports
+ONE_IMPORTER = 61  # without commands, which cli.py alone imports
 CLOSURE = 15  # files that a collective's import reads
 KERNEL_ARGUMENTS = 13
 

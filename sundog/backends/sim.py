@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import knobs
+from ..callsite import caller_frame
 from ..device import context
 from ..machine.graph import Recording
 from ..machine.launcher import Installed
@@ -125,9 +126,10 @@ class SimBackend:
         self._shared.machine.streams.drain_all(
             self.rank
         )  # freeing is in stream order: this rank's kernels have ended
-        self._shared.machine.memory.remove(base + allocation.offset)
-        if self._shared.machine.checker is not None:
-            self._shared.machine.checker.freed(base + allocation.offset)
+        machine, start = self._shared.machine, base + allocation.offset
+        if machine.checker is not None:
+            machine.checker.freed(start, machine.hosts[self.rank].stream, caller_frame())
+        machine.memory.remove(start)
 
     def fail(self, error: BaseException) -> None:
         """Do nothing: the error ends the other hosts too, once it has left this one."""

@@ -19,8 +19,9 @@ from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, StreamClocks
 from .confirm import Suspicion, confirm, suspect
 from .encounter import Encounter, Found
-from .failures import stale_read
+from .failures import stale_read, torn_read
 from .findings import AccessEvent, Finding
+from .freed import find_uses
 from .rules import LOOKS
 from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, index_range
 from .signals import ACQUIRES, RELEASES, Signals
@@ -119,6 +120,8 @@ class Checker:
         event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy)
         self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
         self._access(event, touch)
+        if tensor and not proxy and touch.addresses.size > 1:
+            event.actor.stored.append(touch)
         self._signals.break_chains(touch.addresses, touch.size)
 
     def observe(
@@ -202,7 +205,15 @@ class Checker:
         """Note an ordinary tensor before it is touched; an `unwritten` one was made just now."""
         self._shadows.meet(storage, unwritten)
 
-    def freed(self, start: int) -> None:
+    def freed(self, start: int, stream: Stream, at: tuple) -> None:
+        """Report the rank's own accesses that nothing orders before the end of this memory."""
+        shadow, region = self._shadows.get(start), self._memory.find(start, start + 1)
+        if shadow is not None and region is not None:
+            actor, host = self.streams.of(stream), self.streams.host(stream.rank)
+            event = AccessEvent(actor, "free", True, atomic=False, tensor=True, stack=(at,))
+            states = [self._states[number] for number in np.unique(shadow.numbers).tolist()]
+            for found in find_uses(states, event, self._clocks, host):
+                self._report(found, event, (region, shadow, slice(0, shadow.numbers.size)))
         self._shadows.freed(start)
 
     # inside
@@ -306,6 +317,10 @@ class Checker:
             stale_read(event, self._word(address), *messages)
             for (event, address), messages in self._signals.stale.items()
         ]
+
+    def torn_reads(self) -> list[str]:
+        """Say which tile atomics saw a part of another one at last."""
+        return [torn_read(event, writer) for event, writer in self._signals.torn.items()]
 
     def _word(self, address: int) -> str:
         """Name a word; an ordinary tensor's memory has no name once its kernel has ended."""

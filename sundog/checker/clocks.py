@@ -62,6 +62,7 @@ class Actor:
     before: Clock | None = None  # known before the first scalar acquire since the last CTA barrier
     acquire: Any = None  # the findings.AccessEvent of the last of these
     suspected: set[tuple] = field(default_factory=set)  # loads that the compiler may move
+    stored: list[Any] = field(default_factory=list)  # machine.Touch of tiles since the last barrier
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         if bulk:
@@ -73,6 +74,7 @@ class Actor:
             self.learn(clock)
         self.pending, self.pending_from = {}, {}
         self.before = self.acquire = None
+        self.stored.clear()
         if self.fenced is not None:
             self.proxy, self.fenced = self.fenced, None
         self.barriers += 1

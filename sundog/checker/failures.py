@@ -11,7 +11,7 @@ from .words import Message
 
 __all__ = [
     "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "LIVELOCK", "NOT_RESIDENT", "RULES",
-    "WRONG_RESULT", "find_failure", "stale_read",
+    "TORN_TILE", "WRONG_RESULT", "find_failure", "stale_read", "torn_read",
 ]  # fmt: skip
 
 BAD_ACCESS = Rule(
@@ -37,6 +37,14 @@ LIVELOCK = Rule(
     "programs run without end and repeat themselves; the report has the steps that they repeat",
     "Give one of them something to wait for that another one does for certain.",
 )
+TORN_TILE = Rule(
+    "wrong result",
+    "tile atomic taken for one",
+    "a tile atomic is one atomic per element: another program saw some of the elements that it "
+    "wrote and not the others",
+    "Put what belongs together into one word of at most 64 bits, or let a scalar release after "
+    "tl.debug_barrier() say that the whole tile is there.",
+)
 WRONG_RESULT = Rule("wrong result", "", "an assertion of the rank's function fails")
 ERROR = Rule("error", "", "a kernel or a host raises an exception", is_verdict=False)
 CANNOT_INTERPRET = Rule(
@@ -47,7 +55,9 @@ CANNOT_INTERPRET = Rule(
 )
 _SHOWN = 8  # stale reads
 
-RULES = [BAD_ACCESS, DEADLOCK, NOT_RESIDENT, LIVELOCK, WRONG_RESULT, ERROR, CANNOT_INTERPRET]
+RULES = [
+    BAD_ACCESS, DEADLOCK, NOT_RESIDENT, LIVELOCK, TORN_TILE, WRONG_RESULT, ERROR, CANNOT_INTERPRET,
+]  # fmt: skip
 
 
 def find_failure(
@@ -55,15 +65,19 @@ def find_failure(
     rank: int | None,
     stale: list[str] | None = None,
     all_started: bool = True,
+    torn: list[str] | None = None,
 ) -> Finding:
     """Return the finding of what ended a run; `rank` is the one whose host raised it, if any.
 
     `stale` names the reads that returned an older value than the newest: a cause that the error
-    itself does not show. `all_started`: no kernel had programs that were still to become resident.
+    itself does not show; `torn` those of tiles that saw a part of what another tile wrote.
+    `all_started`: no kernel had programs that were still to become resident.
     """
     finding = _find(error, rank)
     if isinstance(error, Deadlock) and not all_started:
         finding = NOT_RESIDENT.finding(str(error))
+    if torn and finding.kind == TORN_TILE.kind:
+        finding = TORN_TILE.finding("\n".join([finding.why, *torn[-_SHOWN:]]))
     if stale and finding.kind in (WRONG_RESULT.kind, DEADLOCK.kind):
         shown = stale[-_SHOWN:]
         more = f" ({len(stale) - _SHOWN} more)" if len(stale) > _SHOWN else ""
@@ -83,6 +97,15 @@ def stale_read(event: AccessEvent, word: str, read: Message, newest: Message) ->
     if writer is not None:
         missed += f", which {_who(writer)} wrote at {_at(writer)}"
     return f"  {_who(event)} at {_at(event)} ({event.sem}) read {word} = {_number(read)}{missed}"
+
+
+def torn_read(event: AccessEvent, writer: AccessEvent) -> str:
+    """Say which tile atomic read a part of which other one."""
+    return (
+        f"{_who(event)} at {_at(event)} read some of the elements that {_who(writer)} wrote at "
+        f"{_at(writer)} in one tile atomic, and older values of the others: each element is an "
+        "atomic of its own"
+    )
 
 
 def _who(event: AccessEvent) -> str:

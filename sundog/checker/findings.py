@@ -54,6 +54,15 @@ class FoundAccess:
     def atomic(self) -> bool:
         return self.verb.startswith("atomic")
 
+    @property
+    def reads(self) -> bool:
+        """Whether it reads only."""
+        return self.verb.endswith(("load", "read"))
+
+    @property
+    def who(self) -> tuple[int, tuple[int, ...] | None, str]:
+        return self.rank, self.program, self.kernel
+
     def __str__(self) -> str:
         who = "its host" if self.program is None else f"program {self.program} of {self.kernel}"
         order = f" ({self.sem}, {self.scope})" if self.sem else ""
@@ -67,7 +76,7 @@ class FoundAccess:
 
 @dataclass
 class Finding:
-    """What `sundog check` reports. At most one per kind and pair of source lines."""
+    """What `sundog check` reports. At most one per kind, pair of source lines and direction."""
 
     kind: str  # of the rule: race, deadlock and so on
     rule: str  # the name of the rule
@@ -80,8 +89,15 @@ class Finding:
     is_strict: bool = False  # as its rule
 
     def key(self) -> tuple:
-        sides = sorted((a.file, a.line) for a in (self.first, self.second) if a is not None)
-        return (self.kind, *sides) if sides else (self.kind, self.why.split("\n")[0])
+        """Return what tells it from others: kind, lines, direction, one program or two.
+
+        A read after a write and a write after a read on the same two lines need different orders.
+        """
+        sides = [a for a in (self.first, self.second) if a is not None]
+        if not sides:
+            return self.kind, self.why.split("\n")[0]
+        lines = sorted((a.file, a.line) for a in sides)
+        return self.kind, *lines, tuple(a.reads for a in sides), len({a.who for a in sides})
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,6 +19,8 @@ WATCHING = (
     "proxies",
     "portability",
     "overlaps",
+    "layouts",
+    "freed",
 )
 _MODULES = [import_module(f".{name}", __package__) for name in WATCHING]
 LOOKS = tuple(module.look for module in _MODULES)

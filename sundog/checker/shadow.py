@@ -173,6 +173,10 @@ class Shadows:
             shadow = self.allocated(region, CLEAN)  # made before we looked
         return shadow
 
+    def get(self, start: int) -> Shadow | None:
+        """Return the shadow of what starts there, if anything there was touched."""
+        return self._shadows.get(start)
+
     def allocated(self, region: Region, number: int) -> Shadow:
         """Make the shadow of a region, all of it in the state with this number."""
         shadow = Shadow(region.start, region.end, region.itemsize, number)

@@ -55,6 +55,8 @@ class Signals:
         self._chosen: dict[int, Message] = {}  # older messages that the current atomic reads
         # reads that did not return the newest value, and what they missed; the last of each place
         self.stale: dict[tuple[AccessEvent, int], tuple[Message, Message]] = {}
+        # of these, reads of tiles that saw one part of what another tile wrote, by who wrote it
+        self.torn: dict[AccessEvent, AccessEvent] = {}
 
     def observe(
         self, actor: Actor, addresses: np.ndarray, held: bytes, operands: tuple[str, bytes]
@@ -138,6 +140,21 @@ class Signals:
                 elif self.stale:
                     self.stale.pop((event, int(address)), None)
                 self._hear_word(event, word, message)
+        if event.tensor:
+            self._note_torn(event, addresses)
+
+    def _note_torn(self, event: AccessEvent, addresses: np.ndarray) -> None:
+        """Note whether a tile read the newest of some words, and not of others, of one writer."""
+        self.torn.pop(event, None)
+        if not self._chosen:
+            return
+        found = {int(a): self._words.get(int(a)) for a in addresses.flat}
+        words = {address: word for address, word in found.items() if word is not None}
+        new = {word.newest.event for address, word in words.items() if address not in self._chosen}
+        for address in self._chosen.keys() & words.keys():
+            writer = words[address].newest.event
+            if writer is not None and writer.tensor and writer in new:
+                self.torn[event] = writer
 
     def _hear_word(self, event: AccessEvent, word: Word, message: Message) -> None:
         actor = event.actor

@@ -118,7 +118,8 @@ class Observer(Protocol):
 
     def allocated(self, region: Region) -> None: ...
 
-    def freed(self, start: int) -> None: ...
+    def freed(self, start: int, stream: Stream, at: tuple) -> None:
+        """Note that a host has freed what starts there, with this stream as its current one."""
 
     def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
         """Note an ordinary tensor before it is touched.

@@ -147,7 +147,7 @@ def run_on(
     if _is_refused(machine):
         notes.append(f"not run with {machine.schedule.residents} resident: {machine.failure}")
     elif machine.failure is not None:
-        findings.append(_failure(machine, checker.stale_reads()))
+        findings.append(_failure(machine, checker))
     for finding in findings:
         finding.token = finding.token or machine.schedule.token
     results = [host.result for host in machine.hosts]
@@ -178,10 +178,12 @@ def _is_refused(machine: Machine) -> bool:
     return machine.schedule.residents > 0 and is_hosts and isinstance(error, ValueError)
 
 
-def _failure(machine: Machine, stale: list[str]) -> Finding:
+def _failure(machine: Machine, checker: Checker) -> Finding:
     error = machine.failure
     if not isinstance(error, Exception | SystemExit):
         assert error is not None
         raise error
     rank = next((host.rank for host in machine.hosts if host.error is error), None)
-    return failures.find_failure(error, rank, stale, not machine.streams.not_started())
+    all_started = not machine.streams.not_started()
+    stale, torn = checker.stale_reads(), checker.torn_reads()
+    return failures.find_failure(error, rank, stale, all_started, torn)

@@ -1,0 +1,69 @@
+"""Tiles that other threads read back: a tile's layout says which thread has which element.
+
+The compiler gives two tiles of the same addresses the same layout. Any other tile over these bytes
+may have another one, and then another thread loads what a thread of this program has just stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..machine.accesses import Touch
+from .clocks import Actor
+from .encounter import Encounter, Found
+from .findings import Rule
+from .shadow import PastAccess
+
+__all__ = ["READ_BACK_TILE", "RULES", "look"]
+
+READ_BACK_TILE = Rule(
+    "race",
+    "no CTA barrier before the tile is read back",
+    "a program loads what it has stored as another tile, so other threads may load it: the store "
+    "of one thread comes before the load of another only by a CTA barrier",
+    "Put tl.debug_barrier() between the store and the load, or keep the value.",
+)
+RULES = [READ_BACK_TILE]
+
+
+def look(here: Encounter) -> Iterable[Found]:
+    event = here.event
+    if event.writes or event.atomic or event.proxy or not isinstance(event.actor, Actor):
+        return ()
+    mine = [earlier for earlier in here.state.writes if _is_recent(earlier, event.actor)]
+    if not mine or not event.actor.stored:
+        return ()
+    tile = next((t for t in reversed(event.actor.stored) if _overlap(t, here.touch)), None)
+    if tile is None or _same_layout(tile, here.touch):
+        return ()
+    why = (
+        f"this program stored these bytes as a tile of {tile.addresses.size} elements and loads "
+        f"them as another of {here.touch.addresses.size}, whose elements other threads may have; "
+        "no CTA barrier stands between them"
+    )
+    return (Found(READ_BACK_TILE, why, mine[-1].event),)
+
+
+def _is_recent(earlier: PastAccess, actor: Actor) -> bool:
+    """Whether it is this program's own tile since its last CTA barrier."""
+    return earlier.stamp == (actor.warps, actor.barriers) and not earlier.event.proxy
+
+
+def _overlap(stored: Touch, loaded: Touch) -> bool:
+    a, b = stored.addresses, loaded.addresses
+    if int(a.max()) + stored.size <= int(b.min()) or int(b.max()) + loaded.size <= int(a.min()):
+        return False
+    if stored.size != loaded.size:
+        return True
+    return bool(np.isin(b, a).any())
+
+
+def _same_layout(stored: Touch, loaded: Touch) -> bool:
+    """Whether one tile begins like the other: a mask may have cut the end of one of them."""
+    if stored.size != loaded.size:
+        return False
+    length = min(stored.addresses.size, loaded.addresses.size)
+    a, b = stored.addresses.ravel()[:length], loaded.addresses.ravel()[:length]
+    return bool((a == b).all())
