@@ -300,7 +300,7 @@ class Checker:
         finding = found.rule.finding(found.why, first, event.access(region.name, indices))
         known = self.findings.setdefault(finding.key(), finding)
         if known is not finding:
-            known.count += 1
+            known.absorb(finding)
 
     def atomics(self) -> set[tuple[str, int, str, str]]:
         """Return the atomics that ran: file and line of every caller, semantics and scope."""

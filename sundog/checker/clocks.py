@@ -62,6 +62,7 @@ class Actor:
     before: Clock | None = None  # known before the first scalar acquire since the last CTA barrier
     acquire: Any = None  # the findings.AccessEvent of the last of these
     suspected: set[tuple] = field(default_factory=set)  # loads that the compiler may move
+    sent: Any = None  # the latest signals.Signal that it made
     stored: list[Any] = field(default_factory=list)  # machine.Touch of tiles since the last barrier
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:

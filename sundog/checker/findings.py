@@ -9,7 +9,9 @@ from typing import Any
 
 from ..callsite import relative
 
-__all__ = ["AccessEvent", "Finding", "FoundAccess", "Rule"]
+__all__ = ["SILENCE", "AccessEvent", "Finding", "FoundAccess", "Rule"]
+
+SILENCE = "no signal, barrier or launch stands between them in either direction"
 
 _DEVICE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "device")
 
@@ -99,6 +101,13 @@ class Finding:
         lines = sorted((a.file, a.line) for a in sides)
         return self.kind, *lines, tuple(a.reads for a in sides), len({a.who for a in sides})
 
+    def absorb(self, other: Finding) -> None:
+        """Count another one with the same key; it takes over where it knows of a signal."""
+        count = self.count + other.count
+        if self.why == SILENCE != other.why:
+            vars(self).update(vars(other))
+        self.count = count
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -138,6 +147,12 @@ class AccessEvent:
         """Return the line to show: the user's, also if a primitive of sundog makes the access."""
         user = (at for at in self.stack if not at[0].startswith(_DEVICE))
         return next(user, self.stack[0] if self.stack else ("?", 0, ""))
+
+    @property
+    def callers(self) -> tuple[tuple[str, int, str], ...]:
+        """Return `where` and the lines that called it, the kernel's last."""
+        place = self.stack.index(self.where) if self.where in self.stack else 0
+        return self.stack[place:] or (self.where,)
 
     def access(self, allocation: str, indices: str) -> FoundAccess:
         path, line, _ = self.where

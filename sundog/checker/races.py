@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from ..callsite import relative
 from .encounter import Encounter, Found
-from .findings import AccessEvent, Rule
+from .findings import SILENCE, AccessEvent, Rule
 from .shadow import PastAccess, bounds
 from .signals import ACQUIRES, RELEASES, Heard, both_reach
 
@@ -86,6 +87,8 @@ KERNEL_BOUNDARY = Rule(
     'Signal with sem="release" and wait with sem="acquire", or use sundog.device.signal.',
     is_strict=True,
 )
+_LONGEST_CHAIN = 16  # signals
+
 RULES = [
     BARRIER_BEFORE, BARRIER_AFTER, SCOPE, RELAXED_ACQUIRE, RELAXED_RELEASE, PLAIN_FLAG,
     DESCRIPTOR_STORE, NO_ORDER, WIDTH, EARLY_LAUNCH, KERNEL_BOUNDARY,
@@ -147,7 +150,18 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
             "one side is atomic, the other is a plain access: a plain one makes no order and is "
             "not atomic to anything"
         )
-    return NO_ORDER, "no signal, barrier or launch stands between them in either direction"
+    return NO_ORDER, _explain_silence(other, old)
+
+
+def _explain_silence(other: Any, old: PastAccess) -> str:
+    """Say that nothing was heard; a signal that nobody on the way read is named."""
+    sent = getattr(other, "sent", None)
+    if sent is not None and sent.step >= old.step:
+        return (
+            f"the other side signalled at {_at(sent.event)} after its access, but this program has "
+            "not read that signal, nor one that follows from it"
+        )
+    return SILENCE
 
 
 def _is_boundary(heard: Heard) -> bool:
@@ -169,14 +183,23 @@ def _ended_with(heard: Heard, actor: Any, old: PastAccess) -> bool:
 
 
 def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
-    """Find the faulty link in a chain of three, and the actor that learns by it."""
-    for middle, last in actor.heard.items():
-        first = middle.heard.get(other)
-        if first is not None and (_fault(first) or other in middle.pending_from):
-            return first, middle
-        if first is not None and _fault(last):
-            return last, actor
-    return None, actor
+    """Find the faulty link in the shortest chain of signals, and the actor that learns by it.
+
+    Without a fault it is the first link: what it published does not cover the access.
+    """
+    paths: dict[Any, list[tuple[Heard, Any]]] = {actor: []}
+    queue = deque([actor])
+    while queue and other not in paths:
+        learner = queue.popleft()
+        for sender, heard in getattr(learner, "heard", {}).items():
+            if sender not in paths and len(paths[learner]) < _LONGEST_CHAIN:
+                paths[sender] = [(heard, learner), *paths[learner]]
+                queue.append(sender)
+    chain = paths.get(other, [])
+    for heard, learner in chain:
+        if _fault(heard) or heard.signal.actor in getattr(learner, "pending_from", {}):
+            return heard, learner
+    return chain[0] if len(chain) > 2 else (None, actor)
 
 
 def _heard_from_later_kernel(here: Encounter, old: PastAccess) -> Heard | None:
@@ -234,5 +257,6 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
 
 
 def _at(event: AccessEvent) -> str:
-    path, line, _ = event.where
-    return f"{relative(path)}:{line}"
+    """Return the line of an access, and the lines that called what it is in."""
+    chain = [f"{relative(path)}:{line}" for path, line, _ in event.callers]
+    return " called at ".join(chain)

@@ -124,7 +124,8 @@ class Signals:
                 join(clock, known)
             published = {**published, key: clock}
         if clock is not None or not released:
-            word.signals[actor] = Signal(actor, event, actor.barriers, actor.steps, address, number)
+            signal = Signal(actor, event, actor.barriers, actor.steps, address, number)
+            word.signals[actor] = actor.sent = signal
         stamp = actor.stamp(event.tensor, event.proxy)
         releases = newest.releases + (clock is not None)
         word.append(Message(number, value, stamp, event, published, releases))

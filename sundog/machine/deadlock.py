@@ -11,6 +11,7 @@ import numpy as np
 
 from ..callsite import relative
 from ..errors import KernelError, SundogError
+from .polling import is_kernel_file
 from .tasks import Launch, Program
 
 if TYPE_CHECKING:
@@ -154,12 +155,16 @@ def _not_resident(machine: Machine) -> list[str]:
 
 
 def kernel_error(program: Program, error: BaseException) -> BaseException:
-    """The error with rank, program, kernel and line; its type stays if it is one of ours."""
+    """The error with rank, program, kernel and lines; its type stays if it is one of ours.
+
+    The innermost line of the kernel and its helpers comes first, then those that called it.
+    """
     if not isinstance(error, Exception):
         return error
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.name == program.launch.function.__name__] or frames[-1:]
-    at = f"{relative(own[-1].filename)}:{own[-1].lineno}"
+    inside = next((i for i, f in enumerate(frames) if f.name == "_run_program"), -1) + 1
+    own = [f for f in frames[inside:] if is_kernel_file(f.filename)] or frames[-1:]
+    at = " called at ".join(f"{relative(f.filename)}:{f.lineno}" for f in reversed(own))
     text = str(error) if isinstance(error, SundogError) else f"{type(error).__name__}: {error}"
     kind = type(error) if isinstance(error, SundogError) else KernelError
     named = kind(f"{program} at {at}: {text}")

@@ -14,6 +14,7 @@ import textwrap
 from types import CodeType, FrameType
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton._C.libtriton import interpreter as native
@@ -25,6 +26,7 @@ __all__ = [
     "Watch",
     "differs",
     "forget_changed",
+    "is_kernel_file",
     "kernel_frames",
     "may_poll",
     "owed_by",
@@ -39,7 +41,7 @@ _FEW = 8  # up to this many addresses, reading one by one is faster
 _LOOKS_IN_BETWEEN = 128  # polls until a program has looked at everything that it watches
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SKIP = (
-    os.path.dirname(os.path.abspath(triton.__file__)) + os.sep,
+    *(os.path.dirname(os.path.abspath(str(m.__file__))) + os.sep for m in (triton, np, torch)),
     *(os.path.join(_PACKAGE, name) + os.sep for name in ("machine", "interpreter", "checker")),
 )
 
@@ -68,7 +70,12 @@ def kernel_frames() -> list[FrameType]:
 
 @functools.cache
 def _is_kernel(code: CodeType) -> bool:
-    return not code.co_filename.startswith(_SKIP)
+    return is_kernel_file(code.co_filename)
+
+
+def is_kernel_file(path: str) -> bool:
+    """Whether code there is a kernel's or a device function's, and not what interprets it."""
+    return not path.startswith(_SKIP)
 
 
 def may_poll(frames: list[FrameType]) -> bool:

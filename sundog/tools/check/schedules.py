@@ -70,7 +70,7 @@ def _add(findings: list[Finding], new: list[Finding]) -> None:
     known = {finding.key(): finding for finding in findings}
     for finding in new:
         if finding.key() in known:
-            known[finding.key()].count += finding.count
+            known[finding.key()].absorb(finding)
         else:
             findings.append(finding)
 
