@@ -11,6 +11,7 @@ ALONE := --last-failed --last-failed-no-failures none --exitfirst
 
 .PHONY: assets demo test lint format docs wheel test-compat test-nodes gpu-wheels clean
 demo: $(VENV)/.installed
+	$(BIN)/python scripts/assets.py --within=60 --or-say-why
 	$(BIN)/python -m sundog demo
 
 test: $(VENV)/.installed

@@ -2,8 +2,12 @@
 import puppeteer from "puppeteer-core";
 
 const [executablePath, url] = process.argv.slice(2);
-const browser = await puppeteer.launch({ browser: "firefox", executablePath, headless: true });
+const browser = await puppeteer.launch({ browser: "firefox", executablePath, headless: true, timeout: 120_000 }).catch((error) => {
+  console.error(String(error));
+  process.exit(3); // it does not start here
+});
 const page = await browser.newPage();
+page.setDefaultTimeout(120_000);
 const [errors, requests, lengths] = [[], [], []];
 page.on("console", (message) => ["error", "warn"].includes(message.type()) && errors.push(message.text()));
 page.on("pageerror", (error) => errors.push(String(error)));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +17,20 @@ from rich.markup import escape
 from .backends.sim import Sim
 from .device import context, memory, signal
 from .errors import Deadlock
-from .tools.check.schedules import check_once
+from .report.page import check_assets, write_report
+from .report.sections import read_sections, section
+from .tools.check.check_options import CheckOptions
+from .tools.check.mutation import Verdicts
+from .tools.check.schedules import Report, check_once
+from .tools.check.space_time import content_of
+from .tools.trace.timeline import write
+from .tools.trace.trace_command import TraceOptions, trace_op
 from .world.world import World
 
 __all__ = ["main"]
 
 RANKS, NUMEL = 8, 1000
+PAGE = "sundog-demo.html"
 
 
 @triton.jit
@@ -54,6 +64,10 @@ def rank_function(*, barrier: bool = True, silent: int = -1) -> Callable[[World]
     return run
 
 
+right = rank_function()
+racy = rank_function(barrier=False)
+
+
 def main() -> None:
     from . import run
 
@@ -77,13 +91,31 @@ def main() -> None:
         "\n[bold]3.[/] The same, without the CTA barrier between the tile and the flag. The values "
         "come out right here; on a GPU they may not. The checker:"
     )
-    report = check_once(rank_function(barrier=False), 4, "random:1")
+    report = check_once(racy, 4, "random:1")
     console.print(escape(str(report.findings[0])), style="yellow")
+
+    console.print("\n[bold]4.[/] That race, and the trace of an all-gather, to look at:")
+    console.print(f"   {escape(_write_page(report))}")
 
     console.print(
         "\n[bold]Next:[/] the tutorials, beginning with tutorials/01_store_to_a_peer.py, and\n"
         "  .venv/bin/sundog check examples/ring.py --world 3 --mutate"
     )
+
+
+def _write_page(report: Report) -> str:
+    """Write both on one page; return where it is, or why it is not written."""
+    try:
+        check_assets()
+    except ValueError as error:
+        return f"skipped: {error}"
+    options = CheckOptions("sundog.demo:racy", 4, 1, 1)
+    race = content_of(options, racy, report, ([], Verdicts()), "")
+    with tempfile.TemporaryDirectory() as folder:
+        trace = os.path.join(folder, "all_gather.json")
+        write(trace_op(TraceOptions("all_gather", world=4, backend="sim")), trace)
+        write_report(PAGE, [section(race, "demo"), *read_sections(trace)])
+    return f"{os.path.abspath(PAGE)} opens in any browser"
 
 
 def _first_lines(text: str, count: int) -> str:

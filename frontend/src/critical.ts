@@ -54,7 +54,7 @@ export function criticalPath(trace: Trace): Part[] {
     if (next === undefined || next === span) break;
     span = next;
   }
-  return path.reverse();
+  return path.reverse().filter(({ begin, end }) => end > begin); // a signal at a span's begin takes none of it
 }
 
 type Interval = [begin: number, end: number];

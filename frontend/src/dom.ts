@@ -79,8 +79,13 @@ export function save(name: string, text: string, type = "application/json"): voi
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
+const colours = new Map<string, string>();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+
+/** A colour of the style, for a canvas; asked for once: a drawing has thousands of marks. */
 export function colour(name: string): string {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || "gray";
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || "gray");
+  return colours.get(name)!;
 }
 
 const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });

@@ -128,7 +128,7 @@ function canvas(width: number, height: number, label: string, press: (index: num
       shown = boxes;
       context.setTransform(scale, 0, 0, scale, 0, 0);
       context.clearRect(0, 0, width, height);
-      if (!over) for (const each of arrows) paintArrow(context, each);
+      if (!over) paintArrows(context, arrows);
       for (const box of boxes) {
         context.globalAlpha = box.faint ? 0.3 : 1;
         context.fillStyle = box.fill;
@@ -139,7 +139,7 @@ function canvas(width: number, height: number, label: string, press: (index: num
           context.strokeRect(box.x, box.y, box.width, box.height);
         }
       }
-      if (over) for (const each of arrows) paintArrow(context, each);
+      if (over) paintArrows(context, arrows);
       context.globalAlpha = 1;
       context.font = "12px system-ui, sans-serif";
       for (const word of words) {
@@ -151,15 +151,22 @@ function canvas(width: number, height: number, label: string, press: (index: num
   };
 }
 
-function paintArrow(context: CanvasRenderingContext2D, each: Arrow): void {
-  context.globalAlpha = each.faint ? 0.3 : 1;
-  context.strokeStyle = each.stroke;
-  context.lineWidth = each.width ?? 1;
-  context.setLineDash(each.dashed ? [6, 4] : []);
-  context.beginPath();
-  context.moveTo(each.x1, each.y1);
-  context.lineTo(each.x2, each.y2);
-  for (const [at, point] of head(each).entries()) at === 0 ? context.moveTo(...point) : context.lineTo(...point);
-  context.stroke();
+/** Stroke all arrows of one look at once: one by one, 25,000 of them take a second. */
+function paintArrows(context: CanvasRenderingContext2D, arrows: Arrow[]): void {
+  const looks = Map.groupBy(arrows, (each) => `${each.stroke} ${each.width ?? 1} ${Boolean(each.dashed)} ${Boolean(each.faint)}`);
+  for (const group of looks.values()) {
+    const [look] = group as [Arrow];
+    context.globalAlpha = look.faint ? 0.3 : 1;
+    context.strokeStyle = look.stroke;
+    context.lineWidth = look.width ?? 1;
+    context.setLineDash(look.dashed ? [6, 4] : []);
+    context.beginPath();
+    for (const each of group) {
+      context.moveTo(each.x1, each.y1);
+      context.lineTo(each.x2, each.y2);
+      for (const [at, point] of head(each).entries()) at === 0 ? context.moveTo(...point) : context.lineTo(...point);
+    }
+    context.stroke();
+  }
   context.setLineDash([]);
 }

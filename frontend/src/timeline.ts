@@ -1,7 +1,7 @@
 // A trace: a row per program, an arrow from each signal to the wait that it ended.
 
 import { scaleLinear } from "d3";
-import { criticalPath, summarise, type Part } from "./critical";
+import { criticalPath, summarise, type Part, type RankSummary } from "./critical";
 import { button, choice, colour, h, number, percent, save, table, type Cell } from "./dom";
 import { of, type Report, type Trace } from "./model";
 import { MOST_ELEMENTS, surface, type Arrow, type Box, type Word } from "./surface";
@@ -21,8 +21,9 @@ export function timeline(report: Report): Node[] {
 function one(trace: Trace): Node[] {
   const notes = [trace.title, trace.clock, trace.dropped ? `${trace.dropped} events found no room and are missing` : ""];
   const path = criticalPath(trace);
+  const sums = summarise(trace);
   const { nodes, zoomTo } = chart(trace, path);
-  return [h("p", {}, notes.filter(Boolean).join("; ")), ...nodes, summary(trace), overlap(trace), pathTable(trace, path, zoomTo)];
+  return [h("p", {}, notes.filter(Boolean).join("; ")), ...nodes, summary(trace, sums), overlap(sums), pathTable(trace, path, zoomTo)];
 }
 
 function spanText(trace: Trace, at: number): string {
@@ -84,13 +85,14 @@ function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: num
       });
     }
     const lines: Arrow[] = [];
+    const [pathColour, signalColour] = [colour("critical"), colour("signal")];
     if (showArrows.checked || showPath.checked) {
       for (const [at, [r1, p1, t1, r2, p2, t2]] of arrows.entries()) {
         const [y1, y2] = [row.get(`${r1},${p1}`), row.get(`${r2},${p2}`)];
         const onPath = showPath.checked && criticalArrows.has(at);
         if (y1 === undefined || y2 === undefined || t2 < from || t1 > to || !(showArrows.checked || onPath)) continue;
-        const stroke = onPath ? colour("critical") : colour("signal");
-        lines.push({ x1: Math.max(x(t1), LEFT), x2: Math.min(x(t2), width - 10), y1: TOP + (y1 + 0.5) * height, y2: TOP + (y2 + 0.5) * height, stroke, width: onPath ? 2.5 : 1, faint: !onPath, title: `signal of rank ${r1} program ${p1} ends the wait of rank ${r2} program ${p2}` });
+        const stroke = onPath ? pathColour : signalColour;
+        lines.push({ x1: Math.max(x(t1), LEFT), x2: Math.min(x(t2), width - 10), y1: TOP + (y1 + 0.5) * height, y2: TOP + (y2 + 0.5) * height, stroke, width: onPath ? 2.5 : 1, faint: !onPath, title: count > 4000 ? "" : `signal of rank ${r1} program ${p1} ends the wait of rank ${r2} program ${p2}` });
       }
     }
     const words: Word[] = x.ticks(8).map((tick) => ({ x: x(tick), y: 14, text: number(tick), fill: colour("dim"), anchor: "middle" }));
@@ -161,8 +163,8 @@ function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: num
   return { nodes: [controls, range, frame, picked, legend, results, all], zoomTo };
 }
 
-function summary(trace: Trace): HTMLElement {
-  const rows = summarise(trace).map((each): Cell[] => {
+function summary(trace: Trace, sums: RankSummary[]): HTMLElement {
+  const rows = sums.map((each): Cell[] => {
     const most = [...each.waitedFor].sort((a, b) => b[1] - a[1])[0];
     const whom = !most ? "" : most[0] < 0 ? "nobody seen" : most[0] === each.rank ? "itself" : `rank ${most[0]}`;
     return [each.rank, number(each.length), percent(each.waited, each.busy), most ? `${whom}, ${percent(most[1], each.busy)}` : "", each.link && each.compute ? percent(each.both, each.link) : "–"];
@@ -171,8 +173,8 @@ function summary(trace: Trace): HTMLElement {
 }
 
 /** Of each rank's time: computing, moving data, both at once, only waiting. */
-function overlap(trace: Trace): HTMLElement {
-  const rows = summarise(trace).map((each): Cell[] => {
+function overlap(sums: RankSummary[]): HTMLElement {
+  const rows = sums.map((each): Cell[] => {
     const parts: [string, number][] = [["compute", each.compute - each.both], ["barrier", each.both], ["fetch", each.link - each.both], ["wait", each.onlyWaiting]];
     const bars = parts.map(([name, time]) => h("span", { class: `bar swatch ${name}`, style: `width:${(260 * time) / Math.max(each.length, 1e-9)}px;margin:0;border-radius:0` }));
     return [each.rank, h("span", { "aria-hidden": "true" }, ...bars), ...parts.map(([, time]) => percent(time, each.length))];

@@ -22,7 +22,7 @@ import assets as asset_build  # noqa: E402
 @pytest.fixture(scope="session")
 def assets() -> None:
     """Build the page's script, or skip with the reason."""
-    reason = asset_build.build()
+    reason = asset_build.build(seconds=60)
     if reason:
         pytest.skip(f"the page is not built: {reason}")
 
@@ -34,7 +34,11 @@ def chromium(assets: None) -> Iterator[Any]:
         pytest.skip("there is no browser: install Debian's chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        words = ["--no-sandbox", "--disable-dev-shm-usage"]
+        try:
+            browser = driver.chromium.launch(executable_path=executable, args=words)
+        except playwright.Error as error:
+            pytest.skip(f"chromium does not start here: {str(error).splitlines()[0]}")
         yield browser
         browser.close()
 

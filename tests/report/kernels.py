@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from sundog.demo import rank_function
+from sundog.demo import racy, rank_function, right
 from sundog.device import memory
 from sundog.world.world import World
 
-clean = rank_function()
-without_barrier = rank_function(barrier=False)
+clean = right
+without_barrier = racy
 silent = rank_function(silent=0)
 
 

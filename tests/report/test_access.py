@@ -18,6 +18,7 @@ from .conftest import ROOT, asset_build
 from .made import HOSTILE, bench_content, check_content, probe_content, trace_content
 
 AXE = ROOT / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
+pytestmark = pytest.mark.timeout(300)  # browsers on a busy machine
 VIEWS = ["Overview", "Race view", "Timeline", "IR graph", "Tuning", "Benchmarks", "Capture"]
 
 
@@ -77,6 +78,8 @@ def test_firefox_shows_every_view(assets: None, tmp_path: Path) -> None:
     write_report(str(path), all_sections())
     script = ROOT / "frontend" / "firefox.mjs"
     done = subprocess.run([node, script, firefox, path.as_uri()], capture_output=True, text=True)
+    if done.returncode == 3:
+        pytest.skip(f"Firefox does not start here: {done.stderr.strip()[:300]}")
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["tabs"] == VIEWS

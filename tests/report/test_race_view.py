@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from sundog.cli import app
+from sundog.demo import PAGE
 from sundog.report.sections import section
 
 from .made import HOSTILE, check_content
+
+pytestmark = pytest.mark.timeout(300)  # a browser on a busy machine
 
 
 def test_the_overview_says_what_was_found_and_covered(show: Callable[..., Any]) -> None:
@@ -85,3 +89,15 @@ def test_a_livelock_shows_its_cycle(show: Callable[..., Any]) -> None:
     assert "rank 0 pass_right(0,0,0)" in said
     assert "rank 1 pass_right(0,0,0)" in said
     assert page.locator(".node.cycle").count() == 2
+
+
+def test_the_demo_writes_its_page(
+    show: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(app, ["demo"]).output
+    assert str(tmp_path / PAGE) in said.replace("\n", "")
+    page = show.open(tmp_path / PAGE)  # type: ignore[attr-defined]
+    assert page.get_by_role("tab").all_inner_texts() == ["Overview", "Race view", "Timeline"]
+    page.get_by_role("tab", name="Race view").click()
+    page.get_by_role("heading", name=re.compile("no CTA barrier before the release")).wait_for()
