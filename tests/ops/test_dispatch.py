@@ -51,7 +51,7 @@ def test_files_that_a_call_crosses() -> None:
         return found
 
     first, _, third = sundog.run(main, 2, "sim")[0]
-    assert len(first) <= 20, first  # predict/expected.py: has the machine a time model?
+    assert len(first) <= 21, first  # predict/expected.py: has the machine a time model?
     assert len(third) <= 8, third  # torch/calls.py among them
 
 
