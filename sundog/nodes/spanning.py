@@ -10,6 +10,7 @@ Collectives span all ranks (span_calls.py). A rank or machine that is lost is na
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -47,15 +48,26 @@ _LOCAL = (
 )  # fmt: skip
 
 
+def _named(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The method: its checks and allocations, too, may be where a loss on this machine shows."""
+
+    @functools.wraps(op)
+    def method(world: SpanningWorld, *args: Any, **kwargs: Any) -> Any:
+        with world._naming(op.__name__):
+            return op(world, *args, **kwargs)
+
+    return method
+
+
 class SpanningWorld:
     """All ranks, seen from one of them."""
 
-    all_gather = span_calls.all_gather
-    all_gather_matmul = span_calls.all_gather_matmul
-    all_reduce = span_calls.all_reduce
-    all_to_all = span_calls.all_to_all
-    broadcast = span_calls.broadcast
-    reduce_scatter = span_calls.reduce_scatter
+    all_gather = _named(span_calls.all_gather)
+    all_gather_matmul = _named(span_calls.all_gather_matmul)
+    all_reduce = _named(span_calls.all_reduce)
+    all_to_all = _named(span_calls.all_to_all)
+    broadcast = _named(span_calls.broadcast)
+    reduce_scatter = _named(span_calls.reduce_scatter)
 
     def __init__(
         self, local: World, machines: Machines, node: int, group: Any, roll_call: RollCall,
@@ -164,11 +176,15 @@ class SpanningWorld:
         """Wait for all ranks and give everything back. Closing twice is fine."""
         if self._closed:
             return
+        if self._lost is not None:  # and was raised: this machine's ranks have left each other too
+            self.__exit__(type(self._lost), self._lost, None)
+            return
         try:
-            if self._lost is None:
-                self.barrier()  # nobody leaves while a transfer may still need it
-        finally:
-            self._close()
+            self.barrier()  # nobody leaves while a transfer may still need it
+        except SundogError as error:
+            self.__exit__(type(error), error, None)
+            raise
+        self._close()
 
     def _close(self, close_local: Callable[[], None] | None = None) -> None:
         self._roll_call.close()
@@ -219,6 +235,8 @@ class SpanningWorld:
                 raise NetworkFailure("another rank was lost")
             yield
         except (PeerLost, WaitTimeout, NetworkFailure) as error:
+            if error is self._lost:  # named by a call inside this one
+                raise
             raise self._named(error, what) from error
         finally:
             self._roll_call.doing = ""
