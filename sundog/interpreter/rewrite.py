@@ -330,7 +330,7 @@ class _Rewriter(stock.ASTTransformer):
         if called in (builtins.min, builtins.max):  # the compiler has tl's for them
             node.func = ast.copy_location(_helper(called.__name__), node.func)
             return self.generic_visit(node)
-        in_tl = not module.startswith("triton.language.extra.")
+        in_tl = module.startswith("triton.language.") and ".extra." not in module
         if isinstance(node.func, ast.Name) and in_tl and hasattr(called, _BUILTIN):
             self.generic_visit(node)
             node.func = ast.copy_location(_call("imported", node.func), node.func)
