@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import sundog
+from sundog import gpu_limits
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import _gemm
 from sundog.fused import all_gather_matmul_barrier as barrier
@@ -349,12 +350,11 @@ def test_auto_takes_direct_only_where_heaps_are_evenly_spaced(
 
 @pytest.mark.compat
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-def test_what_the_compilers_make_of_direct(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_compilers_make_of_direct(arch: str) -> None:
     """One loop over all ranks' blocks with tensor cores, on sm_90 by TMA in three stages."""
     problem = Problem(8192, 4096, 4096, BF16, 8, "k")
-    if arch != "sm_90":
-        monkeypatch.setattr(torch.version, "hip", "6.4")
-    config = direct.default(problem, 16)
+    with gpu_limits.aim(arch):
+        config = direct.default(problem, 16)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     a, b, out, words = _tensors(problem)
     world = SimpleNamespace(ctx=words, trace=0, size=8, rank_stride=1 << 30, peer=lambda x, rank: x)
@@ -379,14 +379,11 @@ def test_what_the_compilers_make_of_direct(arch: str, monkeypatch: pytest.Monkey
     ("arch", "shard", "num_sms"),
     [("sm_90", "k", 16), ("sm_90", "m", 132), ("gfx942", "m", 132), ("gfx950", "k", 132)],
 )
-def test_what_the_compilers_make_of_the_default(
-    arch: str, shard: str, num_sms: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_compilers_make_of_the_default(arch: str, shard: str, num_sms: int) -> None:
     """One loop over K with tensor cores, on sm_90 by TMA in three stages; no spills."""
     problem = Problem(8192, 4096, 4096, BF16, 8, shard)
-    if arch != "sm_90":
-        monkeypatch.setattr(torch.version, "hip", "6.4")
-    config = hbm_buffer.default(problem, num_sms)
+    with gpu_limits.aim(arch):
+        config = hbm_buffer.default(problem, num_sms)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     made = compiled(hbm_buffer._hbm_buffer_kernel, arch, _arguments(problem, config), options)
     text = assembly(made)

@@ -11,6 +11,7 @@ import torch
 import sundog
 from sundog.fused import _gemm
 from sundog.fused._call import fitting
+from sundog.gpu_limits import LIMITS
 
 from . import A_FEW, Run, assembly, compiled, on_every_arch, spills
 
@@ -115,7 +116,7 @@ def test_an_output_that_does_not_fit_beside_the_inputs(out: torch.dtype, num_sta
     """By pointers; of 32 bits when the loop over K has ended, in the memory that it had."""
     made = _compiled("sm_90", "NT", _gemm.Tiles(num_stages=num_stages), out)
     assert re.search(r"st\.global\.v4\.b32", assembly(made))
-    assert made.metadata.shared <= _gemm.SHARED
+    assert made.metadata.shared <= LIMITS["sm_90"].shared
     assert spills(made) <= A_FEW
 
 
@@ -164,7 +165,9 @@ def test_bad_tiles() -> None:
     assert reason == "tile_m 100 is not a power of two of at least 16"
     reason = _gemm.valid(_gemm.Tiles(num_stages=6), torch.bfloat16)
     assert reason is not None
-    assert "take 294,912 bytes of shared memory, and a program has at most 232,448" in reason
+    assert (
+        "take 294,912 bytes of shared memory, and a program of sm_90 has at most 232,448" in reason
+    )
     assert "num_warps 3" in (_gemm.valid(_gemm.Tiles(num_warps=3), torch.bfloat16) or "")
     assert "group_m 0" in (_gemm.valid(_gemm.Tiles(group_m=0), torch.bfloat16) or "")
     assert _gemm.valid(_gemm.Tiles(), torch.bfloat16) is None
