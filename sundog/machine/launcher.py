@@ -24,6 +24,7 @@ from ..interpreter.gluon_twins import check_launch
 from ..interpreter.interpreter import convert_argument, twin
 from ..target import has_gpu
 from ..world.poison import heaps
+from .baton import RunnerThread
 from .machine import Machine
 from .tasks import Launch
 
@@ -107,10 +108,11 @@ def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dic
 
 
 def _start_thread(thread: threading.Thread) -> None:
-    _finish_pending()
-    for world in _of_running_hosts():
-        if world.adopt is not None:
-            world.adopt(thread)
+    if not isinstance(thread, RunnerThread):  # ours read no result
+        _finish_pending()
+        for world in _of_running_hosts():
+            if world.adopt is not None:
+                world.adopt(thread)
     Installed.start(thread)
 
 

@@ -8,7 +8,6 @@ GPU's tensors go through host memory.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import SundogError
+from ..machine.baton import RunnerThread
 
 __all__ = ["Between", "NetworkFailure", "Transfer"]
 
@@ -49,7 +49,7 @@ class _WaitedFor:
     def __init__(self, work: Any) -> None:
         self._work = work
         self._error: RuntimeError | None = None
-        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread = RunnerThread(target=self._wait, daemon=True)  # reads no tensor
         self._thread.start()
 
     def _wait(self) -> None:

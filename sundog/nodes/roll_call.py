@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from ..errors import PeerLost
+from ..machine.baton import RunnerThread
 from .machines import Machines
 
 __all__ = ["RollCall", "own_address"]
@@ -45,8 +44,7 @@ class RollCall:
         self._addresses: list[tuple[str, int]] = []
         self._server = socket.create_server(("", 0), backlog=_MOST_CALLS)
         self.port: int = self._server.getsockname()[1]
-        self._thread = threading.Thread(target=self._answer_all, daemon=True)
-        self._thread.start()
+        self._thread = _thread(self._answer_all)
 
     def open(self, addresses: list[tuple[str, int]], token: str) -> None:
         """From here on it can ask and answer: the addresses of all ranks, and their token."""
@@ -86,10 +84,16 @@ class RollCall:
             self.tell(range(len(self._addresses)), limit)
 
     def _ask(self, ranks: list[int], limit: float) -> list[tuple[Any, str]]:
-        if not ranks:
-            return []
-        with ThreadPoolExecutor(min(len(ranks), _MOST_CALLS)) as pool:
-            return list(pool.map(lambda rank: self._ask_one(rank, limit), ranks))
+        found: dict[int, tuple[Any, str]] = {}
+
+        def ask(rank: int) -> None:
+            found[rank] = self._ask_one(rank, limit)
+
+        for first in range(0, len(ranks), _MOST_CALLS):
+            threads = [_thread(ask, rank) for rank in ranks[first : first + _MOST_CALLS]]
+            for thread in threads:
+                thread.join()
+        return [found[rank] for rank in ranks]
 
     def _ask_one(self, rank: int, limit: float) -> tuple[Any, str]:
         """Its reply, or none and why."""
@@ -135,6 +139,13 @@ class RollCall:
             f"{told}; rank {self._rank} (machine {self._machines.node_of(self._rank)}) was in "
             f"{what}. This world is over: close it, and start all ranks again."
         )
+
+
+def _thread(function: Callable[..., None], *args: Any) -> RunnerThread:
+    """Start a thread of ours: a user's would first wait for the kernels of a rank that is lost."""
+    thread = RunnerThread(target=function, args=args, daemon=True)
+    thread.start()
+    return thread
 
 
 def _by_machine(losses: Losses, machines: Machines) -> str:
