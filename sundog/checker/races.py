@@ -129,12 +129,12 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
         heard = _heard_from_later_kernel(here, old)
     mixed = old.event.atomic != event.atomic
     if heard is not None and not (mixed and lo <= heard.signal.address < hi):
-        if _ended_with(heard, actor, old):
+        if _ended_with(heard, learner, old):
             return KERNEL_BOUNDARY, (
                 f"the signal at {_at(heard.signal.event)} ({heard.signal.event.sem}) was read at "
-                f"{_at(heard.event)} ({heard.event.sem}) by a kernel that ended before this access "
-                "was launched: the memory model gives no order, the end of a kernel gives one on "
-                "today's GPUs"
+                f"{_at(heard.event)} ({heard.event.sem}) by a kernel that ended, and a later one "
+                "on its stream relies on it: the memory model gives no order, the end of a kernel "
+                "gives one on today's GPUs"
             )
         begun = heard.signal.actor.begun
         if _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
@@ -171,10 +171,13 @@ def _is_boundary(heard: Heard) -> bool:
     return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE)
 
 
-def _ended_with(heard: Heard, actor: Any, old: PastAccess) -> bool:
-    """Whether an earlier kernel read, but did not acquire, a signal that published the access."""
+def _ended_with(heard: Heard, learner: Any, old: PastAccess) -> bool:
+    """Whether a kernel before the learner's read, but did not acquire, what published the access.
+
+    The learner may be in the middle of a chain: a poll of its own kernel has no boundary after it.
+    """
     signal = heard.signal
-    if heard.event.actor is actor or signal.actor is not old.event.actor:
+    if heard.event.actor is learner or signal.actor is not old.event.actor:
         return False
     if not _is_boundary(heard) or _fault(heard) is not RELAXED_ACQUIRE:
         return False
