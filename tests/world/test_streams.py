@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.findings import Finding
 from sundog.device import signal
 from sundog.errors import Deadlock
 from sundog.tools.check.schedules import check
@@ -42,6 +43,12 @@ def _sum(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 def _values(world: sundog.World, seed: int) -> torch.Tensor:
     torch.manual_seed(10 * seed + world.rank)
     return torch.randint(-99, 99, (N,)).float().to(world.device)
+
+
+def _verbs(finding: Finding) -> tuple[str, str]:
+    assert finding.first
+    assert finding.second
+    return finding.first.verb, finding.second.verb
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -209,7 +216,9 @@ def test_an_event_orders_nothing_that_came_after_it():
         world.synchronize()
 
     report = check(main, world_size=1, schedules=6)
-    assert [f.kind for f in report.findings] == ["race"]
+    assert [f.kind for f in report.findings] == ["race"] * 2
+    # Whichever of the two comes first.
+    assert {_verbs(f) for f in report.findings} == {("load", "store"), ("store", "load")}
 
 
 @pytest.mark.sim_only
@@ -222,7 +231,10 @@ def test_torch_operations_are_on_the_stream_too():
         x.mul_(2)  # nothing orders it after the addition
 
     report = check(main, world_size=1, schedules=2)
-    assert [f.kind for f in report.findings] == ["race"]
+    assert [f.kind for f in report.findings] == ["race"] * 2
+    # The product reads x, and writes it.
+    written = "host write"
+    assert [_verbs(f) for f in report.findings] == [(written, "host read"), (written, written)]
 
 
 @pytest.mark.sim_only
