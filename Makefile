@@ -51,7 +51,8 @@ test-compat: $(COMPAT_TRITON:%=.venv-triton-%/.installed)
 
 # Several machines, made of network namespaces. Where those are not possible it says why, and passes.
 test-nodes: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/nodes -m namespaces -rs
+	$(BIN)/python -m pytest tests/nodes -m namespaces -rs || { echo "== once more, what failed"; \
+	  $(BIN)/python -m pytest tests/nodes -m namespaces $(ALONE); }
 
 # helion asks for no torch of its own; it is in the test set because the dataset supports it.
 $(VENV)/.installed: constraints.txt pyproject.toml

@@ -51,12 +51,22 @@ def why_not() -> str:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "the command `ip` (iproute2) is not installed"
-    reason = _in_child(lambda: _unshare(_CLONE_NEWNET | _CLONE_NEWNS | _CLONE_NEWUTS))
+    if not os.path.exists("/dev/net/tun"):
+        return "there is no /dev/net/tun, which the relay of a slow network needs"
+    reason = _in_child(_try_machine)
     if reason:
         return f"namespaces are forbidden here ({reason})"
     probe = "ip link add veth0 type veth peer name veth1 && ip link add bridge0 type bridge"
     reason = _in_child(lambda: (_unshare(_CLONE_NEWNET), _command(["sh", "-c", probe])))
     return f"no veth pairs or bridges here ({reason})" if reason else ""
+
+
+def _try_machine() -> None:
+    """Do what the process of a machine does first."""
+    _unshare(_CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWPID | _CLONE_NEWNET)
+    reason = _in_child(_own_mounts)  # the first process of the new pid namespace
+    if reason:
+        raise OSError(reason)
 
 
 def _in_child(call: Callable[[], Any]) -> str:
@@ -79,6 +89,13 @@ def _in_child(call: Callable[[], Any]) -> str:
 def _unshare(flags: int) -> None:
     if _libc.unshare(flags) != 0:
         raise OSError(ctypes.get_errno(), f"unshare: {os.strerror(ctypes.get_errno())}")
+
+
+def _own_mounts() -> None:
+    """Give the first process of a machine its own /proc and /dev/shm."""
+    assert _libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None) == 0
+    _mount("proc", "/proc")
+    _mount("tmpfs", "/dev/shm")
 
 
 def _mount(kind: str, where: str, flags: int = 0) -> None:
@@ -262,9 +279,7 @@ class _Body:
             os._exit(0)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         assert os.getpid() == 1
-        assert _libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None) == 0
-        _mount("proc", "/proc")
-        _mount("tmpfs", "/dev/shm")
+        _own_mounts()
         self._name_hosts()
         socket.sethostname(f"machine{self.machine.number}")
         fds = [_tun(self.machine.address)] if self.cluster._is_relayed else []
