@@ -149,11 +149,12 @@ def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
 
 
 def _exercise(world: World, op: ModuleType, problem: Any) -> None:
-    plans = [op.plan(world, problem, op.default(problem, world.num_sms)) for _ in range(2)]
     given = [op.inputs(world, problem, seed) for seed in range(4)]
     answers = [expected(world, op, problem, each) for each in given]
     outs = [output(world, want) for want in answers[:3]]
-    world.barrier()  # peers may be touched
+    world.barrier()  # all inputs and outputs are there
+    # After the barrier: a plan may be called at once, so it makes its own for what it allocates.
+    plans = [op.plan(world, problem, op.default(problem, world.num_sms)) for _ in range(2)]
     for plan, each, out in zip((plans[0], plans[0], plans[1]), given, outs, strict=False):
         plan(*each, out)
     for out, want in zip(outs, answers, strict=False):
