@@ -292,7 +292,7 @@ def _cut(flow: Flow, address: list[MlirOperand]) -> set[int]:
     for start in address:
         for value in flow.back(start, _is_from_memory):
             if _is_cut(value):
-                sources = flow.back(flow.inputs(value)[0], _is_from_memory)
+                sources = flow.back(flow.inputs(value)[0], _ends_a_cut)
                 found |= {id(v.owner) for v in sources if _is_from_memory(v)}
     return found
 
@@ -319,6 +319,15 @@ def _is_cut(value: MlirOperand) -> bool:
     if isinstance(op, MlirBlock) or op.name != "arith.trunci":
         return False
     return (_element(op.operands[0].type), _element(value.type)) == ("i64", "i32")
+
+
+def _ends_a_cut(value: MlirOperand) -> bool:
+    """Is it from memory, or has it few bits (an address's place in 16 bytes), so none is lost?"""
+    op = value.owner
+    if isinstance(op, MlirOperation) and op.name == "arith.andi":
+        masks = [_constant(v.owner) for v in op.operands if isinstance(v.owner, MlirOperation)]
+        return any(mask is not None and 0 <= mask < 1 << 31 for mask in masks)
+    return _is_from_memory(value)
 
 
 def _is_from_memory(value: MlirOperand) -> bool:

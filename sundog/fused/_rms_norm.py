@@ -73,7 +73,8 @@ class RowConstants(NamedTuple):
     padded: tl.constexpr  # elements of all parts, `hidden` or more
     eps: tl.constexpr
     gemma: tl.constexpr
-    quant: tl.constexpr
+    quant: tl.constexpr  # what an FP8 scale is for; "": no FP8
+    normed: tl.constexpr  # are rows in x's dtype wanted?
     groups: tl.constexpr  # FP8 scales of a row
     limit: tl.constexpr  # the largest number of FP8
     size: tl.constexpr  # ranks
@@ -103,8 +104,8 @@ def constants(problem: Any, trace: Any) -> RowConstants:
     return _gemm.constants(
         RowConstants, hidden=problem.hidden, block=block_of(problem.hidden),
         padded=padded_of(problem.hidden), eps=problem.eps, gemma=problem.gemma,
-        quant=problem.quant, groups=problem.groups, limit=float(torch.finfo(problem.fp8).max),
-        size=problem.size, trace=trace,
+        quant=problem.quant, normed=not problem.quant or problem.both, groups=problem.groups,
+        limit=float(torch.finfo(problem.fp8).max), size=problem.size, trace=trace,
     )  # fmt: skip
 
 
@@ -165,19 +166,31 @@ def _bits(wide: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def here(out):
     """This rank's outputs, as `finish_row` takes them."""
-    return ((out.normed,), (out.residual,), (out.quantised,), (out.scales,))
+    normed, quantised, scales = _others(out)
+    return ((normed,), (out.residual,), (quantised,), (scales,))
 
 
 @triton.jit
 def there(out, first, ctx, SIZE: tl.constexpr):
     """Every rank's outputs, from rank `first` on: each rank begins with another peer."""
-    found = ()
-    for part in tl.static_range(4):
-        if out[part] is None:
-            found = found + ((None,),)  # type: ignore[assignment]
-        else:
-            found = found + (_reduce.everywhere(out[part], first, ctx, SIZE),)  # type: ignore[assignment]
-    return found
+    normed, quantised, scales = _others(out)
+    return (
+        _reduce.everywhere(normed, first, ctx, SIZE),
+        _reduce.everywhere(out.residual, first, ctx, SIZE),
+        _reduce.everywhere(quantised, first, ctx, SIZE),
+        _reduce.everywhere(scales, first, ctx, SIZE),
+    )
+
+
+@triton.jit
+def _others(out):
+    """The outputs beside the residual, which stands for one that there is not: Triton 3.6 returns
+    no None. The constants say which there are.
+    """
+    normed = out.residual if out.normed is None else out.normed
+    quantised = out.residual if out.quantised is None else out.quantised
+    scales = out.residual if out.scales is None else out.scales
+    return normed, quantised, scales
 
 
 @triton.jit
@@ -215,10 +228,10 @@ def finish_row(totals, starts, token, to, given, cfg, RANKS: tl.constexpr):
     values = _normalise(parts, starts, given.weight, cfg)
     for n in tl.static_range(len(totals)):
         column = starts[n] + tl.arange(0, totals[n].shape[0])
-        if to[0][0] is not None:
+        if cfg.normed:
             normed = values[n].to(to[0][0].dtype.element_ty)
             _store(to[0], first + column, normed, column < cfg.hidden, RANKS)
-    if to[2][0] is not None:
+    if cfg.quant != "":
         _store_fp8(values, starts, token, to, given.scale, cfg, RANKS)
 
 
