@@ -61,7 +61,8 @@ def test_every_mutant_is_found() -> None:
     found, report = find_mutants(ring, 2)
     assert not report.findings, report
     assert len(found) >= 10
-    outcomes = mutate(ring, 2, found, schedules=6)
+    assert len(report.results) == 2
+    outcomes = mutate(ring, 2, found, schedules=6, expected=report.results)
     alive = [outcome.mutant.what for outcome in outcomes if not outcome.killed_by]
     assert alive == ["tl.debug_barrier(): dropped"] * 2
 
