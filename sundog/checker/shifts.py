@@ -47,20 +47,43 @@ def put_argument(call: ast.Call, name: str, value: ast.expr) -> None:
 def shifted(tree: ast.FunctionDef, left_out: Collection[ast.AST]) -> Iterator[Edit]:
     """Yield the edits of all calls that are not left out."""
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and n not in left_out]
+    loops = [(set(ast.walk(n)), _varying(n)) for n in ast.walk(tree) if isinstance(n, ast.For)]
     for call in calls:
-        yield from _other_peer(call)
+        yield from _other_peer(call, [names for inside, names in loops if call in inside])
         yield from _other_flag(call)
     yield from _smaller_masks(tree, calls)
 
 
-def _other_peer(call: ast.Call) -> Iterator[Edit]:
+def _other_peer(call: ast.Call, loops: list[set[str]]) -> Iterator[Edit]:
+    """Yield the next peer. Where a loop sends the same to each, the next gets it too: peer 0."""
     name, context = called(call), _context(call)
     if context is None:
         return
     place = _PEERS.get(name, context - 1 if name in _BEFORE_CONTEXT else 0)
-    if place > 0:
-        new = f"({ast.unparse(call.args[place])} + 1) % {_NUM_RANKS}"
+    if place <= 0:
+        return
+    peer, others = call.args[place], [*call.args[:place], *call.args[place + 1 :], *call.keywords]
+    if any(_names(peer) & names and not _names(*others) & names for names in loops):
+        new = f"({ast.unparse(peer)}) * 0"
+        yield f"{name}: to peer 0 only", call.lineno, partial(_put, call, place, new)
+    else:
+        new = f"({ast.unparse(peer)} + 1) % {_NUM_RANKS}"
         yield f"{name}: the next peer", call.lineno, partial(_put, call, place, new)
+
+
+def _varying(loop: ast.For) -> set[str]:
+    """Return the variable of a loop, and the names that are assigned from it inside."""
+    found, before = _names(loop.target), set[str]()
+    while found != before:
+        before = set(found)
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Assign | ast.AugAssign) and _names(node.value) & found:
+                found |= _names(*(node.targets if isinstance(node, ast.Assign) else [node.target]))
+    return found
+
+
+def _names(*trees: ast.AST) -> set[str]:
+    return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
 def _other_flag(call: ast.Call) -> Iterator[Edit]:
@@ -92,7 +115,7 @@ def _smaller_masks(tree: ast.FunctionDef, calls: list[ast.Call]) -> Iterator[Edi
         for call in calls
         if called(call) in _MASKED
         for keyword in call.keywords
-        if keyword.arg == "mask"
+        if keyword.arg == "mask" and (isinstance(keyword.value, ast.Name) or not _reads(call, tree))
     ]
     names = {mask.id for mask in masks if isinstance(mask, ast.Name)}
     for node in ast.walk(tree):
@@ -101,6 +124,17 @@ def _smaller_masks(tree: ast.FunctionDef, calls: list[ast.Call]) -> Iterator[Edi
     for bound in [bound for mask in masks for bound in _bounds(mask)]:
         what = f"mask {ast.unparse(bound)}: one less"
         yield what, bound.lineno, partial(_lower, bound)
+
+
+def _reads(call: ast.Call, tree: ast.FunctionDef) -> bool:
+    """Whether an atomic adds nothing: a load, and a mask of its own says nothing about writes."""
+    if called(call) != "atomic_add" or len(call.args) < 2:
+        return False
+    values = [call.args[1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(values[0]):
+            values.append(node.value)
+    return any(called(v) == "zeros" or ast.unparse(v).split("*")[-1].strip() == "0" for v in values)
 
 
 def _bounds(mask: ast.expr) -> Iterator[ast.Compare]:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from sundog.checker.mutants import mutants
-from sundog.device import signal
+from sundog.device import context, memory, signal
 from sundog.interpreter.interpreter import twin
 from sundog.tools._subject import function_of
 from sundog.tools.check.mutation import find_mutants, mutate
@@ -63,7 +63,7 @@ def test_kernel_is_itself_again_after_its_mutants():
 
 
 def test_an_error_of_the_tool_is_no_kill(monkeypatch):
-    found, _ = find_mutants(kernels.clean, 2)
+    found = [m for m in find_mutants(kernels.clean, 2)[0] if m.owner == "send"]  # not of the host
     monkeypatch.setattr("sundog.checker.checker.Checker.cta_barrier", lambda *args: 1 / 0)
     outcome = next(mutate(kernels.clean, 2, found[-1:], schedules=1))
     assert [f.kind for f in outcome.report.findings] == ["error"]
@@ -75,6 +75,27 @@ def traced(flag, epoch, ctx, TRACE: tl.constexpr):
     signal.wait(flag, 0, epoch, ctx, TRACE)
     if TRACE:
         tl.atomic_add(flag, epoch, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def broadcast(x, flag, lane, n, ctx):
+    zero = tl.zeros((4,), tl.int64)
+    for step in range(tl.load(ctx + context.SIZE)):
+        peer = (step + n) % tl.load(ctx + context.SIZE)
+        memory.store(x, n, peer, ctx)
+        memory.store(x + step, n, peer, ctx)
+    inside = lane < n
+    tl.atomic_add(flag + lane, zero, mask=lane < 4, sem="relaxed", scope="gpu")
+    tl.atomic_add(flag + lane, zero, mask=inside, sem="relaxed", scope="gpu")
+    tl.atomic_add(flag + lane, lane, mask=lane < 2, sem="relaxed", scope="gpu")
+
+
+def test_what_changes_nothing_is_no_mutant():
+    """What goes to every peer goes to the next one too; an atomic that adds nothing is a load."""
+    words = [mutant.what for mutant in mutants([broadcast])]
+    assert [w for w in words if "peer" in w] == ["store: to peer 0 only", "store: the next peer"]
+    masks = [w for w in words if "mask" in w and "one less" in w]
+    assert sorted(masks) == ["mask lane < 2: one less", "mask lane < n: one less"]
 
 
 def test_a_traced_wait_is_a_wait_and_its_record_is_nothing():
