@@ -45,6 +45,8 @@ def main(world: sundog.World) -> torch.Tensor:
     drawn = torch.cat([t.flatten() for t in world.exchange(tickets.cpu())])
     assert drawn.sort().values.tolist() == list(range(world.size * programs * each))
     assert total.item() == tickets.sum().item()
+    world.barrier()  # all have drawn: rank 0 may look
+    assert counter.item() == (0 if world.rank else drawn.numel())
     if world.rank == 0:
         print(f"{world.size} ranks drew {drawn.numel()} tickets: each number once")
     return tickets
