@@ -44,9 +44,9 @@ def _load(name: str) -> Any:
 def quantized(p2p: bool) -> None:
     module = _load("flashinfer.comm.quantized_allreduce")
     start()
-    for key in [key for key in module._cache if key[1] == device()]:
-        del module._cache[key]  # of a schedule before this one, whose memory is gone
     x = torch.randn(4096, device=device(), dtype=torch.bfloat16)
+    for key in [key for key in module._cache if key[1] == x.device]:
+        del module._cache[key]  # of a schedule before this one, whose memory is gone
     how = {"scale_group": 64, "block_size": 256, "num_warps": 4, "p2p_phase3": p2p}
     calls = [module.quantized_all_reduce(x, dist.group.WORLD, **how) for _ in range(2)]
     for found in calls:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 from collections.abc import Iterator
 from typing import Any
+
+import torch
+import triton
 
 __all__ = ["page"]
 
@@ -20,7 +25,7 @@ To check a kernel of your own: `sundog check script.py:main --torch --world 4`.
 
 def page(results: list[dict[str, Any]]) -> str:
     """Return the page: a table per repository, then every finding with its repair."""
-    parts = [_HEAD]
+    parts = [_HEAD, _made()]
     names = dict.fromkeys((each["repository"], each["commit"]) for each in results)
     parts.append("\n".join(_summary(results, names)))
     for repository, commit in names:
@@ -29,6 +34,12 @@ def page(results: list[dict[str, Any]]) -> str:
         parts.append(f"## {repository}{at}\n\n" + "\n".join(_table(rows)))
         parts += ["\n".join(_findings(row)) for row in rows if row["findings"]]
     return "\n\n".join(parts) + "\n"
+
+
+def _made() -> str:
+    """When and with what it was made."""
+    versions = f"torch {torch.__version__}, Triton {triton.__version__}"
+    return f"Made on {datetime.date.today()} on {os.cpu_count()} CPU cores, {versions}."
 
 
 def _summary(results: list[dict[str, Any]], names: Any) -> Iterator[str]:
@@ -54,9 +65,10 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _rules(found: list[dict[str, Any]], failures: list[str]) -> str:
-    if failures:
-        return "did not run: " + failures[0].splitlines()[0].replace("|", "/")
-    return ", ".join(dict.fromkeys(each["rule"] for each in found)) or "none"
+    rules = list(dict.fromkeys(each["rule"] for each in found))
+    if failures and not rules:
+        return "failed: " + failures[0].splitlines()[0].replace("|", "/")
+    return ", ".join([*rules, *["wrong results"] * bool(failures)]) or "none"
 
 
 def _repaired(row: dict[str, Any]) -> str:
