@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Validation", "validate"]
 
 _FAILURES = ("error", "timeout", "accuracy_error")
+_MOVED = "this row is older than the one before it: rows were moved"
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,17 @@ class _Session:
 
 
 def _check_sessions(data: Dataset, path: str) -> Found:
-    """Compare the rows of each run with the counts and hashes in its end record."""
-    ended = data.runs[data.runs.rows_hash.notna()]
-    if not len(ended) or not os.path.exists(path):
+    """Compare the rows of each run with the counts and hashes in its end record.
+
+    A run that was killed has no end record: its rows must only be in the order of their times.
+    """
+    if not os.path.exists(path):
         return  # `_notes` has a word on a CSV that is not there
+    ended = data.runs[data.runs.rows_hash.notna()]
     found = _sessions(data, path)
+    for name in found.keys() - {*ended.session}:
+        if found[name].backwards:
+            yield found[name].backwards, f"session {name}: {_MOVED}"
     spans = _spans([found[s] for s in ended.session if s in found], path)
     is_shifted = False
     for run in ended.itertuples():
@@ -161,7 +168,7 @@ def _why_other_rows(run: Any, rows: _Session) -> str | None:
     if rows.digest.hexdigest() == run.rows_hash:
         return None
     if rows.backwards:
-        return "this row is older than the one before it: rows were moved"
+        return _MOVED
     return "its rows are not those that were written, or not in that order"
 
 

@@ -243,3 +243,17 @@ def test_rows_that_waited_are_written_between_those_of_another_run(
     own = [i for i, session in enumerate(sessions) if session == one.session]
     assert own[-1] - own[0] + 1 > len(own) == 3  # others between
     assert validate(read(base)).damage == []
+
+
+def test_rows_of_a_killed_run_that_were_moved_are_named(tmp_path: Path) -> None:
+    base = str(tmp_path / "b")
+    killed = Recorder(base, info("a"))
+    for number in range(5):
+        killed.start({"B": number}).end("ok", perf_ms=1 + number)
+    assert found(base) == []
+    lines = Path(f"{base}.csv").read_bytes().splitlines(keepends=True)
+    for at in range(1, len(lines)):
+        for to in range(1, len(lines)):
+            others = lines[:at] + lines[at + 1 :]
+            Path(f"{base}.csv").write_bytes(b"".join([*others[:to], lines[at], *others[to:]]))
+            assert at == to or "rows were moved" in found(base)[0]
