@@ -19,9 +19,8 @@ from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, StreamClocks
 from .confirm import Suspicion, confirm, suspect
 from .encounter import Encounter, Found
-from .failures import stale_read, torn_read
+from .failures import find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
-from .freed import find_uses
 from .rules import LOOKS
 from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, index_range
 from .signals import ACQUIRES, RELEASES, Signals

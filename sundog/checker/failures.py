@@ -1,22 +1,35 @@
-"""What a run that failed says: a deadlock, a bad access, a wrong result, or an error."""
+"""Rules that look at no single access: a run that failed, and memory that is freed in use."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from ..callsite import relative
 from ..errors import BadAccess, CannotInterpret, Deadlock, Livelock, SundogError, WaitTimeout
+from .clocks import Clock, Clocks
+from .encounter import Found
 from .findings import AccessEvent, Finding, Rule
+from .shadow import State
 from .words import Message
 
 __all__ = [
-    "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "LIVELOCK", "NOT_RESIDENT", "RULES",
-    "TORN_TILE", "WRONG_RESULT", "find_failure", "stale_read", "torn_read",
+    "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "FREED_IN_USE", "LIVELOCK",
+    "NOT_RESIDENT", "RULES", "TORN_TILE", "WRONG_RESULT", "find_failure", "find_uses", "stale_read",
+    "torn_read",
 ]  # fmt: skip
 
 BAD_ACCESS = Rule(
     "bad access", "", "an access outside a live allocation, or to freed memory"
 )  # fmt: skip
+FREED_IN_USE = Rule(
+    "bad access",
+    "freed while a stream uses it",
+    "memory is freed while a kernel on another stream of the rank may still use it: the next "
+    "allocation gets it at once",
+    "Free it after world.synchronize(), or where the current stream has waited for an event of "
+    "the other one.",
+)
 DEADLOCK = Rule(
     "deadlock",
     "",
@@ -56,7 +69,8 @@ CANNOT_INTERPRET = Rule(
 _SHOWN = 8  # stale reads
 
 RULES = [
-    BAD_ACCESS, DEADLOCK, NOT_RESIDENT, LIVELOCK, TORN_TILE, WRONG_RESULT, ERROR, CANNOT_INTERPRET,
+    BAD_ACCESS, FREED_IN_USE, DEADLOCK, NOT_RESIDENT, LIVELOCK, TORN_TILE, WRONG_RESULT, ERROR,
+    CANNOT_INTERPRET,
 ]  # fmt: skip
 
 
@@ -145,3 +159,21 @@ def _where(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return f"{relative(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
+
+
+def find_uses(
+    states: list[State], event: AccessEvent, clocks: Clocks, host: Clock
+) -> Iterator[Found]:
+    """Yield the accesses of this rank that neither its host nor its current stream waited for."""
+    for state in states:
+        for earlier in (*state.writes, *state.reads, *state.atomics):
+            if earlier.event.actor.rank != event.actor.rank:
+                continue
+            if clocks.knows(event.actor, earlier.stamp) or clocks.covers(host, earlier.stamp):
+                continue
+            yield Found(
+                FREED_IN_USE,
+                f"the {earlier.event.verb} was put on another stream, and neither the host nor the "
+                "stream that is current at the free has waited for it",
+                earlier.event,
+            )

@@ -20,7 +20,6 @@ WATCHING = (
     "portability",
     "overlaps",
     "layouts",
-    "freed",
 )
 _MODULES = [import_module(f".{name}", __package__) for name in WATCHING]
 LOOKS = tuple(module.look for module in _MODULES)

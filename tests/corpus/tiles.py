@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.checker.failures import TORN_TILE
-from sundog.checker.freed import FREED_IN_USE
+from sundog.checker.failures import FREED_IN_USE, TORN_TILE
 from sundog.checker.layouts import READ_BACK_TILE
 
 from .pair import Kernel, Pair, values

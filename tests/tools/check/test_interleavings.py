@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.checker import interleavings
-from sundog.tools.check.exhaustive import check_all
+from sundog.tools.check.exhaustive import Touched, check_all
 from sundog.tools.check.schedules import check, check_once
 
 HEAP = 256 << 10
@@ -72,7 +71,7 @@ def test_no_outcome_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all steps count as dependent, the reduction runs every interleaving."""
     few, everything = set(), set()
     reduced = check_all(world_of(mixed, 3, few, STEPS=1), 1, 0, HEAP)
-    monkeypatch.setattr(interleavings.Touched, "depends", lambda self, other: True)
+    monkeypatch.setattr(Touched, "depends", lambda self, other: True)
     whole = check_all(world_of(mixed, 3, everything, STEPS=1), 1, 0, HEAP)
     assert reduced.is_complete
     assert whole.is_complete
