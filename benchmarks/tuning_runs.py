@@ -24,8 +24,7 @@ from sundog.dataset.pictures import draw_convergence
 from sundog.dataset.reader import read
 from sundog.ops import load as ops
 from sundog.tools.bench.results import write
-from sundog.tools.tune.search import pattern
-from sundog.tools.tune.space import Space
+from sundog.tools.tune.space import Space, pattern
 
 __all__ = [
     "Compared", "Session", "apart", "cost_cells", "main", "medians", "op_rows", "replay", "rows_of",

@@ -362,7 +362,7 @@ def calibrate(
 
     Example: sundog calibrate --world 8 --backend virtual --out mine.json
     """
-    from .tools.calibrate import calibrate_command as command
+    from .tools import calibrate_command as command
 
     options = command.CalibrateOptions(world=world, backend=backend, clock=clock, out=out)
     raise typer.Exit(command.run(options))

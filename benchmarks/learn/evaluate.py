@@ -19,8 +19,7 @@ import pandas
 
 from sundog.dataset.shards import KernelData
 from sundog.learn.features import COMPILED, NAMES
-from sundog.tools.tune.search import pattern
-from sundog.tools.tune.space import Space
+from sundog.tools.tune.space import Space, pattern
 
 from .train import TASK, features_of, fit, targets, usable
 

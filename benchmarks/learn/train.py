@@ -1,7 +1,7 @@
 """Train the cost model: gradient-boosted trees on the features of sundog/learn/features.py.
 
 The target is the logarithm of a config's time over the best of its task, at most log 8: what a
-tuner needs is the order within a task. scikit-learn trains, sundog.learn.trees evaluates.
+tuner needs is the order within a task. scikit-learn trains, sundog.learn.op_model evaluates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas
 
 from sundog.dataset.shards import KernelData
 from sundog.learn.features import NAMES, matrix
-from sundog.learn.trees import Trees
+from sundog.learn.op_model import Trees
 
 __all__ = ["TASK", "features_of", "fit", "targets", "usable"]
 

@@ -20,10 +20,8 @@ from typing import Any
 import numpy
 
 from sundog.dataset.reader import read
-from sundog.learn.op_model import columns_of, lines
-from sundog.learn.trees import Trees
-from sundog.tools.tune.search import by_model, pattern
-from sundog.tools.tune.space import Space
+from sundog.learn.op_model import Trees, columns_of, lines
+from sundog.tools.tune.space import Space, by_model, pattern
 
 from ..tuning_runs import Session, sessions
 from .train import fit

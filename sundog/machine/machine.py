@@ -27,8 +27,8 @@ from ..interpreter.interpreter import language
 from . import deadlock
 from .accesses import Accesses, Observer
 from .baton import Runner, RunnerThread
+from .deadlock import Repeats
 from .host_ops import Sight
-from .livelock import Repeats
 from .polling import Watch
 from .queues import Streams
 from .regions import Memory

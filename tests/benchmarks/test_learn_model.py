@@ -22,8 +22,8 @@ from benchmarks.learn.results import noise, table
 from benchmarks.learn.train import fit
 from sundog.dataset import KernelData, load
 from sundog.learn.features import NAMES, count_ir, matrix
-from sundog.learn.trees import Trees
-from sundog.tools.tune.search import pattern
+from sundog.learn.op_model import Trees
+from sundog.tools.tune.space import pattern
 
 
 def invented_ns(cell: Any) -> int:

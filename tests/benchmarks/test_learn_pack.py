@@ -15,8 +15,7 @@ from benchmarks.learn.collect import Collector, Options
 from benchmarks.learn.pack import pack
 from benchmarks.learn.record import read_rows
 from sundog.dataset import load
-from sundog.dataset.graph_arrays import ELEMENTS
-from sundog.dataset.shards import SPLITS, in_test
+from sundog.dataset.shards import ELEMENTS, SPLITS, in_test
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from benchmarks.report import render
-from sundog.tools.bench import plot as link_plot
+from sundog.tools.bench import bench_command
 
 LINK = 50e9
 MACHINE = dict.fromkeys(("command", "date", "gpu", "torch", "triton", "commit"), "x")
@@ -59,7 +59,7 @@ def test_the_goal_is_judged_where_link_and_product_are_closest_to_equal(tmp_path
 def test_a_panel_per_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     monkeypatch.setattr(plt, "close", kept.append)
-    link_plot.draw_link(str(tmp_path / "a.png"), rows(), 2)
+    bench_command.draw_link(str(tmp_path / "a.png"), rows(), 2)
     assert (tmp_path / "a.png").stat().st_size > 10_000
     left, right = kept[0].axes
     lines = {line.get_label(): line for line in left.lines}

@@ -35,9 +35,9 @@ from helion_kernels import CASES
 
 import sundog.dataset.helion.collector as collector
 from sundog.dataset.helion import collect, describe, record_autotuning
+from sundog.dataset.helion.collector import SampledJob, Samples, SamplingWorker, _comparable
 from sundog.dataset.helion.device_rebuild import differences
 from sundog.dataset.helion.node_values import warn_once
-from sundog.dataset.helion.sampling import SampledJob, Samples, SamplingWorker, _comparable
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
 
@@ -560,7 +560,7 @@ def test_gap_9_all_timings_of_a_measurement_are_kept(
 
     # The job in this process, with a timer like the one on GPUs.
     monkeypatch.setattr(BenchmarkWorker, "run", lambda self, job, timeout: job())
-    monkeypatch.setattr("sundog.dataset.helion.sampling.do_bench_generic", bench)
+    monkeypatch.setattr("sundog.dataset.helion.collector.do_bench_generic", bench)
     ok = _measure(tmp_path / "b")
     assert len(ok) == 2
     for row in ok.itertuples():

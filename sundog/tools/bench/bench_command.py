@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
+import re
+import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from ...ops.select import Entry, write_entries
 from ...report.page import check_page, write_page
@@ -22,9 +27,10 @@ from ..presets import preset
 from ..timing import machine
 from . import results
 from .limits import Rates
+from .results import problem_text
 from .run import BenchOptions, Row, bench
 
-__all__ = ["BenchOptions", "run"]
+__all__ = ["BenchOptions", "bars_of", "draw", "draw_link", "run"]
 
 
 @command("bench")
@@ -61,16 +67,12 @@ def _write_files(options: BenchOptions, rows: list[Row], rates: Rates) -> None:
         best = _best_entries(rows, Path(options.json).name or options.op)
         write_entries(Path(options.entries), best)
     if options.bars:
-        from . import plot  # matplotlib is an extra
-
-        plot.draw_bars(options.bars, rows)
+        draw_bars(options.bars, rows)
     if options.plot:
-        from . import plot
-
         if options.link:
-            plot.draw_link(options.plot, [results.row_json(row) for row in rows], options.world)
+            draw_link(options.plot, [results.row_json(row) for row in rows], options.world)
         else:
-            plot.draw(options.plot, rows, options.world)
+            draw(options.plot, rows, options.world)
 
 
 def _content(options: BenchOptions, rows: list[Row], rates: Rates) -> dict[str, object]:
@@ -115,3 +117,181 @@ def _figures(row: Row, size: int) -> list[str]:
     expected = f"{1e6 * row.expected:.3f}" if row.expected else ""
     limit = f"{row.limit / times.median:.3f}"
     return [*(f"{t:.3f}" for t in micro), f"{rate:.1f}", f"{flops:.2f}", limit, expected]
+
+
+# pictures, with matplotlib, which is an extra: bytes per second, or over a link the time
+
+
+_PRODUCT = 8  # operations per byte, from which it is a product and no sum
+
+
+def draw(path: str, rows: list[Row], size: int) -> None:
+    """Against the number of programs, a panel per problem; against bytes where that is fixed."""
+    import matplotlib.pyplot as plt
+
+    timed = [row for row in rows if row.times is not None]
+    if len({row.programs for row in timed if row.config}) > 1:
+        figure = _by_programs(plt, timed, size)
+    else:
+        figure = _by_bytes(plt, timed, size)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
+    problems = list(dict.fromkeys(row.problem for row in rows))
+    across = min(3, len(problems))
+    down = math.ceil(len(problems) / across)
+    figure, panels = plt.subplots(
+        down,
+        across,
+        figsize=(5 * across, 4 * down),
+        squeeze=False,
+        sharex=True,
+        layout="constrained",
+    )
+    variants = list(dict.fromkeys(row.variant for row in rows))
+    for panel, problem in zip(panels.flat, problems, strict=False):
+        mine = [row for row in rows if row.problem == problem]
+        _panel(panel, mine, variants, size)
+        read = mine[0].cost.read_bytes / (1 << 20)
+        panel.set_title(f"{problem_text(problem)}\n{read:.3g} MiB read by each rank", fontsize=9)
+    for panel in panels.flat[len(problems) :]:
+        panel.set_visible(False)
+    panels.flat[0].legend(fontsize=8)
+    figure.supxlabel("programs")
+    figure.supylabel("GB/s of all ranks, read and written")
+    return figure
+
+
+def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
+    """Several configs with one number of programs: the fastest counts."""
+    for number, name in enumerate(variants):
+        mine = [row for row in rows if row.variant == name]
+        best: dict[int, float] = {}
+        for row in mine:
+            best[row.programs] = max(best.get(row.programs, 0.0), _rate(row, size))
+        color = f"C{number}"  # the same in every panel, also where another one is missing
+        if mine and mine[0].config:
+            rates = [best[programs] for programs in sorted(best)]
+            panel.plot(sorted(best), rates, "o-", label=name, color=color)
+        elif mine:
+            panel.axhline(best[0], label=name, linestyle="--", color=color)
+    if rows[0].limit:  # else there is nothing to move
+        limit = rows[0].cost.hbm_bytes * size / rows[0].limit / 1e9
+        panel.axhline(limit, label="limit", linestyle=":", color="black")
+    panel.set_ylim(bottom=0)
+
+
+def _by_bytes(plt: Any, rows: list[Row], size: int) -> Any:
+    """Bytes per second, and of products operations per second in a panel of their own."""
+    is_product = any(row.cost.flops > _PRODUCT * row.cost.hbm_bytes for row in rows)
+    figure, axes = plt.subplots(
+        1, 2 if is_product else 1, squeeze=False, layout="constrained",
+        figsize=(12.8 if is_product else 6.4, 4.8),
+    )  # fmt: skip
+    for name in dict.fromkeys(row.variant for row in rows):
+        mine = sorted((r for r in rows if r.variant == name), key=lambda r: r.cost.hbm_bytes)
+        places = [row.cost.hbm_bytes for row in mine]
+        axes[0, 0].plot(places, [_rate(row, size) for row in mine], "o-", label=name)
+        if is_product:
+            axes[0, 1].plot(places, [_flop_rate(row, size) for row in mine], "o-", label=name)
+    for panel, label in zip(axes[0], ("GB/s of all ranks", "TFLOP/s of all ranks"), strict=False):
+        panel.set(xscale="log", xlabel="bytes read and written per rank", ylabel=label)
+    axes[0, 0].legend()
+    return figure
+
+
+def _flop_rate(row: Row, size: int) -> float:
+    assert row.times is not None
+    return row.cost.flops * size / row.times.median / 1e12
+
+
+def _rate(row: Row, size: int) -> float:
+    assert row.times is not None
+    return row.cost.hbm_bytes * size / row.times.median / 1e9
+
+
+def draw_link(path: str, rows: list[dict[str, Any]], size: int) -> None:
+    """Draw a line per algorithm, for its fastest config, and per baseline; a panel per M.
+
+    `rows`: as in the JSON.
+    """
+    import matplotlib.pyplot as plt
+
+    panels: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found = re.search(r"\bm=\d+", row["problem"])
+        if row["times"] is not None:
+            panels[found[0] if found else ""].append(row)
+    figure, axes = plt.subplots(
+        1, len(panels), layout="constrained", squeeze=False, figsize=(6.4 * len(panels), 4.8)
+    )
+    for each, (name, some) in zip(axes[0], panels.items(), strict=True):
+        _link_panel(each, some)
+        over = f", {name.replace('m=', 'M=')}" if name else ""
+        each.set_title(f"{size} ranks, the others' data across PCIe{over}")
+    axes[0][0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _link_panel(axes: Any, rows: list[dict[str, Any]]) -> None:
+    lines: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        found = re.search(r"\bn=(\d+)|numel=(\d+)", row["problem"])
+        if found is None:
+            continue
+        at = int(found[1] or found[2])
+        median = statistics.median(ranks[0] for ranks in row["times"]["samples_ns"])
+        lines[row["variant"]][at] = min(lines[row["variant"]].get(at, median), median)
+        lines["limit"][at] = row["limit_ns"]
+    for name, points in lines.items():
+        style = "k:" if name == "limit" else "o-"
+        places = sorted(points)
+        axes.plot(places, [1e-6 * points[at] for at in places], style, label=name)
+    axes.set(xlabel="N", ylabel="ms on rank 0", ylim=(0, None))
+
+
+Bar = tuple[str, float, float, float]  # label, measured, expected and least microseconds
+
+
+def bars_of(rows: list[Row]) -> dict[str, list[Bar]]:
+    """Give the bars of every problem: of each variant the fastest config; 0: not known."""
+    panels: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row.times is None:
+            continue
+        best = panels.setdefault(row.problem, {})
+        known = best.get(row.variant)
+        if known is None or known.times is None or row.times.median < known.times.median:
+            best[row.variant] = row
+    return {problem: [_bar(row) for row in best.values()] for problem, best in panels.items()}
+
+
+def _bar(row: Row) -> Bar:
+    assert row.times is not None
+    return row.variant, 1e6 * row.times.median, 1e6 * row.expected, 1e6 * row.limit
+
+
+def draw_bars(path: str, rows: list[Row]) -> None:
+    """Draw a panel per problem: the measured time, the expected time, and a line at the limit."""
+    import matplotlib.pyplot as plt
+
+    panels = bars_of(rows)
+    height = 1 + 0.5 * sum(len(bars) + 1 for bars in panels.values())
+    figure, axes = plt.subplots(
+        max(len(panels), 1), 1, squeeze=False, layout="constrained", figsize=(8, height)
+    )
+    for panel, (problem, bars) in zip(axes[:, 0], panels.items(), strict=False):
+        places = range(len(bars))
+        panel.barh([p - 0.2 for p in places], [bar[1] for bar in bars], 0.4, label="measured")
+        panel.barh([p + 0.2 for p in places], [bar[2] for bar in bars], 0.4, label="expected")
+        panel.axvline(bars[0][3], linestyle=":", color="black", label="limit")
+        panel.set_yticks(list(places), [bar[0] for bar in bars])
+        panel.invert_yaxis()
+        panel.set_title(problem_text(problem), fontsize=9)
+        panel.set_xlabel("us of the slowest rank")
+    axes[0, 0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

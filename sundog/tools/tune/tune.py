@@ -45,10 +45,9 @@ from .compile_configs import Compilers, compile_config, graph_writer, launches_o
 from .evaluate import Evaluator
 from .farm import Farm
 from .measure import WHERE, Timer, TunePlace, Where, serve_world, time_on_gpu
-from .search import SEARCHES, around_the_best, first_asked
-from .space import Job, Space, fields_text, jobs, spaces
+from .space import SEARCHES, Job, Space, around_the_best, fields_text, first_asked, jobs, spaces
 
-__all__ = ["Described", "TunePlace", "Tuned", "describe_all", "tune", "warm_cache_keys"]
+__all__ = ["TunePlace", "Tuned", "describe_all", "tune", "warm_cache_keys"]
 
 _FINALISTS = 5
 _COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included

@@ -23,7 +23,7 @@ from sundog.ops.op import Cost
 from sundog.ops.select import read_entries, user_file, write_entries
 from sundog.tools import timing
 from sundog.tools.baselines import BASELINES, Baseline, chosen
-from sundog.tools.bench import bench_command, limits, plot, results
+from sundog.tools.bench import bench_command, limits, results
 from sundog.tools.bench import run as bench
 from sundog.tools.bench.limits import Rates
 from sundog.tools.timing import Times, Variant
@@ -286,7 +286,7 @@ def test_bars_stand_for_the_fastest_config() -> None:
 
     slow, fast, other = row("push", 9e-6, 8e-6), row("push", 4e-6, 3e-6), row("copy_", 5e-6)
     failed = bench.Row("idle", "A", "", cost, 1e-6, wrong="no")
-    (ours, theirs) = plot.bars_of([slow, fast, other, failed])["A"]
+    (ours, theirs) = bench_command.bars_of([slow, fast, other, failed])["A"]
     assert (ours[0], theirs[0]) == ("push", "copy_")
     assert ours[1:] == pytest.approx((4, 3, 1))
     assert theirs[1:] == pytest.approx((5, 0, 1))
@@ -333,7 +333,7 @@ def lines_of(panel: Any) -> dict[str, tuple[list, list]]:
 def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[str]) -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
     rows = run(*AXES)
-    figure = plot._by_programs(plt, rows, 3)
+    figure = bench_command._by_programs(plt, rows, 3)
     small, large = figure.axes
     assert [panel.get_title().partition("\n")[0] for panel in figure.axes] == [
         "numel=48, dtype=float32, size=3", "numel=96, dtype=float32, size=3",
@@ -346,7 +346,9 @@ def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[
     assert set(lines["torch.cat"][1]) == {rates[4]}
     assert lines_of(small)["push"][1] != lines["push"][1]
     plt.close(figure)
-    empty = plot._by_programs(plt, [dataclasses.replace(row, limit=0.0) for row in rows], 3)
+    empty = bench_command._by_programs(
+        plt, [dataclasses.replace(row, limit=0.0) for row in rows], 3
+    )
     assert list(lines_of(empty.axes[0])) == ["push", "pull", "torch.cat", "copy_"]
     plt.close(empty)
 

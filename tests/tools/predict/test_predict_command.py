@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from sundog.hardware.description import read
-from sundog.tools.predict.predict_command import PredictOptions, run
-from sundog.tools.predict.what_if import Asked, crossings, parse_axis, points
+from sundog.tools.predict.predict_command import (
+    Asked,
+    PredictOptions,
+    crossings,
+    parse_axis,
+    points,
+    run,
+)
 
 SIZES = "numel=1024..16777216"
 

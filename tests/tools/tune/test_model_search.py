@@ -11,11 +11,9 @@ import pytest
 from benchmarks.learn.train_ops import data_hash, examples, replayed, train
 from benchmarks.tuning_runs import sessions
 from sundog.learn import op_model
-from sundog.learn.op_model import MODEL, fields_of, predict
-from sundog.learn.trees import Trees
+from sundog.learn.op_model import MODEL, Trees, fields_of, predict
 from sundog.tools.tune.measure import Where
-from sundog.tools.tune.search import SEARCHES, by_model, pattern, proposals
-from sundog.tools.tune.space import Space, jobs
+from sundog.tools.tune.space import SEARCHES, Space, by_model, jobs, pattern, proposals
 from sundog.tools.tune.tune import describe_all
 
 DATA = Path(__file__).parents[3] / "data" / "h200"

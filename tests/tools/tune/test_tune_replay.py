@@ -21,8 +21,7 @@ from benchmarks.tuning_runs import (
     rows_of,
 )
 from sundog.ops.select import package_file, read_entries
-from sundog.tools.tune.search import SEARCHES, first_asked
-from sundog.tools.tune.space import Space
+from sundog.tools.tune.space import SEARCHES, Space, first_asked
 
 from .test_tune_search import CONFIGS, Config, seconds
 

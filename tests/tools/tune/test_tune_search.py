@@ -13,8 +13,17 @@ import torch
 
 from sundog.ops.op import OPS
 from sundog.tools._subject import problem_of
-from sundog.tools.tune.search import SEARCHES, exhaustive, pattern, random_search
-from sundog.tools.tune.space import Job, Space, fields_text, jobs, spaces
+from sundog.tools.tune.space import (
+    SEARCHES,
+    Job,
+    Space,
+    exhaustive,
+    fields_text,
+    jobs,
+    pattern,
+    random_search,
+    spaces,
+)
 
 from . import toy_op
 

@@ -1,23 +1,105 @@
-"""What `sundog calibrate` runs, and how a description is made of what that took."""
+"""`sundog calibrate`: run the suite, fit, write the description, show the machine."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...hardware.description import Hardware, Source, read
-from ...ops.load import changed, value
-from ...ops.op import find
-from ...ops.select import Entry
-from ...predict.calibration import LINKED, SHARED, Sample, fit_moving, fit_products, signed
-from ...predict.times import time
-from ..bench.limits import Rates
-from ..bench.run import BenchOptions, bench
+from .. import target
+from ..errors import SundogError
+from ..hardware.description import Hardware, Source, plain, read
+from ..ops.load import changed, value
+from ..ops.op import find
+from ..ops.select import Entry
+from ..predict.calibration import LINKED, SHARED, Sample, fit_moving, fit_products, signed
+from ..predict.expected import calibrated_path
+from ..predict.times import time as expected
+from ._console import FINE, check_writable, command, ensure_compiler_cache, note, write_json
+from .bench.limits import Rates
+from .bench.run import BenchOptions, bench
 
-__all__ = ["AXES", "describe", "made_up", "measured", "topology"]
+__all__ = ["AXES", "CalibrateOptions", "describe", "made_up", "measured", "run", "topology"]
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    world: int = 8
+    backend: str = "virtual"
+    clock: str = ""  # a machine whose model is the clock: nothing is measured
+    out: str = ""
+
+
+@command("calibrate")
+def run(options: CalibrateOptions) -> int:
+    check_writable(options.out)
+    if options.world < 2:
+        raise ValueError("--world must be at least 2: one rank has no peer")
+    begin = time.monotonic()
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    if options.clock:
+        made, samples = _by_clock(options, date)
+        path = Path(options.out)
+    else:
+        made, samples = _by_measuring(options, date)
+        path = Path(options.out or calibrated_path(_gpu().key, made.link.kind))
+    misses = sorted(_miss(sample, made) for sample in samples)
+    note(topology(made))
+    note(
+        f"{len(samples)} ops in {time.monotonic() - begin:.0f} s; the model misses them by "
+        f"{misses[len(misses) // 2]:.1%} (median), {misses[-1]:.1%} at worst"
+    )
+    if str(path) not in ("", "."):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(str(path), plain(made))
+        note(f"written to {path}")
+    return FINE
+
+
+def _by_measuring(options: CalibrateOptions, date: str) -> tuple[Hardware, list[Sample]]:
+    if not target.has_gpu():
+        raise SundogError(
+            "torch finds no GPU here. `--clock h200-shared` tries out the fit with a made-up clock."
+        )
+    ensure_compiler_cache()
+    found = measured(options.world, options.backend)
+    here = _gpu()
+    shares = options.world * found[0][0].num_sms <= here.num_sms
+    kind = "none" if shares else "switch"
+    source = Source(f"fitted: `sundog calibrate` on {here.name}, {options.backend}", date)
+    title = f"{here.name}, {options.world} ranks on {options.backend}, calibrated {date}"
+    made = describe(f"{here.key}-{kind}", title, kind, here.num_sms, found, source)
+    return made, found[0]
+
+
+def _gpu() -> target.Target:
+    return target.of(torch.device("cuda"))
+
+
+def _by_clock(options: CalibrateOptions, date: str) -> tuple[Hardware, list[Sample]]:
+    clock = read(options.clock)
+    if clock.link.kind not in ("none", "switch"):
+        raise ValueError(
+            f"--clock {options.clock}: its link is a {clock.link.kind}: no suite for it"
+        )
+    found = made_up(clock, options.world)
+    source = Source(f"assumed: made-up clock, the model of {clock.name}; not measured", date)
+    title = f"a made-up clock, the model of {clock.name}"
+    made = describe("made-up", title, clock.link.kind, clock.gpu.num_sms, found, source)
+    return made, found[0]
+
+
+def _miss(sample: Sample, made: Hardware) -> float:
+    op, problem, config, num_sms, seconds = sample
+    return abs(expected(op, problem, config, made, num_sms).seconds / seconds - 1)
+
+
+# the suite, and a description made of what it took
 
 # An op, and the axes of `sundog bench`. A world for each: together they take less than a minute.
 AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -66,7 +148,7 @@ def made_up(clock: Hardware, size: int) -> tuple[list[Sample], Rates]:
     gpu = clock.gpu
     samples = []
     for number, (op, problem, config, num_sms) in enumerate(_cases(clock, size)):
-        seconds = time(op, problem, config, clock, num_sms).seconds
+        seconds = expected(op, problem, config, clock, num_sms).seconds
         samples.append(
             Sample(op, problem, config, num_sms, seconds * (1.03 if number % 2 else 0.97))
         )

@@ -12,12 +12,18 @@ from sundog.ops.op import Cost, find
 from sundog.ops.select import Entry
 from sundog.predict.calibration import LINKED, SHARED, figure_of
 from sundog.predict.times import MODELS, time
+from sundog.tools import calibrate_command
 from sundog.tools._subject import algorithms_of
 from sundog.tools.bench.limits import Rates
 from sundog.tools.bench.run import Row, parse_axes
-from sundog.tools.calibrate import suite
-from sundog.tools.calibrate.calibrate_command import CalibrateOptions, run
-from sundog.tools.calibrate.suite import AXES, describe, made_up, topology
+from sundog.tools.calibrate_command import (
+    AXES,
+    CalibrateOptions,
+    describe,
+    made_up,
+    run,
+    topology,
+)
 from sundog.tools.timing import Times
 
 
@@ -77,14 +83,16 @@ def test_rows_of_bench_become_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [_row("all_reduce.one_shot", problem, config, 7e-6)]
     refused = Row("low_latency", "", "", Cost(0, 0, 0, 0), 0.0, wrong="too large")
     rates = Rates(4.2e12, 3.4e12, 4.5e12, 8e14)
-    monkeypatch.setattr(suite, "bench", lambda options: ([*rows, refused], rates))
-    found, _ = suite.measured(8, "virtual")
+    monkeypatch.setattr(calibrate_command, "bench", lambda options: ([*rows, refused], rates))
+    found, _ = calibrate_command.measured(8, "virtual")
     assert len(found) == len(AXES)
     assert found[0].problem == find("all_reduce.one_shot").Problem(1024, torch.bfloat16, 8)
     assert (found[0].seconds, found[0].num_sms) == (7e-6, 16)
-    monkeypatch.setattr(suite, "bench", lambda options: ([*rows, refused, refused], rates))
+    monkeypatch.setattr(
+        calibrate_command, "bench", lambda options: ([*rows, refused, refused], rates)
+    )
     with pytest.raises(ValueError, match="1 of 3 were timed; the others: low_latency : too large"):
-        suite.measured(8, "virtual")
+        calibrate_command.measured(8, "virtual")
 
 
 def test_the_picture_shows_every_gpu() -> None:

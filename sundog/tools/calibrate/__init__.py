@@ -1,1 +1,0 @@
-"""`sundog calibrate`: measure the description of the machine at hand."""
