@@ -9,8 +9,7 @@ is assumed.
 from __future__ import annotations
 
 from sundog.hardware.description import Hardware, read
-from sundog.nodes.pipeline import NodesConfig
-from sundog.nodes.span_times import SpanProblem, SpanTime, span_time
+from sundog.nodes.pipeline import NodesConfig, SpanProblem, SpanTime, span_time
 
 _NODES = (2, 4, 8, 16, 32, 64, 128)
 _CHUNKS = tuple(1 << power for power in range(17, 25))

@@ -21,8 +21,8 @@ from benchmarks.result_files import read_result, result_paths
 from sundog.hardware.description import Hardware
 from sundog.ops import op as ops
 from sundog.ops.op import OPS
+from sundog.predict.expected import time
 from sundog.predict.parts import Time
-from sundog.predict.times import time
 
 __all__ = ["Row", "measured_rows", "predict_rows", "predict_times", "tuning_rows"]
 

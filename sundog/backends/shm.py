@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
@@ -33,19 +34,56 @@ from ..world.streams import Order
 from ..world.world import World
 from . import Capabilities, WorldOptions, _processes
 from ._processes import opened
-from ._quiet import NBYTES, Quiet
-from ._rendezvous import (
-    KERNELS_WAIT,
-    Locality,
-    Peers,
-    Pending,
-    StoreExchange,
-    locality,
-)
+from ._rendezvous import KERNELS_WAIT, Locality, Peers, Pending, StoreExchange, locality
 from ._store import StoreLost, open_store
 from .sim import UNBOUNDED, end_waits, region_of
 
-__all__ = ["CAPABILITIES", "open_world", "run"]
+__all__ = ["CAPABILITIES", "NBYTES", "open_world", "run"]
+
+NBYTES = mmap.PAGESIZE  # at the end of each rank's shared memory
+_STARTS, _LOOKS, _IDLE = range(3)
+
+
+class Quiet:
+    """Does any rank still run? Words of all ranks in shared memory; this rank writes its own.
+
+    A rank counts how often it began to run, and how often it looked at all that it waits for and
+    found no change. If every rank is idle and each has looked once more, from beginning to end,
+    while nobody ran in between, then nobody can run any more: none of them missed what another did
+    last.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.share([], 0)
+
+    def share(self, memories: list[mmap.mmap], end: int) -> None:
+        """From here on it is about the ranks with these memories; the words lie at their end."""
+        words = [np.frombuffer(m, np.int64, 3, end + -end % 8) for m in memories]
+        self._ranks = words
+        self._mine = words[self._rank] if words else np.zeros(3, np.int64)
+        self._seen: list[list[int]] = []  # the words of all ranks, when all had become idle
+
+    def runs(self) -> None:
+        """Before this rank does anything that another one could notice."""
+        self._mine[_IDLE] = 0
+        self._mine[_STARTS] += 1
+        self._seen = []
+
+    def is_everywhere(self) -> bool:
+        """Call after each look at what this rank waits for, if it found no change."""
+        self._mine[_LOOKS] += 1
+        self._mine[_IDLE] = 1
+        now = [words.tolist() for words in self._ranks]
+        if not all(words[_IDLE] for words in now):
+            self._seen = []
+        elif [w[_STARTS] for w in self._seen] != [w[_STARTS] for w in now]:
+            self._seen = now
+        else:
+            pairs = zip(self._seen, now, strict=True)
+            return all(new[_LOOKS] >= old[_LOOKS] + 2 for old, new in pairs)
+        return False
+
 
 CAPABILITIES = Capabilities(on_gpu=False, processes=True)
 

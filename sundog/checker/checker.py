@@ -17,10 +17,10 @@ from ..machine.polling import kernel_frames, site_of, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, StreamClocks
-from .confirm import Suspicion, confirm, suspect
 from .encounter import Encounter, Found
 from .failures import find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
+from .pipelined import Suspicion, confirm, suspect
 from .rules import LOOKS
 from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, index_range
 from .signals import ACQUIRES, RELEASES, Signals

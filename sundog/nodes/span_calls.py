@@ -1,7 +1,7 @@
 """The collectives of a world over machines, with the arguments of a world's own.
 
 `algo` is "hierarchical" or, for reductions, "chain" (hierarchical.py says what their bits are);
-"auto" is hierarchical, its config by the machine's description (span_times.py).
+"auto" is hierarchical, its config by the machine's description (pipeline.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ..fused._call import check_matrices
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_contiguous, check_out, on_stream
 from ..ops.op import check_grad
 from . import hierarchical
-from .pipeline import Levels, NodesConfig
-from .span_times import SpanProblem, chosen
+from .pipeline import Levels, NodesConfig, SpanProblem, chosen
 
 if TYPE_CHECKING:
     from .spanning import SpanningWorld

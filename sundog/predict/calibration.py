@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..hardware.description import Hardware, Source
-from .times import time
+from .expected import time
 
 __all__ = [
     "LINKED", "SHARED", "Sample", "errors", "figure_of", "fit", "fit_moving", "fit_products",

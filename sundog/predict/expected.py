@@ -1,5 +1,7 @@
 """What the model expects where nothing was measured: which machine is this, and which times.
 
+    time("all_gather.push", problem, config, machine)
+
 A machine is found by the name of its GPU among the user's calibrated descriptions, which
 `sundog calibrate` writes into SUNDOG_CACHE, and then among those of the package. It must fit how
 the ranks lie: on one GPU, which they share, or on GPUs of their own.
@@ -13,10 +15,29 @@ from typing import Any
 
 from .. import knobs
 from ..hardware.description import Hardware, read
-from .parts import Time
-from .times import MODELS, time
+from .collective_times import COLLECTIVES
+from .fused_times import FUSED
+from .parts import Ranks, Time, total
 
-__all__ = ["calibrated_path", "expected_times", "hardware_for"]
+__all__ = ["MODELS", "calibrated_path", "expected_times", "hardware_for", "time"]
+
+MODELS = {**COLLECTIVES, **FUSED}
+
+
+def time(
+    op: str, problem: Any, config: Any, hardware: Hardware, num_sms: int = 0, late_s: float = 0.0
+) -> Time:
+    """Expect this of one call of an algorithm, all ranks starting at once, in a graph.
+
+    `num_sms`: of each rank, if it does not have all that the machine gives it. `late_s`: by how
+    much one rank comes late.
+    """
+    model = MODELS.get(op)
+    if model is None:
+        raise ValueError(f"{op} has no time model; those that have: {', '.join(MODELS)}")
+    ranks = Ranks.on(hardware, problem.size, num_sms, late_s)
+    return total(model(problem, config, ranks), late_s if ranks.size > 1 else 0.0)
+
 
 # By what the name of a GPU begins with, as target.py spells it: machines of the package.
 _SHIPPED = {

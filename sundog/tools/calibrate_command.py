@@ -19,7 +19,7 @@ from ..ops.op import find
 from ..ops.select import Entry
 from ..predict.calibration import LINKED, SHARED, Sample, fit_moving, fit_products, signed
 from ..predict.expected import calibrated_path
-from ..predict.times import time as expected
+from ..predict.expected import time as expected
 from ._console import FINE, check_writable, command, ensure_compiler_cache, note, write_json
 from .bench.limits import Rates
 from .bench.run import BenchOptions, bench

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sundog.checker import confirm
+from sundog.checker import pipelined
 from sundog.checker.pipelined import BARRIER_IN_LOOP
 from sundog.compiled import hoisted
 from sundog.dataset.triton.compile import lower_source, source_of
@@ -79,8 +79,8 @@ def test_a_target_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("PassManager::run failed\nand more")
         return lower_source(*args, arch=arch, **options)
 
-    monkeypatch.setattr(confirm, "lower_source", lower)
-    monkeypatch.setattr(confirm, "_compiled", {})
+    monkeypatch.setattr(pipelined, "lower_source", lower)
+    monkeypatch.setattr(pipelined, "_compiled", {})
     report = check(loops.host(loops.dot), 2, schedules=2)
     (finding,) = report.findings
     assert "(sm_90)" in finding.why
@@ -91,8 +91,8 @@ def test_a_target_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_kernel_without_suspicious_loads_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirm, "lower_source", lambda *args, **options: 1 / 0)
-    monkeypatch.setattr(confirm, "_compiled", {})
+    monkeypatch.setattr(pipelined, "lower_source", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(pipelined, "_compiled", {})
     report = check(loops.host(loops.dot_and_barrier), 2, schedules=2)
     assert not report.findings
     assert not report.notes

@@ -11,8 +11,15 @@ import torch
 from sundog.backends._rendezvous import Locality
 from sundog.hardware.description import Network, read
 from sundog.nodes.machines import RankFacts, sorted_by_machine
-from sundog.nodes.pipeline import Chunk, NodesConfig, chunks, padded, pipelined
-from sundog.nodes.span_times import SpanProblem, span_time
+from sundog.nodes.pipeline import (
+    Chunk,
+    NodesConfig,
+    SpanProblem,
+    chunks,
+    padded,
+    pipelined,
+    span_time,
+)
 
 
 def _facts(*places: tuple[str, str, str]) -> list[RankFacts]:

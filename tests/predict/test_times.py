@@ -10,7 +10,7 @@ import torch
 from sundog.hardware.description import read
 from sundog.ops import op as ops
 from sundog.ops.op import OPS
-from sundog.predict.times import MODELS, time
+from sundog.predict.expected import MODELS, time
 
 
 def problem_of(op: str, size: int = 8, scale: int = 1) -> Any:

@@ -11,7 +11,7 @@ from sundog.hardware.description import Source, read
 from sundog.ops.op import Cost, find
 from sundog.ops.select import Entry
 from sundog.predict.calibration import LINKED, SHARED, figure_of
-from sundog.predict.times import MODELS, time
+from sundog.predict.expected import MODELS, time
 from sundog.tools import calibrate_command
 from sundog.tools._subject import algorithms_of
 from sundog.tools.bench.limits import Rates

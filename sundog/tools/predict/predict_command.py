@@ -16,8 +16,8 @@ from rich.table import Table
 from ...hardware.description import Hardware, known, read
 from ...ops.load import changed, parse, value
 from ...ops.op import BY_REQUEST, algorithms
+from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
-from ...predict.times import MODELS, time
 from ...report.page import check_page, write_page
 from .._console import FINE, check_extra, check_writable, command, write_json
 from .simulated import SimulationOptions, report

@@ -15,7 +15,7 @@ from sundog.collectives import all_gather_push, all_reduce_one_shot, all_reduce_
 from sundog.device import context, memory
 from sundog.hardware.description import Hardware, read
 from sundog.ops.load import changed
-from sundog.predict.times import time
+from sundog.predict.expected import time
 from sundog.tools.predict.predict_command import PredictOptions, run
 from sundog.tools.predict.simulated import Simulated, Simulation, call_of, simulated
 from sundog.world.world import World
