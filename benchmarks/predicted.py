@@ -22,7 +22,7 @@ from benchmarks.predicted_rows import (
 )
 from benchmarks.result_files import Figures
 from sundog.hardware.description import Hardware, Source, plain, read
-from sundog.predict.calibration import (
+from sundog.tools.calibrate_command import (
     errors,
     figure_of,
     fit,

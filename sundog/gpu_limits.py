@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .target import of
-
 __all__ = ["LIMITS", "Limits", "aim", "here"]
 
 
@@ -89,4 +87,8 @@ def here() -> Limits:
 
 def _machine() -> str:
     """Name the GPU's architecture. Starts no CUDA: a process that has can't be forked."""
-    return of(torch.device("cuda")).arch if torch.cuda.is_initialized() else _USUAL
+    if not torch.cuda.is_initialized():
+        return _USUAL
+    from .target import of
+
+    return of(torch.device("cuda")).arch

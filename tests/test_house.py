@@ -10,6 +10,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 from house import House
 
+from sundog.checker.rules import WATCHING
+from sundog.ops.op import FUNCTIONS, OPS
+
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1400,
@@ -29,9 +32,9 @@ BUDGETS = {
     "machine": 3360,
     "nodes": 1650,
     "ops": 1560,
-    "predict": 1420,
+    "predict": 1280,
     "report": 600,
-    "tools": 2420,
+    "tools": 2560,
     "tools/bench": 990,
     "tools/check": 1450,
     "tools/predict": 860,
@@ -43,7 +46,7 @@ BUDGETS = {
 }
 LONGEST_FILE = 450
 COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
-ONE_IMPORTER = 45  # without commands, which cli.py alone imports
+ONE_IMPORTER = 35  # without what a table names
 CLOSURE = 15  # files that a collective's import reads
 KERNEL_ARGUMENTS = 13
 
@@ -69,9 +72,11 @@ def test_names_are_unique(house: House) -> None:
 
 
 def test_few_modules_have_one_importer(house: House) -> None:
-    """A command is imported by cli.py alone, and cli.py by __main__.py: those are not counted."""
+    """What a table names is not counted: commands in cli.py, algorithms in OPS, rules."""
+    named = {*OPS.values(), *FUNCTIONS.values(), *(f"sundog.checker.{rule}" for rule in WATCHING)}
     entries = ("sundog.cli", "sundog.__main__")
-    found = {name: by for name, by in house.one_importer.items() if by not in entries}
+    single = {name: by for name, by in house.one_importer.items() if by not in entries}
+    found = {name: by for name, by in single.items() if name not in named}
     assert len(found) <= ONE_IMPORTER, found
 
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from sundog.checker.findings import Finding
-from sundog.compat import driver
+from sundog.compat.cuda import provide
 from sundog.compat.rank import as_rank
 from sundog.tools.check.schedules import check
 
@@ -36,7 +36,7 @@ def main(name: str, path: str, number: int) -> dict[str, Any]:
     """Run the case on many schedules; findings are about their code, errors about the run."""
     os.environ["SUNDOG_PEERS_CHECKOUT"] = path
     sys.path.insert(0, path)
-    driver.provide()
+    provide()
     case = cases(name).CASES[number]
     begin = time.perf_counter()
     report = check(as_rank(case.program), case.world, case.schedules, heap_size=64 << 20)

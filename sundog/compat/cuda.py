@@ -1,10 +1,15 @@
-"""torch.cuda for a rank whose device is CPU memory: streams, events, and where tensors live."""
+"""CUDA for a rank whose device is CPU memory: streams, events, and where tensors live.
+
+torch.cuda is replaced while a rank runs, and so is the driver's module of cuda-python.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
-from types import SimpleNamespace, TracebackType
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 import torch
@@ -12,14 +17,16 @@ import triton
 from torch.overrides import TorchFunctionMode
 
 from ..errors import SundogError
+from . import stream_kernels as kernels
 from .patches import Patches, current, for_ranks
 
-__all__ = ["CudaEvent", "CudaIsHere", "CudaStream", "install"]
+__all__ = ["CudaIsHere", "install", "provide"]
 
 _INSIDE = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, triton.__file__, os.path.dirname(__file__))
 )
+_NAMES = ("cuda", "cuda.bindings", "cuda.bindings.driver")
 _DEVICE: Any = torch.Tensor.device.__get__
 _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
@@ -242,3 +249,60 @@ def _constructor(ours: Any, theirs: Any) -> Any:
             return isinstance(instance, (ours, theirs))
 
     return Meta(theirs.__name__, (), {})
+
+
+# A stand-in for cuda-python's `cuda.bindings.driver`: the stream operations that programs use, as
+# operations on a stream of the simulated rank. Importable where cuda-python is not installed, after
+# `provide()`.
+
+
+class StreamFlags:
+    """CUstreamWaitValue_flags and CUstreamWriteValue_flags."""
+
+    CU_STREAM_WAIT_VALUE_GEQ = 0
+    CU_STREAM_WAIT_VALUE_EQ = 1
+    CU_STREAM_WRITE_VALUE_DEFAULT = 0
+
+
+def _on(stream: Any) -> Any:
+    rank = current()
+    if rank is None:
+        raise SundogError("cuda.bindings.driver is a stand-in here: use it in a simulated rank")
+    return rank.world.stream(int(stream))
+
+
+def _wait_value(stream: Any, address: Any, value: Any, flags: int) -> tuple[int]:
+    if flags != StreamFlags.CU_STREAM_WAIT_VALUE_EQ:
+        raise SundogError("cuStreamWaitValue32: only CU_STREAM_WAIT_VALUE_EQ is simulated")
+    with _on(stream):
+        kernels.wait_value[(1,)](int(address), int(value))
+    return (0,)
+
+
+def _write_value(stream: Any, address: Any, value: Any, flags: int = 0) -> tuple[int]:
+    with _on(stream):
+        kernels.write_value[(1,)](int(address), int(value))
+    return (0,)
+
+
+def _unknown(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise SundogError(f"cuda.bindings.driver.{name} is not simulated: run this program on a GPU")
+
+
+def provide() -> None:
+    """Make the module importable, unless cuda-python is installed."""
+    if "cuda" in sys.modules or importlib.util.find_spec("cuda") is not None:
+        return
+    modules = [ModuleType(name, "A stand-in of sundog's.") for name in _NAMES]
+    for module in modules:
+        module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
+    package, bindings, driver = modules
+    package.bindings, bindings.driver = bindings, driver  # type: ignore[attr-defined]
+    vars(driver).update(
+        cuStreamWaitValue32=_wait_value, cuStreamWriteValue32=_write_value,
+        CUstreamWaitValue_flags=StreamFlags, CUstreamWriteValue_flags=StreamFlags, CUdeviceptr=int,
+        CUstream=int, __getattr__=_unknown,
+    )  # fmt: skip
+    sys.modules |= dict(zip(_NAMES, modules, strict=True))

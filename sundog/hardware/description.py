@@ -5,8 +5,8 @@ One file per machine, in this folder or anywhere else. Every figure is an object
     "launch_s": {"value": 1.5e-06, "source": "fitted: docs/measured/h200-all-reduce-2.json", ...}
 
 Its source begins with how it is known: measured, published, fitted (to measured times of ops, by
-sundog/predict/calibration.py) or assumed. Units are in the names: `_s` is seconds, `_rate` is bytes
-or floating-point operations per second, `_bytes` is bytes.
+`sundog calibrate`) or assumed. Units are in the names: `_s` is seconds, `_rate` is bytes or
+floating-point operations per second, `_bytes` is bytes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sundog.predict.calibration import errors, fit
+from sundog.tools.calibrate_command import errors, fit
 
 SIZES = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8]
 

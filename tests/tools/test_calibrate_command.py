@@ -10,7 +10,6 @@ import torch
 from sundog.hardware.description import Source, read
 from sundog.ops.op import Cost, find
 from sundog.ops.select import Entry
-from sundog.predict.calibration import LINKED, SHARED, figure_of
 from sundog.predict.expected import MODELS, time
 from sundog.tools import calibrate_command
 from sundog.tools._subject import algorithms_of
@@ -18,8 +17,11 @@ from sundog.tools.bench.limits import Rates
 from sundog.tools.bench.run import Row, parse_axes
 from sundog.tools.calibrate_command import (
     AXES,
+    LINKED,
+    SHARED,
     CalibrateOptions,
     describe,
+    figure_of,
     made_up,
     run,
     topology,

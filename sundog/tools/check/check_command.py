@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...compat import driver
+from ...compat.cuda import provide
 from ...compat.rank import as_rank
 from ...report.page import check_page, write_page
 from ...world.world import World
@@ -40,7 +40,7 @@ def run(options: CheckOptions) -> int:
     """Exit with 1 if something was found, or a mutant survived that no ACCEPT lists."""
     _check_options(options)
     if options.torch:
-        driver.provide()  # what the program may import
+        provide()  # what the program may import
     function = function_of(options.target, options.world)
     function = as_rank(function) if options.torch else function
     accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
