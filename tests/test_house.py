@@ -17,7 +17,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 BUDGETS = {
     "(top)": 1400,
     "backends": 3790,
-    "checker": 4180,
+    "checker": 4260,
     "collectives": 3510,
     "compat": 1300,
     "compiled": 1000,

@@ -99,6 +99,9 @@ class Checker:
     def grid_wait(self, program: Program) -> None:
         self._actors[program].wait_for_grid()
 
+    def fence(self, program: Program, sem: str, scope: str, everyone: bool) -> None:
+        self._signals.fence(self._actors[program], sem, scope, everyone)
+
     def proxy_fence(self, program: Program) -> None:
         actor = self._actors[program]
         actor.fenced = actor.published(tensor=False)

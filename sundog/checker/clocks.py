@@ -51,7 +51,8 @@ class Actor:
     begun: Clock  # what its kernel's launch ordered before it
     unwaited: Clock | None = None  # what it learns from the kernel before, if it waits for it
     fenced: Clock | None = None  # and after the next CTA barrier: a fence is each thread's own
-    barriers: int = 1
+    barriers: int = 1  # the time of tiles, which a CTA barrier or a fence.sc ends
+    met: int = 0  # that time when the threads last met at a CTA barrier
     steps: int = 1
     steps_at_barrier: int = 0
     pending: dict[int, Clock] = field(default_factory=dict)  # learnt by single threads, by identity
@@ -64,6 +65,8 @@ class Actor:
     suspected: set[tuple] = field(default_factory=set)  # loads that the compiler may move
     sent: Any = None  # the latest signals.Signal that it made
     stored: list[Any] = field(default_factory=list)  # machine.Touch of tiles since the last barrier
+    fence: Any = None  # the latest signals.FencePast
+    overheard: dict[int, Any] = field(default_factory=dict)  # read, and acquired by a later fence
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         if bulk:
@@ -78,6 +81,7 @@ class Actor:
         self.stored.clear()
         if self.fenced is not None:
             self.proxy, self.fenced = self.fenced, None
+        self.met = self.barriers
         self.barriers += 1
         self.steps_at_barrier = self.steps
         self.steps += 1
@@ -103,7 +107,7 @@ class Actor:
     def published(self, tensor: bool) -> Clock:
         """Return what a release publishes: all before the last CTA barrier, and thread 0's own."""
         clock = dict(self.clock)  # which may hold own parts: what a program signals to itself
-        clock[self.warps] = max(self.barriers - 1, clock.get(self.warps, 0))
+        clock[self.warps] = max(self.met, clock.get(self.warps, 0))
         own = self.steps_at_barrier if tensor else self.steps
         clock[self.zero] = max(own, clock.get(self.zero, 0))
         return clock
@@ -167,7 +171,7 @@ class Clocks:
         if isinstance(actor, Actor) and old[0] == actor.bulk:
             return stamp[0] == actor.bulk
         if isinstance(actor, Actor) and old[0] == actor.warps and stamp[0] == actor.zero:
-            return old[1] < actor.barriers
+            return old[1] <= actor.met
         return actor.owns(old[0]) or self.covers(actor.clock, old)
 
     def covers(self, clock: Clock, stamp: Stamp) -> bool:

@@ -48,7 +48,8 @@ def look(here: Encounter) -> Iterable[Found]:
 
 def _is_recent(earlier: PastAccess, actor: Actor) -> bool:
     """Whether it is this program's own tile since its last CTA barrier."""
-    return earlier.stamp == (actor.warps, actor.barriers) and not earlier.event.proxy
+    component, time = earlier.stamp
+    return component == actor.warps and time > actor.met and not earlier.event.proxy
 
 
 def _overlap(stored: Touch, loaded: Touch) -> bool:

@@ -10,7 +10,7 @@ from ..callsite import relative
 from .encounter import Encounter, Found
 from .findings import SILENCE, AccessEvent, Rule
 from .shadow import PastAccess, bounds
-from .signals import ACQUIRES, RELEASES, Heard, both_reach
+from .signals import Heard, both_reach
 
 __all__ = [
     "BARRIER_AFTER", "BARRIER_BEFORE", "DESCRIPTOR_STORE", "EARLY_LAUNCH", "KERNEL_BOUNDARY",
@@ -218,9 +218,9 @@ def _fault(heard: Heard) -> Rule | None:
     signal, event = heard.signal.event, heard.event
     if not event.atomic:
         return PLAIN_FLAG
-    if signal.sem not in RELEASES:
+    if not heard.signal.releases:
         return RELAXED_RELEASE
-    if event.sem not in ACQUIRES:
+    if not heard.acquires:
         return RELAXED_ACQUIRE
     return None if both_reach(signal, event) else SCOPE
 

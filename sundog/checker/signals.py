@@ -6,7 +6,7 @@ A signal that was heard but made no edge is kept too, so that a report can name 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from .words import Message, Word, is_poll, leaves_unchanged
 __all__ = ["ACQUIRES", "RELEASES", "Heard", "Signals", "both_reach"]
 
 _WIDEST = 8  # bytes of an atomic
+_SCOPES = ("cta", "gpu", "sys")  # from the narrowest
+_FENCES_KEPT = 1024  # programs whose fence.sc orders later ones
 ACQUIRES, RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
 
@@ -32,6 +34,7 @@ class Signal:
     step: int
     address: int
     number: int  # of its message
+    releases: bool  # by its own semantics, or by a fence before it
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,26 @@ class Heard:
 
     signal: Signal
     event: AccessEvent
+    acquires: bool  # by its own semantics, or by a fence after it
+
+
+@dataclass(frozen=True)
+class FencePast:
+    """What an actor's writes publish after a fence: thread 0's, and those of many threads."""
+
+    scope: str
+    alone: Clock
+    together: Clock
+    met: int  # the actor's, at the fence
+
+
+@dataclass(frozen=True)
+class Overheard:
+    """What a relaxed read has found published; a fence after it may acquire it."""
+
+    clock: Clock
+    who: Any  # published it, in terms of its scope
+    by_lane: bool
 
 
 class Signals:
@@ -57,6 +80,9 @@ class Signals:
         self.stale: dict[tuple[AccessEvent, int], tuple[Message, Message]] = {}
         # of these, reads of tiles that saw one part of what another tile wrote, by who wrote it
         self.torn: dict[AccessEvent, AccessEvent] = {}
+        self._ordered: dict[
+            Actor, tuple[str, Clock]
+        ] = {}  # what each fence.sc published, and scope
 
     def observe(
         self, actor: Actor, addresses: np.ndarray, held: bytes, operands: tuple[str, bytes]
@@ -93,8 +119,8 @@ class Signals:
 
     def publish(self, event: AccessEvent, touch: Touch, before: bytes, after: bytes) -> None:
         """Append to the words what an atomic wrote. A poll that adds 0 writes no message."""
-        size, actor = touch.size, event.actor
-        clock = actor.published(event.tensor) if event.sem in RELEASES else None
+        size = touch.size
+        clock, scope = _published(event)
         if clock is None and before == after:
             return
         for place, address in enumerate(touch.addresses.flat):
@@ -103,20 +129,21 @@ class Signals:
             if word is None or word.size != size:
                 word = self._words[int(address)] = Word(size, [Message(0, before[lane])])
             if clock is not None or before[lane] != after[lane]:
-                self._append(event, word, int(address), after[lane], clock)
+                self._append(event, word, int(address), after[lane], clock, scope)
 
     def _append(
-        self, event: AccessEvent, word: Word, address: int, value: bytes, clock: Clock | None
-    ) -> None:
+        self, event: AccessEvent, word: Word, address: int, value: bytes, clock: Clock | None,
+        scope: str,
+    ) -> None:  # fmt: skip
         actor, newest = event.actor, word.newest
         last = word.signals.get(actor)
         number = newest.number + 1
-        released = last is not None and last.event.sem in RELEASES
+        released = last is not None and last.releases
         if event.verb == "atomic STORE":  # it reads nothing, so no release sequence goes through
             word.signals.clear()
         published = newest.published if event.verb != "atomic STORE" else {}
         if clock is not None:
-            key = (event.scope, _same(event, actor))
+            key = (scope, _same(scope, actor))
             known = published.get(key)
             alone = last is not None and len(word.signals) == 1
             if known is not None and not (alone and known.get(actor.zero, 0) <= clock[actor.zero]):
@@ -124,7 +151,10 @@ class Signals:
                 join(clock, known)
             published = {**published, key: clock}
         if clock is not None or not released:
-            signal = Signal(actor, event, actor.barriers, actor.steps, address, number)
+            fenced = event.sem not in RELEASES and actor.fence is not None
+            barriers = 1 + (actor.fence.met if fenced else actor.met)
+            says = clock is not None
+            signal = Signal(actor, event, barriers, actor.steps, address, number, says)
             word.signals[actor] = actor.sent = signal
         stamp = actor.stamp(event.tensor, event.proxy)
         releases = newest.releases + (clock is not None)
@@ -167,13 +197,18 @@ class Signals:
             if event.sem == "release" and signal.actor in actor.heard:
                 continue  # meant to signal, not to wait: what was heard before counts
             if signal.actor is not actor:
-                actor.heard[signal.actor] = Heard(signal, event)
+                actor.heard[signal.actor] = Heard(signal, event, acquires)
                 if event.tensor and acquires:
                     actor.pending_from[signal.actor] = None
-        reaching = _reaching(event, message) if acquires else []
+        reaching = _reaching(event, message)
+        if not acquires:
+            by_lane = event.tensor and event.verb != "volatile load"
+            for clock, who in reaching:
+                actor.overheard[id(clock)] = Overheard(clock, who, by_lane)
+            return
         if reaching and not event.tensor:
             actor.acquired(event)
-        for clock in reaching:
+        for clock, _ in reaching:
             if event.tensor:
                 actor.pending[id(clock)] = clock
             else:
@@ -184,7 +219,51 @@ class Signals:
         word = self._words.get(address)
         if word is None or event.sem not in ACQUIRES:
             return []
-        return _reaching(event, self._chosen.get(address, word.newest))
+        found = _reaching(event, self._chosen.get(address, word.newest))
+        return [clock for clock, _ in found]
+
+    def fence(self, actor: Actor, sem: str, scope: str, everyone: bool) -> None:
+        """Acquire what was read before, and let later writes release, within the fence's scope."""
+        if sem != "release":
+            self._acquire_overheard(actor, scope, everyone)
+        if sem == "sc":
+            self._put_in_order(actor, scope, everyone)
+        if sem != "acquire":
+            alone, together = actor.published(tensor=False), actor.published(tensor=True)
+            actor.fence = FencePast(scope, alone, together, actor.met)
+        actor.steps += 1
+
+    def _acquire_overheard(self, actor: Actor, scope: str, everyone: bool) -> None:
+        for each in actor.overheard.values():
+            if not _reaches(scope, _same(scope, actor), each.who):
+                continue
+            if everyone and not each.by_lane:
+                actor.learn(each.clock)
+            else:
+                actor.pending[id(each.clock)] = each.clock
+        actor.overheard.clear()
+        for signaller, heard in actor.heard.items():
+            if heard.event.actor is actor and heard.event.atomic:
+                actor.heard[signaller] = replace(heard, acquires=True)
+
+    def _put_in_order(self, actor: Actor, scope: str, everyone: bool) -> None:
+        """Order a fence.sc after those before it whose scopes reach: fences have one order."""
+        for other, (theirs, clock) in self._ordered.items():
+            if _reaches(theirs, _same(theirs, other), actor) and _reaches(
+                scope, _same(scope, actor), other
+            ):
+                if everyone:
+                    actor.learn(clock)
+                else:
+                    actor.pending[id(clock)] = clock
+        published = actor.published(tensor=False)
+        if everyone:  # each thread's fence publishes what that thread has done
+            published[actor.warps] = actor.barriers
+            actor.barriers += 1
+        self._ordered.pop(actor, None)
+        self._ordered[actor] = scope, published
+        for old in [*self._ordered][:-_FENCES_KEPT]:
+            del self._ordered[old]
 
     def lags(self, addresses: np.ndarray) -> tuple[int, ...]:
         """Return how many releases each lane of the current atomic has missed."""
@@ -199,7 +278,7 @@ class Signals:
         word = self._words.get(address)
         for signal in word.signals.values() if word is not None else ():
             if signal.actor is not event.actor:
-                event.actor.heard[signal.actor] = Heard(signal, event)
+                event.actor.heard[signal.actor] = Heard(signal, event, acquires=False)
 
     def break_chains(self, addresses: np.ndarray, size: int, plain: bool = True) -> None:
         """End the release sequences on the words that a store overwrites.
@@ -227,19 +306,31 @@ class Signals:
             del self._words[address]
 
 
-def _reaching(event: AccessEvent, message: Message) -> list[Clock]:
-    """Return what a message has for the actor of this event."""
+def _published(event: AccessEvent) -> tuple[Clock | None, str]:
+    """Return what a write publishes, by its own semantics or by a fence before it, and how far."""
+    actor = event.actor
+    if event.sem in RELEASES:
+        return actor.published(event.tensor), event.scope
+    fence = actor.fence
+    if fence is None:
+        return None, event.scope
+    narrower = min(fence.scope, event.scope, key=_SCOPES.index)
+    return (fence.together if event.tensor else fence.alone), narrower
+
+
+def _reaching(event: AccessEvent, message: Message) -> list[tuple[Clock, Any]]:
+    """Return what a message has for the actor of this event, and who published it."""
     actor = event.actor
     return [
-        clock
+        (clock, who)
         for (scope, who), clock in message.published.items()
-        if _reaches(scope, who, actor) and _reaches(event.scope, _same(event, actor), who)
+        if _reaches(scope, who, actor) and _reaches(event.scope, _same(event.scope, actor), who)
     ]
 
 
-def _same(event: AccessEvent, actor: Actor) -> Any:
+def _same(scope: str, actor: Actor) -> Any:
     """Return who an actor is, in terms of its scope: itself for cta, else its rank."""
-    return actor if event.scope == "cta" else actor.rank
+    return actor if scope == "cta" else actor.rank
 
 
 def _reaches(scope: str, who: Any, other: Any) -> bool:

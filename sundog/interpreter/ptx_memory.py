@@ -36,6 +36,7 @@ _SCOPES = {
     "gpu": ir.MEM_SYNC_SCOPE.GPU,
     "sys": ir.MEM_SYNC_SCOPE.SYSTEM,
 }
+_FENCES = ("acq_rel", "sc", "acquire", "release")
 _NAMES = {"add": "ADD", "exch": "XCHG", "and": "AND", "or": "OR", "xor": "XOR",
           "min": "MIN", "max": "MAX"}  # fmt: skip
 _TYPES = {
@@ -70,7 +71,19 @@ def _fence(block: _Block, instruction: PtxInstruction) -> None:
     if "proxy" in instruction.parts:
         block.at(instruction)(block.builder.machine.accesses.proxy_fence)
         return
-    raise instruction.refused("fences are not simulated; put the order on the access itself")
+    parts = instruction.parts
+    if instruction.name == "membar":
+        sem, scope = "sc", {"cta": "cta", "gl": "gpu", "sys": "sys"}.get(parts[0] if parts else "")
+    else:
+        sem = next((part for part in parts if part in _FENCES), "")
+        scope = next((part for part in parts if part in _SCOPES), None)
+    if not sem or scope is None:
+        raise instruction.refused("expected a fence such as fence.acq_rel.sys or membar.gl")
+    lanes = block.lanes
+    whole = lanes.is_uniform or np.unique(lanes.threads).size == lanes.num_threads
+    everyone = whole and bool(block.active.all())
+    reach = "cta" if scope == "cluster" else scope
+    block.at(instruction)(lambda: block.builder.machine.accesses.fence(sem, reach, everyone))
 
 
 class _Access:

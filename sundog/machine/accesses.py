@@ -87,6 +87,9 @@ class Observer(Protocol):
 
     def cta_barrier(self, program: Program) -> None: ...
 
+    def fence(self, program: Program, sem: str, scope: str, everyone: bool) -> None:
+        """Note a fence of this program: of all its threads, or of single ones."""
+
     def proxy_fence(self, program: Program) -> None: ...
 
     def grid_wait(self, program: Program) -> None: ...
@@ -219,6 +222,11 @@ class Accesses:
         """Kernels run one after the other here: only a checker learns something."""
         if self._machine.checker is not None:
             self._machine.checker.grid_wait(self._machine.program)
+
+    def fence(self, sem: str, scope: str, everyone: bool) -> None:
+        """Order what a program did before what it does next: acq_rel or sc, for this scope."""
+        if self._machine.checker is not None:
+            self._machine.checker.fence(self._machine.program, sem, scope, everyone)
 
     def proxy_fence(self) -> None:
         if self._machine.checker is not None:

@@ -131,6 +131,11 @@ class _Recording(Checker):
         for a, b in itertools.pairwise(events):
             self.run.edges[a, b, BARRIER] = None
 
+    def fence(self, program: Program, sem: str, scope: str, everyone: bool) -> None:
+        super().fence(program, sem, scope, everyone)
+        name = f"fence.{sem}.{scope}"
+        self._of_actor(self._actors[program], name, stack_of(kernel_frames()))
+
     def proxy_fence(self, program: Program) -> None:
         super().proxy_fence(program)
         self._of_actor(self._actors[program], "proxy fence", stack_of(kernel_frames()))
