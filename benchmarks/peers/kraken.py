@@ -10,7 +10,9 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from .case import Case, Repair, Substitution, device, group, start
 
-__all__ = ["CASES", "PACKAGE"]
+__all__ = [
+    "AFTER", "CASES", "COPIES", "FENCE", "PACKAGE", "REDUCE", "SCATTER", "WAIT", "both",
+]  # fmt: skip
 
 PACKAGE = "kraken"
 _B16 = torch.bfloat16
@@ -167,11 +169,11 @@ _RELAXED = (
     "signal is relaxed and no CTA barrier stands before it, so it does not publish the tile. The "
     "function's own description asks for both flags here, and the kernels beside it pass both."
 )
-_FENCE = (
+FENCE = (
     "The copy engine writes the data while the kernel runs, and the kernel reads it by TMA: the "
     "wait orders ordinary accesses, and the async proxy needs a fence after it."
 )
-_COPIES = (
+COPIES = (
     "The stream that copies begins to wait for the flags before they are zeroed on the other "
     "stream; and what a descriptor has stored no release publishes, so the flag does not order the "
     "tile before the copy. The repair gives up the overlap; storing the tile by pointers, with a "
@@ -179,20 +181,20 @@ _COPIES = (
 )
 
 
-def _both(path: str, line: int) -> tuple[Repair, ...]:
+def both(path: str, line: int) -> tuple[Repair, ...]:
     flag = "hasSubsequentMemAccess=True"
     change = Substitution(path, line, flag, f"hasPreviousMemAccess=True, {flag}")
     return (Repair("relaxed release", _RELAXED, (change,)),)
 
 
-_REDUCE = "kraken/fused/gemm_one_shot_all_reduce_fused.py"
-_SCATTER = "kraken/fused/gemm_reduce_scatter_fused.py"
+REDUCE = "kraken/fused/gemm_one_shot_all_reduce_fused.py"
+SCATTER = "kraken/fused/gemm_reduce_scatter_fused.py"
 _COPY = "kraken/fused/gemm_reduce_scatter_ce_persistent.py"
-_WAIT = Substitution(
+WAIT = Substitution(
     "kraken/_ptx_utils/gmem_barrier_arrive_wait.py", 67, "bar.sync 0;",
     "fence.proxy.async.global; bar.sync 0;",
 )  # fmt: skip
-_AFTER = Substitution(
+AFTER = Substitution(
     _COPY, 367, "with backend_stream",
     "backend_stream.wait_stream(torch.cuda.current_stream())\n    with backend_stream",
 )  # fmt: skip
@@ -208,11 +210,11 @@ CASES = [
          "kraken/fused/one_shot_all_reduce_bias_rms_norm.py", one_shot_norm),
     Case("two_shot_all_reduce_bias_rms_norm_kernel",
          "kraken/fused/two_shot_all_reduce_bias_rms_norm.py", two_shot_norm),
-    Case("gemm_one_shot_all_reduce_kernel", _REDUCE, gemm_all_reduce, repairs=_both(_REDUCE, 81)),
-    Case("gemm_reduce_scatter_kernel", _SCATTER, gemm_scatter, repairs=_both(_SCATTER, 94)),
+    Case("gemm_one_shot_all_reduce_kernel", REDUCE, gemm_all_reduce, repairs=both(REDUCE, 81)),
+    Case("gemm_reduce_scatter_kernel", SCATTER, gemm_scatter, repairs=both(SCATTER, 94)),
     Case("_matmul_kernel_tma_persistent_w_progress", "kraken/fused/all_gather_matmul.py",
-         gather_matmul, repairs=(Repair("no proxy fence", _FENCE, (_WAIT,)),)),
+         gather_matmul, repairs=(Repair("no proxy fence", FENCE, (WAIT,)),)),
     Case("_gemm_producer_persistent_kernel", _COPY, gemm_scatter_copies,
-         repairs=(Repair("no order", _COPIES, (_AFTER,)),)),
+         repairs=(Repair("no order", COPIES, (AFTER,)),)),
     Case("copies of all_gather_w_progress", "kraken/comm/copy_engine_all_gather.py", gather),
 ]  # fmt: skip

@@ -18,6 +18,7 @@ __all__ = ["NAMES", "cases", "main"]
 
 NAMES = {
     "kraken": "meta-pytorch/kraken",
+    "kraken_tests": "meta-pytorch/kraken: its tests",
     "recipes": "yifuwang/symm-mem-recipes",
     "helion": "pytorch/helion",
     "flashinfer": "flashinfer-ai/flashinfer",

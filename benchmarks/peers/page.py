@@ -32,7 +32,7 @@ def page(results: list[dict[str, Any]]) -> str:
         rows = [each for each in results if each["repository"] == repository]
         at = f" at `{commit[:10]}`" if commit else ""
         parts.append(f"## {repository}{at}\n\n" + "\n".join(_table(rows)))
-        parts += ["\n".join(_findings(row)) for row in rows if row["findings"]]
+        parts += ["\n".join(_findings(row)) for row in rows if row["findings"] or row["failures"]]
     return "\n\n".join(parts) + "\n"
 
 
@@ -66,8 +66,6 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _rules(found: list[dict[str, Any]], failures: list[str]) -> str:
     rules = list(dict.fromkeys(each["rule"] for each in found))
-    if failures and not rules:
-        return "failed: " + failures[0].splitlines()[0].replace("|", "/")
     return ", ".join([*rules, *["wrong results"] * bool(failures)]) or "none"
 
 
@@ -82,6 +80,8 @@ def _findings(row: dict[str, Any]) -> Iterator[str]:
     yield f"### `{row['kernel']}`\n"
     for each in row["findings"]:
         yield f"- **{each['rule']}**: {', then '.join(each['sides'])}. {each['why']}."
+    for each in row["failures"]:
+        yield f"- **wrong results**: {each.splitlines()[0].replace('|', '/')}"
     for repair in row["repairs"]:
         changes = "; ".join(repair["changes"])
         yield f"- *Why it is right, and the repair*: {repair['why']} {changes}."

@@ -65,6 +65,29 @@ def get_remote_tensors(x: Tensor, group_name: str) -> list[Tensor]:
     return [handle.get_remote_tensor(r, x.shape, x.dtype) for r in range(handle.world_size)]
 
 
+# torch.distributed._functional_collectives: c10d resolves their groups in C++, by name
+
+
+def all_reduce(input: Tensor, reduce_op: str, group_name: str) -> Tensor:
+    return one_shot_all_reduce(input, reduce_op, group_name)
+
+
+def all_gather_into_tensor(input: Tensor, group_size: int, group_name: str) -> Tensor:
+    return _gathered(input, 0, group_name)
+
+
+def reduce_scatter_tensor(
+    input: Tensor, reduce_op: str, group_size: int, group_name: str
+) -> Tensor:
+    total = one_shot_all_reduce(input, reduce_op, group_name)
+    return total.chunk(group_size)[_group(group_name).rank()].clone()
+
+
+def wait_tensor(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+_FUNCTIONAL = (all_reduce, all_gather_into_tensor, reduce_scatter_tensor, wait_tensor)
 _KERNELS = (
     one_shot_all_reduce, one_shot_all_reduce_out, two_shot_all_reduce_, multimem_all_reduce_,
     fused_all_gather_matmul, fused_matmul_reduce_scatter, get_remote_tensors,
@@ -80,9 +103,12 @@ def write_value(rank: Any, input: Tensor, offset: int, val: int) -> Tensor:
     return input
 
 
-def register() -> Any:
-    """Register the kernels. Destroying the returned library takes them back."""
-    library: Any = torch.library.Library("symm_mem", "IMPL")
-    for kernel in _KERNELS:
-        library.impl(kernel.__name__, torch.no_grad()(kernel), "CPU", allow_override=True)
-    return library
+def register() -> list[Any]:
+    """Register the kernels. Destroying the returned libraries takes them back."""
+    libraries = []
+    for name, theirs in (("symm_mem", _KERNELS), ("_c10d_functional", _FUNCTIONAL)):
+        library: Any = torch.library.Library(name, "IMPL")
+        for kernel in theirs:
+            library.impl(kernel.__name__, torch.no_grad()(kernel), "CPU", allow_override=True)
+        libraries.append(library)
+    return libraries

@@ -140,11 +140,12 @@ def install(patches: Patches) -> list[Callable[[], None]]:
     environment: Any = os.environ
     patches.set(environment, "_data", Environment(environment._data))
     pad_size = _SymmetricMemory.signal_pad_size
-    library = operators.register()
+    libraries = operators.register()
 
     def undo() -> None:
         _SymmetricMemory.signal_pad_size = pad_size
-        library._destroy()
+        for library in libraries:
+            library._destroy()
 
     return [undo]
 
@@ -152,7 +153,7 @@ def install(patches: Patches) -> list[Callable[[], None]]:
 # torch.distributed
 
 
-def _init_process_group(rank: Rank, backend: Any = None, *args: Any, **kwargs: Any) -> None:
+def _init_process_group(rank: Rank, /, backend: Any = None, *args: Any, **kwargs: Any) -> None:
     name = str(backend or "nccl").lower()
     if name not in _BACKENDS:
         raise SundogError(
@@ -199,7 +200,7 @@ _FUNCTIONS: dict[str, Any] = {
     "new_group": _new_group,
     "_resolve_process_group": _resolve,
     "is_nccl_available": lambda rank: True,
-    "_set_pg_timeout": lambda rank, *args, **kwargs: None,
+    "_set_pg_timeout": lambda rank, /, *args, **kwargs: None,
 }
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from .polling import (
@@ -345,7 +346,9 @@ def tell(checker: Observer, stream: Stream, touched: Accessed, at: tuple[str, in
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    """Return the tensors with memory of their own: not those that wrap another one."""
+    found = [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [each for each in found if not is_traceable_wrapper_subclass(each)]
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed._symmetric_memory as symm_mem
 
 import sundog
@@ -45,6 +47,30 @@ def test_collectives_are_torchs() -> None:
         assert found[2] == total[2 * rank : 2 * rank + 2]
         assert found[3] == [n + 1 for n in base]
         assert found[4] == [{"rank": r} for r in range(3)]
+
+
+def test_functional_collectives_are_torchs() -> None:
+    def main(rank: int) -> list[Any]:
+        x = torch.arange(3.0, device="cuda") + rank
+        group = dist.group.WORLD
+        whole = functional.all_gather_tensor(x, 0, group)
+        part = functional.reduce_scatter_tensor(x, "sum", 0, group)
+        return [functional.all_reduce(x, "sum", group).tolist(), whole.tolist(), part.tolist()]
+
+    total = [3.0, 6.0, 9.0]
+    whole = [0.0, 1.0, 2.0, 1.0, 2.0, 3.0, 2.0, 3.0, 4.0]
+    assert ranks(main) == [[total, whole, [total[r]]] for r in range(3)]
+
+
+def test_group_takes_torchs_keywords() -> None:
+    def main() -> tuple[int, int]:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group(
+            backend="nccl", init_method=None, rank=rank, world_size=size, store=dist.HashStore()
+        )
+        return dist.get_rank(), dist.get_world_size()
+
+    assert sundog.run(main, 2, "sim", torch=True) == [(0, 2), (1, 2)]
 
 
 def test_groups_are_each_ranks_own() -> None:
