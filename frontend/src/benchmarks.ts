@@ -1,7 +1,7 @@
 // Measured and expected times: bars with spread, lines with their crossings, the roofline.
 
 import * as Plot from "@observablehq/plot";
-import { figure } from "./chart";
+import { dots, figure, lines } from "./chart";
 import { choice, h, number, table, type Cell } from "./dom";
 import { axisOf, crossings, fastest, fieldsOf, problemText, restOf, timesOf, type Best, type Point } from "./measured";
 import { of, type Bench, type Prediction, type Report } from "./model";
@@ -20,7 +20,7 @@ function one(bench: Bench): Node[] {
   const place = h("div");
   const draw = (at: number) => place.replaceChildren(bars(best.filter(({ row }) => row.problem === problems[at])));
   draw(problems.length - 1);
-  return [choice("Problem", problems.map(problemText), draw, problems.length - 1), place, ...lines(best), roofline(bench, best), rows(bench)];
+  return [choice("Problem", problems.map(problemText), draw, problems.length - 1), place, ...axes(best), roofline(bench, best), rows(bench)];
 }
 
 function bars(best: Best[]): HTMLElement {
@@ -37,7 +37,7 @@ function bars(best: Best[]): HTMLElement {
 }
 
 /** A chart for each group of problems that differ along one axis alone. */
-function lines(best: Best[]): Node[] {
+function axes(best: Best[]): Node[] {
   const axis = axisOf(best.map(({ row }) => row.problem));
   const groups = Map.groupBy(best, ({ row }) => restOf(row.problem, axis));
   return [...groups].flatMap(([rest, group]) => {
@@ -51,7 +51,7 @@ function timeLines(points: Point[], axis: string, rest: string): HTMLElement {
   const names = [...new Set(points.map(({ name }) => name))];
   return figure(`time against ${axis} of ${names.join(", ")}`, rest, {
     x: { type: "log", label: axis, grid: true }, y: { type: "log", label: "us", grid: true, tickFormat: "~g" }, color: { legend: true, domain: names },
-    marks: [Plot.line(points, { x: "at", y: "time", stroke: "name", sort: "at" }), Plot.dot(points, { x: "at", y: "time", fill: "name" })],
+    marks: [lines(points, { x: "at", y: "time", stroke: "name", sort: "at" }), dots(points, { x: "at", y: "time", fill: "name" })],
   });
 }
 
@@ -71,7 +71,7 @@ function roofline(bench: Bench, best: Best[]): HTMLElement {
   const roof = [low, ridge, high].map((intensity) => ({ intensity, rate: Math.min(gemm, copy * intensity) / 1e12 }));
   return figure("roofline", `Roofs: ${number(copy / 1e12)} TB/s copied, ${number(gemm / 1e12)} TFLOP/s of bfloat16, both measured in the same run.`, {
     x: { type: "log", label: "operations per byte of memory", grid: true, tickFormat: "~g" }, y: { type: "log", label: "TFLOP/s of all ranks", grid: true, tickFormat: "~g" }, color: { legend: true },
-    marks: [Plot.line(roof, { x: "intensity", y: "rate", stroke: "var(--missing)", strokeWidth: 2 }), Plot.dot(data, { x: "intensity", y: "rate", fill: "name", r: 5, title: (each) => `${each.name}: ${each.problem}` })],
+    marks: [Plot.line(roof, { x: "intensity", y: "rate", stroke: "var(--missing)", strokeWidth: 2 }), dots(data, { x: "intensity", y: "rate", fill: "name", r: 5, title: (each) => `${each.name}: ${each.problem}` })],
   });
 }
 

@@ -10,17 +10,45 @@ export interface Part {
   arrow?: number;
 }
 
-/** A trace's spans by program, in the order of their begins. */
-export function lanesOf({ spans }: Trace): Map<string, number[]> {
-  const lanes = new Map<string, number[]>();
+export interface Rows {
+  /** By row: its rank and its program, in this order. */
+  names: [rank: number, program: number][];
+  ofSpan: Int32Array;
+  /** By arrow: the rows of its two ends; -1: no span is there. */
+  ofArrow: Int32Array;
+  /** The rows of a rank, or all: from, and up to. */
+  range: (rank?: number) => [number, number];
+}
+
+const nameOf = (rank: number, program: number) => rank * 2 ** 32 + program;
+
+/** A row for each program. Numbers, since text as a key takes a second for 100,000 spans. */
+export function rowsOf({ spans, arrows }: Trace): Rows {
+  const distinct = new Map<number, [number, number]>();
   for (let at = 0; at < spans.rank.length; at++) {
-    const key = `${spans.rank[at]},${spans.program[at]}`;
-    const lane = lanes.get(key);
-    if (lane) lane.push(at);
-    else lanes.set(key, [at]);
+    const name = nameOf(spans.rank[at]!, spans.program[at]!);
+    if (!distinct.has(name)) distinct.set(name, [spans.rank[at]!, spans.program[at]!]);
   }
-  for (const lane of lanes.values()) lane.sort((a, b) => spans.begin[a]! - spans.begin[b]!);
-  return lanes;
+  const names = [...distinct.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  const rows = new Map(names.map(([rank, program], row) => [nameOf(rank, program), row]));
+  const rowOf = (rank: number, program: number) => rows.get(nameOf(rank, program)) ?? -1;
+  return {
+    names,
+    ofSpan: Int32Array.from(spans.rank, (rank, at) => rowOf(rank, spans.program[at]!)),
+    ofArrow: Int32Array.from(arrows.flatMap(([r1, p1, , r2, p2]) => [rowOf(r1, p1), rowOf(r2, p2)])),
+    range: (rank) => rank === undefined ? [0, names.length] : [names.findIndex((name) => name[0] === rank), names.findLastIndex((name) => name[0] === rank) + 1],
+  };
+}
+
+/** The last span of a lane, in the order of their begins, that begins by `time`. */
+function lastBegun(lane: number[], begin: number[], time: number): number {
+  let [low, high] = [0, lane.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (begin[lane[middle]!]! <= time) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
 }
 
 const close = (time: number) => Math.round(time * 1000); // times are quotients: equal up to rounding
@@ -28,27 +56,35 @@ const close = (time: number) => Math.round(time * 1000); // times are quotients:
 /** Walk back from what ended last: through the arrow that ended a wait, else along the program. */
 export function criticalPath(trace: Trace): Part[] {
   const { spans, arrows } = trace;
-  const lanes = lanesOf(trace);
-  const into = new Map(arrows.map(([, , , rank, program, time], at) => [`${rank},${program},${close(time)}`, at]));
+  const rows = rowsOf(trace);
+  const lanes: number[][] = rows.names.map(() => []);
+  for (let at = 0; at < spans.rank.length; at++) lanes[rows.ofSpan[at]!]!.push(at);
+  for (const lane of lanes) lane.sort((a, b) => spans.begin[a]! - spans.begin[b]!);
+  const into: Map<number, number>[] = rows.names.map(() => new Map());
+  arrows.forEach(([, , , , , time], at) => into[rows.ofArrow[2 * at + 1]!]?.set(close(time), at));
   const endOf = (at: number) => spans.begin[at]! + spans.length[at]!;
   let span = 0;
   for (let at = 1; at < spans.rank.length; at++) if (endOf(at) > endOf(span)) span = at;
   const path: Part[] = [];
   let until = endOf(span);
   while (path.length < spans.rank.length) {
-    const key = `${spans.rank[span]},${spans.program[span]}`;
-    const arrow = into.get(`${key},${close(endOf(span))}`);
+    const row = rows.ofSpan[span]!;
+    const arrow = into[row]!.get(close(endOf(span)));
     let next: number | undefined;
     if (arrow !== undefined && close(until) === close(endOf(span))) {
-      const [rank, program, time] = arrows[arrow]!;
+      const time = arrows[arrow]![2];
       path.push({ span, begin: Math.max(time, spans.begin[span]!), end: until, arrow });
       until = time;
-      next = lanes.get(`${rank},${program}`)?.findLast((at) => spans.begin[at]! <= time + 1e-6);
+      const lane = lanes[rows.ofArrow[2 * arrow]!] ?? [];
+      next = lane[lastBegun(lane, spans.begin, time + 1e-6)];
       if (next !== undefined && endOf(next) > time) until = Math.max(time, spans.begin[next]!);
     } else {
       path.push({ span, begin: spans.begin[span]!, end: until });
-      const lane = lanes.get(key)!;
-      next = lane.slice(0, lane.indexOf(span)).findLast((at) => endOf(at) <= spans.begin[span]! + 1e-6);
+      const lane = lanes[row]!;
+      const here = spans.begin[span]! + 1e-6;
+      let at = lastBegun(lane, spans.begin, here);
+      while (at >= 0 && (lane[at] === span || endOf(lane[at]!) > here)) at--;
+      next = lane[at];
       if (next !== undefined) until = endOf(next);
     }
     if (next === undefined || next === span) break;

@@ -30,18 +30,28 @@ export function s<K extends keyof SVGElementTagNameMap>(
 
 export type Cell = string | number | Node | null | undefined;
 
-/** A table in a frame that scrolls; `most` rows are shown, and a sentence says what is left out. */
-export function table(caption: string, heads: string[], rows: Cell[][], most = 200): HTMLElement {
-  const body = rows.slice(0, most).map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell ?? ""))));
+/** Rows that are there, or that are made when they are shown. */
+export type Rows = Cell[][] | { length: number; at: (row: number) => Cell[] | undefined };
+
+/** A table in a frame that scrolls; `most` rows are shown at first, and a button shows as many more. */
+export function table(caption: string, heads: string[], rows: Rows, most = 200): HTMLElement {
+  const body = h("tbody");
   const frame = h(
     "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
     h(
       "table", {}, h("caption", {}, caption),
-      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, ...body),
+      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))), body,
     ),
   );
-  if (rows.length > most) frame.append(h("p", { class: "note" }, `${rows.length - most} more rows are not shown.`));
+  const more = button("", () => add());
+  function add(): void {
+    const end = Math.min(body.childElementCount + most, rows.length);
+    for (let at = body.childElementCount; at < end; at++) body.append(h("tr", {}, ...rows.at(at)!.map((cell) => h("td", {}, cell ?? ""))));
+    more.textContent = `Show more: ${rows.length - end} rows are left`;
+    if (end === rows.length) more.remove();
+  }
+  if (rows.length > most) frame.append(more);
+  add();
   return frame;
 }
 
@@ -80,7 +90,28 @@ export function save(name: string, text: string, type = "application/json"): voi
 }
 
 const colours = new Map<string, string>();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+const painted = new Set<{ node: Element; paint: () => void }>();
+
+/** Paint again whenever the colours change, as long as `node` is in the page. */
+export function onColours(node: Element, paint: () => void): void {
+  painted.add({ node, paint });
+}
+
+function repaint(): void {
+  colours.clear();
+  for (const each of painted) {
+    if (each.node.isConnected) each.paint();
+    else painted.delete(each);
+  }
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+
+/** Paper is white: printing takes the light colours. */
+export function printing(now: boolean): void {
+  document.documentElement.toggleAttribute("data-printing", now);
+  repaint();
+}
 
 /** A colour of the style, for a canvas; asked for once: a drawing has thousands of marks. */
 export function colour(name: string): string {

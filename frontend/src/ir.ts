@@ -1,10 +1,12 @@
 // The IR as a graph: regions that open and close, details, the source beside it, a diff of two configs.
 
-import { button, choice, h, listing, number, table, type Cell } from "./dom";
+import { stratify, tree } from "d3";
+import { button, choice, colour, h, listing, number, onColours, table, type Cell } from "./dom";
 import { layered, type GraphEdge, type GraphNode } from "./layered";
 import { of, type IrGraph, type IrNode, type Report } from "./model";
+import { surface, type Arrow, type Box, type Surface, type Word } from "./surface";
 
-const MOST_DRAWN = 400;
+const MOST_LAYERED = 200; // nodes: dagre takes seconds for more
 const MANY = 40; // operations of one region: from here on those of a source line are put together
 
 export function irGraph(report: Report): Node[] {
@@ -49,6 +51,7 @@ function one(whole: IrGraph, other?: IrGraph): Node[] {
   let line: [string, number] | undefined;
   const drawing = h("div", { class: "scroll drawing wide", tabindex: 0, role: "group", "aria-label": "IR graph" });
   const beside = h("div");
+  const listed = h("div");
 
   function depth(node: IrNode): number {
     let steps = 0;
@@ -67,10 +70,6 @@ function one(whole: IrGraph, other?: IrGraph): Node[] {
 
   function paint(): void {
     const visible = graph.nodes.filter((node) => standsFor(node.id) === node.id);
-    if (visible.length > MOST_DRAWN) {
-      drawing.replaceChildren(h("p", { class: "note" }, `${visible.length} nodes are too many to draw at once: close some regions.`));
-      return;
-    }
     const ids = new Set(visible.map(({ id }) => id));
     const edges = new Map<string, GraphEdge>();
     const add = (from: string, to: string, kind: string) => { if (from !== to && ids.has(from) && ids.has(to)) edges.set(`${from} ${to}`, { from, to, class: kind, title: kind }); };
@@ -83,7 +82,11 @@ function one(whole: IrGraph, other?: IrGraph): Node[] {
       return { id: node.id, label: inside ? `${open.has(node.id) ? "▾" : "▸"} ${node.label}${open.has(node.id) ? "" : ` (${count(node.id)})`}` : node.label, class: kinds.join(" "), title: `${node.id} ${node.label} ${node.at.join(":")}` };
     });
     const kept = [drawing.scrollLeft, drawing.scrollTop];
-    drawing.replaceChildren(layered(`IR graph of ${graph.kernel}, ${visible.length} nodes shown, ${whole.nodes.length} in all`, drawn, [...edges.values()], press));
+    const label = `IR graph of ${graph.kernel}, ${visible.length} nodes shown, ${whole.nodes.length} in all`;
+    const large = visible.length > MOST_LAYERED;
+    const node = large ? asTree(label, drawn, (id) => nodes.get(id)!.parent, [...edges.values()], press).node : layered(label, drawn, [...edges.values()], press);
+    drawing.replaceChildren(node);
+    listed.replaceChildren(...(large ? [nodeTable(visible, press)] : []));
     [drawing.scrollLeft, drawing.scrollTop] = kept as [number, number];
     if (!chosen && !line) requestAnimationFrame(() => centre());
   }
@@ -139,10 +142,45 @@ function one(whole: IrGraph, other?: IrGraph): Node[] {
   }
 
   draw();
+  onColours(drawing, paint);
   const all = (): void => { for (const id of children.keys()) open.add(id); draw(); };
   const none = (): void => { open.clear(); draw(); };
   const controls = h("div", { class: "controls" }, button("Open all regions", all), button("Close all regions", none));
-  return [controls, h("div", { class: "beside" }, drawing, beside), ...(other && marks ? [diffTable(other, whole, marks)] : [])];
+  const cut = whole.left_out ? [h("p", { class: "note" }, `${whole.left_out} nodes of this graph are left out: a page has the first ${whole.nodes.length}.`)] : [];
+  return [controls, ...cut, h("div", { class: "beside" }, drawing, beside), listed, ...(other && marks ? [diffTable(other, whole, marks)] : [])];
+}
+
+const TALLEST = 12_000;
+
+/** Many nodes as the tree of their regions, in the order of the program, with the edges between them. */
+function asTree(label: string, nodes: GraphNode[], parentOf: (id: string) => string | null, edges: GraphEdge[], press: (id: string) => void): Surface {
+  const shown = new Set(nodes.map(({ id }) => id));
+  const top = { id: " ", label: "" };
+  const above = (node: GraphNode) => (node === top ? null : shown.has(parentOf(node.id) ?? "") ? parentOf(node.id) : top.id);
+  const root = stratify<GraphNode>().id(({ id }) => id).parentId(above)([top, ...nodes]);
+  const [column, height] = [190, Math.min(15 * nodes.length, TALLEST)];
+  tree<GraphNode>().size([height, column * root.height])(root);
+  const size = Math.min(13, Math.max((0.9 * height) / nodes.length, 1.5));
+  const at = new Map(root.descendants().map((each) => [each.data.id, [(each.y ?? 0) - column + 8, each.x ?? 0] as [number, number]]));
+  const fills: [string, string][] = [["chosen", "order"], ["added", "good"], ["changed", "heard"], ["region", "accent"]];
+  const boxes = nodes.map((node, index): Box => {
+    const [x, y] = at.get(node.id)!;
+    const fill = fills.find(([name]) => node.class?.split(" ").includes(name))?.[1] ?? "launch";
+    return { x, y: y - size / 2, width: 10, height: size, fill: colour(fill), title: node.title ?? node.label, index };
+  });
+  const arrows = edges.map(({ from, to, title }): Arrow => {
+    const [[x1, y1], [x2, y2]] = [at.get(from)!, at.get(to)!];
+    return { x1: x1 + 5, y1, x2: x2 + 5, y2, stroke: colour("faint"), title, faint: true };
+  });
+  const words = nodes.map((node): Word => ({ x: at.get(node.id)![0] + 14, y: at.get(node.id)![1] + 4, text: node.label.slice(0, 26), fill: colour("text") }));
+  const made = surface(column * root.height + 40, height + 20, label, nodes.length + edges.length, (index) => press(nodes[index]!.id));
+  made.draw({ boxes, arrows, words: size < 8 ? [] : words });
+  return made;
+}
+
+function nodeTable(nodes: IrNode[], press: (id: string) => void): HTMLElement {
+  const row = ({ id, label, at, detail }: IrNode): Cell[] => [button(id, () => press(id)), label, at.join(":"), Object.entries(detail).map(([name, value]) => `${name}: ${value}`).join("; ").slice(0, 200)];
+  return table("Nodes shown", ["node", "operation", "source line", "details"], { length: nodes.length, at: (place) => row(nodes[place]!) });
 }
 
 /** Name nodes so that the same operation has the same name in both graphs: what, where, which one. */

@@ -4,7 +4,7 @@ import "./report.css";
 import { benchmarks } from "./benchmarks";
 import { capture } from "./capture";
 import { comparison } from "./comparison";
-import { h } from "./dom";
+import { h, printing } from "./dom";
 import { irGraph } from "./ir";
 import { of, type Report } from "./model";
 import { overview } from "./overview";
@@ -75,7 +75,11 @@ function tabs(report: Report): Node[] {
       show(at);
     },
   }, ...buttons);
-  window.addEventListener("beforeprint", () => views.forEach((_, at) => draw(at)));
+  window.addEventListener("beforeprint", () => {
+    views.forEach((_, at) => draw(at));
+    printing(true);
+  });
+  window.addEventListener("afterprint", () => printing(false));
   show(0);
   return [list, ...panels];
 }

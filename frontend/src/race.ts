@@ -1,8 +1,8 @@
 // A finding as a space-time diagram: a lane per program, events in the order of the schedule.
 
-import { button, choice, colour, h, listing, table, type Cell } from "./dom";
+import { button, choice, colour, h, listing, onColours, table, type Cell } from "./dom";
 import { of, type Check, type Finding, type Report, type Run } from "./model";
-import { surface, type Arrow, type Box, type Word } from "./surface";
+import { MOST_ELEMENTS, surface, type Arrow, type Drawing, type Surface } from "./surface";
 import { waitFor } from "./waitfor";
 
 const LANE = 44;
@@ -77,10 +77,54 @@ const LEGEND: [string, string][] = [
   ["order", "edge: happens before"], ["heard", "signal read, no order"], ["missing", "missing order (dashed)"],
 ];
 
+/** A drawing of these events, with the step at which each of its marks is reached. */
+interface Steps {
+  drawing: Drawing;
+  width: number;
+  height: number;
+  lanes: number;
+  x: Map<number, number>;
+  reached: number[]; // by arrow: the event at its end; -1: drawn from the first step on
+}
+
+function stepsOf(run: Run, shown: number[], [first, second]: [number?, number?]): Steps {
+  const laneOf = (each: number) => run.places[run.events[each]![0]]!.lane;
+  const lanes = [...new Set(shown.map(laneOf))].sort((a, b) => order(run, a) - order(run, b));
+  const row = new Map(lanes.map((lane, place) => [lane, place]));
+  const width = Math.min(LEFT + STEP * (shown.length + 1), MOST_WIDTH);
+  const step = (width - LEFT) / (shown.length + 1);
+  const x = new Map(shown.map((each, place) => [each, LEFT + step * (place + 0.7)]));
+  const y = (each: number) => 24 + LANE * row.get(laneOf(each))!;
+  const words = lanes.map((lane, place) => ({ x: 4, y: 28 + LANE * place, text: laneName(run, lane), fill: colour("text") }));
+  const arrows: Arrow[] = lanes.map((_, place) => ({ x1: LEFT, x2: width - 4, y1: 24 + LANE * place, y2: 24 + LANE * place, stroke: colour("line") }));
+  const reached = arrows.map(() => -1);
+  for (const [from, to, kind] of run.edges) {
+    const [x1, x2] = [x.get(from), x.get(to)];
+    if (x1 === undefined || x2 === undefined) continue;
+    const stroke = kind === "heard" ? colour("heard") : kind === "order" ? colour("order") : colour("faint");
+    const says = kind === "heard" ? "a signal that was read and gives no order" : `happens before (${kind})`;
+    arrows.push({ x1, x2, y1: y(from), y2: y(to), stroke, width: kind === "order" || kind === "heard" ? 2 : 1, title: says });
+    reached.push(to);
+  }
+  if (first !== undefined && second !== undefined && x.has(first) && x.has(second) && first !== second) {
+    arrows.push({ x1: x.get(first)!, x2: x.get(second)!, y1: y(first), y2: y(second), stroke: colour("missing"), width: 2.5, dashed: true, title: "missing order: nothing makes the first access happen before the second" });
+    reached.push(-1);
+  }
+  const size = Math.min(14, Math.max(step * 0.6, 2));
+  const many = shown.length + arrows.length > MOST_ELEMENTS; // a canvas shows no titles
+  const boxes = shown.map((each) => ({
+    x: x.get(each)! - size / 2, y: y(each) - size / 2, width: size, height: size, index: each, round: true,
+    fill: fillOf(run.places[run.events[each]![0]]!.what), title: many ? "" : eventText(run, each),
+  }));
+  return { drawing: { boxes, arrows, words }, width, height: 24 + LANE * lanes.length, lanes: lanes.length, x, reached };
+}
+
 function diagram(check: Check, run: Run, finding: Finding): Node[] {
   const [first, second] = finding.events?.length === 2 ? finding.events : [undefined, undefined];
   let shown: number[] = [];
   let at = 0;
+  let steps: Steps;
+  let made: Surface;
   const drawing = h("div", { class: "scroll drawing", tabindex: 0, role: "group", "aria-label": "space-time diagram" });
   const now = h("p", { class: "now", "aria-live": "polite" });
   const source = h("div", { class: "sources" });
@@ -91,8 +135,16 @@ function diagram(check: Check, run: Run, finding: Finding): Node[] {
   function choose(everything: boolean): void {
     shown = everything ? run.events.map((_, each) => each) : relevant(run, finding);
     slider.max = String(Math.max(shown.length - 1, 0));
-    events.replaceChildren(table("Events", ["step", "lane", "what", "memory", "where"], shown.map(row), 300));
+    events.replaceChildren(table("Events", ["step", "lane", "what", "memory", "where"], { length: shown.length, at: (step) => row(shown[step]!, step) }));
+    prepare();
     go(second === undefined ? shown.length - 1 : Math.max(shown.indexOf(second), 0));
+  }
+
+  function prepare(): void {
+    steps = stepsOf(run, shown, [first, second]);
+    const marks = steps.drawing.boxes.length + steps.drawing.arrows.length;
+    made = surface(steps.width, steps.height, `space-time diagram of ${shown.length} events in ${steps.lanes} lanes`, marks, (each) => go(shown.indexOf(each)));
+    drawing.replaceChildren(made.node);
   }
 
   function row(each: number, step: number): Cell[] {
@@ -112,36 +164,16 @@ function diagram(check: Check, run: Run, finding: Finding): Node[] {
     showSource(event);
   }
 
+  /** What comes after this step is faint. */
   function paint(): void {
-    const lanes = [...new Set(shown.map((each) => run.places[run.events[each]![0]]!.lane))].sort((a, b) => order(run, a) - order(run, b));
-    const row = new Map(lanes.map((lane, place) => [lane, place]));
-    const width = Math.min(LEFT + STEP * (shown.length + 1), MOST_WIDTH);
-    const step = (width - LEFT) / (shown.length + 1);
-    const x = new Map(shown.map((each, place) => [each, LEFT + step * (place + 0.7)]));
-    const y = (each: number) => 24 + LANE * row.get(run.places[run.events[each]![0]]!.lane)!;
-    const words: Word[] = lanes.map((lane, place) => ({ x: 4, y: 28 + LANE * place, text: laneName(run, lane), fill: colour("text") }));
-    const arrows: Arrow[] = lanes.map((_, place) => ({ x1: LEFT, x2: width - 4, y1: 24 + LANE * place, y2: 24 + LANE * place, stroke: colour("line") }));
     const current = shown[at] ?? 0;
-    for (const [from, to, kind] of run.edges) {
-      const [x1, x2] = [x.get(from), x.get(to)];
-      if (x1 === undefined || x2 === undefined) continue;
-      const stroke = kind === "heard" ? colour("heard") : kind === "order" ? colour("order") : colour("faint");
-      const says = kind === "heard" ? "a signal that was read and gives no order" : `happens before (${kind})`;
-      arrows.push({ x1, x2, y1: y(from), y2: y(to), stroke, width: kind === "order" || kind === "heard" ? 2 : 1, title: says, faint: to > current });
+    for (const box of steps.drawing.boxes) {
+      box.faint = box.index > current;
+      box.outline = box.index === first || box.index === second ? colour("missing") : box.index === current ? colour("text") : undefined;
     }
-    if (first !== undefined && second !== undefined && x.has(first) && x.has(second) && first !== second) {
-      arrows.push({ x1: x.get(first)!, x2: x.get(second)!, y1: y(first), y2: y(second), stroke: colour("missing"), width: 2.5, dashed: true, title: "missing order: nothing makes the first access happen before the second" });
-    }
-    const size = Math.min(14, Math.max(step * 0.6, 2));
-    const boxes = shown.map((each): Box => ({
-      x: x.get(each)! - size / 2, y: y(each) - size / 2, width: size, height: size, index: each, round: true,
-      fill: fillOf(run.places[run.events[each]![0]]!.what), title: eventText(run, each), faint: each > current,
-      outline: each === first || each === second ? colour("missing") : each === current ? colour("text") : undefined,
-    }));
-    const made = surface(width, 24 + LANE * lanes.length, `space-time diagram of ${shown.length} events in ${lanes.length} lanes`, boxes.length + arrows.length, (each) => go(shown.indexOf(each)));
-    made.draw({ boxes, arrows, words });
-    drawing.replaceChildren(made.node);
-    drawing.scrollLeft = Math.max((x.get(current) ?? 0) - drawing.clientWidth / 2, 0);
+    for (const [which, arrow] of steps.drawing.arrows.entries()) arrow.faint = steps.reached[which]! > current;
+    made.draw(steps.drawing);
+    drawing.scrollLeft = Math.max((steps.x.get(current) ?? 0) - drawing.clientWidth / 2, 0);
   }
 
   function showSource(event: number | undefined): void {
@@ -165,6 +197,7 @@ function diagram(check: Check, run: Run, finding: Finding): Node[] {
   }
 
   choose(false);
+  onColours(drawing, () => { prepare(); paint(); });
   drawing.addEventListener("keydown", (event) => {
     const steps: Record<string, number> = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: shown.length - 1 };
     if (steps[event.key] === undefined) return;

@@ -3,6 +3,7 @@
 import { h, s } from "./dom";
 
 export const MOST_ELEMENTS = 2000;
+const MOST_PIXELS = 32e6; // of a canvas: browsers refuse some, and each takes 4 bytes
 
 export interface Box {
   x: number;
@@ -110,7 +111,7 @@ function elements(width: number, height: number, label: string, press: (index: n
 }
 
 function canvas(width: number, height: number, label: string, press: (index: number) => void): Surface {
-  const scale = Math.min(window.devicePixelRatio || 1, 2);
+  const scale = Math.min(window.devicePixelRatio || 1, 2, Math.sqrt(MOST_PIXELS / (width * height)));
   const node = h("canvas", {
     width: Math.round(width * scale), height: Math.round(height * scale), role: "img", "aria-label": label,
     style: `width:${width}px;height:${height}px`,
@@ -129,16 +130,7 @@ function canvas(width: number, height: number, label: string, press: (index: num
       context.setTransform(scale, 0, 0, scale, 0, 0);
       context.clearRect(0, 0, width, height);
       if (!over) paintArrows(context, arrows);
-      for (const box of boxes) {
-        context.globalAlpha = box.faint ? 0.3 : 1;
-        context.fillStyle = box.fill;
-        context.fillRect(box.x, box.y, Math.max(box.width, 0.75), box.height);
-        if (box.outline) {
-          context.strokeStyle = box.outline;
-          context.lineWidth = 2.5;
-          context.strokeRect(box.x, box.y, box.width, box.height);
-        }
-      }
+      paintBoxes(context, boxes);
       if (over) paintArrows(context, arrows);
       context.globalAlpha = 1;
       context.font = "12px system-ui, sans-serif";
@@ -151,7 +143,26 @@ function canvas(width: number, height: number, label: string, press: (index: num
   };
 }
 
-/** Stroke all arrows of one look at once: one by one, 25,000 of them take a second. */
+/** Fill all boxes of one look together: to change the colour 100,000 times takes longer than to fill. */
+function paintBoxes(context: CanvasRenderingContext2D, boxes: Box[]): void {
+  for (const faint of [true, false]) {
+    context.globalAlpha = faint ? 0.3 : 1;
+    for (const fill of new Set(boxes.map((box) => box.fill))) {
+      context.fillStyle = fill;
+      for (const box of boxes) {
+        if (box.fill === fill && Boolean(box.faint) === faint) context.fillRect(box.x, box.y, Math.max(box.width, 0.75), box.height);
+      }
+    }
+  }
+  context.lineWidth = 2.5;
+  for (const box of boxes) {
+    if (!box.outline) continue;
+    context.strokeStyle = box.outline;
+    context.strokeRect(box.x, box.y, box.width, box.height);
+  }
+}
+
+/** Stroke all arrows of one look at once: one by one, 25,000 of them take a second. Of many, heads would cover all. */
 function paintArrows(context: CanvasRenderingContext2D, arrows: Arrow[]): void {
   const looks = Map.groupBy(arrows, (each) => `${each.stroke} ${each.width ?? 1} ${Boolean(each.dashed)} ${Boolean(each.faint)}`);
   for (const group of looks.values()) {
@@ -164,6 +175,7 @@ function paintArrows(context: CanvasRenderingContext2D, arrows: Arrow[]): void {
     for (const each of group) {
       context.moveTo(each.x1, each.y1);
       context.lineTo(each.x2, each.y2);
+      if (arrows.length > MOST_ELEMENTS) continue;
       for (const [at, point] of head(each).entries()) at === 0 ? context.moveTo(...point) : context.lineTo(...point);
     }
     context.stroke();

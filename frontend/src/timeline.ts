@@ -1,8 +1,8 @@
 // A trace: a row per program, an arrow from each signal to the wait that it ended.
 
 import { scaleLinear } from "d3";
-import { criticalPath, summarise, type Part, type RankSummary } from "./critical";
-import { button, choice, colour, h, number, percent, save, table, type Cell } from "./dom";
+import { criticalPath, rowsOf, summarise, type Part, type RankSummary } from "./critical";
+import { button, choice, colour, h, number, onColours, percent, save, table, type Cell } from "./dom";
 import { of, type Report, type Trace } from "./model";
 import { MOST_ELEMENTS, surface, type Arrow, type Box, type Word } from "./surface";
 
@@ -27,11 +27,17 @@ function one(trace: Trace): Node[] {
 }
 
 function spanText(trace: Trace, at: number): string {
-  const { spans, kinds, unit } = trace;
+  const { spans, unit } = trace;
+  return `${spanName(trace, at)}, ${number(spans.length[at])} ${unit} from ${number(spans.begin[at])}`;
+}
+
+/** What a span is, without its times: a search looks through 100,000 of these. */
+function spanName(trace: Trace, at: number): string {
+  const { spans, kinds } = trace;
   const kind = kinds[spans.kind[at]!]!;
   const peer = spans.ended_by[at]! >= 0 ? `, ended by rank ${spans.ended_by[at]}` : "";
   const to = kind === "signal" ? (spans.peer[at]! >= 0 ? `, to rank ${spans.peer[at]}` : ", to all ranks") : "";
-  return `rank ${spans.rank[at]} program ${spans.program[at]}: ${kind} ${spans.what[at]}${to}${peer}, ${number(spans.length[at])} ${unit} from ${number(spans.begin[at])}`;
+  return `rank ${spans.rank[at]} program ${spans.program[at]}: ${kind} ${spans.what[at]}${to}${peer}`;
 }
 
 function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: number, end: number) => void } {
@@ -52,56 +58,65 @@ function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: num
   const showPath = h("input", { type: "checkbox", change: () => paint() });
   const search = h("input", { type: "search", placeholder: "wait rank 2 …", input: () => look() });
 
-  /** The rows that are drawn: key of a program, its place. */
-  function rows(): Map<string, number> {
-    const keys = new Map<string, [number, number]>();
+  const rows = rowsOf(trace);
+  const pathColour = () => colour("critical");
+
+  /** The boxes of the spans in view. Of those that would hide one another, below half a pixel, one stays. */
+  function boxesOf(x: (time: number) => number, [first, end]: [number, number], height: number, right: number): Box[] {
+    const fills = kinds.map((kind) => colour(kind));
+    const [many, onPath, outline] = [count > MOST_ELEMENTS, showPath.checked, pathColour()];
+    const reached = new Float64Array(rows.names.length);
+    const boxes: Box[] = [];
     for (let at = 0; at < count; at++) {
-      if (rank === undefined || spans.rank[at] === rank) keys.set(`${spans.rank[at]},${spans.program[at]}`, [spans.rank[at]!, spans.program[at]!]);
+      const [place, begin] = [rows.ofSpan[at]!, spans.begin[at]!];
+      const until = begin + spans.length[at]!;
+      if (place < first || place >= end || until < from || begin > to) continue;
+      const [left, last] = [Math.max(x(begin), LEFT), Math.min(x(until), right)];
+      const isCritical = onPath && critical.has(at);
+      if (many && last - left < 0.5 && last <= reached[place]! + 0.5 && !isCritical && !found?.has(at)) continue;
+      if (last > reached[place]!) reached[place] = last;
+      boxes.push({
+        x: left, y: TOP + (place - first) * height, width: last - left, height: Math.max(height - 1, 1), index: at, fill: fills[spans.kind[at]!]!,
+        title: many ? "" : spanText(trace, at), faint: (found !== undefined && !found.has(at)) || (onPath && !isCritical), outline: isCritical ? outline : undefined,
+      });
     }
-    const sorted = [...keys].sort(([, a], [, b]) => a[0] - b[0] || a[1] - b[1]);
-    return new Map(sorted.map(([key], place) => [key, place]));
+    return boxes;
+  }
+
+  function arrowsOf(x: (time: number) => number, [first, end]: [number, number], height: number, right: number): Arrow[] {
+    const [signal, critical, many] = [colour("signal"), pathColour(), arrows.length > MOST_ELEMENTS];
+    const middle = (row: number) => TOP + (row - first + 0.5) * height;
+    const inView = (row: number) => row >= first && row < end;
+    const lines: Arrow[] = [];
+    for (let at = 0; at < arrows.length; at++) {
+      const [r1, p1, t1, r2, p2, t2] = arrows[at]!;
+      const [source, target] = [rows.ofArrow[2 * at]!, rows.ofArrow[2 * at + 1]!];
+      const onPath = showPath.checked && criticalArrows.has(at);
+      if (!inView(source) || !inView(target) || t2 < from || t1 > to || !(showArrows.checked || onPath)) continue;
+      lines.push({
+        x1: Math.max(x(t1), LEFT), x2: Math.min(x(t2), right), y1: middle(source), y2: middle(target), stroke: onPath ? critical : signal, width: onPath ? 2.5 : 1, faint: !onPath,
+        title: many ? "" : `signal of rank ${r1} program ${p1} ends the wait of rank ${r2} program ${p2}`,
+      });
+    }
+    return lines;
   }
 
   function paint(): void {
-    const row = rows();
+    const shown = rows.range(rank);
+    const size = shown[1] - shown[0];
     const width = Math.max(frame.clientWidth - 18, 900);
-    const height = Math.max(Math.min(TALLEST / row.size, 18), 2);
+    const height = Math.max(Math.min(TALLEST / size, 18), 2);
     const x = scaleLinear([from, to], [LEFT, width - 10]);
-    const fills = kinds.map((kind) => colour(kind));
-    const boxes: Box[] = [];
-    const drawn = new Map<number, number>(); // by row: how far it is painted, so that a pixel is painted once
-    for (let at = 0; at < count; at++) {
-      const place = row.get(`${spans.rank[at]},${spans.program[at]}`);
-      const [begin, end] = [spans.begin[at]!, spans.begin[at]! + spans.length[at]!];
-      if (place === undefined || end < from || begin > to) continue;
-      const [left, right] = [Math.max(x(begin), LEFT), Math.min(x(end), width - 10)];
-      const marked = found?.has(at) || (showPath.checked && critical.has(at));
-      if (count > MOST_ELEMENTS && !marked && right - left < 0.5 && right <= (drawn.get(place) ?? 0) + 0.5) continue;
-      drawn.set(place, Math.max(right, drawn.get(place) ?? 0));
-      const faint = (found && !found.has(at)) || (showPath.checked && !critical.has(at));
-      boxes.push({
-        x: left, y: TOP + place * height, width: right - left, height: Math.max(height - 1, 1), index: at, fill: fills[spans.kind[at]!]!,
-        title: count > 4000 ? "" : spanText(trace, at), faint: Boolean(faint), outline: showPath.checked && critical.has(at) ? colour("critical") : undefined,
-      });
-    }
-    const lines: Arrow[] = [];
-    const [pathColour, signalColour] = [colour("critical"), colour("signal")];
-    if (showArrows.checked || showPath.checked) {
-      for (const [at, [r1, p1, t1, r2, p2, t2]] of arrows.entries()) {
-        const [y1, y2] = [row.get(`${r1},${p1}`), row.get(`${r2},${p2}`)];
-        const onPath = showPath.checked && criticalArrows.has(at);
-        if (y1 === undefined || y2 === undefined || t2 < from || t1 > to || !(showArrows.checked || onPath)) continue;
-        const stroke = onPath ? pathColour : signalColour;
-        lines.push({ x1: Math.max(x(t1), LEFT), x2: Math.min(x(t2), width - 10), y1: TOP + (y1 + 0.5) * height, y2: TOP + (y2 + 0.5) * height, stroke, width: onPath ? 2.5 : 1, faint: !onPath, title: count > 4000 ? "" : `signal of rank ${r1} program ${p1} ends the wait of rank ${r2} program ${p2}` });
-      }
-    }
+    const slope = (width - 10 - LEFT) / (to - from);
+    const place = (time: number) => LEFT + (time - from) * slope;
+    const boxes = boxesOf(place, shown, height, width - 10);
+    const lines = arrowsOf(place, shown, height, width - 10);
     const words: Word[] = x.ticks(8).map((tick) => ({ x: x(tick), y: 14, text: number(tick), fill: colour("dim"), anchor: "middle" }));
     for (const each of rank === undefined ? ranks : [rank]) {
-      const places = [...row].filter(([key]) => key.startsWith(`${each},`)).map(([, place]) => place);
-      if (places.length) words.push({ x: 4, y: TOP + (places[0]! + 0.5) * height + 5, text: `rank ${each}`, fill: colour("text") });
+      words.push({ x: 4, y: TOP + (rows.range(each)[0] - shown[0] + 0.5) * height + 5, text: `rank ${each}`, fill: colour("text") });
     }
     const label = `timeline of ${count} spans and ${arrows.length} arrows`;
-    const made = surface(width, TOP + row.size * height + 4, label, boxes.length + lines.length, (at) => (picked.textContent = spanText(trace, at)));
+    const made = surface(width, TOP + size * height + 4, label, boxes.length + lines.length, (at) => (picked.textContent = spanText(trace, at)));
     made.draw({ boxes, arrows: lines, words, over: true });
     frame.replaceChildren(made.node);
     range.textContent = `${number(from)} to ${number(to)} of ${number(last)} ${unit}`;
@@ -119,15 +134,16 @@ function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: num
   function look(): void {
     const words = (search.value.toLowerCase().match(/(?:rank|program) \d+|\S+/g) ?? []).map((word) => new RegExp(`${word.replace(/[^\w\s]/g, "\\$&")}(?!\\d)`));
     found = words.length ? new Set() : undefined;
-    const rows: Cell[][] = [];
+    const hits: number[] = [];
     for (let at = 0; found && at < count; at++) {
-      const text = spanText(trace, at);
-      const lower = text.toLowerCase();
-      if (!words.every((word) => word.test(lower))) continue;
+      const name = spanName(trace, at).toLowerCase();
+      if (!words.every((word) => word.test(name))) continue;
       found.add(at);
-      if (rows.length < 200) rows.push([button("show", () => zoomTo(spans.begin[at]! - spans.length[at]!, spans.begin[at]! + 2 * spans.length[at]!)), text]);
+      hits.push(at);
     }
-    results.replaceChildren(...(found ? [h("p", { role: "status" }, `${found.size} of ${count} spans match`), table("Spans that match", ["", "span"], rows)] : []));
+    const hit = (at: number): Cell[] => [button("show", () => zoomTo(spans.begin[at]! - spans.length[at]!, spans.begin[at]! + 2 * spans.length[at]!)), spanText(trace, at)];
+    const matching = table("Spans that match", ["", "span"], { length: hits.length, at: (place) => hit(hits[place]!) });
+    results.replaceChildren(...(found ? [h("p", { role: "status" }, `${found.size} of ${count} spans match`), matching] : []));
     paint();
   }
 
@@ -146,6 +162,7 @@ function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: num
     zoom(event.deltaY < 0 ? 0.7 : 1.4, from + Math.min(Math.max(part, 0), 1) * (to - from));
   }, { passive: false });
   requestAnimationFrame(() => paint());
+  onColours(frame, paint);
   const which = choice("Rank", ["all", ...ranks.map(String)], (at) => {
     rank = at ? ranks[at - 1] : undefined;
     paint();
@@ -157,9 +174,8 @@ function chart(trace: Trace, path: Part[]): { nodes: Node[]; zoomTo: (begin: num
     h("label", {}, showArrows, " arrows"), h("label", {}, showPath, " critical path"), h("label", {}, "Search ", search),
     button("Save for ui.perfetto.dev", () => save("trace.json", perfetto(trace))),
   );
-  const sample: Cell[][] = [...spans.rank.keys()].slice(0, 200).map((at) => [spans.rank[at], spans.program[at], kinds[spans.kind[at]!], number(spans.begin[at]), number(spans.length[at]), spans.ended_by[at]! < 0 ? "" : spans.ended_by[at]]);
-  const all = h("details", {}, h("summary", {}, "The spans as a table"), table("Spans", ["rank", "program", "kind", `begin, ${unit}`, `length, ${unit}`, "ended by rank"], sample));
-  if (count > sample.length) all.append(h("p", { class: "note" }, `${count - sample.length} more spans: search finds them.`));
+  const row = (at: number): Cell[] => [spans.rank[at], spans.program[at], kinds[spans.kind[at]!], number(spans.begin[at]), number(spans.length[at]), spans.ended_by[at]! < 0 ? "" : spans.ended_by[at]];
+  const all = h("details", {}, h("summary", {}, "The spans as a table"), table("Spans", ["rank", "program", "kind", `begin, ${unit}`, `length, ${unit}`, "ended by rank"], { length: count, at: row }));
   return { nodes: [controls, range, frame, picked, legend, results, all], zoomTo };
 }
 

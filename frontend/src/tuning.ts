@@ -1,11 +1,9 @@
 // A tuning run: which configs were tried, how the best one came about, where the time went.
 
 import * as Plot from "@observablehq/plot";
-import { figure } from "./chart";
+import { dots, figure, lines } from "./chart";
 import { choice, h, number, percent, table, type Cell } from "./dom";
 import { of, type Report, type TuningRun } from "./model";
-
-const MOST_LINES = 400;
 
 export function tuning(report: Report): Node[] {
   const runs = of(report, "tuning").flatMap(({ name, data }) => data.runs.map((run) => ({ name, run })));
@@ -46,17 +44,17 @@ function timed(run: TuningRun): number[] {
 
 function parallel(run: TuningRun): HTMLElement {
   const fields = fieldsOf(run);
-  const shown = timed(run).slice(0, MOST_LINES).reverse(); // the fastest on top
+  const shown = timed(run).reverse(); // the fastest on top
   if (!fields.length || !shown.length) return h("p", { class: "note" }, "No two timed configs differ in a field, so there are no coordinates to draw.");
   const scales = new Map(fields.map((name) => [name, scaleOf(shown.map((at) => run.rows.config[at]![name]))]));
   const data = shown.flatMap((at) => fields.map((field) => ({ at, field, place: scales.get(field)!.get(text(run.rows.config[at]![field])) ?? null, ms: run.rows.ms[at]! })));
   const ticks = fields.flatMap((field) => [...scales.get(field)!].slice(0, 24).map(([name, place]) => ({ field, place, name: name.slice(0, 16) })));
-  const caption = `${shown.length} timed configs${timed(run).length > shown.length ? ` (the fastest of ${timed(run).length})` : ""}, a line each; dark is fast.`;
+  const caption = `${shown.length} timed configs, a line each; dark is fast.`;
   return figure(`parallel coordinates of ${shown.length} configs over ${fields.join(", ")}`, caption, {
     width: 920, height: 340, marginLeft: 60, marginRight: 110, marginTop: 36, marginBottom: 16, x: { type: "point", domain: fields, label: null, axis: "top" }, y: { axis: null, domain: [0, 1] },
     color: { type: "log", scheme: "viridis", label: "ms", legend: true, tickFormat: number },
     marks: [
-      Plot.line(data, { x: "field", y: "place", z: "at", stroke: "ms", strokeOpacity: 0.7 }),
+      lines(data, { x: "field", y: "place", z: "at", stroke: "ms", strokeOpacity: 0.7 }),
       Plot.ruleX(fields, { stroke: "var(--dim)" }),
       Plot.text(ticks, { x: "field", y: "place", text: "name", dx: 6, textAnchor: "start", fill: "var(--text)", stroke: "var(--back)" }),
     ],
@@ -81,10 +79,9 @@ function curve(run: TuningRun, name: string): Curve[] {
 
 function bestSoFar(run: TuningRun, other?: TuningRun): HTMLElement {
   const data = [...curve(run, "this run"), ...(other ? curve(other, "the other run") : [])];
-  const dots = data.length > 2000 ? data.filter((_, at) => at % Math.ceil(data.length / 2000) === 0) : data;
   return figure("best so far", "The best time so far against the number of attempts; dots are attempts.", {
     width: 920, height: 280, marginLeft: 70, x: { label: "attempt", grid: true }, y: { type: "log", label: "ms", grid: true, tickFormat: number }, color: { legend: Boolean(other), domain: ["this run", "the other run"], range: ["var(--order)", "var(--heard)"] },
-    marks: [Plot.dot(dots, { x: "at", y: "ms", fill: "run", r: 2, fillOpacity: 0.45 }), Plot.line(data, { x: "at", y: "best", stroke: "run", curve: "step-after", strokeWidth: 2 })],
+    marks: [dots(data, { x: "at", y: "ms", fill: "run", r: 2, fillOpacity: 0.45 }), lines(data, { x: "at", y: "best", stroke: "run", curve: "step-after", strokeWidth: 2 })],
   });
 }
 
@@ -115,7 +112,8 @@ function changes(before: TuningRun, after: TuningRun): HTMLElement {
 }
 
 function attempts(run: TuningRun): HTMLElement {
-  const order = [...timed(run), ...[...run.rows.status.keys()].filter((at) => run.rows.ms[at] === null)];
-  const rows = order.map((at): Cell[] => [at + 1, run.rows.status[at], number(run.rows.ms[at]), number(run.rows.low_ms[at]), number(run.rows.high_ms[at]), number(run.rows.compile_s[at]), Object.entries(run.rows.config[at]!).map(([name, value]) => `${name}=${text(value)}`).join(", "), run.rows.error[at]]);
-  return table("Attempts, the fastest first", ["attempt", "status", "ms", "10 %", "90 %", "compiled in s", "config", "error"], rows);
+  const { status, ms, low_ms, high_ms, compile_s, config, error } = run.rows;
+  const order = [...timed(run), ...[...status.keys()].filter((at) => ms[at] === null)];
+  const row = (at: number): Cell[] => [at + 1, status[at], number(ms[at]), number(low_ms[at]), number(high_ms[at]), number(compile_s[at]), Object.entries(config[at]!).map(([name, value]) => `${name}=${text(value)}`).join(", "), error[at]];
+  return table("Attempts, the fastest first", ["attempt", "status", "ms", "10 %", "90 %", "compiled in s", "config", "error"], { length: order.length, at: (place) => row(order[place]!) });
 }
