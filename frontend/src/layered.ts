@@ -75,3 +75,22 @@ export function onCycle(edges: GraphEdge[]): Set<string> {
   for (const node of next.keys()) if (reaches(node)) found.add(node);
   return found;
 }
+
+/** A shortest cycle, as the nodes along it; empty if there is none. */
+export function cycleOf(edges: GraphEdge[]): string[] {
+  const next = Map.groupBy(edges, ({ from }) => from);
+  let best: string[] = [];
+  for (const start of next.keys()) {
+    const paths: string[][] = [[start]];
+    const seen = new Set<string>();
+    for (let path = paths.shift(); path && (!best.length || path.length < best.length); path = paths.shift()) {
+      for (const { to } of next.get(path.at(-1)!) ?? []) {
+        if (to === start) best = path;
+        else if (!seen.has(to)) paths.push([...path, to]);
+        seen.add(to);
+      }
+      if (best === path) break;
+    }
+  }
+  return best;
+}

@@ -1,7 +1,7 @@
 // Who waits for whom when nothing goes on: the wait-for graph, and the cycle in it.
 
 import { h, table } from "./dom";
-import { layered, onCycle, type GraphEdge, type GraphNode } from "./layered";
+import { cycleOf, layered, onCycle, type GraphEdge, type GraphNode } from "./layered";
 import type { Run } from "./model";
 import { eventText, laneName } from "./race";
 
@@ -16,9 +16,12 @@ export function waitFor(run: Run): Node[] {
   const drawn = nodes.length <= MOST_NODES
     ? h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "wait-for graph" }, layered(`wait-for graph of ${nodes.length} parties`, nodes, edges))
     : h("p", { class: "note" }, `${nodes.length} parties are too many to draw: the table has them.`);
-  const says = cycle.size ? `The cycle: ${[...cycle].map((id) => nodes.find((node) => node.id === id)!.label).join(" → ")}.`
+  const label = new Map(nodes.map((node) => [node.id, node.label]));
+  const path = cycleOf(edges).map((id) => label.get(id)!);
+  const says = path.length ? `The cycle: ${[...path, path[0]].join(" → ")}.`
     : "There is no cycle: somebody has ended, or never began, without giving the signal.";
-  return [h("h3", {}, "Who waits for whom"), h("p", { class: "cycle-text" }, says), drawn, details(run)];
+  const pairs = table("Who waits for whom", ["party", "waits for", "because it"], edges.map(({ from, to, title }) => [label.get(from), label.get(to), title]));
+  return [h("h3", {}, "Who waits for whom"), h("p", { class: "cycle-text" }, says), drawn, pairs, details(run)];
 }
 
 function deadlock(run: Run): [GraphNode[], GraphEdge[]] {
@@ -30,7 +33,7 @@ function deadlock(run: Run): [GraphNode[], GraphEdge[]] {
   for (const wait of run.waits) {
     const id = name(wait.rank, wait.program);
     nodes.push({ id, label: `rank ${wait.rank} ${wait.kernel}(${wait.program.join(",")})`, class: "waits", title: wait.stack[0] });
-    edges.push({ from: `host ${wait.rank}`, to: id, title: "the host waits for its kernel" });
+    edges.push({ from: `host ${wait.rank}`, to: id, title: "waits for its kernel to end" });
     for (const rank of owing(run, wait)) {
       const same = run.waits.filter((other) => other.rank === rank && other.kernel === wait.kernel);
       const targets = same.length ? same.map((other) => name(other.rank, other.program)) : [`host ${rank}`];
@@ -52,23 +55,24 @@ function owing(run: Run, wait: Run["waits"][number]): number[] {
   return [...new Set(writers)].filter((rank) => rank !== wait.rank);
 }
 
+/** Of a livelock: each program waits for those that write the words that it reads over and over. */
 function livelock(run: Run): [GraphNode[], GraphEdge[]] {
-  const first = Math.max(run.events.length - TAIL, 0);
-  const laneOf = (at: number) => run.places[run.events[at]![0]]!.lane;
-  const lanes = [...new Set(run.events.slice(first).map((_, at) => laneOf(first + at)))];
+  const tail = run.events.slice(-TAIL).map(([number, memory]) => ({ place: run.places[number]!, memory }));
+  const lanes = [...new Set(tail.map(({ place }) => place.lane))];
   const nodes = lanes.map((lane): GraphNode => ({ id: String(lane), label: laneName(run, lane), class: "waits", title: eventText(run, lastOf(run, lane)) }));
-  const pairs = new Set<string>();
-  for (const [from, to] of run.edges) {
-    const [writer, reader] = [laneOf(from), laneOf(to)];
-    if (to >= first && writer !== reader && lanes.includes(writer) && lanes.includes(reader)) pairs.add(`${reader} ${writer}`);
+  const words = tail.filter(({ place }) => place.sem || place.what.startsWith("volatile"));
+  const edges = new Map<string, GraphEdge>();
+  for (const [memory, here] of Map.groupBy(words, (each) => each.memory)) {
+    const readers = new Map(here.map(({ place }) => [place.lane, place]));
+    const writers = new Set(here.filter(({ place }) => place.sem && !place.what.startsWith("volatile")).map(({ place }) => place.lane));
+    for (const [reader, place] of readers) {
+      for (const writer of writers) {
+        const where = place.file && ` at ${place.file}:${place.line}`;
+        if (reader !== writer) edges.set(`${reader} ${writer} ${memory}`, { from: String(reader), to: String(writer), title: `reads ${memory} again and again${where}, which the other one changes` });
+      }
+    }
   }
-  const words = run.events.slice(first).map(([number, memory]) => ({ place: run.places[number]!, memory })).filter(({ place }) => place.sem || place.what.startsWith("volatile"));
-  for (const a of words) for (const b of words) if (a.memory === b.memory && a.place.lane !== b.place.lane && b.place.sem) pairs.add(`${a.place.lane} ${b.place.lane}`);
-  const edges = [...pairs].map((pair): GraphEdge => {
-    const [from, to] = pair.split(" ") as [string, string];
-    return { from, to, title: "polls what the other one touches" };
-  });
-  return [nodes, edges];
+  return [nodes, [...edges.values()]];
 }
 
 function lastOf(run: Run, lane: number): number {

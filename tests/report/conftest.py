@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from sundog.cli import app
 from sundog.report.page import write_report
 from sundog.report.sections import Section, section
 
@@ -74,3 +76,12 @@ def show(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     context.close()
     assert not wrong
     assert {url for url in requests if not url.startswith(("file:", "blob:"))} == set()
+
+
+@pytest.fixture(scope="package")  # one check for two files: it takes 6,000 steps
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Check the kernel that never ends; return the JSON of that."""
+    path = tmp_path_factory.mktemp("endless") / "found.json"
+    given = ["check", "tests.report.kernels:endless", "--world", "2", "--schedules", "1"]
+    assert CliRunner().invoke(app, [*given, "--json", str(path)]).exit_code == 1
+    return path

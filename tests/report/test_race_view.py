@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -77,18 +76,29 @@ def test_a_deadlock_shows_who_waits_for_whom(show: Callable[..., Any], tmp_path:
     assert "There is no cycle" in page.locator(".cycle-text").inner_text()
 
 
-def test_a_livelock_shows_its_cycle(show: Callable[..., Any]) -> None:
-    content = json.loads(json.dumps(check_content()))
-    finding, run = content["findings"][0], content["runs"][0]
-    finding |= {"kind": "livelock", "rule": "", "first": None, "second": None, "events": []}
-    run["failure"] = "Livelock"
-    run["events"] += [[3, "flag[0]", 1], [4, "flag[0]", 1]] * 10
-    page = show(section(content, "live.json"))
+def test_a_livelock_shows_its_cycle_and_is_stepped_through(
+    show: Callable[..., Any], endless: Path
+) -> None:
+    page = show(endless)
     page.get_by_role("tab", name="Race view").click()
+    names = [f"rank {rank} endless_kernel(0,0,0)" for rank in (0, 1)]
     said = page.locator(".cycle-text").inner_text()
-    assert "rank 0 pass_right(0,0,0)" in said
-    assert "rank 1 pass_right(0,0,0)" in said
-    assert page.locator(".node.cycle").count() == 2
+    assert said in {f"The cycle: {' → '.join([a, b, a])}." for a, b in (names, names[::-1])}
+    graph = page.get_by_role("img", name="wait-for graph of 2 parties")
+    assert (graph.locator(".node.cycle").count(), graph.locator(".edge.cycle").count()) == (2, 2)
+    pairs = page.get_by_role("table", name="Who waits for whom")
+    assert "reads flag[0] again and again at tests/report/kernels.py:36" in pairs.inner_text()
+    step, group = page.locator(".now"), page.get_by_role("group", name="space-time diagram")
+    last = step.inner_text()
+    assert "atomic XCHG (acq_rel, sys) flag[0]" in last
+    page.get_by_role("button", name="Step back").click()
+    before = step.inner_text()
+    assert before != last
+    assert "tl.atomic_xchg" in page.locator("li.current").inner_text()
+    group.press("ArrowRight")
+    assert step.inner_text() == last
+    group.press("Home")
+    assert step.inner_text().startswith("Step 1 of")
 
 
 def test_the_demo_writes_its_page(

@@ -94,10 +94,13 @@ def test_a_long_schedule_keeps_its_last_events(
     assert all(0 <= a < len(run["events"]) for a, _, _ in run["edges"])
 
 
-def test_a_livelock_ends_with_the_steps_that_repeat(tmp_path: Path) -> None:
-    found = check(tmp_path, "endless")
+def test_a_livelock_ends_with_the_steps_that_repeat(endless: Path) -> None:
+    found = json.loads(endless.read_text())
     assert found["findings"][0]["kind"] == "livelock"
     run = found["runs"][found["findings"][0]["run"]]
     assert run["failure"] == "Livelock"
     last = {text(run, at) for at in range(len(run["events"]) - 20, len(run["events"]))}
     assert last == {f"rank {rank} atomic XCHG flag[0]" for rank in range(2)}
+    kernels = {at for at, lane in enumerate(run["lanes"]) if lane["program"] is not None}
+    files = {place["file"] for place in run["places"] if place["lane"] in kernels}
+    assert files == {"tests/report/kernels.py"}  # and not where the checker records them
