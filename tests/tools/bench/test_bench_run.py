@@ -21,6 +21,7 @@ from sundog.device import signal
 from sundog.ops.load import find
 from sundog.ops.op import Cost
 from sundog.ops.select import read_entries, user_file, write_entries
+from sundog.report import page
 from sundog.tools import timing
 from sundog.tools.baselines import BASELINES, Baseline, chosen
 from sundog.tools.bench import bench_command, limits, results
@@ -292,11 +293,15 @@ def test_bars_stand_for_the_fastest_config() -> None:
     assert theirs[1:] == pytest.approx((5, 0, 1))
 
 
-def test_files(simulated: list[str], tmp_path: Path) -> None:
+def test_files(simulated: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("report.js", "report.css", "licences.txt"):
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(page, "ASSETS", tmp_path)  # the page's data is looked at, not its script
     names = [str(tmp_path / name) for name in ("a.csv", "a.json", "a.png")]
     kept = tmp_path / "gpu.json"
     files = dict(zip(("csv", "json", "plot"), names, strict=True)) | {"entries": str(kept)}
     files["bars"] = str(tmp_path / "bars.png")
+    files["html"] = str(tmp_path / "page.html")
     wanted = options("all_gather", AXES, baselines=["torch.cat"], **files)
     assert bench_command.run(wanted) == 0
     with open(names[0]) as file:
@@ -310,6 +315,10 @@ def test_files(simulated: list[str], tmp_path: Path) -> None:
     assert Path(names[2]).stat().st_size > 10_000
     assert {"tflop_per_s", "expected_us"} <= rows[0].keys()
     assert (tmp_path / "bars.png").stat().st_size > 5_000
+    (shown,) = page.read_report(files["html"])["sections"]
+    assert (shown["kind"], shown["name"]) == ("bench", "all_gather")
+    assert [row["variant"] for row in shown["data"]["rows"][:2]] == ["push", "push"]
+    assert shown["data"]["rows"][0]["samples_ns"] == [pytest.approx(1e4)] * 5
     found = read_entries(kept)
     numels = [("push", 48), ("pull", 48), ("push", 96), ("pull", 96)]
     assert [(e.op, e.problem["numel"]) for e in found] == [
