@@ -78,10 +78,11 @@ def main(how: Endless, size: int, backend: str, json_file: str) -> int:
         "grew": " + ".join(f"{nbytes / (1 << 20):.1f}" for nbytes in grown) + " MiB",
     }
     text = (
-        f"{', '.join(OPS)} with random sizes of up to {how.largest:,} bytes from a heap of "
-        f"{how.heap >> 20} MiB. Nearly every call makes a plan and evicts another. calls/s: in the "
-        "first half and in the second. Growth is that of the second half, of the process and on "
-        f"the GPU. {_KEPT_GRAPHS} graphs captured on the way are replayed and checked throughout."
+        f"{', '.join(OPS)} with random sizes of up to {how.largest:,} bytes, drawn on a "
+        f"logarithmic scale, from a heap of {how.heap >> 20} MiB. Nearly every call makes a plan "
+        "and evicts another. calls/s: in the first half and in the second. Growth is that of the "
+        f"second half, of the process and on the GPU. {_KEPT_GRAPHS} graphs captured on the way "
+        "are replayed and checked throughout."
         + (f" {knobs.num_sms.get()} simulated SMs." if on_cpu else "")
     )
     Figures(f"Endless serving on `{backend}`", text, [*row], [[*row.values()]]).show(
@@ -116,8 +117,7 @@ def _show_nothing(what: str, done: int, total: int, remark: str) -> None:
 def _calls(world: World, how: Endless, served: _Served, show: Show) -> Callable[[int, int], None]:
     """Return what makes the calls from one number to another."""
     chance = random.Random(how.seed)
-    unit = 2 * world.size  # bytes: bfloat16, divisible by the number of ranks
-    sizes = [chance.randint(1, how.largest // unit) * world.size for _ in range(how.sizes)]
+    sizes = _sizes(how, world.size, chance)
     graphs, begin = _Graphs(world), time.monotonic()
 
     def make(start: int, stop: int) -> None:
@@ -133,6 +133,15 @@ def _calls(world: World, how: Endless, served: _Served, show: Show) -> Callable[
                 show("serving", number, how.calls, f"{rate:.0f} calls/s")
 
     return make
+
+
+def _sizes(how: Endless, ranks: int, chance: random.Random) -> list[int]:
+    """Return different sizes in elements of bfloat16, drawn on a logarithmic scale."""
+    most = how.largest // (2 * ranks)  # a size is divisible by the number of ranks
+    found: set[int] = set()
+    while len(found) < min(how.sizes, most):
+        found.add(round(most ** chance.random()))
+    return [ranks * each for each in sorted(found)]
 
 
 class _Graphs:

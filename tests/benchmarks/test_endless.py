@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,14 @@ def test_a_short_loop_serves_checks_and_replays() -> None:
     how = endless.Endless(calls=103, sizes=9, largest=600)
     served = sundog.run(lambda world: endless.serve(world, how), 2, "sim", heap_size=how.heap)
     assert [(each.checked, each.replayed, each.wrong) for each in served] == [(3, 2, [])] * 2
+
+
+def test_the_sizes_are_different_and_divide_among_the_ranks() -> None:
+    sizes = endless._sizes(endless.Endless(), 3, random.Random(0))
+    assert len(set(sizes)) == len(sizes) == 2000
+    assert all(size % 3 == 0 for size in sizes)
+    assert 2 * max(sizes) <= 1_400_000
+    assert sum(2 * size < 140_000 for size in sizes) > 1000  # more small ones than large ones
 
 
 @pytest.mark.parametrize("op", endless.OPS)
