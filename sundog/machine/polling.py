@@ -11,7 +11,9 @@ import itertools
 import os
 import sys
 import textwrap
+from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,18 +64,17 @@ def kernel_frames() -> list[FrameType]:
     """The frames of the running kernel and the device functions it is in, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     frames = []
-    while frame is not None and frame.f_code.co_name != "_run_program":
-        if _is_kernel(frame.f_code):
+    while frame is not None:
+        code = frame.f_code
+        if is_kernel_file(code.co_filename):
             frames.append(frame)
+        elif code.co_name == "_run_program":
+            break
         frame = frame.f_back
     return frames
 
 
-@functools.cache
-def _is_kernel(code: CodeType) -> bool:
-    return is_kernel_file(code.co_filename)
-
-
+@functools.cache  # by the file: Python hashes a code object anew each time, constants and all
 def is_kernel_file(path: str) -> bool:
     """Whether code there is a kernel's or a device function's, and not what interprets it."""
     return not path.startswith(_SKIP)
@@ -82,14 +83,34 @@ def is_kernel_file(path: str) -> bool:
 def may_poll(frames: list[FrameType]) -> bool:
     """Whether the access may be repeated without end: only inside a `while`."""
     for frame in frames:
+        loops = _known(frame.f_code).loops
+        if not loops:
+            continue
         line = frame.f_lineno  # None where the rewriter put in code of its own
-        for first, last in _while_lines(frame.f_code):
+        for first, last in loops:
             if line is None or first <= line <= last:
                 return True
     return False
 
 
-@functools.cache
+@dataclass(eq=False)
+class _Code:
+    """What is worked out once about a function: Python hashes its code object anew every time."""
+
+    code: CodeType  # kept alive, since its id is how this is found
+    loops: list[tuple[int, int]]
+
+
+_codes: dict[int, _Code] = {}
+
+
+def _known(code: CodeType) -> _Code:
+    found = _codes.get(id(code))
+    if found is None:
+        found = _codes[id(code)] = _Code(code, _while_lines(code))
+    return found
+
+
 def _while_lines(code: CodeType) -> list[tuple[int, int]]:
     """First and last line of every `while` in a function. (Triton's `for` always ends.)"""
     if code.co_name == "<lambda>":  # the rewriter's, of `and` and `or`: its caller is in the loop
@@ -105,9 +126,9 @@ def _while_lines(code: CodeType) -> list[tuple[int, int]]:
     return [(n.lineno + first - 1, (n.end_lineno or n.lineno) + first - 1) for n in loops]
 
 
-def site_of(frames: list[FrameType]) -> tuple[tuple[CodeType, int], ...]:
+def site_of(frames: list[FrameType]) -> tuple[tuple[Any, int], ...]:
     """Tells two accesses apart, also on one line, and the same line reached in two ways."""
-    return tuple([(frame.f_code, frame.f_lasti) for frame in frames])
+    return tuple([(_known(frame.f_code), frame.f_lasti) for frame in frames])
 
 
 def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:

@@ -27,6 +27,7 @@ from ..world.heap import ALIGNMENT
 __all__ = ["Memory", "Region", "SplitHeaps"]
 
 _FREED_KEPT = 1024
+_FEW = 16
 _FAR = 1 << 16  # bytes from any tensor: hardly a wrong mask
 
 
@@ -137,6 +138,9 @@ class Memory:
         return self._recent
 
     def _outside(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        if addresses.size <= _FEW:  # a flag on each rank: the table is not worth making
+            found = [self.find(at, at + size) is not None for at in addresses.tolist()]
+            return addresses[~np.array(found)]
         if self._table is None:
             nbytes = [region.end - region.start for region in self._regions]
             self._table = np.array(self._starts, np.uint64), np.array(nbytes, np.int64)
