@@ -186,13 +186,15 @@ def trace(
 
 @app.command()
 def gemm(
-    samples: Annotated[int, typer.Option(min=1, help="per variant")] = 30, json: Json = ""
+    samples: Annotated[int, typer.Option(min=1, help="per variant")] = 30,
+    unaligned: Annotated[bool, typer.Option(help="sizes that are no multiple of 8")] = False,
+    json: Json = "",
 ) -> None:
     """Compare the matrix product that the fused kernels share with torch.mm."""
     _need_gpu("gemm")
     from . import gemm
 
-    raise typer.Exit(gemm.main(samples, json))
+    raise typer.Exit(gemm.main(samples, json, unaligned))
 
 
 @app.command()

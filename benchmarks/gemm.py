@@ -1,7 +1,9 @@
 """`python -m benchmarks gemm`: the matrix product that the fused kernels share, next to torch.mm.
 
 Both use all SMs of one GPU, with normally distributed bfloat16: the power that a product takes, and
-so its clock, depends on the data. Outputs are compared before anything is timed.
+so its clock, depends on the data. Outputs are compared before anything is timed. Of matrices whose
+rows are not aligned ours has two rows: with aligned copies, as the fused ops make them, and reading
+them where they are.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 
 from sundog import target
-from sundog.fused import _gemm
+from sundog.fused import _aligned, _gemm
 from sundog.fused._call import fitting
 from sundog.launch import run as run_ranks
 from sundog.ops.op import Cost
@@ -24,7 +26,7 @@ from sundog.world.world import World
 
 from .result_files import machine
 
-__all__ = ["SHAPES", "bench_gemm", "main"]
+__all__ = ["SHAPES", "UNALIGNED", "bench_gemm", "main"]
 
 Shape = tuple[int, int, int]
 # M, N, K: what issue trackers and papers use for linear layers; the last three are the small end.
@@ -33,13 +35,18 @@ SHAPES: tuple[Shape, ...] = (
     (4096, 11008, 4096), (4096, 14336, 4096), (16, 3584, 8192), (64, 3584, 8192),
     (256, 3584, 8192),
 )  # fmt: skip
+# No multiple of 8 elements: N, K or both, from many rows to few; a vocabulary is the last one's N.
+UNALIGNED: tuple[Shape, ...] = (
+    (1024, 1543, 2056), (1024, 1544, 2057), (4096, 4099, 4097), (2048, 3457, 5120),
+    (8192, 3583, 8191), (256, 3585, 8192), (16, 3585, 8192), (512, 50257, 4096),
+)  # fmt: skip
 _TOLERANCE = 0.02  # of the largest element, in bfloat16
 _ITEM = 2  # bytes
 
 
-def main(samples: int, json_file: str) -> int:
+def main(samples: int, json_file: str, unaligned: bool = False) -> int:
     """Return the exit status: 1 if a result was wrong."""
-    rows, rates = bench_gemm(SHAPES, samples)
+    rows, rates = bench_gemm(UNALIGNED if unaligned else SHAPES, samples)
     results.print_rows(rows, 1)
     if json_file:
         content = {"kind": "op", "op": "gemm", "world": 1, "backend": "virtual"}
@@ -49,7 +56,7 @@ def main(samples: int, json_file: str) -> int:
 
 
 def bench_gemm(shapes: tuple[Shape, ...], samples: int) -> tuple[list[Row], limits.Rates]:
-    """Return two rows a shape: ours with the config of its rule, and torch.mm."""
+    """Return the rows of each shape: ours with the config of its rule, and torch.mm."""
 
     def on_rank(world: World) -> tuple[list[Row], limits.Rates]:
         rates = limits.measure_rates(world.device)
@@ -65,16 +72,21 @@ def _rows(world: World, shape: Shape, samples: int, rates: limits.Rates) -> list
     config = _gemm.Tiles(**fitting(m, m, n, k, torch.bfloat16, world.num_sms))
     name = f"Problem(m={m}, n={n}, k={k}, dtype=torch.bfloat16)"
     blank = Row("", name, "", cost, limits.seconds(cost, 1, rates))
-    rows = [
-        dataclasses.replace(blank, variant="gemm", config=str(config), programs=world.num_sms),
-        dataclasses.replace(blank, variant="torch.mm"),
-    ]
     sets = _sets(world, shape, cost)
-    ours = [_ours(each, config, world.num_sms) for each in sets]
+    rooms = _aligned.Rooms(world, config, world.num_sms)
+    calls = {"gemm": [_ours(each, config, world.num_sms, rooms) for each in sets]}
+    if any(x is not y for x, y in zip(rooms.wide(*sets[0][:2]), sets[0], strict=False)):
+        calls["gemm in place"] = [_ours(each, config, world.num_sms) for each in sets]
+    mine = dataclasses.replace(blank, config=str(config), programs=world.num_sms)
+    rows = [dataclasses.replace(mine, variant=name) for name in calls]
+    rows.append(dataclasses.replace(blank, variant="torch.mm"))
     theirs = [_theirs(each) for each in sets]
-    if (wrong := _wrong(sets, ours, theirs)) > _TOLERANCE:
-        return [dataclasses.replace(rows[0], wrong=f"off by {wrong:.3f} of the largest"), rows[1]]
-    times = measure(world, [Variant("gemm", ours), Variant("torch.mm", theirs)], samples)
+    for number, ours in enumerate(calls.values()):
+        if (wrong := _wrong(sets, ours, theirs)) > _TOLERANCE:
+            text = f"off by {wrong:.3f} of the largest"
+            return [dataclasses.replace(rows[number], wrong=text), rows[-1]]
+    calls["torch.mm"] = theirs
+    times = measure(world, [Variant(name, each) for name, each in calls.items()], samples)
     return [dataclasses.replace(row, times=t) for row, t in zip(rows, times, strict=True)]
 
 
@@ -91,10 +103,16 @@ def _sets(world: World, shape: Shape, cost: Cost) -> list[tuple[torch.Tensor, ..
 
 
 def _ours(
-    tensors: tuple[torch.Tensor, ...], config: _gemm.Tiles, programs: int
-) -> Callable[[], Any]:
+    tensors: tuple[torch.Tensor, ...], config: _gemm.Tiles, programs: int,
+    rooms: _aligned.Rooms | None = None,
+) -> Callable[[], Any]:  # fmt: skip
     a, b, out = tensors
-    return lambda: _gemm.matmul(a, b, out, None, None, config, programs)
+
+    def launch() -> None:
+        x, y = (a, b) if rooms is None else rooms.wide(a, b)
+        _gemm.matmul(x, y, out, None, None, config, programs)
+
+    return launch
 
 
 def _theirs(tensors: tuple[torch.Tensor, ...]) -> Callable[[], Any]:

@@ -28,7 +28,7 @@ from .. import gpu_limits
 from ..device import tiles
 
 __all__ = [
-    "ACTIVATIONS", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Grid", "Shape", "Tiles",
+    "ACTIVATIONS", "ALIGNED", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Grid", "Shape", "Tiles",
     "accumulate", "arguments", "block_of", "constants", "emit", "finish", "kind_of", "matmul",
     "operand", "room_beside", "shape_of", "shared_bytes", "swizzle", "target", "ticket", "tried",
     "unfit", "valid",
@@ -39,7 +39,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ACTIVATIONS = (None, "silu")
 # How an operand is given: as a view, or as a descriptor of the matrix or of its transpose.
 VIEW, ROWS, COLUMNS = "view", "rows", "columns"
-_ALIGNED = 16  # bytes, that TMA asks of the base and of every stride but the last
+ALIGNED = 16  # bytes, that TMA asks of the base and of every stride but the last
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _describable(matrix: torch.Tensor) -> bool:
     step = matrix.stride(0) * matrix.itemsize
     if not gpu_limits.here().has_tma:
         return False
-    aligned = step % _ALIGNED == matrix.data_ptr() % _ALIGNED == 0
+    aligned = step % ALIGNED == matrix.data_ptr() % ALIGNED == 0
     return matrix.numel() > 0 and matrix.stride(1) == 1 and step > 0 and aligned
 
 

@@ -187,8 +187,8 @@ def block_of_b(b, a, step, block, col, rank, cfg, shape):
     k = block * shape.tile_k
     if not cfg.by_k or cfg.size == 1:
         return _gemm.block_of(b, k, col, shape.b_kind, shape.tile_k, shape.tile_n)
-    first = (rank + step) % cfg.size * a.cols
+    first = (rank + step) % cfg.size * cfg.cols
     if shape.b_kind == "view":  # a part: what belongs to the next shard reads as zero
-        return tiles.load(tiles.part(b, first, a.cols), k, col, shape.tile_k, shape.tile_n)
+        return tiles.load(tiles.part(b, first, cfg.cols), k, col, shape.tile_k, shape.tile_n)
     else:
         return _gemm.block_of(b, first + k, col, shape.b_kind, shape.tile_k, shape.tile_n)

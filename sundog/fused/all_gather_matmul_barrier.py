@@ -17,7 +17,7 @@ import triton.language as tl
 from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
-from . import _gemm
+from . import _aligned, _gemm
 from ._call import fitting, hint_of, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 
@@ -101,17 +101,21 @@ class Gather(NamedTuple):
     """All of A on this rank, and what fills it."""
 
     whole: torch.Tensor
+    padded: torch.Tensor  # the same with what its aligned rows have more, which is zero
     workspaces: tuple[torch.Tensor, ...]
     launch: Callable[[torch.Tensor], None]
 
 
-def gather(world: World, problem: Problem, programs: int) -> Gather:
+def gather(world: World, problem: Problem, programs: int, descriptors: bool = True) -> Gather:
     """Allocate flags and the gathered A; `launch` takes a symmetric a. A collective on the host."""
+    width = _aligned.padded(problem.k, problem.dtype.itemsize, descriptors)
     shape = (programs, problem.size)
     ready = world.signals(shape, "all_gather_matmul.ready")
     done = world.signals(shape, "all_gather_matmul.done")
     epochs = world.signals(programs, "all_gather_matmul.epochs")
-    whole = world.empty((problem.m, problem.k), problem.dtype, "all_gather_matmul.gathered")
+    padded = world.empty((problem.m, width), problem.dtype, "all_gather_matmul.gathered")
+    whole = padded[:, : problem.k]
+    padded[:, problem.k :].zero_()
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor) -> None:
@@ -128,7 +132,7 @@ def gather(world: World, problem: Problem, programs: int) -> Gather:
             num_warps=4 if rows * cols < most else 16,
         )  # fmt: skip
 
-    return Gather(whole, (ready, done, epochs, whole), launch)
+    return Gather(whole, padded, (ready, done, epochs, padded), launch)
 
 
 def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, int]:
@@ -143,14 +147,16 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the gathered A. The plan takes a symmetric a, any b, bias and out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.barrier", problem, config, refused)
-    whole, workspaces, fill = gather(world, problem, config.programs)
+    _, padded, workspaces, fill = gather(world, problem, config.programs, config.descriptors)
+    rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *bias, out = rest
         fill(a)
         if not world.passive:
             added = bias[0] if bias else None
-            _gemm.matmul(whole, b, out, added, problem.activation, config, config.programs)
+            [y] = rooms.wide(b)
+            _gemm.matmul(padded, y, out, added, problem.activation, config, config.programs)
         return out
 
     return Plan(world, problem, config, workspaces, launch)

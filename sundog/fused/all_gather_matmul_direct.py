@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..device import context, proxy, signal, tiles, trace
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
-from . import _gemm, _workers
+from . import _aligned, _gemm, _workers
 from . import all_gather_matmul_barrier as barrier
 from ._call import fitting, hint_of, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
@@ -76,6 +76,7 @@ class _Shards(NamedTuple):
     size: tl.constexpr  # ranks
     by_k: tl.constexpr  # A is sharded along K, else along M
     per_shard: tl.constexpr  # blocks along K; dividing by a variable costs 4 % of the time
+    cols: tl.constexpr  # of a shard, without padding
     hint: tl.constexpr  # see tiles.hinted
     trace: tl.constexpr  # the clock of trace points, or 0
 
@@ -148,21 +149,28 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals((config.programs, problem.size), "all_gather_matmul.done"),
         world.signals(config.programs, "all_gather_matmul.epochs"),
     )
+    name = "all_gather_matmul.aligned"
+    room = _aligned.room_for(world, problem.shard_shape, problem.dtype, config, name)
+    rooms = _aligned.Rooms(world, config, config.programs)
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
+        # Peers read the copy: my kernel, which follows it, says that it is there.
+        a = _aligned.aligned(a, room, config, config.programs)
         if world.passive:
             stand_in(world, *flags)
             return out
         bias = given[0] if given else None
+        [b] = rooms.wide(b)
         _direct_kernel[(config.programs,)](
             *arguments(problem, config, a, b, out, bias, flags, world),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, tuple(flags), launch)
+    spaces = (*flags,) if room is None else (*flags, room)
+    return Plan(world, problem, config, spaces, launch)
 
 
 def arguments(
@@ -174,7 +182,8 @@ def arguments(
     y, b_kind, to = _workers.others(problem, config, b, out, beside=True)
     shards = _gemm.constants(
         _Shards, size=problem.size, by_k=problem.shard == "k",
-        per_shard=triton.cdiv(a.shape[1], config.tile_k), hint=hint_of(a), trace=world.trace,
+        per_shard=triton.cdiv(a.shape[1], config.tile_k), cols=problem.shard_shape[1],
+        hint=hint_of(a), trace=world.trace,
     )  # fmt: skip
     flat = to is not None or _gemm.room_beside(config, a.itemsize, out.itemsize)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)

@@ -27,7 +27,7 @@ from .. import gpu_limits
 from ..device import signal, tiles
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
-from . import _fetchers, _gemm, _workers
+from . import _aligned, _fetchers, _gemm, _workers
 from ._call import FEW_SMS, fitting, hint_of, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 
@@ -146,7 +146,10 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(1, "all_gather_matmul.tickets"),
         world.signals(config.programs, "all_gather_matmul.epochs"),
     )
-    shape = (problem.size - 1, *problem.shard_shape)
+    name = "all_gather_matmul.aligned"
+    room = _aligned.room_for(world, problem.shard_shape, problem.dtype, config, name)
+    shape = (problem.size - 1, *(problem.shard_shape if room is None else room.shape))
+    rooms = _aligned.Rooms(world, config, config.programs)
     is_k = config.layout == "k_contiguous"
     storage = world.empty(
         shape if is_k else (shape[0], shape[2], shape[1]), problem.dtype,
@@ -158,17 +161,21 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
+        # Peers fetch from the copy: my kernel, which follows it, says that it is there.
+        a = _aligned.aligned(a, room, config, config.programs)
         if world.passive:
             stand_in(world, flags.ready, flags.done[:busy], flags.epochs)
             return out
         bias = given[0] if given else None
+        [b] = rooms.wide(b)
         _hbm_buffer_kernel[(config.programs,)](
             *arguments(problem, config, a, buffer, b, out, bias, flags, world),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return out
 
-    return Plan(world, problem, config, (*flags, storage), launch)
+    spaces = (*flags, storage) if room is None else (*flags, storage, room)
+    return Plan(world, problem, config, spaces, launch)
 
 
 def _multiply_nothing(problem: Problem, config: Config) -> Callable[..., torch.Tensor]:
@@ -212,7 +219,8 @@ def arguments(
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = _gemm.constants(
         _fetchers.Fetch, size=problem.size, by_k=problem.shard == "k",
-        per_shard=triton.cdiv(a.shape[1], config.tile_k), per_flag=_per_flag(problem, config),
+        per_shard=triton.cdiv(a.shape[1], config.tile_k), cols=problem.shard_shape[1],
+        per_flag=_per_flag(problem, config),
         wide=_wide(problem, config, hint_of(a)), fetchers=config.fetchers,
         first_fetchers=config.first_fetchers or config.fetchers,
         most_fetchers=config.most_fetchers, stages=config.fetch_stages, ahead=_ahead(config, a),

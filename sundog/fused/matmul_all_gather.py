@@ -17,7 +17,7 @@ import triton.language as tl
 from ..device import context, signal, tiles, trace
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree, barrier_flags
-from . import _gemm, _matmul_reduce
+from . import _aligned, _gemm, _matmul_reduce
 from ._call import by_rows, call_matrices, check_matrices, check_tensors, resident
 from ._matmul_reduce import Config, Problem, default, inputs, space, valid
 
@@ -123,10 +123,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, f"{OP}.push", problem, config, refused)
     flags = barrier_flags(world, OP, config.programs, "ready", "done")
+    rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
-        x, y, shape = _matmul_reduce.given(problem, config, a, b)
+        x, y, shape = _matmul_reduce.given(problem, config, *rooms.wide(a, b))
         constants = _matmul_reduce.constants(world, problem, config, problem.m)
         _all_gather_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, *flags, world.ctx, problem.m,

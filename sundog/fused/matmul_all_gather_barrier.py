@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..ops.op import Plan, agree
-from . import _gemm, _matmul_reduce
+from . import _aligned, _gemm, _matmul_reduce
 from ._matmul_reduce import Config, Problem, default, inputs, space, valid
 from .matmul_all_gather import cases, cost, reference
 
@@ -30,11 +30,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     product = world.empty((problem.m, problem.n), kind, f"{OP}.product")
     then = _matmul_reduce.collective(world, "all_gather", product.numel(), kind)
     whole = world.empty((problem.size * problem.m, problem.n), kind, f"{OP}.whole")
+    rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
         bias = added[0] if added else None
-        _gemm.matmul(a, b, product, bias, problem.activation, config, config.programs)
+        x, y = rooms.wide(a, b)
+        _gemm.matmul(x, y, product, bias, problem.activation, config, config.programs)
         flat = out.is_contiguous()
         then.launch(product.view(-1), (out if flat else whole).view(-1))
         if not flat:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..ops.op import Plan, agree
-from . import _gemm, _matmul_reduce, matmul_all_reduce
+from . import _aligned, _gemm, _matmul_reduce, matmul_all_reduce
 from ._matmul_reduce import Config, Problem, default, inputs, space
 from .matmul_all_reduce import cost, reference
 
@@ -39,9 +39,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     partial = world.empty((problem.m, problem.n), problem.dtype, f"{OP}.partial")
     numel = problem.m * problem.n
     then = _matmul_reduce.collective(world, "all_reduce", numel, problem.dtype)
+    rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        _gemm.matmul(a, b, partial, None, None, config, config.programs)
+        x, y = rooms.wide(a, b)
+        _gemm.matmul(x, y, partial, None, None, config, config.programs)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), (out if flat else partial).view(-1))
         if not flat:

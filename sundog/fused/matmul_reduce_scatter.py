@@ -22,7 +22,7 @@ import triton.language as tl
 from ..device import signal, tiles
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree
-from . import _matmul_reduce
+from . import _aligned, _matmul_reduce
 from ._call import by_rows, resident
 from ._matmul_reduce import Config, Problem, default, inputs, space, uneven
 
@@ -121,10 +121,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     rows = _matmul_reduce.slice_rows(problem)
     inbox, view = _matmul_reduce.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
     world.barrier()  # everybody's flags are zero before the first signal
+    rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *added, out = rest
-        x, y, shape = _matmul_reduce.given(problem, config, a, b)
+        x, y, shape = _matmul_reduce.given(problem, config, *rooms.wide(a, b))
         constants = _matmul_reduce.constants(world, problem, config, rows)
         _reduce_scatter_kernel[(config.programs,)](
             x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,

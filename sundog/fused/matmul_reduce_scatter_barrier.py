@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..ops.op import Plan, agree
-from . import _gemm, _matmul_reduce, matmul_reduce_scatter
+from . import _aligned, _gemm, _matmul_reduce, matmul_reduce_scatter
 from ._matmul_reduce import Config, Problem, default, inputs, space, uneven
 from .matmul_reduce_scatter import cost, reference
 
@@ -43,9 +43,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     numel = problem.m // problem.size * problem.n
     then = _matmul_reduce.collective(world, "reduce_scatter", numel, problem.dtype)
     spare = torch.empty(numel, dtype=problem.dtype, device=world.device)
+    rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        _gemm.matmul(a, b, partial, None, None, config, config.programs)
+        x, y = rooms.wide(a, b)
+        _gemm.matmul(x, y, partial, None, None, config, config.programs)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), out.view(-1) if flat else spare)
         if not flat:
