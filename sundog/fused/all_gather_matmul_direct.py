@@ -6,9 +6,11 @@ first stride is the distance between two heaps, makes it the loop of _gemm.py. E
 that are not evenly spaced) blocks are read by pointers, peer by peer. Over a link every block of A
 would cross N / tile_n times: hbm_buffer moves it once.
 
-All ranks take the blocks in the same order, rank 0's shard first. So those that share a GPU read
-the same ones at about the same time, out of its L2 cache; and bits are those of a GEMM with A
-gathered, the same on all ranks with the same B. docs/fused.md has the times.
+Ranks that share a GPU take the blocks in the same order, rank 0's shard first: they read the same
+ones at about the same time, out of its L2 cache; and bits are those of a GEMM with A gathered, the
+same on all ranks with the same B. Ranks with a GPU each begin with their own shard (`own_first`),
+so that no two of them read from one peer at a time; along K, two ranks with the same B may then
+differ in the last bit. docs/fused.md has the times.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
 from . import _aligned, _gemm, _workers
 from . import all_gather_matmul_barrier as barrier
-from ._call import fitting, hint_of, resident
+from ._call import FEW_SMS, fitting, hint_of, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ _FARTHEST = 1 << 40  # bytes: a stride of TMA is less
 
 @dataclass(frozen=True)
 class Config(_gemm.Grid):
-    """A type of its own: it says which algorithms take a config."""
+    own_first: bool = False  # each rank begins with its own shard, instead of all with rank 0's
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -54,14 +56,19 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [Config(**dataclasses.asdict(each)) for each in barrier.space(problem)]
+    return [
+        Config(**dataclasses.asdict(each), own_first=own_first)
+        for each in barrier.space(problem)
+        for own_first in (False, True)
+    ]
 
 
 def default(problem: Problem, num_sms: int) -> Config:
     m, k = problem.shard_shape
     base = fitting(problem.m, m, problem.n, k, problem.dtype, num_sms)
     outputs = _workers.outputs(problem, base["tile_m"], base["tile_n"])
-    return Config(**base, group_m=_GROUP, programs=max(1, min(num_sms, outputs)))
+    programs = max(1, min(num_sms, outputs))
+    return Config(**base, group_m=_GROUP, programs=programs, own_first=num_sms > FEW_SMS)
 
 
 class _Flags(NamedTuple):
@@ -77,6 +84,7 @@ class _Shards(NamedTuple):
     by_k: tl.constexpr  # A is sharded along K, else along M
     per_shard: tl.constexpr  # blocks along K; dividing by a variable costs 4 % of the time
     cols: tl.constexpr  # of a shard, without padding
+    own_first: tl.constexpr  # see Config
     hint: tl.constexpr  # see tiles.hinted
     trace: tl.constexpr  # the clock of trace points, or 0
 
@@ -95,12 +103,13 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, cfg, shape):
         proxy.fence()  # what the peers wrote, before my loads by descriptor
     away = tiles.distances(ctx, cfg.size)
     rows, cols = _workers.grid(a, out, cfg, shape)
+    first = rank if cfg.own_first else 0
     trace.begin(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)
     for tile in tl.range(program, rows * cols, tl.num_programs(0), flatten=shape.flat):
         i, j = _gemm.swizzle(tile, rows, cols, shape.group_m)
         acc = tl.zeros((shape.tile_m, shape.tile_n), tl.float32)
-        acc = _multiply(acc, a, parts, b, i, j * shape.tile_n, away, cfg, shape)
-        _workers.emit(a, out, to, bias, acc, i, j * shape.tile_n, 0, cfg, shape)
+        acc = _multiply(acc, a, parts, b, i, j * shape.tile_n, first, away, cfg, shape)
+        _workers.emit(a, out, to, bias, acc, i, j * shape.tile_n, first, cfg, shape)
     trace.end(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)
     # My loads of the peers' A before the flags: they may overwrite it when their kernel has ended.
     done = flags.done + program * cfg.size
@@ -109,12 +118,13 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, cfg, shape):
 
 
 @triton.jit
-def _multiply(acc, a, parts, b, i, col, away, cfg, shape):
-    """acc + A @ B, all blocks along K of row of tiles `i`."""
+def _multiply(acc, a, parts, b, i, col, first, away, cfg, shape):
+    """acc + A @ B, all blocks along K of row of tiles `i`; shards are counted from rank `first`."""
     per_peer = tl.cdiv(a.rows, shape.tile_m)
     row, owner = i % per_peer * shape.tile_m, i // per_peer
     if shape.a_kind == "view":
-        for peer in range(0 if cfg.by_k else owner, cfg.size if cfg.by_k else owner + 1):
+        for step in range(0 if cfg.by_k else owner, cfg.size if cfg.by_k else owner + 1):
+            peer = (first + step) % cfg.size
             there = tiles.of_rank(tiles.hinted(a, cfg.hint), peer, away)
             for k in tl.range(cfg.per_shard):
                 x = tiles.load(there, row, k * shape.tile_k, shape.tile_m, shape.tile_k)
@@ -122,9 +132,10 @@ def _multiply(acc, a, parts, b, i, col, away, cfg, shape):
                 acc = tl.dot(x, y, acc, input_precision="ieee")
     else:
         for block in tl.range(cfg.per_shard * cfg.size if cfg.by_k else cfg.per_shard):
-            peer, k = owner, block
+            step, k = owner, block
             if cfg.by_k:
-                peer, k = block // cfg.per_shard, block % cfg.per_shard
+                step, k = block // cfg.per_shard, block % cfg.per_shard
+            peer = (first + step) % cfg.size if cfg.own_first else step
             x = _described(parts, peer, row, k * shape.tile_k, shape)
             y = _workers.block_of_b(b, a, peer, k, col, 0, cfg, shape)
             acc = tl.dot(x, y, acc, input_precision="ieee")
@@ -183,7 +194,7 @@ def arguments(
     shards = _gemm.constants(
         _Shards, size=problem.size, by_k=problem.shard == "k",
         per_shard=triton.cdiv(a.shape[1], config.tile_k), cols=problem.shard_shape[1],
-        hint=hint_of(a), trace=world.trace,
+        own_first=config.own_first, hint=hint_of(a), trace=world.trace,
     )  # fmt: skip
     flat = to is not None or _gemm.room_beside(config, a.itemsize, out.itemsize)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)

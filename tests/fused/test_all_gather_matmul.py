@@ -20,9 +20,11 @@ from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused._fetchers import Flags
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
+from sundog.hardware.description import read as read_hardware
 from sundog.ops import load
 from sundog.ops.select import Entry, choose, entries, user_file, write_entries
 from sundog.tools._launches import record
+from sundog.tools.predict.simulated import Simulation, call_of, simulated
 
 from . import A_FEW, Run, answers, assembly, compare, compiled, spills
 
@@ -113,6 +115,28 @@ def test_direct_adds_as_a_gemm_does(run: Run) -> None:
     for ((gathered, _),), ((read, want),) in zip(*results, strict=True):
         assert torch.equal(gathered, read)
         assert not torch.equal(read, want)
+
+
+@both_ways
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_direct_beginning_with_the_own_shard(run: Run, problem_of: type, descriptors: bool) -> None:
+    options: Any = dict(descriptors=descriptors, num_warps=4, programs=2, own_first=True)
+    compare(run(answers(direct, problem_of(3), direct.Config(16, 16, 16, **options)), 3))
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(("shard", "programs"), [("k", 4), ("m", 1)])
+def test_direct_spreads_its_reads_over_the_peers(shard: str, programs: int) -> None:
+    """In simulated time, over slow links: rank 0 first, one peer serves all others at a time."""
+    slow = read_hardware("h200x8").changed({"link.rate": 1e9, "link.pair_rate": 1e9})
+    problem = direct.Problem(128, 32, 512, F16, 4, shard)
+
+    def seconds(own_first: bool) -> float:
+        options: Any = dict(num_warps=4, programs=programs, own_first=own_first)
+        call = call_of(direct, problem, direct.Config(32, 32, 64, **options))
+        return simulated(Simulation(call, slow, 4, 1 << 24)).seconds
+
+    assert seconds(True) < 0.8 * seconds(False)
 
 
 @both_ways
