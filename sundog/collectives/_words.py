@@ -11,9 +11,13 @@ import triton.language as tl
 
 from ..device import signal
 
-__all__ = ["BITS", "element", "load_word", "wait_words"]
+__all__ = ["BITS", "POLLS", "element", "load_word", "wait_words"]
 
 BITS = tl.constexpr(32)  # of data in a word, below the epoch
+# How a reader looks at a word: by an atomic that adds nothing, which the cache works on in turn, or
+# by a volatile load, which is a relaxed access too and may bring several words at once.
+POLLS = ("atomic", "load")
+_ATOMIC = tl.constexpr(POLLS[0])
 
 
 @triton.jit
@@ -51,30 +55,33 @@ def element(word, part: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr):
+def wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr, POLL: tl.constexpr = _ATOMIC):
     """Every rank's words, once none is of an earlier epoch; bounded as `signal.wait` is."""
     limit = tl.cast(signal._LOOK_EVERY, tl.int64)
     polls = limit * 0
-    words, late = _look(words, boxes, stride, epoch, SIZE)
+    words, late = _look(words, boxes, stride, epoch, SIZE, POLL)
     while (late > 0) & (polls < limit):
         polls += 1
         if polls % signal._LOOK_EVERY == 0:
             limit = signal._polls_allowed(ctx)
-        words, late = _look(words, boxes, stride, epoch, SIZE)
+        words, late = _look(words, boxes, stride, epoch, SIZE, POLL)
     if late > 0:
         _run_out(boxes, stride, words, epoch, ctx, SIZE)
     return words
 
 
 @triton.jit
-def _look(words, boxes, stride, epoch, SIZE: tl.constexpr):
+def _look(words, boxes, stride, epoch, SIZE: tl.constexpr, POLL: tl.constexpr):
     """Those words that are missing, as they are now, all loads at once; are some still missing?"""
     found = ()
     for peer in tl.static_range(SIZE):
         missing = _is_late(words[peer], epoch)
         place = boxes + peer * stride
         # Relaxed: the word that has the epoch has the data.
-        seen = tl.atomic_add(place, words[peer] * 0, mask=missing, sem="relaxed", scope="sys")
+        if POLL == "load":
+            seen = tl.load(place, mask=missing, other=0, volatile=True)
+        else:
+            seen = tl.atomic_add(place, words[peer] * 0, mask=missing, sem="relaxed", scope="sys")
         found = found + (tl.where(missing, seen, words[peer]),)  # type: ignore[assignment]
     late = _is_late(found[0], epoch)  # type: ignore[misc]
     for peer in tl.static_range(1, SIZE):

@@ -36,6 +36,7 @@ LARGEST = 64 << 10  # bytes: one program has one tile, and all of them are resid
 class Config:
     block: int = 256  # elements of a program, all of them at once
     num_warps: int = 1
+    poll: str = "atomic"  # or "load": see _words.POLLS
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -44,6 +45,8 @@ def valid(problem: Problem, config: Config) -> str | None:
         return f"low_latency of {problem.dtype}: a word has room for 4 bytes; use one_shot"
     if nbytes > LARGEST:
         return f"low_latency of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
+    if config.poll not in _words.POLLS:
+        return f"poll {config.poll!r}: expected one of {', '.join(_words.POLLS)}"
     if config.block < 2:
         return f"block {config.block}: a program takes at least 2 elements"
     return _reduce.refused(config.block, 1, config.num_warps)
@@ -51,9 +54,10 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 def space(problem: Problem) -> list[Config]:
     return [
-        Config(block, num_warps)
+        Config(block, num_warps, poll)
         for block in (64, 128, 256, 512, 1024)
         for num_warps in (1, 2, 4, 8)
+        for poll in _words.POLLS
         if 2 <= block // (32 * num_warps) <= 16
     ]
 
@@ -75,10 +79,11 @@ def cases(size: int) -> list[Problem]:
 @triton.jit
 def _low_latency_kernel(
     x, out, boxes, epochs, ctx, numel, stride,
-    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr,
-    TRACE: tl.constexpr,
+    OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    POLL: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """`boxes`: of two epochs, for every rank, `stride` words. PER: elements in a word."""
+    """`boxes`: of two epochs, for every rank, `stride` words."""
+    PER: tl.constexpr = 2 if x.dtype.element_ty.primitive_bitwidth == 16 else 1  # in a word
     program = tl.program_id(0)
     # These loads wait for memory together: none needs what another one brings.
     at = program * BLOCK + tl.arange(0, BLOCK // PER)
@@ -101,7 +106,7 @@ def _low_latency_kernel(
         tl.atomic_xchg(place, word, mask=others, sem="relaxed", scope="sys")
         words = words + (tl.where(others, (epoch - 1) << _words.BITS, word),)  # type: ignore[assignment]
     trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
-    words = _words.wait_words(words, boxes + box, stride, epoch, ctx, SIZE)
+    words = _words.wait_words(words, boxes + box, stride, epoch, ctx, SIZE, POLL)
     trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
     for part in tl.static_range(PER):
         total = _reduce.widen(_words.element(words[0], part, out.dtype.element_ty))
@@ -128,8 +133,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _low_latency_kernel[(programs,)](
             _reduce.storage(x), _reduce.storage(out), boxes, epochs, world.ctx,
-            problem.numel, stride, OP=op, SIZE=problem.size, BLOCK=config.block, PER=per,
-            TRACE=world.trace, num_warps=config.num_warps,
+            problem.numel, stride, OP=op, SIZE=problem.size, BLOCK=config.block,
+            POLL=config.poll, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -216,6 +216,20 @@ def test_two_halves_are_enough(algo: str) -> None:
     assert report.results == [[3 * n + 3.0 for n in range(6)]] * 3
 
 
+@pytest.mark.sim_only
+def test_words_that_are_polled_by_loads() -> None:
+    """A volatile load is a relaxed access, and a word that has the epoch has the data: no race."""
+
+    def main(world: sundog.World) -> list[float]:
+        x = [torch.full((300,), float(n + world.rank), dtype=torch.bfloat16) for n in range(4)]
+        config = find("all_reduce.low_latency").Config(64, 1, poll="load")
+        outs = [world.all_reduce(each, algo="low_latency", config=config) for each in x]
+        return [out[299].item() for out in outs]
+
+    report = testing.check(main, 3, schedules=5)
+    assert report.results == [[3 * n + 3.0 for n in range(4)]] * 3
+
+
 @pytest.mark.parametrize("before", [(1 << 31) - 2, (1 << 32) - 2])
 def test_low_latency_passes_the_end_of_32_bits(run: Run, before: int) -> None:
     """A word has 32 bits of the epoch: no old one may be taken for a new one where they wrap."""
@@ -234,10 +248,11 @@ def test_low_latency_passes_the_end_of_32_bits(run: Run, before: int) -> None:
     assert run(main, 2) == [[2 * n + 1.0 for n in range(5)]] * 2
 
 
-def test_a_late_rank_is_named_by_low_latency(run: Run, backend: str) -> None:
+@pytest.mark.parametrize("poll", ["atomic", "load"])
+def test_a_late_rank_is_named_by_low_latency(run: Run, backend: str, poll: str) -> None:
     def main(world: sundog.World) -> str:
         module, problem = find("all_reduce.low_latency"), Problem(300, torch.bfloat16, 3)
-        plan = module.plan(world, problem, module.Config())
+        plan = module.plan(world, problem, module.Config(poll=poll))
         x = torch.ones(300, dtype=torch.bfloat16, device=world.device)
         if world.rank != 1:
             plan(x, torch.empty_like(x))
