@@ -43,8 +43,10 @@ def _tests(names: str) -> list[str]:
 
 def _others(*folders: str) -> list[str]:
     """Return the test files of these folders that no list here names, so that new ones run."""
-    known = {*WORLD, *GRAPHS, "tests/world/test_heap.py"}
+    known = {*WORLD, *GRAPHS, *MOVES, *SUMS, *GATHERED, *FUSED, *STRESS, *GLUON}
+    known.add("tests/world/test_heap.py")
     known.add("tests/world/test_expired.py")  # sim and shm alone; tests/gpu has its twin
+    known.update(_tests("fused/test_fused_mutants fused/test_gpu_limits fused/test_valid"))  # CPU
     files = (path for folder in folders for path in sorted((ROOT / folder).glob("test_*.py")))
     return [name for path in files if (name := str(path.relative_to(ROOT))) not in known]
 
@@ -65,6 +67,7 @@ GATHERED = _tests("fused/test_all_gather_matmul")
 FUSED = _tests("fused/test_gemm fused/test_matmul_reduce fused/test_tile_views")
 GRAPHS = _tests("world/test_capture world/test_streams backends/test_cuda_graph test_tutorials")
 STRESS = ["tests/collectives/test_stress.py"]
+GLUON = _tests("collectives/test_gluon_all_gather device/test_gluon_device")
 OTHERS = [*_others("tests/world", "tests/ops"), "tests/test_tutorials.py"]
 
 # Stages run one after the other, the parts of a stage at the same time. Processes that share a GPU
@@ -78,14 +81,9 @@ STAGES = [
         *Part("gathered", "virtual", GATHERED).shared(2),
         Part("fused", "virtual", FUSED),
         Part("graphs", "virtual", [*GRAPHS, "tests/backends/test_seam.py"]),
-        Part(
-            "gluon",
-            "virtual",
-            [
-                *_tests("collectives/test_gluon_all_gather device/test_gluon_device"),
-                "tests/tools/tune",
-            ],
-        ),
+        Part("gluon", "virtual", [*GLUON, "tests/tools/tune"]),
+        *Part("newer", "virtual", _others("tests/collectives", "tests/fused")).shared(3),
+        Part("torch", "virtual", ["tests/inside_torch"]),
         Part("probe", "virtual", ["tests/tools/probe"]),
         Part("pcie", "virtual", [*WORLD, "tests/backends/test_link.py"], link="pcie"),
         Part("stress", "virtual", STRESS),
