@@ -16,7 +16,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1400,
-    "backends": 3790,
+    "backends": 3840,
     "checker": 4260,
     "collectives": 3525,
     "compat": 1300,

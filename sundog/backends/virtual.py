@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -61,6 +59,8 @@ class VirtualShared:
     meetings: dict[str, Meeting]
     polls: int
     num_sms: int
+    has_link: bool
+    records: list[torch.Tensor] = field(default_factory=list)  # of expired waits; kernels write it
 
 
 class VirtualBackend:
@@ -89,7 +89,8 @@ class VirtualBackend:
         return (self._shared.flags if is_flags else self._shared.segments)[rank]
 
     def record(self, num_words: int) -> torch.Tensor:
-        return pinned_words(num_words)
+        self._shared.records.append(pinned_words(num_words))
+        return self._shared.records[-1]
 
     def exchange(
         self,
@@ -176,7 +177,8 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
     machine = shared.machine
     hosts = []
     for rank in range(world_size):
-        mode = SynchronizeFirst(shared.gang.read_back, in_host_memory=bool(link) and rank > 0)
+        in_host_memory = bool(link) and rank > 0
+        mode = SynchronizeFirst(shared.gang.read_back, in_host_memory)
         prepare = functools.partial(_make_blas_handle, shared.streams[rank])
         hosts.append(machine.add_host(rank, _host(fn, shared, rank), [mode], prepare))
     try:
@@ -197,6 +199,7 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
 
 def _open(world_size: int, heap_size: int, timeout: float, link: str) -> VirtualShared:
     device = _device()
+    _finish_earlier()
     gpu = Gpu(device)
     # With a link, passive ranks need one SM each and rank 0 may fill the others. All ranks get the
     # same number, so that they plan the same.
@@ -225,6 +228,7 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Virtual
         {},
         max(int(timeout * polls_per_second(device.index)), 1),
         num_sms,
+        bool(link),
     )
 
 
@@ -322,37 +326,65 @@ def _make_blas_handle(stream: torch.cuda.Stream) -> None:
     torch.cuda.current_blas_handle()
 
 
-def tell_if_busy(
-    error: BaseException | None, is_idle: Callable[[], bool], seconds: float = 0.5
-) -> None:
-    """Say now what is raised when the GPU has finished, if that takes longer than a moment.
-
-    A rank may be late on the GPU, and its memory can't be freed before.
-    """
+def ends_soon(is_idle: Callable[[], bool], seconds: float = 0.5) -> bool:
+    """Return whether the GPU becomes idle within this time."""
     end = time.monotonic() + seconds
     while not is_idle():
         if time.monotonic() > end:
-            text = "".join(traceback.format_exception_only(type(error), error)).strip()
-            print(
-                f"sundog: {text}\nsundog: the run ends with this error when the GPU has finished "
-                "what the ranks launched.",
-                file=sys.stderr,
-                flush=True,
-            )
-            return
+            return False
         time.sleep(1e-3)
+    return True
+
+
+# Streams of failed worlds on which a rank was late, and the host memory that kernels there write.
+_unfinished: list[tuple[list[torch.cuda.Stream], list[torch.Tensor]]] = []
+
+
+def leave_running(shared: VirtualShared, streams: list[torch.cuda.Stream]) -> None:
+    """Let go of a world while a rank's kernels still run, so that its error is raised now.
+
+    torch gives the heaps' memory to nobody before these streams have ended. The rest is kept until
+    the next world, which waits for the same streams.
+    """
+    heaps = [*shared.segments, *shared.flags]
+    for heap in heaps:
+        for stream in streams:
+            heap.record_stream(stream)
+    pinned = [heap for heap in shared.segments if shared.has_link]
+    _unfinished.append((streams, [*shared.records, *pinned]))
+    failure = shared.machine.failure
+    assert failure is not None
+    if hasattr(failure, "add_note"):
+        failure.add_note(
+            "sundog: a rank is late, and the GPU still runs what it launched. The next world on "
+            "this GPU waits for that."
+        )
+
+
+def _finish_earlier() -> None:
+    """Wait for what failed worlds left on the streams that this one will use."""
+    while _unfinished:
+        streams, _ = _unfinished[-1]
+        for stream in streams:
+            stream.synchronize()
+        _unfinished.pop()
 
 
 def _end_kernels(shared: VirtualShared) -> None:
-    """After a failure, end the waits of what still runs, before its memory is freed."""
+    """After a failure, end the waits of what still runs, before its memory is freed.
+
+    A kernel that waits for nobody can't be ended: a rank may be late because of one.
+    """
     # From another pool than the ranks' streams: on one of those it would wait for its kernels.
     side = torch.cuda.Stream(shared.segments[0].device, priority=-1)
     try:
         for contexts in shared.contexts:
             contexts.end_waits(side)
-        busy = _streams(shared.segments[0].device.index).values()
-        tell_if_busy(shared.machine.failure, lambda: all(stream.query() for stream in busy))
-        torch.cuda.synchronize()
+        streams = list(_streams(shared.segments[0].device.index).values())
+        if ends_soon(lambda: all(stream.query() for stream in streams)):
+            torch.cuda.synchronize()
+        else:
+            leave_running(shared, [stream for stream in streams if not stream.query()])
     except RuntimeError as error:  # a GPU that has failed fails here too; report the first error
         assert shared.machine.failure is not None
         if hasattr(shared.machine.failure, "add_note"):

@@ -57,15 +57,39 @@ def test_kernels_give_up_before_hosts_do(rank_0: Any) -> None:
     assert rank_0.polls == POLLS * TIMEOUT / 2
 
 
-def test_on_virtual_an_error_is_told_while_the_gpu_is_busy(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A rank was late on the GPU by 5 s, and the error came with its kernels' end."""
-    error = WaitTimeout("rank 1 owes the signal", WaitRecord(0, 0, "flags", 1, 0, 1))
+class Stream:
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def test_on_virtual_an_error_is_raised_while_a_late_rank_keeps_the_gpu_busy() -> None:
+    """The error came only with the end of that rank's kernels: its memory was to be freed first."""
     looks: list[bool] = []
-    virtual.tell_if_busy(error, lambda: looks.append(True) or len(looks) > 2, seconds=60)
-    assert capsys.readouterr().err == "", "the GPU was idle soon"
-    virtual.tell_if_busy(error, lambda: False, seconds=0.01)
-    told = capsys.readouterr().err
-    assert "WaitTimeout: rank 1 owes the signal" in told
-    assert "when the GPU has finished" in told
+    assert virtual.ends_soon(lambda: looks.append(True) or len(looks) > 2, seconds=60)
+    assert not virtual.ends_soon(lambda: False, seconds=0.01)
+
+
+def test_the_next_world_waits_for_what_a_late_rank_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[tuple[Any, Any]] = []
+    heaps = [SimpleNamespace(record_stream=lambda s, n=n: marked.append((n, s))) for n in range(2)]
+    error = WaitTimeout("rank 1 owes the signal", WaitRecord(0, 0, "flags", 1, 0, 1))
+    shared: Any = SimpleNamespace(
+        segments=heaps,
+        flags=heaps,
+        records=[torch.zeros(6)],
+        has_link=False,
+        machine=SimpleNamespace(failure=error),
+    )
+    monkeypatch.setattr(virtual, "_unfinished", [])
+    stream: Any = Stream()
+    virtual.leave_running(shared, [stream])
+    assert marked == [(0, stream), (1, stream)] * 2, "torch keeps their memory until then"
+    assert virtual._unfinished[0][1] == shared.records, "the kernels write there"
+    assert "a rank is late, and the GPU still runs what it launched" in error.__notes__[0]
+    for _ in range(2):
+        virtual._finish_earlier()
+    assert stream.waited == 1
+    assert virtual._unfinished == []

@@ -319,16 +319,21 @@ def test_a_thread_of_a_rank_reads_its_result():
 
 
 @only_virtual
-def test_a_rank_that_is_late_on_the_gpu_is_named_before_it_has_come(capfd):
-    def main(world: World) -> None:
+def test_the_error_of_a_rank_that_is_late_on_the_gpu_does_not_wait_for_it():
+    def main(world: World, late: bool) -> float:
         x = torch.ones(100, device=world.device)
         world.all_reduce(x)
         world.barrier()
-        if world.rank == 1:
-            torch.cuda._sleep(8_000_000_000)  # 4 s
-        world.all_reduce(x)
+        if world.rank == 1 and late:
+            torch.cuda._sleep(16_000_000_000)  # 8 s
+        out = world.all_reduce(x)
         world.synchronize()
+        return out[0].item()
 
-    with pytest.raises(WaitTimeout, match="rank 1 owes the signal"):
-        sundog.run(main, 2, "virtual", timeout=1)
-    assert "the run ends with this error when the GPU has finished" in capfd.readouterr().err
+    begin = time.monotonic()
+    with pytest.raises(WaitTimeout, match="rank 1 owes the signal") as caught:
+        sundog.run(lambda world: main(world, True), 2, "virtual", timeout=1)
+    assert time.monotonic() - begin < 5
+    assert "the GPU still runs what it launched" in caught.value.__notes__[-1]
+    assert sundog.run(lambda world: main(world, False), 2, "virtual", timeout=1) == [2.0, 2.0]
+    assert time.monotonic() - begin > 6, "the next world waited for the late rank"
