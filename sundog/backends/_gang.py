@@ -11,6 +11,7 @@ together, none of them starts.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -122,6 +123,9 @@ class Device(Protocol):
     def current_stream(self) -> Any: ...
 
     def event(self, stream: Any) -> GpuEvent: ...
+
+    def show(self, stream: Any) -> None:
+        """Let threads of which no rank knows read what is on this stream."""
 
     def prepare(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Prepared: ...
 
@@ -249,6 +253,18 @@ class Gang:
         if not self._device.is_capturing():
             self._wait([self._device.event(self._device.current_stream())], "its stream", False)
 
+    def show(self) -> None:
+        """In a host: let a thread that no rank started read what is on the current stream.
+
+        Such a thread uses the default stream, which waits for no rank's by itself.
+        """
+        if self._has_readers() and not self._device.is_capturing():
+            self._device.show(self._device.current_stream())
+
+    def _has_readers(self) -> bool:
+        """Are there threads besides the hosts', the hub's and the one that called `run`?"""
+        return threading.active_count() > len(self._machine.hosts) + 2
+
     def _wait(self, events: list[GpuEvent], what: str, to_load: bool) -> None:
         if all(event.query() for event in events):
             return
@@ -310,6 +326,8 @@ class Gang:
 
     def _begin(self, flight: Flight) -> Any:
         answer = flight.prepared.start(flight.stream)
+        if self._has_readers():
+            self._device.show(flight.stream)
         if flight.queue is None:
             flight.queue = self._queues.setdefault(flight.place, Queue(flight.host.rank))
         flight.queue.add(flight.kind, flight.stream, self._device)

@@ -120,13 +120,20 @@ _BY_HOST = ("copy_", "zero_")
 class SynchronizeFirst(TorchFunctionMode):
     """Before torch makes the host wait for the GPU, let the other ranks' hosts do their part.
 
-    `in_host_memory`: so do a copy and a memset there, which CUDA lets the host wait for.
+    `in_host_memory`: so do a copy and a memset there, which CUDA lets the host wait for. `after`:
+    what follows every call of torch.
     """
 
-    def __init__(self, synchronize: Callable[[], None], in_host_memory: bool = False) -> None:
+    def __init__(
+        self,
+        synchronize: Callable[[], None],
+        in_host_memory: bool = False,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         self._synchronize = synchronize
         self._in_host_memory = in_host_memory
+        self._after = after
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -134,7 +141,9 @@ class SynchronizeFirst(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if waits(name, args, kwargs or {}) or (self._in_host_memory and name in _BY_HOST):
             self._synchronize()
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self._after()
+        return result
 
 
 class use_stream:
@@ -178,6 +187,10 @@ class Gpu:
         event = torch.cuda.Event()
         event.record(stream)
         return event
+
+    def show(self, stream: torch.cuda.Stream) -> None:
+        """Let the default stream wait for what is on this one; no stream waits for that one."""
+        torch.cuda.default_stream(self._index).wait_stream(stream)
 
     def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> GpuLaunch:
         with torch._C.DisableTorchFunction():  # only addresses are read: nothing to wait for

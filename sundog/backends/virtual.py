@@ -178,7 +178,7 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
     hosts = []
     for rank in range(world_size):
         in_host_memory = bool(link) and rank > 0
-        mode = SynchronizeFirst(shared.gang.read_back, in_host_memory)
+        mode = SynchronizeFirst(shared.gang.read_back, in_host_memory, shared.gang.show)
         prepare = functools.partial(_make_blas_handle, shared.streams[rank])
         hosts.append(machine.add_host(rank, _host(fn, shared, rank), [mode], prepare))
     try:

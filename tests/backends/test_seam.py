@@ -94,6 +94,9 @@ class Pretended:
         latest = [f for f in self.flying if f.kernel.name.endswith(str(stream))]
         return latest[-1] if latest else Flying(self, Kernel("nothing"))
 
+    def show(self, stream: int) -> None:
+        self.log.append(f"show {stream}")
+
     def prepare(self, kernel: Kernel, grid: Any, args: tuple, kwargs: dict) -> Prepared:
         return Prepared(self, kernel)
 
@@ -375,3 +378,21 @@ def test_an_error_of_the_gpu_reaches_the_caller():
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         Bench(host).check()
+
+
+@pytest.mark.parametrize("foreign", [0, 1])
+def test_a_thread_that_no_rank_started_sees_what_was_launched(foreign, monkeypatch):
+    """Beside such threads the default stream, which they use, waits for the ranks' streams."""
+    ranks, machine, caller = 2, 1, 1
+    count = ranks + machine + caller + foreign
+    monkeypatch.setattr("sundog.backends._gang.threading.active_count", lambda: count)
+
+    def host(bench: Bench) -> None:
+        bench.launch(Kernel(f"k{bench.machine.host.rank}"))
+        bench.gang.show()  # as after every call of torch
+
+    log = Bench(host, host).check().device.log
+    shown = [each for each in log if each.startswith("show")]
+    assert sorted(shown) == sorted(2 * foreign * ["show 0", "show 1"])
+    for rank in range(2 * foreign):
+        assert log.index(f"start k{rank}") < log.index(f"show {rank}")

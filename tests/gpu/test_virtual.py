@@ -319,6 +319,28 @@ def test_a_thread_of_a_rank_reads_its_result():
 
 
 @only_virtual
+def test_a_thread_that_no_rank_started_reads_a_result():
+    """It reads on the default stream, which waits for the ranks' streams while there is one."""
+    given: queue.Queue = queue.Queue()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(torch.cuda.current_stream).result()  # its thread is there before the ranks
+
+        def main(world: World) -> list[float]:
+            x = torch.full((1 << 20,), world.rank + 1.0, device=world.device)
+            world.all_reduce(x)  # its plan is made, and its kernel loaded
+            world.barrier()
+            if world.rank > 0:
+                return world.all_reduce(x).unique().tolist()
+            read = threads.submit(lambda: given.get().unique().tolist())
+            torch.cuda._sleep(200_000_000)  # a tenth of a second
+            given.put(world.all_reduce(x) * 2)
+            world.synchronize()
+            return read.result()
+
+        assert sundog.run(main, 4, "virtual") == [[20.0], [10.0], [10.0], [10.0]]
+
+
+@only_virtual
 def test_the_error_of_a_rank_that_is_late_on_the_gpu_does_not_wait_for_it():
     def main(world: World, late: bool) -> float:
         x = torch.ones(100, device=world.device)
