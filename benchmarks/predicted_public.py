@@ -23,7 +23,7 @@ from benchmarks.published_kernels import (
 )
 from benchmarks.result_files import Figures
 from sundog.hardware.description import Hardware, read
-from sundog.ops import op as ops
+from sundog.ops import load as ops
 from sundog.predict.expected import time
 from sundog.tools.calibrate_command import fit
 from sundog.tools.predict.simulated import Simulation, call_of, simulated

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.result_files import read_result, result_paths
 from sundog.hardware.description import Hardware
-from sundog.ops import op as ops
+from sundog.ops import load as ops
 from sundog.ops.op import OPS
 from sundog.predict.expected import time
 from sundog.predict.parts import Time

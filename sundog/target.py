@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["GPU_HEAP", "Footprint", "Target", "has_gpu", "key_of", "of"]
+__all__ = ["GPU_HEAP", "SIMULATOR", "Footprint", "Target", "has_gpu", "key_of", "of"]
 
+SIMULATOR = "the simulator"  # what stands for a target where there is no GPU
 GPU_HEAP = 4 << 30  # bytes of a rank's heap on a GPU, by default
 
 # CUDA's table of technical specifications: resident blocks per SM. Torch does not report it.
@@ -106,7 +107,7 @@ def of(device: torch.device) -> Target:
 
 def key_of(device: torch.device) -> str:
     """The name under which configs measured on a device are stored."""
-    return of(device).key if device.type == "cuda" else "the simulator"
+    return of(device).key if device.type == "cuda" else SIMULATOR
 
 
 @functools.cache

@@ -43,7 +43,7 @@ class Meeting:
     def exchange(self, value: Any, what: str, kind: Exchange = Exchange.VALUES) -> list[Any]:
         machine = self._machine
         # Each rank gets a copy of its own, as it would from another process.
-        self._values[machine.host.rank] = encode(value, what, kind.may_pickle)
+        self._values[machine.host.rank] = encode(value, what, kind is Exchange.PICKLED)
         missing = [rank for rank in self._ranks if rank not in self._values]
         ranks = ", ".join(map(str, missing))
         waits_for = f"rank{'s' if len(missing) > 1 else ''} {ranks} at a {what}"
@@ -61,7 +61,7 @@ class Meeting:
                 machine.checker.world_barrier(streams)
             for host in waiting:
                 machine.wake(host, everyone)
-        return [decode(each, "a value", kind.may_pickle) for each in everyone]
+        return [decode(each, "a value", kind is Exchange.PICKLED) for each in everyone]
 
 
 def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:

@@ -88,7 +88,9 @@ class Pending:
 
     def _value(self, rank: int) -> Any:
         data = self.store.get(f"{self.prefix}/{rank}")
-        return decode(data, f"the value of rank {rank} at a {self.what}", self.kind.may_pickle)
+        return decode(
+            data, f"the value of rank {rank} at a {self.what}", self.kind is Exchange.PICKLED
+        )
 
     def timed_out(self, rank: int, seconds: float) -> PeerLost:
         return PeerLost(
@@ -179,7 +181,7 @@ class StoreExchange:
 
 
 def _packed(value: Any, what: str, kind: Exchange) -> bytes:
-    data = encode(value, what, kind.may_pickle)
+    data = encode(value, what, kind is Exchange.PICKLED)
     if len(data) > _LARGEST:
         raise ValueError(
             f"{what}: {len(data):,} bytes to exchange, and the store takes {_LARGEST:,}. Exchange "

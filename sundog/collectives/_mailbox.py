@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +28,7 @@ from ._copy import Config, default_config
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["NOTHING", "SLOTS", "Mail", "Message", "default_mail"]
+__all__ = ["NOTHING", "SLOTS", "Mail", "Message", "default_mail", "messages"]
 
 SLOTS = tl.constexpr(4)
 NOTHING = -1  # in place of a length: no message, not even an empty one
@@ -173,3 +175,13 @@ class Mail:
         if capturing:
             self._captured[messages] = found
         return found
+
+
+def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple[Message, ...]:
+    """One per peer, from the splits, in units of `nbytes`."""
+    starts = [nbytes * n for n in accumulate(sent, initial=0)]
+    places = [nbytes * n for n in accumulate(received, initial=0)]
+    return tuple(
+        (starts[peer], nbytes * sent[peer], places[peer], nbytes * received[peer])
+        for peer in range(len(sent))
+    )

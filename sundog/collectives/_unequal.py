@@ -17,12 +17,12 @@ from ..errors import RankMismatch
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_contiguous, check_out, on_stream
 from ..ops.op import Plan
 from ._copy import Config, wrong_programs
-from ._mailbox import Mail, default_mail
+from ._mailbox import Mail, default_mail, messages
 
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["gather_unequal", "mail_plan"]
+__all__ = ["gather_unequal", "send_unequal"]
 
 _USUAL = 1 << 20  # bytes of a part that the boxes are made for; any others go through them too
 
@@ -45,14 +45,39 @@ def gather_unequal(
     result = out
 
     def run() -> torch.Tensor:
-        plan = mail_plan(world, "all_gather", options, list(splits), _compare_splits)
+        plan = _mail_plan(world, "all_gather", options, list(splits), _compare_splits)
         plan.launch(x.view(-1), result.view(-1), told)
         return result
 
     return on_stream(world, ASYNC_STREAM, run, x) if options.async_op else run()
 
 
-def mail_plan(
+def send_unequal(
+    world: World, x: torch.Tensor, out: torch.Tensor | None, in_splits: Sequence[int] | None,
+    out_splits: Sequence[int] | None, options: CallOptions,
+) -> Any:  # fmt: skip
+    """Send part i of x to rank i. A rank knows its own splits and nobody else's."""
+    if in_splits is None or out_splits is None:
+        raise ValueError("all_to_all: give in_splits and out_splits, or neither")
+    rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
+    _check_sums(world, "in_splits", in_splits, rows, "x")
+    num_out = sum(out_splits)
+    if out is None:
+        out = torch.empty((num_out, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    _check_sums(world, "out_splits", out_splits, out.shape[0] if out.dim() else 1, "out")
+    check_out("all_to_all", x, out, num_out * row)
+    told = messages(in_splits, out_splits, row * x.itemsize)
+    result = out
+
+    def run() -> torch.Tensor:
+        plan = _mail_plan(world, "all_to_all", options, told, _compare_sent)
+        plan.launch(x.view(-1), result.view(-1), told)
+        return result
+
+    return on_stream(world, ASYNC_STREAM, run, x) if options.async_op else run()
+
+
+def _mail_plan(
     world: World, op: str, options: CallOptions, mine: Any, compare: Callable[[list[Any]], None]
 ) -> Plan:
     """The boxes of this stream: any sizes go through them. `compare` gets every rank's `mine`."""
@@ -100,4 +125,27 @@ def _check_splits(world: World, splits: Sequence[int], rows: int) -> None:
         raise ValueError(
             f"all_gather: x has {rows} rows, but splits {list(splits)} says "
             f"{splits[world.rank]} for rank {world.rank}"
+        )
+
+
+def _compare_sent(everyone: list[Any]) -> None:
+    """The first splits are compared here, later ones by the kernel."""
+    for i, ours in enumerate(everyone):
+        for j, theirs in enumerate(everyone):
+            if ours[j][1] != theirs[i][3]:
+                raise RankMismatch(
+                    f"all_to_all: rank {i} sends {ours[j][1]} bytes to rank {j}, which expects "
+                    f"{theirs[i][3]}: in_splits[{j}] here must be out_splits[{i}] there"
+                )
+
+
+def _check_sums(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
+    if len(splits) != world.size or any(n < 0 for n in splits):
+        raise ValueError(
+            f"all_to_all: {name} {list(splits)} must be {world.size} numbers, 0 or more"
+        )
+    if sum(splits) != rows:
+        raise ValueError(
+            f"all_to_all: {name} {list(splits)} add up to {sum(splits)}, but {tensor} has {rows} "
+            "rows"
         )

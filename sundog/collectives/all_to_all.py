@@ -3,38 +3,24 @@
 What the op is. Equal parts go straight to their place (all_to_all_push.py), others through
 mailboxes (all_to_all_mail.py): where a part goes in the peer's output depends on what the others
 send there, which a rank does not know.
-
-All-to-all of unequal parts, as a rank calls it: it knows its own splits and nobody else's.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import RankMismatch
-from ..ops.dispatch import (
-    ASYNC_STREAM,
-    CallOptions,
-    call,
-    check_contiguous,
-    check_out,
-    on_stream,
-    repeated,
-)
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
 from ..ops.op import Cost
 from ._copy import random_tensor
-from ._mailbox import Message
 
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Problem", "all_to_all", "by_mail", "cases", "cost", "inputs", "messages", "reference"]
+__all__ = ["Problem", "all_to_all", "cases", "cost", "inputs", "reference"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,9 @@ def all_to_all(
         return out
     check_contiguous("all_to_all", x=x)
     if in_splits is not None or out_splits is not None:
-        return by_mail(world, x, out, in_splits, out_splits, options)
+        from ._unequal import send_unequal  # most calls have no splits
+
+        return send_unequal(world, x, out, in_splits, out_splits, options)
     rows = x.shape[0] if x.dim() else 1
     if rows % world.size:
         raise ValueError(
@@ -109,62 +97,3 @@ def all_to_all(
     check_out("all_to_all", x, out, x.numel())
     problem = Problem(x.numel() // world.size, x.dtype, world.size)
     return call(world, "all_to_all", problem, {"x": x, "out": out}, options, asked)
-
-
-def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple[Message, ...]:
-    """One per peer, from the splits, in units of `nbytes`."""
-    starts = [nbytes * n for n in accumulate(sent, initial=0)]
-    places = [nbytes * n for n in accumulate(received, initial=0)]
-    return tuple(
-        (starts[peer], nbytes * sent[peer], places[peer], nbytes * received[peer])
-        for peer in range(len(sent))
-    )
-
-
-def by_mail(
-    world: World, x: torch.Tensor, out: torch.Tensor | None, in_splits: Sequence[int] | None,
-    out_splits: Sequence[int] | None, options: CallOptions,
-) -> Any:  # fmt: skip
-    from ._unequal import mail_plan  # only where parts are not equal
-
-    if in_splits is None or out_splits is None:
-        raise ValueError("all_to_all: give in_splits and out_splits, or neither")
-    rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
-    _check_splits(world, "in_splits", in_splits, rows, "x")
-    num_out = sum(out_splits)
-    if out is None:
-        out = torch.empty((num_out, *x.shape[1:]), dtype=x.dtype, device=x.device)
-    _check_splits(world, "out_splits", out_splits, out.shape[0] if out.dim() else 1, "out")
-    check_out("all_to_all", x, out, num_out * row)
-    told = messages(in_splits, out_splits, row * x.itemsize)
-    result = out
-
-    def run() -> torch.Tensor:
-        plan = mail_plan(world, "all_to_all", options, told, _compare_splits)
-        plan.launch(x.view(-1), result.view(-1), told)
-        return result
-
-    return on_stream(world, ASYNC_STREAM, run, x) if options.async_op else run()
-
-
-def _compare_splits(everyone: list[Any]) -> None:
-    """The first splits are compared here, later ones by the kernel."""
-    for i, ours in enumerate(everyone):
-        for j, theirs in enumerate(everyone):
-            if ours[j][1] != theirs[i][3]:
-                raise RankMismatch(
-                    f"all_to_all: rank {i} sends {ours[j][1]} bytes to rank {j}, which expects "
-                    f"{theirs[i][3]}: in_splits[{j}] here must be out_splits[{i}] there"
-                )
-
-
-def _check_splits(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
-    if len(splits) != world.size or any(n < 0 for n in splits):
-        raise ValueError(
-            f"all_to_all: {name} {list(splits)} must be {world.size} numbers, 0 or more"
-        )
-    if sum(splits) != rows:
-        raise ValueError(
-            f"all_to_all: {name} {list(splits)} add up to {sum(splits)}, but {tensor} has {rows} "
-            "rows"
-        )

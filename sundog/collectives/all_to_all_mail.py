@@ -13,8 +13,8 @@ import torch
 from ..ops.op import Plan, agree
 from . import _copy
 from ._copy import Config, wrong_programs
-from ._mailbox import Mail, default_mail
-from .all_to_all import Problem, cost, inputs, messages, reference
+from ._mailbox import Mail, default_mail, messages
+from .all_to_all import Problem, cost, inputs, reference
 
 if TYPE_CHECKING:
     from ..world.world import World

@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction
 
 from ..dataset.triton.compile import gpu_target, source_of
 from ..errors import SundogError
-from ..world.poison import heaps
+from ..world.tensors import heaps
 
 __all__ = ["CTX", "DATA", "FEW", "FLAGS", "Pointer", "RecordedLaunch", "compile_launch", "pointer"]
 

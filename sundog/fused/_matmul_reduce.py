@@ -23,7 +23,8 @@ import triton.language as tl
 from .. import gpu_limits
 from ..device import context, signal, tiles, trace
 from ..ops.dispatch import CallOptions, decide
-from ..ops.op import Plan, find
+from ..ops.load import find
+from ..ops.op import Plan
 from . import _gemm
 from ._call import call_matrices, check_matrices, check_tensors, fitting
 

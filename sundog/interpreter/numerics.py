@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from ..errors import CannotInterpret
-from ..world.poison import FNUZ_NAN_BYTE, NAN_BYTE, POISON_BYTE
+from ..world.tensors import FNUZ_NAN_BYTE, NAN_BYTE, POISON_BYTE
 
 __all__ = [
     "Block",

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..callsite import caller_frame
 from ..errors import CaptureError, SundogError
 from ..world.capture import COPY, LOAD, READ, STREAM, refusal
-from ..world.poison import poison_tensor
+from ..world.tensors import poison_tensor
 from .accesses import Accessed, accessed, is_view, tell
 from .launcher import repeat
 from .machine import Machine

@@ -23,7 +23,7 @@ from ..callsite import caller
 from ..interpreter.gluon_twins import check_launch
 from ..interpreter.interpreter import convert_argument, twin
 from ..target import has_gpu
-from ..world.poison import heaps
+from ..world.tensors import heaps
 from .baton import RunnerThread
 from .machine import Machine
 from .tasks import Launch

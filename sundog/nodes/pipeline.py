@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from ..hardware.description import Hardware, Network
-from ..ops.op import find
+from ..ops.load import find
 from ..predict.expected import hardware_for, time
 from ..world.world import World
 from .between import Between

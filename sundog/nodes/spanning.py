@@ -27,7 +27,7 @@ from ..backends._codec import decode, encode
 from ..backends._groups import Members
 from ..backends._rendezvous import KERNELS_WAIT, Locality
 from ..errors import PeerLost, RankMismatch, SundogError, WaitTimeout, by_rank
-from ..ops.op import functions
+from ..ops.load import functions
 from ..world.capture import Graph
 from ..world.world import World
 from . import span_calls

@@ -17,23 +17,22 @@ ranks compare that with the first call for each place, but not in a capture.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..errors import RankMismatch, by_rank
-from .op import algorithms
-from .plans import CachedCall, Plans, check_grad, check_plain
+from .op import Plan, check_grad, check_plain
 
 if TYPE_CHECKING:
     from ..world.world import World
+    from .plans import Plans, StagedTensor
 
 __all__ = [
-    "ASYNC_STREAM", "AsyncHandle", "CallOptions", "call", "check_contiguous", "check_out",
-    "decide", "on_stream", "repeated",
+    "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "call", "check_contiguous",
+    "check_out", "decide", "on_stream", "repeated",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
@@ -64,6 +63,43 @@ class AsyncHandle:
         """Order what this rank launches from here on after the op. The host does not wait."""
         self.world.wait_event(self.done)
         return self.result
+
+
+@dataclass(eq=False)
+class CachedCall:
+    """A plan, and how the user's tensors get to it: as they are, or through a staging buffer."""
+
+    op: str
+    plan: Plan
+    why: Callable[[], str] = lambda: ""
+    is_flat: bool = False  # the kernels take tensors of one dimension
+    in_place: tuple[int, ...] = ()  # which tensors peers reach where the user put them
+    staged: dict[int, StagedTensor] = field(default_factory=dict)
+    places: set[tuple] = field(default_factory=set)  # of those in place, that ranks have compared
+    offsets: list[int] = field(default_factory=list)  # what it holds of the heap
+    key: Hashable = None  # under which it is found
+    serial: int = 0  # the same on every rank
+    used: int = 0  # the number of its latest call
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Launch. The last tensor is the output."""
+        if self.is_flat:
+            x, out = tensors  # one by one: this is faster than a loop
+            tensors = x if x.dim() == 1 else x.view(-1), out if out.dim() == 1 else out.view(-1)
+        if not self.staged:
+            self.plan.launch(*tensors)
+            return
+        passed, last = list(tensors), len(tensors) - 1
+        for place, staged in self.staged.items():
+            passed[place] = staged.view()
+            if place != last:  # detached: else the buffer would keep every call's autograd graph
+                passed[place].copy_(tensors[place].detach())
+        self.plan.launch(*passed)
+        if last in self.staged:
+            tensors[last].detach().copy_(passed[last])  # also if it is a parameter
+
+    def __repr__(self) -> str:
+        return f"{self.op} of {self.plan.problem} with {self.plan.config}"
 
 
 # the same call again
@@ -238,7 +274,7 @@ class _Request:
             raise ValueError(refused)
         in_place = [name for name in on_heap if name in module.SYMMETRIC]
         for name in in_place:
-            _compare_places(self.world, self.op, name, [each[name] for each in everyone])
+            plans.compare_places(self.op, name, [each[name] for each in everyone])
         made = plans.make(key, lambda: self._build(plans, module, config, why))
         made.places.update((name, *places[name]) for name in in_place)
         return made
@@ -279,19 +315,8 @@ class _Request:
             place = self._place(name)
             if (name, *place) not in cached.places:
                 everyone = self.world._compare(place, f"place of {name}")
-                _compare_places(self.world, self.op, name, everyone)
+                self.world._plans.compare_places(self.op, name, everyone)
                 cached.places.add((name, *place))
-
-
-def _compare_places(world: World, op: str, name: str, everyone: list[Any]) -> None:
-    places = [(offset, tuple(strides)) for offset, strides in everyone]
-    if len(set(places)) > 1:
-        lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in places]
-        raise RankMismatch(
-            f"{op}: {name} does not lie at the same place of every rank's heap:\n"
-            f"{by_rank(lines, world._ranks)}\nPass the same allocation, and the same part of it, "
-            "everywhere."
-        )
 
 
 @functools.cache
@@ -301,6 +326,8 @@ def _reached(op: str, algo: str) -> frozenset[str]:
     Where the others are is each rank's own affair: the plan is the same. In a gather only one rank
     has an output.
     """
+    from .load import algorithms  # only where a call is new
+
     modules = algorithms(op)
     meant = (modules[algo],) if algo in modules else modules.values()
     return frozenset(name for module in meant for name in module.SYMMETRIC)
@@ -310,7 +337,8 @@ def decide(
     world: World, op: str, problem: Any, options: CallOptions, ordinary: dict[str, int] = _NONE
 ) -> tuple[str, ModuleType, Any, Callable[[], str]]:
     """Choose an algorithm, its module and config; the last says why. `ordinary`: see `choose`."""
-    from .select import choose, config_for  # only where a plan is made
+    from .load import algorithms  # only where a plan is made
+    from .select import choose, config_for
 
     modules = algorithms(op)
     algo, config, kind = options.algo, options.config, world._target

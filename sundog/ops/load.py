@@ -1,25 +1,140 @@
-"""What a command line names: an op or a file of the user's, and fields of a problem as words.
+"""From names to things: an op's name, module or file to its module; name=value to a Problem.
 
-Fields are given as block=4096, and in JSON. How an op's name becomes its module is in op.py.
+An op is named all_gather, all_gather.push, package.module or path/file.py. Fields of problems and
+configs are given as block=4096, and in JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.util
 import json
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from ..callsite import raised_at, relative
 from ..errors import SundogError
-from .op import algorithms, find, functions, is_op, load, load_package, sentence
+from .op import FUNCTIONS, OPS, SHAPE
 
 __all__ = [
     "algorithms", "changed", "find", "functions", "is_op", "load", "load_package", "parse", "plain",
-    "running", "value",
+    "running", "sentence", "value",
 ]  # fmt: skip
+
+_KINDS = {int: "a whole number", bool: "true or false", torch.dtype: "a dtype of torch"}
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """Every op's function of a world, by its name: it is in the file that is named as the op."""
+    found = dict(FUNCTIONS)
+    for key, path in OPS.items():
+        name = key.partition(".")[0]
+        found.setdefault(name, f"{path.rpartition('.')[0]}.{name}")
+    return {name: getattr(load(path), name) for name, path in found.items()}
+
+
+@functools.cache
+def algorithms(name: str) -> dict[str, ModuleType]:
+    """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
+    own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]
+    if own:
+        return {algo: find(f"{name}.{algo}") for algo in own}
+    return {name.partition(".")[2] if name in OPS else "": find(name)}
+
+
+def find(name: str) -> ModuleType:
+    """An op's first algorithm, one by its name, or a module or file with the names of SHAPE."""
+    name = next((key for key in OPS if key.partition(".")[0] == name), name)
+    try:
+        module = load(OPS.get(name, name))
+    except ModuleNotFoundError:
+        raise ValueError(_unknown(name)) from None
+    if not is_op(module):
+        missing = [each for each in SHAPE if not hasattr(module, each)]
+        hint = f"; did you mean its function, {name}:main?" if hasattr(module, "main") else ""
+        raise ValueError(f"{name} is not an op: it lacks {', '.join(missing)}{hint}")
+    return module
+
+
+def is_op(module: ModuleType) -> bool:
+    return all(hasattr(module, each) for each in SHAPE)
+
+
+def _unknown(name: str) -> str:
+    known = list(dict.fromkeys(key.partition(".")[0] for key in OPS))
+    near = difflib.get_close_matches(name, [*known, *OPS], 1)
+    if near:
+        return f"op {name!r} is not known: did you mean {near[0]!r}?"
+    return f"op {name!r} is not known (there are: {', '.join(known)}) and no module"
+
+
+def load(name: str) -> ModuleType:
+    """A module, or a file if the name ends in .py.
+
+    Raises ModuleNotFoundError if the module does not exist, and ValueError, with the line, if it
+    can't be imported.
+    """
+    if not name.endswith(".py"):
+        return _imported(name, lambda: importlib.import_module(name))
+    if not os.path.exists(name):
+        raise ValueError(f"{name}: no such file")
+    return _imported(name, lambda: _load_file(os.path.abspath(name)))
+
+
+def load_package(folder: str) -> ModuleType:
+    """A folder with an __init__.py, whose files may import each other."""
+    name = os.path.basename(os.path.normpath(folder))
+    path = os.path.join(folder, "__init__.py")
+    places = [folder]
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)
+    module = sys.modules[name] = _new_module(spec)
+    return _imported(folder, lambda: _executed(module))
+
+
+@functools.cache  # by path: all ranks must mean the same classes and kernels
+def _load_file(path: str) -> ModuleType:
+    name = os.path.splitext(os.path.basename(path))[0]
+    module = _new_module(importlib.util.spec_from_file_location(name, path))
+    sys.modules.setdefault(name, module)  # a script named as a module must not take its place
+    return _executed(module)
+
+
+def _imported(name: str, run: Callable[[], ModuleType]) -> ModuleType:
+    try:
+        return run()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{name} cannot be imported: {sentence(error)}") from error
+
+
+def sentence(error: BaseException) -> str:
+    """Say where an error was raised, and which."""
+    path, line, _ = raised_at(error)
+    place = "" if isinstance(error, SyntaxError) else f"{relative(path)}:{line}: "
+    return f"{place}{type(error).__name__}: {error}"
+
+
+def _new_module(spec: ModuleSpec | None) -> ModuleType:
+    assert spec is not None
+    return importlib.util.module_from_spec(spec)
+
+
+def _executed(module: ModuleType) -> ModuleType:
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)
+    return module
 
 
 @contextmanager
@@ -33,7 +148,7 @@ def running(what: str) -> Iterator[None]:
         raise SundogError(f"{what} failed: {sentence(error)}") from error
 
 
-_KINDS = {int: "a whole number", bool: "true or false", torch.dtype: "a dtype of torch"}
+# fields of a problem or a config
 
 
 def value(word: str) -> Any:

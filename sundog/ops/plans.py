@@ -11,57 +11,32 @@ evicted may be handed out again at once.
 
 from __future__ import annotations
 
+import mmap
 import operator
+import os
 import weakref
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ..errors import OutOfHeap, RankMismatch, WaitTimeout, by_rank
+from .dispatch import CachedCall
 
 if TYPE_CHECKING:
-    from ..world.streams import Use
     from ..world.tensors import Symmetric
-    from ..world.waits import Progress, Waits
+    from ..world.waits import Waits
     from ..world.world import World
+    from .op import Plan
 
-__all__ = [
-    "CachedCall", "NoFormula", "Plan", "Plans", "StagedTensor", "Staging", "agree", "barrier_flags",
-    "check_grad", "check_plain",
-]  # fmt: skip
+__all__ = ["COUNT", "Plans", "Progress", "StagedTensor"]
 
+COUNT, SERIAL, _LENGTH = range(3)  # words of a page; a text follows
+_TEXT = 24
+_PAGE = 4096
 _MOST_REPEATS = 256
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An op bound to a problem and a config, its workspaces allocated. Calling it only launches."""
-
-    world: World
-    problem: Any
-    config: Any
-    workspaces: tuple[torch.Tensor, ...]
-    launch: Callable[..., Any]
-    used: list[Use] = field(default_factory=list, repr=False, compare=False)  # the latest one
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        check_grad("a plan", *tensors)
-        self.world._check_open()
-        self.world._streams.mark_used(self)
-        return self.launch(*tensors)
-
-    def free(self) -> None:
-        """Give the workspaces back, on every rank at the same place in its program.
-
-        Refused while a captured graph uses them: graph.free() comes first.
-        """
-        self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
-        for tensor in self.workspaces:
-            self.world.free(tensor)
 
 
 @dataclass(eq=False)
@@ -91,43 +66,6 @@ class StagedTensor:
             nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
             self._view = self._buffer[:nbytes].view(self.dtype).view(self.shape)
         return self._view
-
-
-@dataclass(eq=False)
-class CachedCall:
-    """A plan, and how the user's tensors get to it: as they are, or through a staging buffer."""
-
-    op: str
-    plan: Plan
-    why: Callable[[], str] = lambda: ""
-    is_flat: bool = False  # the kernels take tensors of one dimension
-    in_place: tuple[int, ...] = ()  # which tensors peers reach where the user put them
-    staged: dict[int, StagedTensor] = field(default_factory=dict)
-    places: set[tuple] = field(default_factory=set)  # of those in place, that ranks have compared
-    offsets: list[int] = field(default_factory=list)  # what it holds of the heap
-    key: Hashable = None  # under which it is found
-    serial: int = 0  # the same on every rank
-    used: int = 0  # the number of its latest call
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Launch. The last tensor is the output."""
-        if self.is_flat:
-            x, out = tensors  # one by one: this is faster than a loop
-            tensors = x if x.dim() == 1 else x.view(-1), out if out.dim() == 1 else out.view(-1)
-        if not self.staged:
-            self.plan.launch(*tensors)
-            return
-        passed, last = list(tensors), len(tensors) - 1
-        for place, staged in self.staged.items():
-            passed[place] = staged.view()
-            if place != last:  # detached: else the buffer would keep every call's autograd graph
-                passed[place].copy_(tensors[place].detach())
-        self.plan.launch(*passed)
-        if last in self.staged:
-            tensors[last].detach().copy_(passed[last])  # also if it is a parameter
-
-    def __repr__(self) -> str:
-        return f"{self.op} of {self.plan.problem} with {self.plan.config}"
 
 
 class Plans:
@@ -165,9 +103,9 @@ class Plans:
         if self._expired.value:
             self.raise_if_expired()
         self.count = call.used = count = self.count + 1
-        words = self._words  # COUNT and SERIAL of world/waits.py
-        words[0] = count
-        words[1] = call.serial
+        words = self._words
+        words[COUNT] = count
+        words[SERIAL] = call.serial
 
     def raise_if_expired(self) -> None:
         """Raise WaitTimeout if a wait of this rank expired, each time until the world recovers."""
@@ -217,15 +155,33 @@ class Plans:
         place = self._progress.place
         mine = [asked, self._idle_serials(), self.made, self.max_plans, more, place]
         everyone = self._world._compare(mine, f"plan of {op}")
-        if len({each[0] for each in everyone}) > 1:
-            text = by_rank([each[0] for each in everyone], self._world._ranks)
-            raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
+        self._refuse_differences(op, [each[0] for each in everyone])
         self._progress.share([each[5] for each in everyone], self._world._compare)
         self._words = self._progress.words
         self._settle(everyone)
         while self._evictable and len(self._calls) >= everyone[0][3]:
             self._evict(1)
         return [each[4] for each in everyone]
+
+    def compare(self, op: str, asked: str) -> None:
+        """Raise RankMismatch if ranks ask for different things: a collective on the host."""
+        self._refuse_differences(op, self._world._compare(asked, f"plan of {op}"))
+
+    def _refuse_differences(self, op: str, asked: list[str]) -> None:
+        if len(set(asked)) > 1:
+            text = by_rank(asked, self._world._ranks)
+            raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
+
+    def compare_places(self, op: str, name: str, everyone: list[Any]) -> None:
+        """Raise RankMismatch if a tensor is not at the same place of all heaps."""
+        places = [(offset, tuple(strides)) for offset, strides in everyone]
+        if len(set(places)) > 1:
+            lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in places]
+            raise RankMismatch(
+                f"{op}: {name} does not lie at the same place of every rank's heap:\n"
+                f"{by_rank(lines, self._world._ranks)}\nPass the same allocation, and the same "
+                "part of it, everywhere."
+            )
 
     def make(self, key: Hashable, build: Callable[[], CachedCall]) -> CachedCall:
         """Build a call that all ranks have agreed on; evict others as long as there is no room."""
@@ -354,87 +310,99 @@ def _step(nbytes: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-# what every plan checks
+# what a rank is doing, where the others can read it without its help: an error of a wait shows it
 
 
-def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
-    """Raise a ValueError if a tensor's memory is not what its shape, strides and dtype say."""
-    found = _unusual(tensor)
-    if found is not None:
-        what, instead = found
-        raise ValueError(f"{op}: {name} is {what}; {instead.format(name)}")
+class Progress:
+    """A page of memory that says what a rank is doing: its latest call, and where its host waits.
 
-
-def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """What a tensor is, and what to do about it. First what would break the questions below."""
-    if hasattr(tensor, "to_local"):
-        return "a DTensor", "pass {0}.to_local(), which is this rank's part"
-    if tensor.is_nested:
-        return "a nested tensor", "pass {0}.values(), or each of its tensors"
-    if tensor.layout != torch.strided:
-        return f"not dense ({tensor.layout})", "pass {0}.to_dense()"
-    if tensor.is_quantized:
-        return f"quantized ({tensor.dtype})", "pass {0}.int_repr(), and the scale on its own"
-    if tensor.is_meta:
-        return "on the meta device, without data", "pass a tensor on this rank's device"
-    if tensor.is_conj():
-        return "a view that is conjugated when it is read", "pass {0}.resolve_conj()"
-    if tensor.is_neg():
-        return "a view that is negated when it is read", "pass {0}.resolve_neg()"
-    return None
-
-
-class NoFormula(ValueError):
-    """A tensor requires grad, and this call would lose its gradient.
-
-    `world.all_reduce(x)` goes on from here to the op of torch that has a formula (torch/calls.py).
+    The others have mapped it, so that they can read it while this rank is busy, and when it is
+    gone. Of its `words`, COUNT numbers the latest call, and SERIAL names its plan, which is the
+    same one on every rank.
     """
 
+    _here: ClassVar[weakref.WeakValueDictionary[int, Progress]] = weakref.WeakValueDictionary()
 
-def check_grad(op: str, *tensors: Any, name: str = "") -> None:
-    """Raise where a gradient would be lost: kernels have no backward formula.
+    def __init__(self) -> None:
+        self._page: bytearray | mmap.mmap = bytearray(_PAGE)
+        self.words = memoryview(self._page).cast("q")
+        self._pages: list[bytearray | mmap.mmap | None] = []
+        self._fd = -1
+        Progress._here[id(self)] = self
 
-    Inside an autograd.Function grad mode is off, so an op can be a part of one.
-    """
-    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
-        for place, tensor in enumerate(tensors):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            called = name or f"argument {place}"
-            if is_functorch_wrapped_tensor(tensor):
-                raise ValueError(
-                    f"{op}: {called} is a tensor of torch.func.grad, vmap or another transform, "
-                    f"and {op} has no formula for them. Call it outside the transformed function."
-                )
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise NoFormula(
-                    f"{op}: {called} requires grad, and {op} has no backward formula: the gradient "
-                    f"would be lost. Call it inside `with torch.no_grad():`, or pass "
-                    f"{name or 'the tensor'}.detach()."
-                )
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where this rank's page is: its process, and a number there."""
+        return os.getpid(), id(self)
+
+    def share(self, places: list[Any], exchange: Callable[[Any, str], list[Any]]) -> None:
+        """Map the pages of all ranks, once: as they are if it is one process, or through /proc."""
+        if self._pages:
+            return
+        if len({pid for pid, _ in places}) == 1:
+            # A rank that raised since it came here has none any more.
+            here = [Progress._here.get(number) for _, number in places]
+            self._pages = [None if each is None else each._page for each in here]
+            return
+        self._fd = os.memfd_create("sundog-progress")
+        os.ftruncate(self._fd, _PAGE)
+        self.words.release()
+        self._page = mmap.mmap(self._fd, _PAGE)
+        self.words = memoryview(self._page).cast("q")
+        fds = exchange(self._fd, "plan of the first op")
+        self._pages = [_map(pid, fd) for (pid, _), fd in zip(places, fds, strict=True)]
+
+    def note(self, text: str) -> None:
+        """Say what else there is to know of this rank, where its host waits for example."""
+        data = text.encode()[: _PAGE - _TEXT]
+        self.words[_LENGTH] = 0
+        self._page[_TEXT : _TEXT + len(data)] = data
+        self.words[_LENGTH] = len(data)
+
+    def close(self) -> None:
+        if self._pages:
+            self.note("it has closed its world")
+        self.words.release()
+        self.words = memoryview(bytearray(_PAGE)).cast("q")
+        self._page, self._pages = bytearray(_PAGE), []
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def shown(self, name_of: Callable[[int], str], ranks: Sequence[int]) -> str:
+        """What the ranks called last, a line each; nothing before the first op."""
+        if not self._pages:
+            return ""
+        pages = [None if page is None else _read(page) for page in self._pages]
+        lines = by_rank([_line(page, name_of) for page in pages], ranks)
+        text = f"\nWhat each rank called last:\n{lines}"
+        if len({page and page[:2] for page in pages}) > 1:
+            text += "\nMake the same calls, in the same order, on every rank."
+        return text
 
 
-def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:
-    """Compare problem and config on all ranks: a collective on the host.
-
-    `refused` is what `valid` says. Compare before raising, so that the error names the rank that
-    disagrees. A call of the op (dispatch.py) has compared them already.
-    """
-    if world._plans.agreed != (problem, config):
-        everyone = world._compare(f"{problem}, {config}", f"plan of {op}")
-        if len(set(everyone)) > 1:
-            text = by_rank(everyone, world._ranks)
-            raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
-    if refused is not None:
-        raise ValueError(f"{op}: {refused}")
+def _map(pid: int, fd: int) -> mmap.mmap | None:
+    """Another rank's page, if this process may open it."""
+    try:
+        theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return mmap.mmap(theirs, _PAGE, prot=mmap.PROT_READ)
+    finally:
+        os.close(theirs)
 
 
-def barrier_flags(world: World, op: str, programs: int, *names: str) -> list[torch.Tensor]:
-    """Allocate flags for barriers of the programs with one number on all ranks, and their epochs.
+def _read(page: bytearray | mmap.mmap) -> tuple[int, int, str]:
+    """A rank's latest call, its plan, and its note."""
+    words = memoryview(page[:_TEXT]).cast("q")
+    text = bytes(page[_TEXT : _TEXT + words[_LENGTH]]).decode(errors="replace")
+    return words[COUNT], words[SERIAL], text
 
-    A kernel gives `flags + program * size` to signal.barrier_ranks.
-    """
-    flags = [world.signals((programs, world.size), f"{op}.{name}") for name in names]
-    epochs = world.signals(programs, f"{op}.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
-    return [*flags, epochs]
+
+def _line(page: tuple[int, int, str] | None, name_of: Callable[[int], str]) -> str:
+    if page is None:
+        return "not known: its process can't be looked into"
+    count, serial, note = page
+    text = f"call {count}, {name_of(serial)}" if count else "no op yet"
+    return f"{text}; {note}" if note else text

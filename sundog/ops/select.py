@@ -36,7 +36,9 @@ from .. import knobs
 from ..hardware.description import Hardware
 from ..predict.expected import expected_times, hardware_for
 from ..predict.parts import Ranks, Time, launch
-from .op import BY_REQUEST, algorithms
+from ..target import SIMULATOR
+from .load import algorithms
+from .op import BY_REQUEST
 
 __all__ = [
     "Choice", "Entry", "choose", "config_for", "entries", "key_of", "package_file", "read_entries",
@@ -89,7 +91,9 @@ def choose(
         modules = {a: m for a, m in modules.items() if backend in getattr(m, "AUTO_ON", (backend,))}
     here = Place(target, num_sms)
     tried = _Tried(op, problem, here, modules, config)
-    hardware = hardware_for(target, getattr(problem, "size", 1), num_sms, backend)
+    hardware = None
+    if target != SIMULATOR:  # whose times nobody describes
+        hardware = hardware_for(target, getattr(problem, "size", 1), num_sms, backend)
     copies = {a: _copy_seconds(m, problem, ordinary, hardware) for a, m in modules.items()}
     if any(f"{op}." in entry.op for entry in entries(target)):
         times = {a: _estimate(f"{op}.{a}", modules[a], problem, here) for a in tried.usable()}

@@ -15,8 +15,7 @@ import torch
 from .. import target
 from ..errors import SundogError
 from ..hardware.description import Hardware, Source, plain, read
-from ..ops.load import changed, value
-from ..ops.op import find
+from ..ops.load import changed, find, value
 from ..ops.select import Entry
 from ..predict.expected import calibrated_path
 from ..predict.expected import time as expected

@@ -23,10 +23,6 @@ class Exchange(enum.Enum):
     PICKLED = "exchange with pickle=True"  # the same; its values may need pickle
     BARRIER = "barrier"  # every rank has waited for its streams: it orders all work on them
 
-    @property
-    def may_pickle(self) -> bool:
-        return self is Exchange.PICKLED
-
 
 class Backend(Protocol):
     """One rank's view of its backend: all that `World` needs to know."""

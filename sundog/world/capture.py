@@ -20,8 +20,8 @@ from ..callsite import caller_frame, relative
 from ..errors import CaptureError, SundogError
 
 if TYPE_CHECKING:
+    from ..ops.dispatch import CachedCall
     from ..ops.op import Plan
-    from ..ops.plans import CachedCall
 
 __all__ = [
     "ALLOCATION", "BARRIER", "COLLECTIVE", "COPY", "LOAD", "NESTED", "PLAN", "READ", "RUNTIME",

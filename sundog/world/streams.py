@@ -27,8 +27,8 @@ from ..errors import NotOrdered, SundogError
 from .capture import Graph
 
 if TYPE_CHECKING:
+    from ..ops.dispatch import CachedCall
     from ..ops.op import Plan
-    from ..ops.plans import CachedCall
     from .backend import Backend
     from .tensors import Symmetric
 

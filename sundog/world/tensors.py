@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,13 +19,38 @@ import torch
 
 from ..errors import NotSymmetric
 from .heap import Allocation, Heap
-from .poison import heaps, poison_tensor
 
 if TYPE_CHECKING:
     from .backend import Backend
     from .world import World
 
-__all__ = ["Shape", "Symmetric"]
+__all__ = [
+    "FNUZ_NAN_BYTE", "NAN_BYTE", "POISON_BYTE", "Shape", "Symmetric", "heaps", "poison_tensor",
+]  # fmt: skip
+
+# The heaps of all worlds of this process that are in use, by address: to tell them apart.
+heaps: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+
+POISON_BYTE = 0xA5
+NAN_BYTE = 0xFF  # all ones is a NaN in every float format
+FNUZ_NAN_BYTE = 0x80  # but in those without negative zero
+
+
+def poison_tensor(tensor: torch.Tensor) -> None:
+    """Fill memory that nobody has written, so that it does not look like an answer.
+
+    With NaN for floats and with a pattern for integers.
+    """
+    if tensor.numel() == 0:
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        fnuz = tensor.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+        tensor.view(-1).view(torch.uint8).fill_(FNUZ_NAN_BYTE if fnuz else NAN_BYTE)
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+
 
 Shape = int | Sequence[int]
 

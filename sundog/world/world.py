@@ -13,8 +13,8 @@ from .. import knobs, target
 from ..collectives.send_recv import mailboxes, recv, send
 from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
-from ..ops.op import functions
-from ..ops.plans import Plans
+from ..ops.load import functions
+from ..ops.plans import Plans, Progress
 from ..torch import names
 from ..torch.calls import routed
 from .backend import Backend, Exchange
@@ -22,7 +22,7 @@ from .capture import ALLOCATION, BARRIER, COLLECTIVE, NESTED, PLAN, READ, Graph
 from .heap import Heap, divergence
 from .streams import RankStreams, StreamEvent
 from .tensors import Shape, Symmetric
-from .waits import Progress, Waits, table
+from .waits import Waits, table
 
 if TYPE_CHECKING:
     from ..collectives.all_gather import all_gather

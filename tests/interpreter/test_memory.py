@@ -13,7 +13,7 @@ import triton.language as tl
 import sundog
 from sundog.errors import BadAccess
 from sundog.machine.regions import Memory, Region
-from sundog.world.poison import poison_tensor
+from sundog.world.tensors import poison_tensor
 
 from .launching import Run, launch, same
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sundog.hardware.description import read
-from sundog.ops import op as ops
+from sundog.ops import load as ops
 from sundog.ops.op import OPS
 from sundog.predict.expected import MODELS, time
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sundog.hardware.description import Source, read
-from sundog.ops.op import Cost, find
+from sundog.ops.load import find
+from sundog.ops.op import Cost
 from sundog.ops.select import Entry
 from sundog.predict.expected import MODELS, time
 from sundog.tools import calibrate_command

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ...hardware.description import Hardware, known, read
-from ...ops.load import changed, parse, value
-from ...ops.op import BY_REQUEST, algorithms
+from ...ops.load import algorithms, changed, parse, value
+from ...ops.op import BY_REQUEST
 from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
 from ...report.page import check_page, write_page

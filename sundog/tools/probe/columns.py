@@ -16,7 +16,7 @@ import triton.language as tl
 from ...callsite import raised_at
 from ...errors import CaptureError
 from ...world.capture import Graph, refusal
-from ...world.poison import poison_tensor
+from ...world.tensors import poison_tensor
 from ...world.world import World
 from .fresh_data import Observed, Seen, Subject, Tensors, as_tuple, judge, rounds
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...world.poison import poison_tensor
+from ...world.tensors import poison_tensor
 from ...world.world import World
 
 __all__ = ["Observed", "Seen", "Subject", "Tensors", "as_tuple", "judge", "rounds"]

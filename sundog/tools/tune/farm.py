@@ -24,7 +24,7 @@ import torch
 
 from ...dataset.hardware import versions
 from ...errors import SundogError
-from ...ops.op import find
+from ...ops.load import find
 from .._pool import LONGEST_WAIT, Failure, Worker
 from .compile_configs import CompiledConfig, Compilers, compile_config, graph_writer, ir_id_of
 from .measure import Timer, TunePlace, serve_world
