@@ -195,10 +195,14 @@ def _mm_dtype(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
     return a.to(out_dtype) @ b.to(out_dtype)
 
 
+_alive: list[Enabled] = []  # until `disable`: torch forgets the kernels of a library that is gone
+
+
 class Enabled:
     """What `enable` did. `patched` says it in words; `disable` undoes it."""
 
     def __init__(self, devices: tuple[str, ...], explain: bool) -> None:
+        _alive.append(self)
         self.patched: list[str] = []
         self._library: Any = torch.library.Library("symm_mem", "IMPL")
         self._had_nccl = dist.is_nccl_available
@@ -221,6 +225,9 @@ class Enabled:
 
     def disable(self) -> None:
         """Undo everything. Worlds that ops have opened stay open until their process ends."""
+        if self not in _alive:
+            return
+        _alive.remove(self)
         self._library._destroy()
         self._aten._destroy()
         dist.is_nccl_available = self._had_nccl

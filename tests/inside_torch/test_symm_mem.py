@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -102,6 +104,18 @@ def test_enable_says_what_it_patches_and_undoes_it(capfd: Any) -> None:
     assert dist.is_nccl_available is before
     with pytest.raises(NotImplementedError, match="one_shot_all_reduce"):
         ops.one_shot_all_reduce(torch.ones(4), "sum", "world")
+
+
+def test_kernels_stay_if_nobody_keeps_what_enable_returned() -> None:
+    """torch forgets the kernels of a library that is collected."""
+    enabled = weakref.ref(sundog.torch.enable())
+    gc.collect()
+    try:
+        sundog.run(lambda world: ops.one_shot_all_reduce(torch.ones(4), "sum", "world"), 1, "sim")
+    finally:
+        enabled().disable()
+    gc.collect()
+    assert enabled() is None
 
 
 def test_the_micro_pipeline_pass_fuses_on_a_cpu() -> None:
