@@ -5,15 +5,18 @@
 
 It opens a world over the processes of the group: on `symm` if there is a GPU, else on `shm`. What
 sundog has no kernel for (a reduction by a bitwise operator, tensors on another device) goes to a
-gloo group of the same processes, and the first such call says so. A collective is complete, or
-ordered on the stream, when it returns: the Work of `async_op=True` has nothing left to wait for.
+gloo group of the same processes, and the first such call says so. torch takes a group written in
+Python for all devices, so "cuda:sundog,cpu:gloo" is this group with its gloo for the CPU. A
+collective is complete, or ordered on the stream, when it returns: the Work of `async_op=True` has
+nothing left to wait for.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -65,6 +68,36 @@ class Done(_Work):
         return self._future
 
 
+# What gloo calls these.
+_GLOO_NAMES = {
+    "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}  # fmt: skip
+
+
+def _of_device(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Send tensors that are not on the world's device to gloo: "cuda:sundog,cpu:gloo"."""
+
+    @functools.wraps(method)
+    def call(group: SundogGroup, *args: Any, **kwargs: Any) -> Any:
+        x = next(_tensors(args), None)
+        if x is None or x.device.type == group._device_type:
+            return method(group, *args, **kwargs)
+        other = group._fall_back(method.__name__, f"tensors on {x.device.type}")
+        given = [each for each in args if each is not None]  # options that are left out
+        return other(*given, **kwargs)
+
+    return call
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    for each in given:
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _tensors(each)
+
+
 class SundogGroup(_ProcessGroup):
     """One rank of the group. Collectives have the names that c10d calls, of torch 2.11 and 2.13."""
 
@@ -78,6 +111,7 @@ class SundogGroup(_ProcessGroup):
         self._other: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), rank, size, timeout
         )
+        self._device_type = self._world.device.type
         self._reported: set[str] = set()
 
     def getBackendName(self) -> str:
@@ -101,6 +135,7 @@ class SundogGroup(_ProcessGroup):
 
     # reductions
 
+    @_of_device
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         op = self._operator("allreduce", opts, tensors)
         if op is None:
@@ -111,6 +146,7 @@ class SundogGroup(_ProcessGroup):
 
     allreduce_coalesced = allreduce
 
+    @_of_device
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
         op = self._operator("reduce", opts, tensors)
         if op is None:
@@ -121,6 +157,7 @@ class SundogGroup(_ProcessGroup):
                 x.copy_(result.view(x.shape))
         return Done(tensors)
 
+    @_of_device
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> Any:
@@ -134,6 +171,7 @@ class SundogGroup(_ProcessGroup):
             out.copy_(self._world.reduce_scatter(whole, op).view(out.shape))
         return Done(outputs)
 
+    @_of_device
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
         op = self._operator("reduce_scatter_single", opts, [x])
         if op is None:
@@ -150,6 +188,7 @@ class SundogGroup(_ProcessGroup):
 
     # copies
 
+    @_of_device
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         for parts, x in zip(outputs, inputs, strict=True):
             whole = self._world.all_gather(_flat(x).view(-1)).chunk(self._world.size)
@@ -157,6 +196,7 @@ class SundogGroup(_ProcessGroup):
                 out.copy_(part.view(out.shape))
         return Done([out for parts in outputs for out in parts])
 
+    @_of_device
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
         out.copy_(self._world.all_gather(_flat(x).view(-1)).view(out.shape))
         return Done([out])
@@ -173,11 +213,13 @@ class SundogGroup(_ProcessGroup):
     ) -> Any:
         return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
 
+    @_of_device
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
         for x in tensors:
             x.copy_(self._world.broadcast(_flat(x), opts.rootRank).view(x.shape))
         return Done(tensors)
 
+    @_of_device
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
         whole = self._world.gather(_flat(inputs[0]).view(-1), opts.rootRank)
         if whole is not None:
@@ -185,6 +227,7 @@ class SundogGroup(_ProcessGroup):
                 out.copy_(part.view(out.shape))
         return Done([out for parts in outputs for out in parts])
 
+    @_of_device
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
         out, x = torch.empty_like(_flat(outputs[0]).view(-1)), None
         if self._world.rank == opts.rootRank:
@@ -192,6 +235,7 @@ class SundogGroup(_ProcessGroup):
         outputs[0].copy_(self._world.scatter(x, opts.rootRank, out).view(outputs[0].shape))
         return Done(outputs)
 
+    @_of_device
     def all_to_all_single(
         self, out: Tensor, x: Tensor, out_splits: list[int], in_splits: list[int], opts: Any = None
     ) -> Any:
@@ -204,6 +248,7 @@ class SundogGroup(_ProcessGroup):
         out.copy_(result.view(out.shape))
         return Done([out])
 
+    @_of_device
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         x = torch.cat([_flat(part).view(-1) for part in inputs])
         sent, received = [part.numel() for part in inputs], [out.numel() for out in outputs]
@@ -253,7 +298,7 @@ class SundogGroup(_ProcessGroup):
             self._reported.add(why)
             if self._world.rank == 0:
                 print(f"sundog: {name} goes to gloo: no kernel for {why}", file=sys.stderr)
-        call: Callable[..., Any] = getattr(self._other, name)
+        call: Callable[..., Any] = getattr(self._other, _GLOO_NAMES.get(name, name))
         return call
 
 

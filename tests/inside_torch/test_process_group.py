@@ -12,62 +12,64 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-import sundog.torch.process_group  # noqa: F401 -- registers the backend
+import sundog.torch.process_group
 
 pytestmark = pytest.mark.sim_only  # names its backend itself, so once is enough
 RANKS = 2
 
 
 def test_collectives() -> None:
-    def main(rank: int) -> None:
-        x = torch.arange(4.0) + rank
-        for op, expected in {
-            dist.ReduceOp.SUM: [1.0, 3.0, 5.0, 7.0], dist.ReduceOp.MAX: [1.0, 2.0, 3.0, 4.0],
-            dist.ReduceOp.AVG: [0.5, 1.5, 2.5, 3.5], dist.ReduceOp.PRODUCT: [0.0, 2.0, 6.0, 12.0],
-        }.items():  # fmt: skip
-            y = x.clone()
-            dist.all_reduce(y, op)
-            assert y.tolist() == expected, op
-        y = x.clone()
-        work = dist.all_reduce(y, async_op=True)
-        work.wait()
-        assert y.tolist() == [1, 3, 5, 7]
-        whole = torch.empty(8)
-        dist.all_gather_into_tensor(whole, x)
-        assert whole.tolist() == [0, 1, 2, 3, 1, 2, 3, 4]
-        parts = [torch.empty(4) for _ in range(RANKS)]
-        dist.all_gather(parts, x)
-        assert torch.equal(torch.cat(parts), whole)
-        mine = torch.empty(2)
-        dist.reduce_scatter_tensor(mine, x)
-        assert mine.tolist() == [[1, 3], [5, 7]][rank]
-        dist.reduce_scatter(mine, list(x.chunk(2)))
-        assert mine.tolist() == [[1, 3], [5, 7]][rank]
-        y = x.clone()
-        dist.broadcast(y, 1)
-        assert y.tolist() == [1, 2, 3, 4]
-        dist.reduce(y, 0)
-        assert y.tolist() == [[2, 4, 6, 8], [1, 2, 3, 4]][rank]
-        gathered = parts if rank == 0 else None
-        dist.gather(x, gathered, 0)
-        assert rank or torch.equal(torch.cat(parts), whole)
-        dist.scatter(mine, list(torch.arange(4.0).chunk(2)) if rank else None, 1)
-        assert mine.tolist() == [[0, 1], [2, 3]][rank]
-        y = torch.empty(4)
-        dist.all_to_all_single(y, x)
-        assert y.tolist() == [[0, 1, 1, 2], [2, 3, 3, 4]][rank]
-        uneven = torch.empty(2 if rank == 0 else 6)
-        dist.all_to_all_single(uneven, x, [1, 1] if rank == 0 else [3, 3], [1, 3])
-        assert uneven.tolist() == [[0, 1], [1, 2, 3, 2, 3, 4]][rank]
-        outs = [torch.empty(2) for _ in range(RANKS)]
-        dist.all_to_all(outs, list(x.chunk(2)))
-        assert torch.equal(torch.cat(outs), y)
-        objects = [None] * RANKS
-        dist.all_gather_object(objects, {"rank": rank})
-        assert objects == [{"rank": 0}, {"rank": 1}]
-        dist.barrier()
+    job(call_all, RANKS, "sundog")
 
-    job(main, RANKS, "sundog")
+
+def call_all(rank: int, by_gloo: bool = False) -> None:
+    x = torch.arange(4.0) + rank
+    for op, expected in {
+        dist.ReduceOp.SUM: [1.0, 3.0, 5.0, 7.0], dist.ReduceOp.MAX: [1.0, 2.0, 3.0, 4.0],
+        dist.ReduceOp.AVG: [0.5, 1.5, 2.5, 3.5], dist.ReduceOp.PRODUCT: [0.0, 2.0, 6.0, 12.0],
+    }.items():  # fmt: skip
+        y = x.clone()
+        dist.all_reduce(y, op)
+        assert y.tolist() == expected, op
+    y = x.clone()
+    work = dist.all_reduce(y, async_op=True)
+    work.wait()
+    assert y.tolist() == [1, 3, 5, 7]
+    whole = torch.empty(8)
+    dist.all_gather_into_tensor(whole, x)
+    assert whole.tolist() == [0, 1, 2, 3, 1, 2, 3, 4]
+    parts = [torch.empty(4) for _ in range(RANKS)]
+    dist.all_gather(parts, x)
+    assert torch.equal(torch.cat(parts), whole)
+    mine = torch.empty(2)
+    dist.reduce_scatter_tensor(mine, x)
+    assert mine.tolist() == [[1, 3], [5, 7]][rank]
+    dist.reduce_scatter(mine, list(x.chunk(2)))
+    assert mine.tolist() == [[1, 3], [5, 7]][rank]
+    y = x.clone()
+    dist.broadcast(y, 1)
+    assert y.tolist() == [1, 2, 3, 4]
+    dist.reduce(y, 0)
+    if rank == 0 or not by_gloo:  # gloo uses the others' tensors for its sums
+        assert y.tolist() == [[2, 4, 6, 8], [1, 2, 3, 4]][rank]
+    gathered = parts if rank == 0 else None
+    dist.gather(x, gathered, 0)
+    assert rank or torch.equal(torch.cat(parts), whole)
+    dist.scatter(mine, list(torch.arange(4.0).chunk(2)) if rank else None, 1)
+    assert mine.tolist() == [[0, 1], [2, 3]][rank]
+    y = torch.empty(4)
+    dist.all_to_all_single(y, x)
+    assert y.tolist() == [[0, 1, 1, 2], [2, 3, 3, 4]][rank]
+    uneven = torch.empty(2 if rank == 0 else 6)
+    dist.all_to_all_single(uneven, x, [1, 1] if rank == 0 else [3, 3], [1, 3])
+    assert uneven.tolist() == [[0, 1], [1, 2, 3, 2, 3, 4]][rank]
+    outs = [torch.empty(2) for _ in range(RANKS)]
+    dist.all_to_all(outs, list(x.chunk(2)))
+    assert torch.equal(torch.cat(outs), y)
+    objects = [None] * RANKS
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    dist.barrier()
 
 
 def test_coalesced_and_functional_collectives() -> None:
@@ -113,6 +115,26 @@ def test_what_it_has_no_kernel_for_goes_to_gloo_and_says_so_once(
     assert len(lines) == 2
     assert "allreduce goes to gloo: no kernel for BAND of torch.int64" in lines[0]
     assert "send goes to gloo: no kernel for messages with tags" in lines[1]
+
+
+@pytest.mark.parametrize("name", ["cuda:sundog,cpu:gloo", "cpu:gloo,cuda:sundog"])
+def test_tensors_on_another_device_go_to_gloo(name: str, capfd: pytest.CaptureFixture) -> None:
+    """All collectives; the world's device is called cuda here, as it is on a GPU."""
+
+    def main(rank: int) -> int:
+        group = dist.group.WORLD
+        assert isinstance(group, sundog.torch.process_group.SundogGroup)
+        call_all(rank)  # by the world, which is on the CPU where there is no GPU
+        group._device_type = "cuda"
+        before = group.world._plans.count
+        call_all(rank, by_gloo=True)
+        return group.world._plans.count - before
+
+    assert job(main, RANKS, name) == [0, 0]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "goes to gloo" in line]
+    assert [line for line in lines if "tensors on cpu" in line] == [
+        "sundog: allreduce goes to gloo: no kernel for tensors on cpu"
+    ]
 
 
 def test_dtensor() -> None:
