@@ -78,12 +78,13 @@ def all_reduce(
             more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
             return _given.by_views(all_reduce, world, x, out, op=op, **more)
     asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
+    if out is None and isinstance(x, torch.Tensor):
+        out = torch.empty_like(x)  # where the last result was, if nobody keeps that: a repetition
     if repeated(world, asked, x, out, options):
         return out
     check_contiguous("all_reduce", x=x, out=out)
+    assert out is not None
     _reduce.check("all_reduce", op, x.dtype)
-    if out is None:
-        out = torch.empty_like(x)
     if not _is_same(x, out):
         check_out("all_reduce", x, out, x.numel())
     elif algo == "atomic":

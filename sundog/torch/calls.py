@@ -27,7 +27,8 @@ __all__ = ["routed"]
 def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of World: the function, or the op of torch where that is needed.
 
-    The function itself finds out that a tensor requires grad, in checks that it makes anyway.
+    The function itself finds out that a tensor requires grad, in checks that it makes anyway; the
+    first tensor is asked before, which saves those checks.
     """
     graph_call = _CALLS.get(name)
     if graph_call is None:
@@ -35,7 +36,7 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def method(world: World, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing():
+        if is_tracing() or (args and _has_grad(args[0])):
             return graph_call(world, *args, **kwargs)
         try:
             return function(world, *args, **kwargs)
@@ -44,6 +45,17 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return graph_call(world, *args, **kwargs)
 
     return method
+
+
+def _has_grad(x: Any) -> bool:
+    """Is this the usual tensor of a model in training? The collective would find out, but later."""
+    if type(x) not in _USUAL or not torch.is_grad_enabled():
+        return False
+    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
+        return bool(x.requires_grad)
+
+
+_USUAL = (torch.Tensor, torch.nn.Parameter)
 
 
 def all_reduce(

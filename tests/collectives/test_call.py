@@ -353,3 +353,20 @@ def test_a_call_with_the_same_tensors_is_repeated_and_another_one_is_not(run: Ru
     found = [False, True, False, False, False, False, True, False, False, False]
     sums = [total, total, [1.0, 3.0, 0.0, 0.0], total, most, most, total, total, total]
     assert run(main, 2) == [(found, sums)] * 2
+
+
+def test_a_result_at_the_place_of_an_earlier_one_is_a_repetition(run: Run) -> None:
+    """So a loop without out= makes its checks once for each place that the allocator gives it."""
+
+    def main(world: sundog.World) -> None:
+        x, plans, places, looked = torch.ones(64, device=world.device), world._plans, set(), []
+        find = plans.find
+        plans.find = lambda key: looked.append(key) or find(key)  # what a repetition need not do
+        for _ in range(20):
+            out = world.all_reduce(x)
+            assert out.tolist() == [2.0] * 64
+            places.add(out.data_ptr())
+            del out
+        assert len(looked) == len(places)
+
+    run(main, 2)
