@@ -88,6 +88,7 @@ STAGES = [
         Part("pcie", "virtual", [*WORLD, "tests/backends/test_link.py"], link="pcie"),
         Part("stress", "virtual", STRESS),
         Part("others", "virtual", OTHERS),
+        Part("inside", "virtual", ["tests/inside_torch"]),
         Part("sim", "sim", [*STRESS, "tests/gpu", "tests/tools/trace"]),
     ],
     # What reads how much memory of the GPU is free, takes most of it, or looks at the clock.
@@ -100,8 +101,22 @@ STAGES = [
     [Part("moves2", "symm", [*MOVES, *SUMS], 2), Part("moves3", "symm", [*MOVES, *SUMS], 3)],
     [Part("fused2", "symm", [*GATHERED, *FUSED], 2)],
     [Part("fused3", "symm", [*GATHERED, *FUSED], 3)],
+    [Part("inside2", "symm", ["tests/inside_torch"], 2)],
+    [Part("inside4", "symm", ["tests/inside_torch/test_training.py"], 4)],
 ]
-SECONDS = (150, 20, 20, 40, 30, 65, 60, 35, 60)  # of each stage, about; last: the benchmarks
+SECONDS = (
+    150,
+    20,
+    20,
+    40,
+    30,
+    65,
+    60,
+    35,
+    60,
+    40,
+    60,
+)  # of each stage, about; last: the benchmarks
 
 
 def names_of(share: str) -> list[str]:

@@ -258,14 +258,14 @@ def test_a_complex_sum_has_a_gradient(run: Run) -> None:
     run(main, SIZE)
 
 
-@pytest.mark.sim_only
 def test_opcheck_accepts_every_op(run: Run) -> None:
     """Schema, fake kernel, autograd registration and AOTAutograd, also with symbolic shapes."""
 
     def main(world: sundog.World) -> None:
-        x = torch.randn(4, 2, requires_grad=True)
-        a, b = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
-        bias = torch.randn(4, requires_grad=True)
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, device=world.device, requires_grad=True)
+
+        x, a, b, bias = normal(4, 2), normal(4, 4), normal(4, 4), normal(4)
         name, end = world.name, ("auto", world.name)
         matrices = (a, b, bias, "silu", None)
         samples = {

@@ -52,10 +52,10 @@ def data() -> tuple[Tensor, Tensor]:
     return whole[0], whole[1]
 
 
-def split_model(world: Any, device: Any = "cpu") -> nn.Sequential:
-    whole = whole_model().to(device)
-    up = ColumnParallelLinear(WIDTH, HIDDEN, world, device=device)
-    down = RowParallelLinear(HIDDEN, WIDTH, world, bias=False, device=device)
+def split_model(world: Any, device: Any = "cpu", dtype: Any = torch.float32) -> nn.Sequential:
+    whole = whole_model().to(device, dtype)
+    up = ColumnParallelLinear(WIDTH, HIDDEN, world, device=device, dtype=dtype)
+    down = RowParallelLinear(HIDDEN, WIDTH, world, bias=False, device=device, dtype=dtype)
     with torch.no_grad():
         up.weight.copy_(whole[0].weight.chunk(world.size)[world.rank])
         up.bias.copy_(whole[0].bias.chunk(world.size)[world.rank])
@@ -70,16 +70,18 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, how: str = "") -> 
     first = []
     for step in range(steps):
         optimizer.zero_grad()
-        (forward(x) - y).square().sum().backward()
+        (forward(x) - y).float().square().sum().backward()
         if step == 0:
             first = [parameter.grad.clone().cpu() for parameter in model.parameters()]
         optimizer.step()
     return first, [parameter.detach().cpu() for parameter in model.parameters()]
 
 
-def train_split(world: Any, steps: int, how: str = "", device: Any = "cpu") -> Any:
-    x, y = (part.chunk(world.size)[world.rank].to(device) for part in data())
-    return train(split_model(world, device), x, y, steps, how)
+def train_split(
+    world: Any, steps: int, how: str = "", device: Any = "cpu", dtype: Any = torch.float32
+) -> Any:
+    x, y = (part.chunk(world.size)[world.rank].to(device, dtype) for part in data())
+    return train(split_model(world, device, dtype), x, y, steps, how)
 
 
 def joined(parts: list[list[Tensor]]) -> list[Tensor]:
@@ -96,15 +98,40 @@ def compare(results: list[Any], steps: int) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_training(run: Run) -> None:
-    compare(run(lambda world: train_split(world, STEPS, device=world.device), RANKS), STEPS)
+def compare_bfloat16(results: list[Any], steps: int) -> None:
+    """AdamW moves a weight by its rate at most, and bfloat16 rounds every one of those moves."""
+    bfloat16 = torch.bfloat16
+    x, y = (part.to(bfloat16) for part in data())
+    first, last = train(whole_model().to(bfloat16), x, y, steps)
+    for found, expected in zip(joined([each[0] for each in results]), first, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.5)
+    start = [parameter.detach() for parameter in whole_model().parameters()]
+    for found, expected, begin in zip(
+        joined([each[1] for each in results]), last, start, strict=True
+    ):
+        assert (expected - begin).abs().max() > 0.02  # it learned
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_training(run: Run, how: str, dtype: str) -> None:
+    """On the chosen backend. Compiled with Inductor on a GPU; elsewhere its C++ takes too long."""
+    torch._dynamo.reset()
+
+    def main(world: sundog.World) -> Any:
+        compiler = "inductor" if world.device.type == "cuda" else "aot_eager"
+        chosen = compiler if how == "compiled" else ""
+        return train_split(world, STEPS, chosen, world.device, getattr(torch, dtype))
+
+    results = run(main, RANKS)
+    {"float32": compare, "bfloat16": compare_bfloat16}[dtype](results, STEPS)
 
 
 @pytest.mark.sim_only
-@pytest.mark.parametrize("where", ["sim", "shm"])
-def test_training_of_a_compiled_model(where: str) -> None:
+def test_training_of_a_compiled_model_in_processes() -> None:
     torch._dynamo.reset()
-    compare(sundog.run(lambda world: train_split(world, STEPS, "aot_eager"), RANKS, where), STEPS)
+    compare(sundog.run(lambda world: train_split(world, STEPS, "aot_eager"), RANKS, "shm"), STEPS)
 
 
 @pytest.mark.sim_only
