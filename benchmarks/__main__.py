@@ -139,6 +139,18 @@ def host(world: Worlds = "1,2", backend: Backend = "virtual", json: Json = "") -
 
 
 @app.command()
+def torch_cost(
+    world: World = 1,
+    backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "virtual",
+    json: Json = "",
+) -> None:
+    """Time an all-reduce on the host: eager, compiled, in CUDA graphs, against an empty op."""
+    from . import torch_cost
+
+    torch_cost.main(backend, world, json)
+
+
+@app.command()
 def capture(
     world: World = 8,
     backend: Backend = "virtual",

@@ -1,0 +1,148 @@
+"""What torch adds to a small all-reduce on the host: `python -m benchmarks torch-cost`.
+
+Each row is a way to call: eager, through the op of torch, with a gradient to come, compiled,
+compiled with mode="reduce-overhead" (Inductor's CUDA graphs), captured. Each is timed for an empty
+op of torch too, whose kernel only makes its output. The goals are for the difference: 15 us eager,
+10 us compiled. A few calls are made in a row and then waited for, so that the queue never fills.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sundog.launch import run
+from sundog.torch.library import ops
+from sundog.world.world import World
+
+from .result_files import Figures
+
+__all__ = ["main"]
+
+_IN_A_ROW, _SAMPLES, _WARM_UP = 20, 40, 5
+_NUMEL = 4096
+GOALS = {"eager": 15.0, "compiled": 10.0}  # us over the empty op
+
+Call = Callable[[Tensor], Any]
+
+
+def _define_empty() -> torch.library.Library:
+    """An op of the same signature, with a formula, whose kernel only makes its output."""
+    library = torch.library.Library("sundog_benchmark", "DEF")
+    library.define("empty(Tensor x, str op, str algo, str world) -> Tensor")
+    for device in ("CPU", "CUDA"):
+        library.impl("empty", lambda x, op, algo, world: torch.empty_like(x), device)
+    name = "sundog_benchmark::empty"
+    torch.library.register_fake(name, lambda x, *rest: torch.empty_like(x), lib=library)
+    torch.library.register_autograd(
+        name, lambda ctx, grad: (grad, None, None, None), setup_context=_keep_nothing, lib=library
+    )
+    return library
+
+
+def _keep_nothing(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    pass
+
+
+def main(backend: str, size: int, json_file: str) -> None:
+    """Print the table: microseconds per call on the slowest rank."""
+    library = _define_empty()
+    rows: list[list[str]] = run(_time_all, size, backend)[0]
+    text = (
+        f"{_NUMEL} numbers of bfloat16, {_IN_A_ROW} calls in a row, CPU clock, median of the "
+        f"slowest rank. Goals: {GOALS['eager']:.0f} us over the empty op eager, "
+        f"{GOALS['compiled']:.0f} us compiled."
+    )
+    head = ["call", "all_reduce, us", "empty op, us", "difference, us"]
+    title = f"What torch adds to an all-reduce on the host (`{backend}`, {size} ranks)"
+    Figures(title, text, head, rows).show(json_file, on_cpu=not torch.cuda.is_available())
+    library._destroy()
+
+
+def _time_all(world: World) -> list[list[str]]:
+    torch._dynamo.reset()
+    x = torch.zeros(_NUMEL, dtype=torch.bfloat16, device=world.device)
+    leaf = x.clone().requires_grad_()
+    out, name = torch.empty_like(x), world.name
+    empty = torch.ops.sundog_benchmark.empty
+
+    def ours(x: Tensor) -> Tensor:
+        result: Tensor = world.all_reduce(x)
+        return result
+
+    def nothing(x: Tensor) -> Tensor:
+        result: Tensor = empty(x, "sum", "auto", name)
+        return result
+
+    def op(x: Tensor) -> Tensor:
+        result: Tensor = ops.all_reduce(x, "sum", "auto", name)
+        return result
+
+    ways: dict[str, tuple[Call, Call, Tensor]] = {
+        "eager": (ours, nothing, x),
+        "eager, out=": (lambda x: world.all_reduce(x, out=out), nothing, x),
+        "eager, the op of torch": (op, nothing, x),
+        "eager, with a gradient": (ours, nothing, leaf),
+        "compiled": (_compiled(ours), _compiled(nothing), x),
+        "compiled, with a gradient": (_compiled(ours), _compiled(nothing), leaf),
+    }
+    if world.device.type == "cuda":
+        mode = "reduce-overhead"
+        ways["reduce-overhead"] = (_compiled(ours, mode), _compiled(nothing, mode), x)
+        ways["captured"] = (_captured(world, ours, x), _captured(world, nothing, x), x)
+    rows = []
+    for label, (call, other, given) in ways.items():
+        found = [_time_or_error(world, each, given) for each in (call, other)]
+        rows.append(_row(label, *found))
+        if world.rank == 0:
+            print(" | ".join(rows[-1]), flush=True)  # what is there if a later one fails
+    return rows
+
+
+def _row(label: str, call: float | str, other: float | str) -> list[str]:
+    if isinstance(call, str) or isinstance(other, str):
+        return [label, str(call), str(other), ""]
+    return [label, f"{1e6 * call:.1f}", f"{1e6 * other:.1f}", f"{1e6 * (call - other):.1f}"]
+
+
+def _compiled(call: Call, mode: str | None = None) -> Call:
+    made: Call = torch.compile(call, fullgraph=True, mode=mode)
+    return made
+
+
+def _captured(world: World, call: Call, x: Tensor) -> Call:
+    """Replay a graph of one call."""
+    call(x)
+    world.barrier()
+    with world.capture() as graph:
+        call(x)
+    return lambda x: graph.replay()
+
+
+def _time_or_error(world: World, call: Call, x: Tensor) -> float | str:
+    """The median seconds of a call on the slowest rank, or what it raised, on every rank."""
+    try:
+        mine = _time(world, call, x)
+    except Exception as error:  # a row of the table, not the end of the others
+        return f"{type(error).__name__}: {error}"[:200]
+    everyone = world.exchange(mine, "times")
+    slowest = sorted(max(times) for times in zip(*everyone, strict=True))
+    return slowest[len(slowest) // 2]
+
+
+def _time(world: World, call: Call, x: Tensor) -> list[float]:
+    for _ in range(_WARM_UP):  # plans, compiles, records
+        call(x)
+    times = []
+    for _ in range(_SAMPLES):
+        world.barrier()
+        begin = time.perf_counter()
+        for _ in range(_IN_A_ROW):
+            call(x)
+        times.append((time.perf_counter() - begin) / _IN_A_ROW)
+    world.synchronize()
+    return times
