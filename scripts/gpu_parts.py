@@ -83,7 +83,6 @@ STAGES = [
         Part("graphs", "virtual", [*GRAPHS, "tests/backends/test_seam.py"]),
         Part("gluon", "virtual", [*GLUON, "tests/tools/tune"]),
         *Part("newer", "virtual", _others("tests/collectives", "tests/fused")).shared(3),
-        Part("torch", "virtual", ["tests/inside_torch"]),
         Part("probe", "virtual", ["tests/tools/probe"]),
         Part("pcie", "virtual", [*WORLD, "tests/backends/test_link.py"], link="pcie"),
         Part("stress", "virtual", STRESS),
