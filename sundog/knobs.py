@@ -21,6 +21,7 @@ __all__ = [
     "max_plans",
     "num_sms",
     "seed",
+    "signals",
     "timeout",
 ]
 
@@ -75,6 +76,12 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
+def _parse_signals(text: str) -> str:
+    if text not in ("atomic", "store"):
+        raise ValueError("expected atomic or store")
+    return text
+
+
 def _parse_switch(text: str) -> int:
     if text not in ("0", "1"):
         raise ValueError("expected 0 or 1")
@@ -101,6 +108,9 @@ allow_pickle = Knob(
 max_plans = Knob(
     "SUNDOG_MAX_PLANS", 256, _parse_count, "Plans of ops that a world keeps, besides captured ones"
 )
+signals = Knob(
+    "SUNDOG_SIGNALS", "", _parse_signals, "How ranks signal: atomic, store; else as links allow"
+)
 cache = Knob("SUNDOG_CACHE", "~/.cache/sundog", str, "Folder of what was tuned here")
 
 KNOBS: tuple[Knob, ...] = (
@@ -111,5 +121,6 @@ KNOBS: tuple[Knob, ...] = (
     num_sms,
     allow_pickle,
     max_plans,
+    signals,
     cache,
 )

@@ -18,6 +18,7 @@ from .backends._link import LINKS
 from .backends.sim import Sim
 from .errors import SundogError
 from .target import GPU_HEAP, has_gpu
+from .world.waits import SIGNALS, signal_form
 from .world.world import World
 
 __all__ = ["GPU_HEAP", "init", "run"]
@@ -38,6 +39,7 @@ def run(
     link: str = "",
     sim: Sim | None = None,
     torch: bool = False,
+    signals: str = "",
 ) -> list[Any]:
     """Run `fn(world)` once per rank and return the results by rank.
 
@@ -47,7 +49,7 @@ def run(
     Without a backend's name: `virtual` if there is a GPU, else `sim`. The argument `sim` says how
     to simulate (schedule, SMs, whether waits expire) and is for that backend alone. With
     link="pcie" all ranks but the first are passive (docs/gpu.md): on `virtual` their data lies in
-    host memory; on `sim` it lies apart from their flags, as on `virtual`.
+    host memory; on `sim` it lies apart from their flags, as on `virtual`. `signals`: see `init`.
     """
     if not callable(fn):
         raise ValueError(f"fn must be callable as fn(world), got {fn!r}")
@@ -67,7 +69,23 @@ def run(
         from .compat.rank import as_rank
 
         fn = as_rank(fn)
-    return module.run(fn, world_size, options)
+    return module.run(_signalling(fn, signals) if signals else fn, world_size, options)
+
+
+def _signalling(fn: Callable[[World], Any], signals: str) -> Callable[[World], Any]:
+    """`fn` in a world whose kernels signal in the form that was asked for."""
+    _check_signals(signals)
+
+    def run_rank(world: World) -> Any:
+        world.trace = signal_form(signals, world.device, True)
+        return fn(world)
+
+    return run_rank
+
+
+def _check_signals(signals: str) -> None:
+    if signals not in ("", *SIGNALS):
+        raise ValueError(f"signals must be 'atomic', 'store' or '', got {signals!r}")
 
 
 def init(
@@ -78,6 +96,7 @@ def init(
     dim: str | int | tuple[str, ...] | None = None,
     heap_size: int = 0,
     timeout: float = 0,
+    signals: str = "",
 ) -> World:
     """Return the world of this process, which torchrun started as one of several ranks.
 
@@ -86,7 +105,11 @@ def init(
     default group, which is made with gloo if there is none. Only members call. A process may have
     several worlds at once, one for each group that it is a member of. Ranks on several machines get
     a SpanningWorld: kernels inside each, torch.distributed between them (docs/nodes.md).
+
+    `signals` says how a kernel sets a flag of a peer: "atomic", or "store", which links without
+    native atomics need too. Without it (or SUNDOG_SIGNALS), "store" where GPUs are linked so.
     """
+    _check_signals(signals)
     name = _chosen(backend, _UNDER_TORCHRUN)
     module = load(name)
     if not module.CAPABILITIES.processes:
@@ -100,6 +123,8 @@ def init(
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     nbytes = _heap_size(heap_size, module.CAPABILITIES.on_gpu, local)
     world: World = open_world(members, module, nbytes, seconds)
+    if signals:
+        world.trace = signal_form(signals, world.device, True)
     if not _initialized:
         atexit.register(_look_at_exit)
     _initialized[members.group] = world
@@ -143,7 +168,7 @@ def _check_no_other(group: str) -> None:
 
 def _check_link(link: str, name: str, can: Capabilities) -> None:
     if link not in LINKS:
-        raise ValueError(f"link must be 'pcie' or '', got {link!r}")
+        raise ValueError(f"link must be 'pcie', 'host' or '', got {link!r}")
     if link not in can.links:
         raise ValueError(
             f"link={link!r} puts a real link between ranks on one GPU: it is for backend "

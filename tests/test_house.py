@@ -15,8 +15,8 @@ from sundog.ops.op import FUNCTIONS, OPS
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1400,
-    "backends": 3840,
+    "(top)": 1430,
+    "backends": 3890,
     "checker": 4260,
     "collectives": 3525,
     "compat": 1300,
@@ -24,7 +24,7 @@ BUDGETS = {
     "dataset": 3900,
     "dataset/helion": 1950,
     "dataset/triton": 1750,
-    "device": 960,
+    "device": 1030,
     "fused": 3900,
     "hardware": 340,
     "interpreter": 3200,

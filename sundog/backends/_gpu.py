@@ -7,6 +7,7 @@ so from the second time on it goes straight to the compiled kernel.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import math
@@ -40,6 +41,7 @@ __all__ = [
     "in_order",
     "launched",
     "needs_scratch",
+    "peers_have_atomics",
     "pinned_words",
     "polls_per_second",
     "use_stream",
@@ -288,6 +290,34 @@ def grid_of(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[
 def pinned_words(count: int) -> torch.Tensor:
     """Make zeroed int64 words in host memory, at an address that kernels can use too."""
     return torch.zeros(count, dtype=torch.int64).pin_memory()
+
+
+_NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+
+
+def peers_have_atomics(index: int) -> bool:
+    """Ask the driver whether this GPU's atomics reach every other GPU that this process sees.
+
+    Only NVLink and xGMI carry them. True if nobody can be asked: ROCm's links between GPUs do.
+    """
+    if torch.version.hip is not None:
+        return True
+    driver = ctypes.CDLL("libcuda.so.1")
+    answer = ctypes.c_int(1)
+    for other in range(torch.cuda.device_count()):
+        place = ctypes.byref(answer)
+        known = other == index or driver.cuDeviceGetP2PAttribute(
+            place, _NATIVE_ATOMICS, _device(driver, index), _device(driver, other)
+        )
+        if known == 0 and answer.value == 0:  # 0: the call succeeded
+            return False
+    return True
+
+
+def _device(driver: ctypes.CDLL, index: int) -> int:
+    found = ctypes.c_int()
+    driver.cuDeviceGet(ctypes.byref(found), index)
+    return found.value
 
 
 class Contexts:

@@ -1,7 +1,8 @@
 """A real link on one GPU: peers' data in pinned host memory, which kernels reach across PCIe.
 
 Rank 0 is measured; the other ranks are passive and only play their side of the protocol. Their
-flags stay in device memory: the GPU's atomics on host memory are slow.
+flags stay in device memory: the GPU's atomics on host memory are slow. With link="host" nobody is
+passive, and the flags of all ranks but the first lie in host memory too: for signals="store".
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 __all__ = ["LINKS", "check_host_memory", "on_host", "pinned_heap"]
 
-LINKS = ("", "pcie")
+LINKS = ("", "pcie", "host")
 
 
 class _Mapped:

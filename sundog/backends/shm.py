@@ -139,6 +139,7 @@ class ShmBackend:
     """One rank: its process, its machine with one host, and maps of all heaps."""
 
     name = "shm"
+    has_atomics = True
     passive = False
     stream_number = 0
     graph: Graph | None = None

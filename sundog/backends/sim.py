@@ -59,6 +59,7 @@ class SimBackend:
     """One rank of a simulated world."""
 
     name = "sim"
+    has_atomics = True
     stream_number = 0
     graph: Graph | None = None
     device = torch.device("cpu")

@@ -34,7 +34,16 @@ from ..world.streams import Order
 from ..world.world import World
 from . import Capabilities, WorldOptions, _processes
 from ._cuda_graph import CudaRecording
-from ._gpu import Contexts, Direct, Gpu, GpuLaunch, grid_of, pinned_words, polls_per_second
+from ._gpu import (
+    Contexts,
+    Direct,
+    Gpu,
+    GpuLaunch,
+    grid_of,
+    peers_have_atomics,
+    pinned_words,
+    polls_per_second,
+)
 from ._groups import PerGroupStore
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
@@ -128,6 +137,7 @@ class SymmBackend:
 
     name = "symm"
     passive = False
+    has_atomics = True
     stream_number = 0
     graph: Graph | None = None
     recording: CudaRecording | None = None
@@ -170,6 +180,7 @@ class SymmBackend:
         group: Any = shared or dist.group.WORLD
         self._handle = symmetric.rendezvous(self._own, group)
         self.bases = self.flag_bases = list(self._handle.buffer_ptrs)
+        self.has_atomics = peers_have_atomics(self.device.index)
         self._contexts = Contexts(self._own)
         sharing = tuple(rank for rank, each in enumerate(everyone) if each.gpu == mine.gpu)
         if len(sharing) > 1:

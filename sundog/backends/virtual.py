@@ -37,7 +37,7 @@ from ._relaunch import Again, again, is_hooked
 
 __all__ = ["CAPABILITIES", "run"]
 
-CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie"))
+CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie", "host"))
 
 # Streams beyond the number of hardware queues share one, where a kernel that spins would block the
 # one that it waits for. CUDA has at most 32.
@@ -67,6 +67,7 @@ class VirtualBackend:
     """One rank of a world on one GPU."""
 
     name = "virtual"
+    has_atomics = True
     stream_number = 0
     graph: Graph | None = None
     guard = 0
@@ -204,7 +205,7 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Virtual
     # With a link, passive ranks need one SM each and rank 0 may fill the others. All ranks get the
     # same number, so that they plan the same.
     num_sms = gpu.target.num_sms // world_size
-    if link:
+    if link == "pcie":
         num_sms = gpu.target.num_sms - (world_size - 1)
     if num_sms <= 0 or world_size > _QUEUES:
         raise ValueError(
@@ -217,6 +218,8 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Virtual
     if link:
         check_host_memory(world_size - 1, heap_size)
         segments[1:] = [pinned_heap(heap_size, device) for _ in flags[1:]]
+    if link == "host":
+        flags = segments
     return VirtualShared(
         machine,
         gpu,

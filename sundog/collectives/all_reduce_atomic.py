@@ -100,7 +100,10 @@ def _add(outs, tile, at, mask, SIZE: tl.constexpr):
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. Takes any contiguous x, and a symmetric out, which is not x."""
-    agree(world, "all_reduce.atomic", problem, config, valid(problem, config))
+    refused = valid(problem, config)
+    if world.trace >= signal.STORE.value:
+        refused = "it adds to peers' memory by atomics, and signals='store' rules them out"
+    agree(world, "all_reduce.atomic", problem, config, refused)
     flags = barrier_flags(world, "all_reduce", config.programs, "zeroed", "done")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

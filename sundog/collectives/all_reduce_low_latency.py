@@ -103,7 +103,7 @@ def _low_latency_kernel(
         # Relaxed: data and epoch are one word, and nothing else is published by it.
         place = mine[peer] + rank * stride + box
         others = (at < numel) & (peer != rank)
-        tl.atomic_xchg(place, word, mask=others, sem="relaxed", scope="sys")
+        signal.set_words(place, word, others, TRACE)
         words = words + (tl.where(others, (epoch - 1) << _words.BITS, word),)  # type: ignore[assignment]
     trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, TRACE)
     words = _words.wait_words(words, boxes + box, stride, epoch, ctx, SIZE, POLL)

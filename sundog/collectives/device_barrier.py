@@ -26,10 +26,10 @@ ACCEPT = {
 
 
 @triton.jit
-def _barrier_kernel(flags, epochs, ctx, SIZE: tl.constexpr):
+def _barrier_kernel(flags, epochs, ctx, SIZE: tl.constexpr, TRACE: tl.constexpr):
     epoch = tl.load(epochs) + 1
     # Releases what came before this kernel on its stream, acquires the same of all ranks.
-    signal.barrier_ranks(flags, epoch, ctx, SIZE)
+    signal.barrier_ranks(flags, epoch, ctx, SIZE, TRACE)
     tl.store(epochs, epoch)  # read by the next barrier on the stream
 
 
@@ -49,6 +49,8 @@ def _plan(world: World) -> Plan:
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch() -> None:
-        _barrier_kernel[(1,)](flags, epochs, world.ctx, SIZE=world.size, num_warps=1)
+        _barrier_kernel[(1,)](
+            flags, epochs, world.ctx, SIZE=world.size, TRACE=world.trace, num_warps=1
+        )
 
     return Plan(world, f"{world.size} ranks", None, (flags, epochs), launch)

@@ -77,7 +77,7 @@ def signal_all(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = tra
     """Set `flags[my rank]` to `epoch` at every rank, a lane per peer. Orders like `signal`."""
     trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, TRACE)
     lane = gl.arange(0, triton.next_power_of_2(LANES), lane_layout(1, gl.num_warps()))
-    _signal._signal_lanes(flags, lane, epoch, ctx)
+    _signal._signal_lanes(flags, lane, epoch, ctx, TRACE)
 
 
 @gluon.jit
@@ -93,6 +93,7 @@ def wait_all(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = trace
 def barrier_ranks(flags, epoch, ctx, LANES: gl.constexpr, TRACE: gl.constexpr = trace.OFF):
     """Wait until every rank has arrived with this `epoch`. See `signal.barrier_ranks`."""
     trace.begin(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)
-    signal_all(flags, epoch, ctx, LANES)
+    lane = gl.arange(0, triton.next_power_of_2(LANES), lane_layout(1, gl.num_warps()))
+    _signal._signal_lanes(flags, lane, epoch, ctx, TRACE)
     wait_all(flags, epoch, ctx, LANES)
     trace.end(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)

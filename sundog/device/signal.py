@@ -13,7 +13,10 @@ The context's POLLS word bounds every wait. A wait that expires leaves a record 
 which ends all other waits of this rank at once. The kernel then continues; the host raises
 WaitTimeout and does not use what the kernel computed.
 
-With TRACE, a constexpr that a launch sets to `world.trace`, they record when they ran (trace.py).
+TRACE is a constexpr that a launch sets to `world.trace`: the clock of trace points (trace.py), plus
+STORE if signals are stores. A link without native atomics loses a read-modify-write on a peer's
+word, but keeps a store. Every flag has one writer, so both forms do. `world.signal_form` says which
+one a world uses; without TRACE it is the atomic.
 
 Gluon kernels call these functions too (through `gluon`). Only `signal_all` and `wait_all` make a
 tile, which needs a layout there.
@@ -28,9 +31,12 @@ from . import memory, trace
 from .context import FLAG_DELTAS, PER_PEER, POLLS, RANK, RECORD, SIZE, TAKEN
 
 __all__ = [
+    "STORE",
+    "STORE_AMD",
     "barrier_programs",
     "barrier_ranks",
     "put_signal",
+    "set_words",
     "signal",
     "signal_all",
     "translate",
@@ -39,6 +45,32 @@ __all__ = [
 ]
 
 _LOOK_EVERY = tl.constexpr(64)  # polls between two looks at POLLS: the look is a second atomic
+
+# TRACE from STORE on: signals are stores. Before Triton 3.9 `tl` has no store with an order, so
+# each vendor has its own lines; the simulator runs those of NVIDIA (interpreter/ptx.py).
+STORE = tl.constexpr(4)
+STORE_AMD = tl.constexpr(8)
+_HAS_STORE = tl.constexpr(hasattr(tl, "atomic_store"))
+# All threads run them: thread 0 stores, or each of the first threads to its own peer.
+_STORE_ONE = tl.constexpr(
+    "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; "
+    "@p st.release.sys.global.u64 [$1], $2; mov.u32 $0, 0; }"
+)
+_STORE_EACH = tl.constexpr(
+    "{ .reg .pred p; .reg .u32 t; .reg .u64 a, d; mov.u32 t, %tid.x; add.u32 t, t, $4; "
+    "setp.lt.u32 p, t, $5; mad.wide.u32 a, t, 16, $1; mov.u64 d, 0; @p ld.global.u64 d, [a]; "
+    "add.u64 a, d, $2; @p st.release.sys.global.u64 [a], $3; mov.u32 $0, 0; }"
+)
+_STORE_WORDS = tl.constexpr(
+    "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.relaxed.sys.global.u64 [$1], $2; mov.u32 $0, 0; }"
+)
+# Release at system scope, as LLVM has it for gfx942 and gfx950. All threads store the same.
+_STORE_ONE_AMD = tl.constexpr(
+    "buffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0) lgkmcnt(0)\n"
+    "global_store_dwordx2 $1, $2, off sc0 sc1\nv_mov_b32 $0, 0"
+)
+_STORE_WORDS_AMD = tl.constexpr("global_store_dwordx2 $1, $2, off sc0 sc1\nv_mov_b32 $0, 0")
+_THREADS = tl.constexpr(32)  # a program has at least as many
 
 
 @triton.jit
@@ -71,7 +103,39 @@ def signal(flag, peer, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
     # All warps make a tile store; one thread makes the release and would publish only its own
     # stores. The compiler puts no barrier between the two.
     tl.debug_barrier()
-    tl.atomic_xchg(translate(flag, peer, ctx), epoch, sem="release", scope="sys")
+    _set(translate(flag, peer, ctx), epoch, TRACE)
+
+
+@triton.jit
+def _set(flag, epoch, TRACE: tl.constexpr):
+    """Set a peer's word, with release at system scope: the waiter acquires it."""
+    if TRACE < STORE:
+        tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
+    elif _HAS_STORE:
+        tl.atomic_store(flag, epoch, sem="release", scope="sys")
+    elif TRACE < STORE_AMD:
+        word = tl.cast(epoch, tl.int64)
+        tl.inline_asm_elementwise(_STORE_ONE, "=r,l,l", [flag, word], tl.int32, False, 1)
+    else:
+        word = tl.cast(epoch, tl.int64)
+        tl.inline_asm_elementwise(_STORE_ONE_AMD, "=v,v,v", [flag, word], tl.int32, False, 1)
+
+
+@triton.jit
+def set_words(places, words, mask, TRACE: tl.constexpr):
+    """Set a tile of a peer's words, relaxed: each carries its own epoch (collectives/_words.py).
+
+    In AMD's store form lanes outside the mask are stored too: they must be this program's words.
+    """
+    if TRACE < STORE:
+        tl.atomic_xchg(places, words, mask=mask, sem="relaxed", scope="sys")
+    elif _HAS_STORE:
+        tl.atomic_store(places, words, mask=mask, sem="relaxed", scope="sys")
+    elif TRACE < STORE_AMD:
+        given = [places, words, mask.to(tl.int32)]
+        tl.inline_asm_elementwise(_STORE_WORDS, "=r,l,l,r", given, tl.int32, False, 1)
+    else:
+        tl.inline_asm_elementwise(_STORE_WORDS_AMD, "=v,v,v", [places, words], tl.int32, False, 1)
 
 
 @triton.jit
@@ -129,15 +193,35 @@ def signal_all(flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr = tra
     answers at once (measured: a barrier is 3.6 times as fast).
     """
     trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, TRACE)
-    _signal_lanes(flags, tl.arange(0, triton.next_power_of_2(LANES)), epoch, ctx)
+    _signal_lanes(flags, tl.arange(0, triton.next_power_of_2(LANES)), epoch, ctx, TRACE)
 
 
 @triton.jit
-def _signal_lanes(flags, lane, epoch, ctx):
-    size = tl.load(ctx + SIZE).to(tl.int32)
-    mine = _translate_all(flags, lane, size, ctx)
+def _signal_lanes(flags, lane, epoch, ctx, TRACE: tl.constexpr):
     tl.debug_barrier()  # all warps' earlier stores before the lanes' releases, as in `signal`
-    tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < size, sem="release", scope="sys")
+    _set_lanes(flags, lane, epoch, ctx, TRACE)
+
+
+@triton.jit
+def _set_lanes(flags, lane, epoch, ctx, TRACE: tl.constexpr):
+    """Set `flags[my rank]` at every rank, with release at system scope: the waiters acquire it."""
+    size = tl.load(ctx + SIZE).to(tl.int32)
+    if TRACE < STORE or _HAS_STORE or TRACE >= STORE_AMD:
+        mine = _translate_all(flags, lane, size, ctx)
+        value = lane * 0 + epoch
+    if TRACE < STORE:
+        tl.atomic_xchg(mine, value, mask=lane < size, sem="release", scope="sys")
+    elif _HAS_STORE:
+        tl.atomic_store(mine, value, mask=lane < size, sem="release", scope="sys")
+    elif TRACE < STORE_AMD:
+        # A thread for each peer: one after the other, each store would wait for the one before.
+        mine, table = flags + tl.load(ctx + RANK), ctx + FLAG_DELTAS
+        word = tl.cast(epoch, tl.int64)
+        for first in tl.static_range(0, lane.shape[0], _THREADS):
+            given = [table, mine, word, first, tl.minimum(size, first + _THREADS)]
+            tl.inline_asm_elementwise(_STORE_EACH, "=r,l,l,l,r,r", given, tl.int32, False, 1)
+    else:
+        tl.inline_asm_elementwise(_STORE_ONE_AMD, "=v,v,v", [mine, value], tl.int32, False, 1)
 
 
 @triton.jit
@@ -190,7 +274,7 @@ def barrier_ranks(flags, epoch, ctx, LANES: tl.constexpr, TRACE: tl.constexpr = 
     per rank. The epoch grows by one per use and is the same on all ranks.
     """
     trace.begin(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)
-    signal_all(flags, epoch, ctx, LANES)
+    _signal_lanes(flags, tl.arange(0, triton.next_power_of_2(LANES)), epoch, ctx, TRACE)
     wait_all(flags, epoch, ctx, LANES)
     trace.end(trace.BARRIER, flags, epoch, trace.ALL, ctx, TRACE)
 

@@ -22,8 +22,8 @@ import triton.language as tl
 from .context import TRACE_BUFFER, TRACE_EVENTS, TRACE_PROGRAMS
 
 __all__ = [
-    "ALL", "BARRIER", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "KINDS", "MEMREALTIME",
-    "MOST_PROGRAMS", "OFF", "SIGNAL", "WAIT", "begin", "end", "now",
+    "ALL", "BARRIER", "CLOCKS", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "KINDS",
+    "MEMREALTIME", "MOST_PROGRAMS", "OFF", "SIGNAL", "WAIT", "begin", "end", "now",
 ]  # fmt: skip
 
 # Kinds. A barrier signals all peers where it begins, and waits for all of them until it ends.
@@ -40,10 +40,12 @@ ALL = tl.constexpr(-1)  # as a peer: every rank
 MOST_PROGRAMS = tl.constexpr(4096)  # later ones are not recorded at all
 EVENT_WORDS = tl.constexpr(4)
 
-# TRACE: OFF, or the clock to read. It is not `tl`; the simulator knows it (interpreter/builder.py).
+# TRACE: OFF, or the clock to read, in its last two bits, the others are signal.py's. A clock is not
+# `tl`; the simulator knows it (interpreter/builder.py).
 OFF = tl.constexpr(0)
 GLOBALTIMER = tl.constexpr(1)  # nanoseconds, one clock for all SMs of an NVIDIA GPU
 MEMREALTIME = tl.constexpr(2)  # ticks of 10 ns, the same of an AMD GPU
+CLOCKS = 3  # the bits of a clock in TRACE; kernels take it modulo 4
 READ_GLOBALTIMER = tl.constexpr("mov.u64 $0, %globaltimer;")
 READ_MEMREALTIME = tl.constexpr("s_memrealtime $0\n s_waitcnt lgkmcnt(0)")
 
@@ -51,14 +53,14 @@ READ_MEMREALTIME = tl.constexpr("s_memrealtime $0\n s_waitcnt lgkmcnt(0)")
 @triton.jit
 def begin(KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
     """Record that something begins. `what`: a flag's pointer or a number."""
-    if TRACE:
+    if TRACE % 4:
         _record(KIND, what, value, peer, ctx, TRACE)
 
 
 @triton.jit
 def end(KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
     """Record that what `begin` recorded last, of this kind, ends."""
-    if TRACE:
+    if TRACE % 4:
         _record(KIND + 8, what, value, peer, ctx, TRACE)
 
 
@@ -89,7 +91,7 @@ def _record(TAG: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
 @triton.jit
 def now(TRACE: tl.constexpr):
     """Return the time of the clock."""
-    if TRACE == GLOBALTIMER:
+    if TRACE % 4 == GLOBALTIMER:
         time = tl.inline_asm_elementwise(READ_GLOBALTIMER, "=l", [], tl.int64, False, 1)
     else:
         time = tl.inline_asm_elementwise(READ_MEMREALTIME, "=r", [], tl.int64, False, 1)

@@ -124,10 +124,9 @@ def tell_all(flags, epoch, ctx, cfg):
     signal right before this: there it would order nothing, so no check could miss it.
     """
     lane = tl.arange(0, triton.next_power_of_2(cfg.size))
-    mine = signal._translate_all(flags, lane, cfg.size, ctx)
     trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, cfg.trace)
     # Releases it to the programs of all ranks that wait for these flags.
-    tl.atomic_xchg(mine, lane * 0 + epoch, mask=lane < cfg.size, sem="release", scope="sys")
+    signal._set_lanes(flags, lane, epoch, ctx, cfg.trace)
 
 
 @triton.jit

@@ -282,16 +282,24 @@ def count_all(counts, epoch, ctx, cfg):
     """Add one to `counts[my rank]` at every rank, after all that this program did before.
 
     As signal.signal_all, for all programs of a rank at once: a program that waits until there are
-    epoch * programs sees what every one of them did before.
+    epoch * programs sees what every one of them did before. Where signals are stores, the programs
+    count in a word of this rank, `counts[size]`, and the last one stores the number.
     """
     value = epoch * tl.num_programs(0)
     trace.begin(trace.SIGNAL, counts, value, trace.ALL, ctx, cfg.trace)
     LANES: tl.constexpr = triton.next_power_of_2(cfg.size)
     lane = tl.arange(0, LANES)
-    there = signal._translate_all(counts, lane, cfg.size, ctx)
-    tl.debug_barrier()  # all warps' earlier stores before the lanes' releases
-    one = tl.full((LANES,), 1, tl.int64)
-    tl.atomic_add(there, one, mask=lane < cfg.size, sem="release", scope="sys")
+    tl.debug_barrier()  # all warps' earlier stores before the releases
+    if cfg.trace < signal.STORE:
+        there = signal._translate_all(counts, lane, cfg.size, ctx)
+        one = tl.full((LANES,), 1, tl.int64)
+        tl.atomic_add(there, one, mask=lane < cfg.size, sem="release", scope="sys")
+    else:
+        # Releases what this program did to the last one, which acquires it and releases it all.
+        one = tl.full((), 1, tl.int64)
+        before = tl.atomic_add(counts + cfg.size, one, sem="acq_rel", scope="gpu")
+        if before + 1 == value:
+            signal._signal_lanes(counts, lane, value, ctx, cfg.trace)
 
 
 @triton.jit

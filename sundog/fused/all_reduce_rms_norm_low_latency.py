@@ -111,7 +111,7 @@ def _send(
     for peer in tl.static_range(cfg.size):
         # Relaxed: data and epoch are one word, and nothing else is published by it.
         place = signal.translate(box, peer, ctx) + rank * stride + tl.arange(0, CHUNK // PER)
-        tl.atomic_xchg(place, word, mask=inside & (peer != rank), sem="relaxed", scope="sys")
+        signal.set_words(place, word, inside & (peer != rank), cfg.trace)
 
 
 @triton.jit

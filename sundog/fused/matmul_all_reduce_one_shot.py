@@ -37,7 +37,7 @@ OP = "matmul_all_reduce.one_shot"
 class _Flags(NamedTuple):
     sent: (
         torch.Tensor
-    )  # by rank: how often a program of it has sent all its partials, over all calls
+    )  # by rank: how often a program of it has sent all its partials, over all calls; see count_all
     epochs: torch.Tensor  # by program: how often it has run
 
 
@@ -77,7 +77,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
     flags = _Flags(
-        world.signals(problem.size, f"{OP}.sent"),
+        world.signals(problem.size + 1, f"{OP}.sent"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
     inbox, view = _matmul_reduce.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")

@@ -42,7 +42,7 @@ OP = "matmul_all_reduce.two_shot"
 class _Flags(NamedTuple):
     sent: (
         torch.Tensor
-    )  # by rank: how often a program of it has sent all its partials, over all calls
+    )  # by rank: how often a program of it has sent all its partials, over all calls; see count_all
     done: torch.Tensor  # by program and rank: has read its inbox, and stored its sums here
     epochs: torch.Tensor  # by program: how often it has run
 
@@ -89,7 +89,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
     flags = _Flags(
-        world.signals(problem.size, f"{OP}.sent"),
+        world.signals(problem.size + 1, f"{OP}.sent"),
         world.signals((config.programs, problem.size), f"{OP}.done"),
         world.signals(config.programs, f"{OP}.epochs"),
     )

@@ -92,7 +92,7 @@ def matmul_reduce_scatter(
 class _Flags(NamedTuple):
     sent: (
         torch.Tensor
-    )  # by rank: how often a program of it has sent all its partials, over all calls
+    )  # by rank: how often a program of it has sent all its partials, over all calls; see count_all
     epochs: torch.Tensor  # by program: how often it has run
 
 
@@ -115,7 +115,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
     flags = _Flags(
-        world.signals(problem.size, f"{OP}.sent"),
+        world.signals(problem.size + 1, f"{OP}.sent"),
         world.signals(config.programs, f"{OP}.epochs"),
     )
     rows = _matmul_reduce.slice_rows(problem)

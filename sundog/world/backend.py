@@ -40,6 +40,7 @@ class Backend(Protocol):
     order: Order  # of the uses of its streams
     graph: Graph | None  # that is being captured: set by `world.capture`
     passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
+    has_atomics: bool  # the links to all peers carry atomics
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         """A rank's data or flags as bytes, if the host can reach it (ValueError if not)."""

@@ -7,10 +7,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..device import context
+from ..device import context, signal
 from ..errors import WaitRecord, WaitTimeout
 
-__all__ = ["Waits", "table"]
+__all__ = ["SIGNALS", "Waits", "signal_form", "table"]
+
+SIGNALS = ("atomic", "store")  # how a kernel sets a flag of a peer: device/signal.py
+
+
+def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:
+    """The form of a world's signals, for `world.trace`. "": stores if peers have no atomics."""
+    if (asked or SIGNALS[not has_atomics]) == "atomic":
+        return 0
+    is_amd = device.type == "cuda" and torch.version.hip is not None
+    return int((signal.STORE_AMD if is_amd else signal.STORE).value)
 
 
 def table(rank: int, deltas: list[tuple[int, int]], polls: int) -> list[int]:

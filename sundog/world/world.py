@@ -22,7 +22,7 @@ from .capture import ALLOCATION, BARRIER, COLLECTIVE, NESTED, PLAN, READ, Graph
 from .heap import Heap, divergence
 from .streams import RankStreams, StreamEvent
 from .tensors import Shape, Symmetric
-from .waits import Waits, table
+from .waits import Waits, signal_form, table
 
 if TYPE_CHECKING:
     from ..collectives.all_gather import all_gather
@@ -72,7 +72,7 @@ class World:
         self.device, self.num_sms = backend.device, backend.num_sms
         self._target = target.key_of(backend.device)
         self.backend, self.passive = backend.name, backend.passive
-        self.trace = 0  # the clock that kernels read at their trace points; 0: they have none
+        self.trace = signal_form(knobs.signals.get(), self.device, backend.has_atomics)
         self._backend = backend
         self._ranks, self._channel, self._heap = ranks, channel, heap
         self._closed = ""
@@ -303,7 +303,7 @@ class World:
         chosen = tuple(self._ranks[r] for r in members)
         channel = f"{self._channel}/{self._num_groups}"
         group = World(self._backend, chosen, channel, heap, self._memory.origin + arena.offset)
-        group.max_plans = self.max_plans
+        group.max_plans, group.trace = self.max_plans, self.trace
         self._memory.groups[arena.offset] = group
         group.barrier()  # nobody talks to a member whose context is not there yet
         return group

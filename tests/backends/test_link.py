@@ -186,7 +186,7 @@ def test_a_wait_runs_out_and_a_group_goes_on(run: Run) -> None:
 def test_link_is_for_one_gpu() -> None:
     with pytest.raises(ValueError, match=r"for backend 'virtual', and for 'sim'.* not 'shm'"):
         sundog.run(lambda world: None, 2, "shm", link="pcie")
-    with pytest.raises(ValueError, match="link must be 'pcie' or '', got 'nvlink'"):
+    with pytest.raises(ValueError, match="link must be 'pcie', 'host' or '', got 'nvlink'"):
         sundog.run(lambda world: None, 2, "sim", link="nvlink")
 
 
