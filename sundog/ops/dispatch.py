@@ -77,7 +77,7 @@ class CachedCall:
     staged: dict[int, StagedTensor] = field(default_factory=dict)
     places: set[tuple] = field(default_factory=set)  # of those in place, that ranks have compared
     offsets: list[int] = field(default_factory=list)  # what it holds of the heap
-    key: Hashable = None  # under which it is found
+    key: Any = None  # under which it is found: a tuple, whose last is the stream
     serial: int = 0  # the same on every rank
     used: int = 0  # the number of its latest call
 
@@ -260,9 +260,11 @@ class _Request:
         """Agree with all ranks, then make the plan."""
         refused: str | None = None
         try:
+            self.world.num_sms = self.world._streams.share()
             algo, module, config, why = decide(
                 self.world, self.op, self.problem, self.options, self._ordinary()
             )
+            refused = self.world._streams.refuse_wide(self.op, config)
             mine = f"{self.problem}, {algo}, {config}, {self._where()}"
         except ValueError as error:
             refused = str(error)

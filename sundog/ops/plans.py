@@ -136,6 +136,7 @@ class Plans:
         self._world._streams.mark_captured()
         call = self.find(key)
         if call is None:
+            self._world.num_sms = self._world._streams.share()
             compare(self.agree(op, asked, more))
             call = self.make(key, lambda: CachedCall(op, build()))
         self._world._streams.mark_captured(call)
@@ -143,6 +144,13 @@ class Plans:
         return call.plan
 
     # where ranks agree
+
+    def _make_room(self) -> None:
+        """Evict plans that leave no room for ops of a new stream (world/streams.py)."""
+        wide = {call.serial for call in self._world._streams.wide([*self])}
+        self._evictable.sort(key=lambda serial: serial not in wide)  # those first
+        self._evict(len(wide.intersection(self._evictable)))
+        self._world._streams.refuse_graphs([call for call in self if call.serial in wide])
 
     def agree(self, op: str, asked: str, more: Any = None) -> list[Any]:
         """Compare what the ranks ask for: a collective on the host. Every rank's `more`."""
@@ -159,6 +167,7 @@ class Plans:
         self._progress.share([each[5] for each in everyone], self._world._compare)
         self._words = self._progress.words
         self._settle(everyone)
+        self._make_room()
         while self._evictable and len(self._calls) >= everyone[0][3]:
             self._evict(1)
         return [each[4] for each in everyone]

@@ -13,6 +13,10 @@ order, unless an event orders it:
 None of these makes the host wait. `Order` keeps which use of a stream comes after which, as far as
 the host has arranged it, for one question: may a plan be called on this stream now, or could its
 last use, on another stream, still be running? Two uses at a time would share its flags.
+
+Ops of two streams wait for peers at the same time, and ranks may launch them in another order. If
+one filled all SMs, it could wait for ever for a peer that runs the other one. So the widest ops of
+all streams fit side by side: `RankStreams.share`.
 """
 
 from __future__ import annotations
@@ -81,6 +85,52 @@ class RankStreams:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.numbers = [0]  # streams that plans were made on, besides the first
+
+    def share(self) -> int:
+        """Note that ops run on the current stream; return how many SMs they may fill.
+
+        All streams but the first share a quarter of them.
+        """
+        number = self._backend.stream_number
+        if number not in self.numbers:
+            self.numbers.append(number)
+        return self._share_of(number)
+
+    def _share_of(self, number: int) -> int:
+        others, all_sms = len(self.numbers) - 1, self._backend.num_sms
+        each = max(all_sms // 4 // max(others, 1), 1)
+        if others * each >= all_sms:
+            raise ValueError(
+                f"ops on {others + 1} streams need as many SMs at least, and a rank has {all_sms}"
+            )
+        return each if number else all_sms - others * each
+
+    def wide(self, calls: list[CachedCall]) -> list[CachedCall]:
+        """Those that fill more than their stream's share. A call's key ends with its stream."""
+        if len(self.numbers) == 1:
+            return []
+        shares = {number: self._share_of(number) for number in self.numbers}
+        return [c for c in calls if getattr(c.plan.config, "programs", 0) > shares[c.key[-1]]]
+
+    def refuse_wide(self, op: str, config: Any) -> str | None:
+        """Say why a config that was asked for can't run beside the other streams' ops."""
+        programs, most = getattr(config, "programs", 0), self.share()
+        if len(self.numbers) == 1 or programs <= most:
+            return None
+        return (
+            f"{op}: programs {programs}, but {len(self.numbers)} streams of this world run ops, "
+            f"and stream {self._backend.stream_number} may fill {most} SMs; use fewer"
+        )
+
+    def refuse_graphs(self, calls: list[CachedCall]) -> None:
+        """Raise if a captured graph holds one of the calls: the current stream is new."""
+        for call in calls:
+            raise ValueError(
+                f"stream {self._backend.stream_number} is new, and a captured graph holds {call!r},"
+                " which leaves it no room: each could wait for the other. Call an op once on each "
+                "stream before you capture a graph."
+            )
 
     @contextmanager
     def switched(self, number: int) -> Iterator[None]:

@@ -1,0 +1,202 @@
+"""Thousands of mixed calls, each compared with what it must give; and what signals by stores cost.
+
+    python -m benchmarks.many_calls host --calls 10000      peers' data and flags in host memory
+    python -m benchmarks.many_calls streams --calls 10000   two streams, another order on each rank
+    python -m benchmarks.many_calls forms                   time of stores against atomics
+
+On a GPU, backend `virtual`; on a CPU the first two run on the simulator, with fewer calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from sundog import World, run
+from sundog.target import has_gpu
+from sundog.tools.timing import Variant, measure
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Many calls of ops, and the two forms of signals.", no_args_is_help=True)
+Calls = Annotated[int, typer.Option(min=1, help="calls in all")]
+Ranks = Annotated[int, typer.Option("--world", min=1, help="ranks")]
+Json = Annotated[str, typer.Option("--json", help="also write the result to this file")]
+
+_SIZES = (17, 1000, 40_000)
+_LOOK_EVERY = 50  # calls between two looks at the results: a look waits for the GPU
+
+
+class Mixed:
+    """Calls of several ops on symmetric tensors of a stream; each knows what it must give."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world, self._number, self.wrong, self.made, self._looked = world, number, 0, 0, 0
+        self._calls = [
+            self._call(op, numel, place)
+            for place, (op, numel) in enumerate((o, n) for n in _SIZES for o in _OPS)
+        ]
+
+    def _call(self, op: str, numel: int, place: int) -> tuple[Callable[[], Any], Any, Any]:
+        world = self._world
+        parts = [
+            _values(rank, numel * world.size, place, world.device) for rank in range(world.size)
+        ]
+        want = _OPS[op](parts, world.rank)
+        x, out = world.as_symmetric(parts[world.rank]), world.empty(want.shape, want.dtype)
+        name, _, algo = op.partition(".")
+        function = getattr(world, name)
+        return functools.partial(function, x, out=out, algo=algo), out, want
+
+    def start(self) -> None:
+        call, _, _ = self._calls[self.made % len(self._calls)]
+        with self._world.stream(self._number):
+            call()
+        self.made += 1
+
+    def look(self) -> None:
+        """Compare the results of all calls since the last look, then spoil them."""
+        since = range(max(self._looked, self.made - len(self._calls)), self.made)
+        for place in since:
+            _, out, want = self._calls[place % len(self._calls)]
+            self.wrong += int(not torch.equal(out, want))
+            out.zero_()
+        self._looked = self.made
+
+
+def _values(rank: int, numel: int, place: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(numel, dtype=torch.int32, device=device) % 977 * (rank + 1) + place
+
+
+def _sum(parts: list[torch.Tensor], rank: int) -> torch.Tensor:
+    return torch.stack(parts).sum(0, dtype=torch.int32)
+
+
+def _exchanged(parts: list[torch.Tensor], rank: int) -> torch.Tensor:
+    return torch.cat([part.chunk(len(parts))[rank] for part in parts])
+
+
+_OPS: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
+    "all_gather.push": lambda parts, rank: torch.cat(parts),
+    "all_gather.pull": lambda parts, rank: torch.cat(parts),
+    "all_reduce.one_shot": _sum,
+    "all_reduce.two_shot": _sum,
+    "all_to_all.push": _exchanged,
+    "reduce_scatter.direct": lambda parts, rank: _sum(parts, rank).chunk(len(parts))[rank],
+}
+
+
+def _rounds(world: World, numbers: tuple[int, ...], calls: int) -> dict[str, Any]:
+    """Calls on these streams in turn, which begin with another stream on every rank."""
+    mixed = [Mixed(world, number) for number in numbers]
+    world.barrier()
+    for _ in range(2):  # plans are made in one order; a new stream narrows those of the others
+        for each in mixed:
+            for _ in each._calls:
+                each.start()
+    world.barrier()
+    begin = time.perf_counter()
+    for turn in range(calls // len(mixed)):
+        for step in range(len(mixed)):
+            mixed[(step + world.rank) % len(mixed)].start()
+        if turn % _LOOK_EVERY == _LOOK_EVERY - 1:
+            world.synchronize()
+            for each in mixed:
+                each.look()
+            world.barrier()  # nobody writes an output that its rank still looks at
+    world.synchronize()
+    for each in mixed:
+        each.look()
+    wrong = sum(world.exchange(sum(each.wrong for each in mixed)))
+    seconds = time.perf_counter() - begin
+    return {"calls": calls, "wrong": wrong, "seconds": seconds, "world": world.size}
+
+
+def _backend() -> str:
+    return "virtual" if has_gpu() else "sim"
+
+
+def _write(file: str, rows: Any) -> None:
+    if file:
+        Path(file).write_text(json.dumps(rows, indent=1))
+
+
+@app.command()
+def host(calls: Calls = 10_000, world: Ranks = 2, json_file: Json = "") -> None:
+    """Signal by stores; on a GPU with all memory of ranks 1, 2, ... in pinned host memory."""
+    link = {"link": "host"} if has_gpu() else {}
+    fn = functools.partial(_rounds, numbers=(0,), calls=calls)
+    found = run(fn, world, _backend(), signals="store", heap_size=256 << 20, **link)[0]  # type: ignore[arg-type]
+    _write(json_file, found)
+    print(found)
+    raise typer.Exit(int(found["wrong"] > 0))
+
+
+@app.command()
+def streams(calls: Calls = 10_000, world: Ranks = 4, json_file: Json = "") -> None:
+    """Ops on two streams at once, launched in another order on every rank."""
+    fn = functools.partial(_rounds, numbers=(1, 2), calls=calls)
+    found = run(fn, world, _backend(), heap_size=256 << 20)[0]
+    _write(json_file, found)
+    print(found)
+    raise typer.Exit(int(found["wrong"] > 0))
+
+
+@app.command()
+def forms(world: Ranks = 8, json_file: Json = "") -> None:
+    """Time every op of the mix with atomics and with stores; the second over the first."""
+    rows = run(_time_forms, world, "virtual")[0]
+    for row in rows:
+        print(f"{row['op']:24} {row['numel']:9,}  " + "  ".join(
+            f"{name} {1e6 * row[name]:7.2f} us" for name in ("atomic", "store")
+        ) + f"  {row['store'] / row['atomic']:.3f}")  # fmt: skip
+    _write(json_file, rows)
+
+
+def _time_forms(world: World) -> list[dict[str, Any]]:
+    from sundog.world.waits import signal_form
+
+    rows = []
+    for op in (*_OPS, "all_reduce.low_latency"):
+        for numel in (64, 4096, 1 << 20):
+            if "low_latency" in op and numel > 4096:
+                continue
+            variants = []
+            with world.scope():
+                for form in ("atomic", "store"):
+                    world.trace = signal_form(form, world.device, True)
+                    variants.append(Variant(form, [_timed_call(world, op, numel)], ready=True))
+                times = measure(world, variants)
+                rows.append({"op": op, "numel": numel, **{t.name: t.median for t in times}})
+    return rows
+
+
+def _timed_call(world: World, op: str, numel: int) -> Callable[[], Any]:
+    """A plan of its own, so that its launches keep the form that the world had."""
+    from sundog.ops.op import find
+    from sundog.tools._subject import room
+
+    module, form = find(op), world.trace
+    problem = module.Problem(numel, torch.bfloat16, world.size)
+    given = module.inputs(world, problem, 0)
+    out = room(world, module, problem, given)
+    plan = module.plan(world, problem, module.default(problem, world.num_sms))
+
+    def call() -> None:
+        world.trace = form
+        plan.launch(*given, out)
+
+    call()
+    world.barrier()
+    return call
+
+
+if __name__ == "__main__":
+    app()
