@@ -180,7 +180,7 @@ def _time_forms(world: World) -> list[dict[str, Any]]:
 
 def _timed_call(world: World, op: str, numel: int) -> Callable[[], Any]:
     """A plan of its own, so that its launches keep the form that the world had."""
-    from sundog.ops.op import find
+    from sundog.ops.load import find
     from sundog.tools._subject import room
 
     module, form = find(op), world.trace

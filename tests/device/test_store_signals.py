@@ -20,7 +20,7 @@ from sundog.compiled.recorded import CTX, RecordedLaunch, compile_launch
 from sundog.dataset.triton.compile import gpu_target
 from sundog.dataset.triton.triton_module import read_module
 from sundog.device import context, signal
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.testing import check
 from sundog.tools._launches import record
 from sundog.tools._subject import exercise
