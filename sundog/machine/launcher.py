@@ -262,6 +262,11 @@ def _check_world(machine: Machine, kernel: str, name: str, tensor: torch.Tensor)
     with torch._C.DisableTorchFunction():
         storage = tensor.untyped_storage()
         start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if start == 0 and end > 0:
+        raise ValueError(
+            f"argument {name} of {kernel} (shape {tuple(tensor.shape)}) has no memory: it is a "
+            f"{type(tensor).__name__}. Pass a tensor that was made outside the fake mode."
+        )
     if start in heaps and not machine.memory.is_heap(start, end):
         raise ValueError(
             f"argument {name} of {kernel} (shape {tuple(tensor.shape)}) is on the heap of another "

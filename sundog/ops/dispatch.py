@@ -363,7 +363,7 @@ def decide(
 
 def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
     for name, tensor in tensors.items():
-        if tensor is None:
+        if tensor is None and (name != "x" or op == "scatter"):
             continue
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(

@@ -125,6 +125,8 @@ def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
     """What a tensor is, and what to do about it. First what would break the questions below."""
     if hasattr(tensor, "to_local"):
         return "a DTensor", "pass {0}.to_local(), which is this rank's part"
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "fake_mode"):
+        return "a fake tensor, without data", "pass a tensor that was made outside the fake mode"
     if tensor.is_nested:
         return "a nested tensor", "pass {0}.values(), or each of its tensors"
     if tensor.layout != torch.strided:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sundog
 
@@ -27,7 +28,12 @@ def _complex() -> torch.Tensor:
     return torch.arange(4, dtype=torch.float32) + 1j
 
 
-MAKERS: dict[str, Callable[[], torch.Tensor]] = {
+def _fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(4)
+
+
+MAKERS: dict[str, Callable[[], torch.Tensor | None]] = {
     "a DTensor; pass x.to_local()": lambda: torch.ones(4).as_subclass(Distributed),
     "not dense (torch.sparse_coo); pass x.to_dense()": lambda: torch.eye(4).to_sparse(),
     "not dense (torch.sparse_csr); pass x.to_dense()": lambda: torch.eye(4).to_sparse_csr(),
@@ -37,6 +43,8 @@ MAKERS: dict[str, Callable[[], torch.Tensor]] = {
     "conjugated when it is read; pass x.resolve_conj()": lambda: _complex().conj(),
     "negated when it is read; pass x.resolve_neg()": lambda: torch._neg_view(torch.ones(4)),
     "on the meta device, without data": lambda: torch.ones(4, device="meta"),
+    "a fake tensor, without data": lambda: _fake(),  # the simulator read address 0 and crashed
+    "a NoneType, expected a tensor": lambda: None,
 }
 
 

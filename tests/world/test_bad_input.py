@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sundog
 from sundog import knobs
@@ -198,6 +199,15 @@ def test_a_tensor_on_another_device(run: Run) -> None:
     with pytest.raises(ValueError, match="argument x of fill is on meta") as error:
         run(lambda world: fill[(1,)](torch.empty(4, device="meta"), 4, BLOCK=4), 1)
     check(error.value, "the simulator runs on the CPU")
+
+
+@pytest.mark.sim_only
+def test_a_tensor_without_memory(run: Run) -> None:
+    """A fake tensor has the address 0: the kernel crashed the process there."""
+    with FakeTensorMode():
+        x = torch.empty(4)
+    with pytest.raises(ValueError, match=r"argument x of fill \(shape \(4,\)\) has no memory"):
+        run(lambda world: fill[(1,)](x, 4, BLOCK=4), 1)
 
 
 # worlds
