@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from sundog.tools.baselines import GEMM_ALONE
 from sundog.tools.bench.results import fastest, problem_text, times_of
 from sundog.tools.trace.timeline import Summary
 
@@ -37,13 +39,76 @@ def write_page(docs: Path) -> None:
 def render(folder: Path) -> str:
     """Return the whole page, from all files of the folder in the order of their names."""
     files = {path: read_result(path) for path in result_paths(folder)}
-    sections = [_HEAD, _goals({name_of(path): content for path, content in files.items()})]
+    sections = [_HEAD, _worst_first(list(files.values()))]
+    sections.append(_goals({name_of(path): content for path, content in files.items()}))
     for path, content in files.items():
         if content.get("kind") in _SECTIONS:
             picture = f"{name_of(path)}.png"
             shown = picture if (folder / picture).exists() else ""
             sections.append(_section(path.name, content, shown))
     return "\n".join(each for each in sections if each)
+
+
+_NO_OTHER = ("A gathered", GEMM_ALONE)  # parts of an op: nobody could call them instead
+_CLASSES = ((1 << 20, "to 1 MB"), (64 << 20, "to 64 MB"), (1 << 62, "above 64 MB"))
+_ROWS = ((256, "to 256 rows"), (2048, "to 2,048 rows"), (1 << 62, "more rows"))
+
+
+class _Duel(NamedTuple):
+    """Ours and the best other on one problem."""
+
+    ratio: float  # our time over the other's
+    where: str
+
+
+def _worst_first(contents: list[dict[str, Any]]) -> str:
+    """Our fastest over the fastest of what a user would call instead: op, backend, size class."""
+    found: dict[tuple[str, str, str], list[_Duel]] = {}
+    for content in contents:
+        if content.get("kind") == "op":
+            for place, duel in _duels(content):
+                found.setdefault(place, []).append(duel)
+    worst = sorted(((max(d), len(d), place) for place, d in found.items()), reverse=True)
+    lines = [[*place, str(count), f"{duel.ratio:.2f}", duel.where] for duel, count, place in worst]
+    head = ["op", "backend", "size", "problems", "ours over the best other", "worst at"]
+    text = (
+        "The time of our fastest algorithm over that of the fastest of what a user would call "
+        "instead, in the same run; below 1 is faster. The worst problem of each class, the worst "
+        "class first. A size is that of the bytes that a rank reads and writes. torch.cat, copy_ "
+        "and add_ read the peers' tensors and wait for nobody: with small ones that saves them a "
+        "barrier or two."
+    )
+    return f"## Ours over the best other\n\n{text}\n\n{_grid(head, lines)}\n" if lines else ""
+
+
+def _duels(content: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], _Duel]]:
+    """Every problem of a file that was timed with ours and with another."""
+    link = content.get("link", "")
+    by_problem: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    for row in content["rows"]:
+        if row["times"] is not None and not any(part in row["variant"] for part in _NO_OTHER):
+            times = micros_of_rank_0(row) if link else times_of(row["times"])
+            by_problem.setdefault(row["problem"], []).append((times.median, row))
+    where = f"virtual, over {link}" if link else content["backend"]
+    for timed in by_problem.values():
+        ours = [each for each in timed if each[1]["config"]]
+        others = [each for each in timed if not each[1]["config"]]
+        if ours and others:
+            (mine, row), (theirs, other) = (min(each, key=_first) for each in (ours, others))
+            text = f"{_problem(row)}: {row['variant']} against {other['variant']}"
+            place = content["op"].partition(".")[0], where, _size_class(row)
+            yield place, _Duel(mine / theirs, text)
+
+
+def _first(item: tuple[float, Any]) -> float:
+    return item[0]
+
+
+def _size_class(row: dict[str, Any]) -> str:
+    """Of products by rows of A, of others by bytes."""
+    rows = re.search(r"\bm=(\d+)", row["problem"])
+    size, classes = (int(rows[1]), _ROWS) if rows else (row["hbm_bytes"], _CLASSES)
+    return next(name for most, name in classes if size <= most)
 
 
 def _goals(files: dict[str, dict[str, Any]]) -> str:

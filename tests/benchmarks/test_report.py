@@ -70,3 +70,29 @@ def test_every_file_says_where_it_comes_from() -> None:
         for name in ("gpu", "torch", "triton", "commit", "date", "command"):
             assert content["machine"][name], f"{path.name} lacks {name}"
         assert not re.search(r"/(root|home|work|opt|usr|tmp)/", json.dumps(content)), path.name
+
+
+def test_the_page_begins_with_ours_over_the_best_other_worst_first(tmp_path: Path) -> None:
+    """Of each class the worst problem; a part of an op is no other, and what failed has no time."""
+    known = read_result(DOCS / "measured" / "h200-all-gather-8.json.xz")
+    seconds = [
+        ("push", 1024, "Config()", 4.0), ("pull", 1024, "Config()", 3.0), ("cat", 1024, "", 2.0),
+        ("copy", 1024, "", 2.5), ("push", 2048, "Config()", 9.0), ("cat", 2048, "", 3.0),
+        ("push", 1 << 22, "Config()", 1.0), ("cat", 1 << 22, "", 2.0),
+        ("our GEMM, A gathered", 1 << 22, "", 0.5), ("copy", 1 << 22, "", None),
+    ]  # fmt: skip
+    rows = [
+        known["rows"][0] | {
+            "variant": variant, "problem": f"Problem(numel={numel})", "config": config,
+            "hbm_bytes": numel * 4,
+            "times": time and {"name": variant, "samples_ns": [[1e9 * time]]},
+        }
+        for variant, numel, config, time in seconds
+    ]  # fmt: skip
+    (tmp_path / "one.json").write_text(json.dumps(known | {"rows": rows}))
+    page = render(tmp_path)
+    begin = page.index("| op | backend | size")
+    table = [line.split(" | ") for line in page[begin : page.index("\n\n", begin)].split("\n")[2:]]
+    assert page.index("## ") < begin < page.index("## ", page.index("## ") + 1)
+    assert [line[2:5] for line in table] == [["to 1 MB", "2", "3.00"], ["to 64 MB", "1", "0.50"]]
+    assert table[0][5] == "numel=2048: push against cat |"
