@@ -25,7 +25,7 @@ BUDGETS = {
     "dataset/helion": 1950,
     "dataset/triton": 1750,
     "device": 1030,
-    "fused": 3920,
+    "fused": 4200,
     "hardware": 340,
     "interpreter": 3200,
     "learn": 320,

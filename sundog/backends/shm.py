@@ -144,6 +144,7 @@ class ShmBackend:
     stream_number = 0
     graph: Graph | None = None
     device = torch.device("cpu")
+    owns_gpu = True  # a rank's products run one after the other, on the CPU
     guard = ALIGNMENT
     polls = UNBOUNDED  # seconds are counted by `_look_outside`
 

@@ -63,6 +63,7 @@ class SimBackend:
     stream_number = 0
     graph: Graph | None = None
     device = torch.device("cpu")
+    owns_gpu = True  # a rank's products run one after the other, on the CPU
     guard = GUARD
     polls = UNBOUNDED
 

@@ -152,6 +152,7 @@ class SymmBackend:
         self._target = target.of(self.device)
         self.polls = max(int(KERNELS_WAIT * timeout * polls_per_second(self.device.index)), 1)
         self.num_sms = self._target.num_sms
+        self.owns_gpu = False  # until the ranks have compared their GPUs
         self._exchange = StoreExchange(rank, store)
         self._peers = Peers()
         store.expects_loss = self._peers.has_dead
@@ -182,6 +183,7 @@ class SymmBackend:
         self.bases = self.flag_bases = list(self._handle.buffer_ptrs)
         self.has_atomics = peers_have_atomics(self.device.index)
         self._contexts = Contexts(self._own)
+        self.owns_gpu = len({each.gpu for each in everyone}) == self.size
         sharing = tuple(rank for rank, each in enumerate(everyone) if each.gpu == mine.gpu)
         if len(sharing) > 1:
             self.num_sms = self._measure_sms(sharing)

@@ -81,6 +81,8 @@ class VirtualBackend:
         self.bases = [segment.data_ptr() for segment in shared.segments]
         self.flag_bases = [segment.data_ptr() for segment in shared.flags]
         self.passive = shared.segments[rank] is not shared.flags[rank]
+        # Alone, or rank 0 of a link, whose peers only say that their data may be read.
+        self.owns_gpu = self.size == 1 or shared.segments[-1] is not shared.flags[-1]
         self._shared = shared
         self.order = Order()
         self._streams = {0: shared.streams[rank]}

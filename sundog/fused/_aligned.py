@@ -75,6 +75,14 @@ class Rooms:
         """Each operand, or an aligned copy of it that is as long or longer, by zeros."""
         return [self._wide(place, operand) for place, operand in enumerate(operands)]
 
+    def matmul(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None,
+        activation: str | None = None,
+    ) -> None:  # fmt: skip
+        """Launch a GEMM of the operands, or of their copies, into `out`."""
+        x, y = self.wide(a, b)
+        _gemm.matmul(x, y, out, bias, activation, self._config, self._programs)
+
     def _wide(self, place: int, operand: torch.Tensor) -> torch.Tensor:
         by_rows = operand.stride(1) == 1
         matrix = operand if by_rows else operand.T

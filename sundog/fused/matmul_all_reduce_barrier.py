@@ -6,12 +6,13 @@ they belong after the sum, which is rounded here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..ops.op import Plan, agree
-from . import _aligned, _gemm, _matmul_reduce, matmul_all_reduce
+from . import _aligned, _matmul_reduce, matmul_all_reduce
 from ._matmul_reduce import Config, Problem, default, inputs, space
 from .matmul_all_reduce import cost, reference
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "planned",
+    "reference", "space", "valid",
 ]  # fmt: skip
 
 SYMMETRIC = ("out",)
@@ -36,14 +37,18 @@ def cases(size: int) -> list[Problem]:
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate the partial, and plan the collective. The plan takes any a, b; a symmetric out."""
     agree(world, OP, problem, config, valid(problem, config))
+    rooms = _aligned.Rooms(world, config, config.programs)
+    return planned(world, problem, config, rooms.matmul)
+
+
+def planned(world: World, problem: Problem, config: Any, multiply: Callable[..., None]) -> Plan:
+    """The plan, for any way to multiply."""
     partial = world.empty((problem.m, problem.n), problem.dtype, f"{OP}.partial")
     numel = problem.m * problem.n
     then = _matmul_reduce.collective(world, "all_reduce", numel, problem.dtype)
-    rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        x, y = rooms.wide(a, b)
-        _gemm.matmul(x, y, partial, None, None, config, config.programs)
+        multiply(a, b, partial)
         flat = out.is_contiguous()
         then.launch(partial.view(-1), (out if flat else partial).view(-1))
         if not flat:

@@ -345,7 +345,9 @@ def decide(
     modules = algorithms(op)
     algo, config, kind = options.algo, options.config, world._target
     if algo == "auto":
-        choice = choose(op, problem, kind, world.num_sms, config, world.backend, ordinary)
+        choice = choose(
+            op, problem, kind, world.num_sms, config, world.backend, ordinary, world.owns_gpu
+        )
         return choice.algo, modules[choice.algo], choice.config, choice.explain
     if algo not in modules:
         known = ", ".join(modules)

@@ -48,13 +48,17 @@ OPS = {
     "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
     "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
     "all_gather_matmul.direct": "sundog.fused.all_gather_matmul_direct",
+    "all_gather_matmul.cublas": "sundog.fused.all_gather_matmul_cublas",
     "matmul_all_gather.push": "sundog.fused.matmul_all_gather",
     "matmul_all_gather.barrier": "sundog.fused.matmul_all_gather_barrier",
+    "matmul_all_gather.cublas": "sundog.fused.matmul_all_gather_cublas",
     "matmul_reduce_scatter.push": "sundog.fused.matmul_reduce_scatter",
     "matmul_reduce_scatter.barrier": "sundog.fused.matmul_reduce_scatter_barrier",
+    "matmul_reduce_scatter.cublas": "sundog.fused.matmul_reduce_scatter_cublas",
     "matmul_all_reduce.one_shot": "sundog.fused.matmul_all_reduce_one_shot",
     "matmul_all_reduce.two_shot": "sundog.fused.matmul_all_reduce_two_shot",
     "matmul_all_reduce.barrier": "sundog.fused.matmul_all_reduce_barrier",
+    "matmul_all_reduce.cublas": "sundog.fused.matmul_all_reduce_cublas",
 }
 # What else a world offers, as functions of it without algorithms.
 FUNCTIONS = {

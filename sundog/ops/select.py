@@ -77,16 +77,18 @@ class Choice:
 
 def choose(
     op: str, problem: Any, target: str, num_sms: int, config: Any = None, backend: str = "",
-    ordinary: Mapping[str, int] = MappingProxyType({}),
+    ordinary: Mapping[str, int] = MappingProxyType({}), owns_gpu: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose the algorithm that should be fastest here, among those that give the same bits.
 
     With a `config`, among those that take it. `backend`: where the ranks are. AUTO_ON of an
-    algorithm lists the backends on which it may be chosen, those where it was measured.
+    algorithm lists the backends on which it may be chosen, those where it was measured; OWN_GPU
+    asks for ranks that have a GPU each, which `owns_gpu` says.
     `ordinary`: bytes of the tensors that are not on the heap; an algorithm whose peers reach one
     of them copies it, which counts.
     """
     modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
+    modules = {a: m for a, m in modules.items() if owns_gpu or not getattr(m, "OWN_GPU", False)}
     if backend and config is None:
         modules = {a: m for a, m in modules.items() if backend in getattr(m, "AUTO_ON", (backend,))}
     here = Place(target, num_sms)

@@ -29,6 +29,7 @@ _BLOCK = 8192  # elements of a tile of a collective after a product, and its war
 # How long a product takes in a kernel's loop over that in _gemm.py's: fitted to docs/measured.
 _DIRECT = 0.95  # all ranks read one A
 _FLAGGED = 1.03  # flags between the blocks of a row, and a ticket per tile
+_CUBLAS_TILES = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (64, 32))
 _PUSHED = 1.02  # the output goes to its owner by plain stores
 
 
@@ -160,6 +161,21 @@ def matmul_all_reduce_barrier(problem: Any, config: Any, ranks: Ranks) -> list[P
     return _then(problem, config, ranks, all_reduce_two_shot, numel)
 
 
+def _by_cublas(model: Model) -> Model:
+    """The same with cuBLAS's product: of these tiles those that take the least time."""
+
+    def parts(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+        def seconds(tile: tuple[int, int]) -> float:
+            return product(ranks, (problem.m, problem.n, problem.k), tile, ranks.num_sms).seconds
+
+        rows, cols = min(_CUBLAS_TILES, key=seconds)
+        return model(
+            problem, SimpleNamespace(tile_m=rows, tile_n=cols, programs=ranks.num_sms), ranks
+        )
+
+    return parts
+
+
 def matmul_all_gather_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Barrier; products, each stored to all ranks meanwhile; barrier."""
     stored = _stored_to_all(problem, config, ranks)
@@ -241,4 +257,8 @@ FUSED: dict[str, Model] = {
     "matmul_all_reduce.one_shot": matmul_all_reduce_one_shot,
     "matmul_all_reduce.two_shot": matmul_all_reduce_two_shot,
     "matmul_all_reduce.barrier": matmul_all_reduce_barrier,
+    "all_gather_matmul.cublas": _by_cublas(all_gather_matmul_barrier),
+    "matmul_all_gather.cublas": _by_cublas(matmul_all_gather_barrier),
+    "matmul_reduce_scatter.cublas": _by_cublas(matmul_reduce_scatter_barrier),
+    "matmul_all_reduce.cublas": _by_cublas(matmul_all_reduce_barrier),
 }

@@ -39,6 +39,7 @@ class Backend(Protocol):
     stream_number: int  # where this rank's work goes now: set by `world.stream`
     order: Order  # of the uses of its streams
     graph: Graph | None  # that is being captured: set by `world.capture`
+    owns_gpu: bool  # no two ranks that compute have one GPU
     passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
     has_atomics: bool  # the links to all peers carry atomics
 

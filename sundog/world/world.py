@@ -71,7 +71,7 @@ class World:
         self.size, self.node, self.num_nodes = len(ranks), 0, 1  # one machine; nodes/ has several
         self.device, self.num_sms = backend.device, backend.num_sms
         self._target = target.key_of(backend.device)
-        self.backend, self.passive = backend.name, backend.passive
+        self.backend, self.passive, self.owns_gpu = backend.name, backend.passive, backend.owns_gpu
         self.trace = signal_form(knobs.signals.get(), self.device, backend.has_atomics)
         self._backend = backend
         self._ranks, self._channel, self._heap = ranks, channel, heap
