@@ -28,6 +28,7 @@ _NUMEL = 4096
 GOALS = {"eager": 15.0, "compiled": 10.0}  # us over the empty op
 
 Call = Callable[[Tensor], Any]
+Make = Callable[[], Call]
 
 
 def _define_empty() -> torch.library.Library:
@@ -82,21 +83,23 @@ def _time_all(world: World) -> list[list[str]]:
         result: Tensor = ops.all_reduce(x, "sum", "auto", name)
         return result
 
-    ways: dict[str, tuple[Call, Call, Tensor]] = {
-        "eager": (ours, nothing, x),
-        "eager, out=": (lambda x: world.all_reduce(x, out=out), nothing, x),
-        "eager, the op of torch": (op, nothing, x),
-        "eager, with a gradient": (ours, nothing, leaf),
-        "compiled": (_compiled(ours), _compiled(nothing), x),
-        "compiled, with a gradient": (_compiled(ours), _compiled(nothing), leaf),
+    ways: dict[str, tuple[Make, Make, Tensor]] = {
+        "eager": (lambda: ours, lambda: nothing, x),
+        "eager, out=": (lambda: lambda x: world.all_reduce(x, out=out), lambda: nothing, x),
+        "eager, the op of torch": (lambda: op, lambda: nothing, x),
+        "eager, with a gradient": (lambda: ours, lambda: nothing, leaf),
+        "compiled": (lambda: _compiled(ours), lambda: _compiled(nothing), x),
+        "compiled, with a gradient": (lambda: _compiled(ours), lambda: _compiled(nothing), leaf),
     }
     if world.device.type == "cuda":
         mode = "reduce-overhead"
-        ways["reduce-overhead"] = (_compiled(ours, mode), _compiled(nothing, mode), x)
-        ways["captured"] = (_captured(world, ours, x), _captured(world, nothing, x), x)
+        ways[mode] = (lambda: _compiled(ours, mode), lambda: _compiled(nothing, mode), x)
+        ways["captured"] = (
+            lambda: _captured(world, ours, x), lambda: _captured(world, nothing, x), x,
+        )  # fmt: skip
     rows = []
-    for label, (call, other, given) in ways.items():
-        found = [_time_or_error(world, each, given) for each in (call, other)]
+    for label, (make, make_other, given) in ways.items():
+        found = [_time_or_error(world, each, given) for each in (make, make_other)]
         rows.append(_row(label, *found))
         if world.rank == 0:
             print(" | ".join(rows[-1]), flush=True)  # what is there if a later one fails
@@ -123,10 +126,10 @@ def _captured(world: World, call: Call, x: Tensor) -> Call:
     return lambda x: graph.replay()
 
 
-def _time_or_error(world: World, call: Call, x: Tensor) -> float | str:
+def _time_or_error(world: World, make: Make, x: Tensor) -> float | str:
     """The median seconds of a call on the slowest rank, or what it raised, on every rank."""
     try:
-        mine = _time(world, call, x)
+        mine = _time(world, make(), x)
     except Exception as error:  # a row of the table, not the end of the others
         return f"{type(error).__name__}: {error}"[:200]
     everyone = world.exchange(mine, "times")
