@@ -9,6 +9,7 @@ all sizes and addresses. So one kernel serves float8, bool and float64 alike. A 
 
 Offsets are 64-bit: a tensor may have more than 2^31 elements. `plan_spans` is the whole of the ops
 in which every rank writes a span of its tensor to each peer: all-to-all, scatter and broadcast.
+`plan_pull` is that of the ops in which it loads one from each: all-gather and all-to-all, pulled.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ import triton.language as tl
 from .. import gpu_limits
 from ..device import chunks, context, memory, signal, trace
 from ..device.chunks import WIDE
-from ..ops.op import Plan
+from ..ops.op import Plan, barrier_flags
 
 if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
     "WIDE", "Config", "Span", "as_words", "config_for", "configs", "copy", "default",
-    "default_config", "default_spans", "plan_spans", "random_tensor", "space", "space_spans",
-    "valid", "valid_spans", "wrong_config", "wrong_programs",
+    "default_config", "default_spans", "plan_pull", "plan_spans", "random_tensor", "space",
+    "space_spans", "valid", "valid_spans", "wrong_config", "wrong_programs",
 ]  # fmt: skip
 
 _KINDS = (torch.int32, torch.uint8, torch.int16, torch.uint8)  # by the last two bits of an address
@@ -259,6 +260,55 @@ def plan_spans(world: World, op: str, problem: Any, config: Config, spans: Seque
                 SIZE=size, BLOCK=config.block, ALIGNED=aligned,
                 TRACE=world.trace, num_warps=config.num_warps,
             )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, tuple(flags), launch)
+
+
+@triton.jit(do_not_specialize=["n", "start"])
+def _pull_kernel(
+    x, out, ready, done, epochs, ctx, n, start,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    """`n`: words that this rank gets from each peer, whose x has them from word `start` on."""
+    program = tl.program_id(0)
+    rank = tl.load(ctx + context.RANK)
+    epoch = tl.load(epochs + program) + 1
+    # My tensor was written before this kernel on the stream; the peers read it after this.
+    signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
+    for step in tl.static_range(SIZE):
+        peer = (rank + step) % SIZE
+        src = memory.translate(x + start, peer, ctx)
+        trace.begin(trace.FETCH, program, 0, peer, ctx, TRACE)
+        copy((out + peer * n,), src, n, program, tl.num_programs(0), 1, BLOCK, ALIGNED)
+        trace.end(trace.FETCH, program, 0, peer, ctx, TRACE)
+    # My loads before the flags: whatever follows this kernel on a peer may overwrite its tensor.
+    signal.barrier_ranks(done + program * SIZE, epoch, ctx, SIZE, TRACE)
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
+
+
+def plan_pull(world: World, op: str, problem: Any, config: Config, parts: int) -> Plan:
+    """Allocate flags. The plan takes a symmetric x, and any contiguous out.
+
+    `parts`: of x. Each rank gets one of them, or all get the only one.
+    """
+    flags = barrier_flags(world, op, config.programs, "ready", "done")
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if not problem.numel:
+            return out
+        if world.passive:
+            from ..ops.passive import stand_in  # only over a link
+
+            stand_in(world, *flags)
+            return out
+        (source, target), aligned = as_words(problem.nbytes, x, out)
+        n = source.numel() // parts
+        _pull_kernel[(config.programs,)](
+            source, target, *flags, world.ctx, n, world.rank % parts * n,
+            SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
+            TRACE=world.trace, num_warps=config.num_warps,
+        )  # fmt: skip
         return out
 
     return Plan(world, problem, config, tuple(flags), launch)

@@ -98,7 +98,7 @@ def _threads_per_warp() -> int:
 def _gluon_kernel(
     x, out, ready, arrived, epochs, ctx, n,
     SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    VECTOR: gl.constexpr, ALIGNED: gl.constexpr, TRACE: gl.constexpr,
+    VECTOR: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
     rank = gl.load(ctx + context.RANK)
@@ -112,7 +112,7 @@ def _gluon_kernel(
     # peers' programs with this number write it only after this barrier.
     device.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
-    _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, VECTOR, ALIGNED)
+    _copy(places, x, n, SIZE, BLOCK_M, BLOCK_N, VECTOR)
     trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
     # My tiles before the flags; all peers' tiles before whatever follows this kernel here.
     device.barrier_ranks(arrived + program * SIZE, epoch, ctx, SIZE, TRACE)
@@ -122,14 +122,15 @@ def _gluon_kernel(
 @gluon.jit
 def _copy(
     dsts, src, n, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    VECTOR: gl.constexpr, ALIGNED: gl.constexpr,
+    VECTOR: gl.constexpr,
 ):  # fmt: skip
     """Store n words from `src` to each of COUNT `dsts`, which are equal modulo 16. As words.copy.
 
-    ALIGNED: all pointers, and n words, are multiples of 16 bytes. Orders nothing.
+    VECTOR: bytes of a thread side by side where all pointers, and n words, are multiples of 16
+    bytes; 0 where they are not. Orders nothing.
     """
     nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
-    if ALIGNED:
+    if VECTOR:
         PER: gl.constexpr = VECTOR // nbytes
         COLUMNS: gl.constexpr = BLOCK_N // nbytes
         body = n // (WIDE // nbytes) * (WIDE // nbytes)  # n, as a number with a known divisor
@@ -203,7 +204,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _gluon_kernel[(config.programs,)](
                 source, target, *flags, world.ctx, source.numel(),
                 SIZE=problem.size, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-                VECTOR=config.vector, ALIGNED=aligned, TRACE=world.trace,
+                VECTOR=config.vector * aligned, TRACE=world.trace,
                 num_warps=config.num_warps,
             )  # fmt: skip
         return out

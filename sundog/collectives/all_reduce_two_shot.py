@@ -49,17 +49,19 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 @triton.jit
 def _two_shot_kernel(
-    x, out, ready, done, epochs, ctx, numel, slice_numel,
+    x, out, ready, done, epochs, ctx, numel,
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
+    NBYTES: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    begin = rank * slice_numel
+    length = _reduce.slice_length(numel, NBYTES, SIZE)
+    begin = rank * length
     xs = _reduce.everywhere(x + begin, 0, ctx, SIZE)
     outs = _reduce.everywhere(out + begin, rank, ctx, SIZE)  # each rank begins with another peer
-    count = tl.maximum(tl.minimum(slice_numel, numel - begin), 0)
+    count = tl.maximum(tl.minimum(length, numel - begin), 0)
     # My x is written and my out is free: what came before on the stream is over. The peers'
     # programs with this number touch them only after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
@@ -80,13 +82,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     agree(world, "all_reduce.two_shot", problem, config, valid(problem, config))
     flags = barrier_flags(world, "all_reduce", config.programs, "ready", "done")
     op = _reduce.operator(problem.op, problem.dtype)
-    slice_numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         aligned = _reduce.is_aligned(0, x, out)
         _two_shot_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel, slice_numel, OP=op, SIZE=problem.size,
+            problem.numel, OP=op, SIZE=problem.size,
             BLOCK=_reduce.block_of(config, x.dtype, aligned),
             ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import context, signal, trace
+from ..device import signal, trace
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_contiguous, check_out, on_stream
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _reduce
@@ -117,20 +117,22 @@ def reduce(
 
 @triton.jit
 def _direct_kernel(
-    x, out, ready, done, epochs, ctx, numel, dst,
+    x, out, ready, done, epochs, ctx, numel,
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
+    """`numel`: what this rank reduces, all of it on dst and nothing elsewhere."""
     program = tl.program_id(0)
     epoch = tl.load(epochs + program) + 1
     # My x is written: what came before on the stream is over. The program of dst with this number
     # reads it after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    if tl.load(ctx + context.RANK) == dst:
+    count = tl.cast(numel, tl.int64)
+    if count > 0:
         xs = _reduce.everywhere(x, 0, ctx, SIZE)
         _reduce.reduce_span(
-            (out,), xs, numel, program, tl.num_programs(0), OP, SIZE, 1, BLOCK, ALIGNED
+            (out,), xs, count, program, tl.num_programs(0), OP, SIZE, 1, BLOCK, ALIGNED
         )
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # The loads of dst before its flags: a rank may overwrite its x when its kernel has ended.
@@ -148,7 +150,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         aligned = _reduce.is_aligned(0, x, out)
         _direct_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel, problem.dst, OP=op, SIZE=problem.size,
+            problem.numel * (world.rank == problem.dst), OP=op, SIZE=problem.size,
             BLOCK=_reduce.block_of(config, x.dtype, aligned),
             ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip

@@ -180,7 +180,7 @@ def gathering(target: str, dtype: str, aligned: bool) -> str:
     pointers = {"x": f"*{dtype}", "out": f"*{dtype}"}
     flags = dict.fromkeys(("ready", "arrived", "epochs", "ctx"), "*i64")
     constants = {
-        "SIZE": 8, "BLOCK_M": 4, "BLOCK_N": 4096, "VECTOR": 16, "ALIGNED": aligned, "TRACE": 0,
+        "SIZE": 8, "BLOCK_M": 4, "BLOCK_N": 4096, "VECTOR": 16 * aligned, "TRACE": 0,
     }  # fmt: skip
     odd = ("n",) if aligned else ("n", "x", "out")
     kernel = all_gather_gluon._gluon_kernel
