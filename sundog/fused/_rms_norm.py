@@ -297,8 +297,8 @@ def _store_fp8(values, starts, token, to, scale, cfg, RANKS: tl.constexpr):
     first = token.to(tl.int64) * cfg.hidden
     if cfg.quant != "group":
         whole = _scale_of_row(values, token, to[3], scale, cfg, RANKS)
+    WIDTH: tl.constexpr = values[0].shape[0]  # of all parts; Triton 3.6 takes it once only
     for n in tl.static_range(len(values)):
-        WIDTH: tl.constexpr = values[n].shape[0]
         grouped = tl.reshape(values[n], (WIDTH // GROUP, GROUP))
         if cfg.quant == "group":
             used = _scales_of_groups(grouped, starts[n], token, to[3], scale, cfg, RANKS)

@@ -251,6 +251,11 @@ def _problem(
     hidden = x.shape[-1]
     tokens = x.numel() // max(hidden, 1)
     kind = fp8 or _fp8_here(x.device)
+    if quant and x.device.type == "cuda" and kind != _fp8_here(x.device):
+        raise ValueError(
+            f"{OP}: fp8 {kind}: this GPU converts to {_fp8_here(x.device)} only; pass that one, or "
+            "leave fp8 out"
+        )
     has_bias, is_static = bias is not None, scale is not None
     return Problem(
         tokens, hidden, x.dtype, world.size, float(eps), has_bias, gemma, quant, is_static, both,
