@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,18 @@ def cases(world: Any) -> dict[str, Callable[[], bool]]:
         dist.all_to_all_single(got, x.cpu())
         return got
 
+    def sums(x: torch.Tensor, algo: str) -> bool:
+        return equal(world.all_reduce(x, algo=algo, config=_CHUNKED), summed(x))
+
+    def parts_of_sums(x: torch.Tensor, algo: str) -> bool:
+        return equal(world.reduce_scatter(x, algo=algo, config=_CHUNKED), part(summed(x)))
+
     found: dict[str, Callable[[], bool]] = {}
     for dtype, x in tensors.items():
         name = str(dtype).removeprefix("torch.")
         for algo in ("hierarchical", "chain"):
-            given = {"algo": algo, "config": _CHUNKED}
-            found[f"all_reduce {algo} {name}"] = lambda x=x, given=given: equal(
-                world.all_reduce(x, **given), summed(x)
-            )
-            found[f"reduce_scatter {algo} {name}"] = lambda x=x, given=given: equal(
-                world.reduce_scatter(x, **given), part(summed(x))
-            )
+            found[f"all_reduce {algo} {name}"] = partial(sums, x, algo)
+            found[f"reduce_scatter {algo} {name}"] = partial(parts_of_sums, x, algo)
     found["all_gather"] = lambda: equal(world.all_gather(noise, config=_CHUNKED), gathered(noise))
     found["all_to_all"] = lambda: equal(world.all_to_all(noise, config=_CHUNKED), exchanged(noise))
     found["broadcast"] = lambda: equal(
@@ -116,8 +118,8 @@ def timed(world: Any) -> list[dict[str, Any]]:
     for numel in _TIMED if world.device.type == "cuda" else _TIMED[:1]:
         x = torch.ones(numel, dtype=torch.bfloat16, device=world.device)
         host = x.cpu()
-        ours = _median(world, lambda x=x: world.all_reduce(x))
-        gloo = _median(world, lambda host=host: dist.all_reduce(host))
+        ours = _median(world, partial(world.all_reduce, x))
+        gloo = _median(world, partial(dist.all_reduce, host))
         rows.append({"numel": numel, "hierarchical_s": ours, "gloo_on_host_s": gloo})
     return rows
 
