@@ -8,6 +8,7 @@ GPU's tensors go through host memory.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,12 @@ class Transfer:
     def wait(self) -> torch.Tensor:
         self.between.wait(self.works)
         return self.result()
+
+
+def _reason(error: RuntimeError) -> str:
+    """What gloo says, without its source file and its advice."""
+    text = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])
+    return text.partition(". This is typically")[0]
 
 
 class _WaitedFor:
@@ -88,7 +95,7 @@ class Between:
         """Part n of the first dimension to machine n; gives what each machine sent here."""
         sent = self._bytes(parts)
         got = torch.empty_like(sent)
-        works = [dist.all_to_all_single(got, sent, group=self.group, async_op=True)]
+        works = [self._started(dist.all_to_all_single, got, sent, async_op=True)]
         return self._transfer(works, parts, sent, got, parts.shape)
 
     def all_to_all_uneven(
@@ -98,16 +105,14 @@ class Between:
         sent, item = self._bytes(x), x.element_size()
         got = torch.empty(sum(out_splits) * item, dtype=torch.uint8, device=sent.device)
         received, given = ([item * n for n in splits] for splits in (out_splits, in_splits))
-        works = [
-            dist.all_to_all_single(got, sent, received, given, group=self.group, async_op=True)
-        ]
+        works = [self._started(dist.all_to_all_single, got, sent, received, given, async_op=True)]
         return self._transfer(works, x, sent, got, (sum(out_splits),))
 
     def all_gather(self, x: torch.Tensor) -> Transfer:
         """Gives every machine's tensor, one after the other."""
         sent = self._bytes(x)
         got = sent.new_empty(self.count * sent.numel())
-        works = [_all_gather(got, sent, group=self.group, async_op=True)]
+        works = [self._started(_all_gather, got, sent, async_op=True)]
         return self._transfer(works, x, sent, got, (self.count, *x.shape))
 
     def broadcast(self, x: torch.Tensor, src: int) -> Transfer:
@@ -115,12 +120,12 @@ class Between:
         sent = self._bytes(x)
         if not self.is_ordered and src != self.node and sent.data_ptr() == x.data_ptr():
             sent = torch.empty_like(sent)  # x itself is only read
-        works = [dist.broadcast(sent, group_src=src, group=self.group, async_op=True)]
+        works = [self._started(dist.broadcast, sent, group_src=src, async_op=True)]
         return self._transfer(works, x, sent, sent, x.shape)
 
     def send(self, x: torch.Tensor, dst: int) -> Transfer:
         sent = self._bytes(x)
-        works = [self._point_to_point(dist.isend(sent, group_dst=dst, group=self.group))]
+        works = [self._point_to_point(self._started(dist.isend, sent, group_dst=dst))]
         return self._transfer(works, x, sent, sent, x.shape)
 
     def receive(self, like: torch.Tensor, src: int) -> Transfer:
@@ -128,8 +133,15 @@ class Between:
         got = torch.empty(
             like.numel() * like.element_size(), dtype=torch.uint8, device=self._travels_on
         )
-        works = [self._point_to_point(dist.irecv(got, group_src=src, group=self.group))]
+        works = [self._point_to_point(self._started(dist.irecv, got, group_src=src))]
         return self._transfer(works, like, got, got, like.shape)
+
+    def _started(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Start a transfer; a group with a broken connection refuses it at once."""
+        try:
+            return call(*args, group=self.group, **kwargs)
+        except RuntimeError as error:
+            raise NetworkFailure(_reason(error)) from None
 
     def _point_to_point(self, work: Any) -> Any:
         return work if self.is_ordered else _WaitedFor(work)
@@ -150,13 +162,9 @@ class Between:
 
     def wait(self, works: list[Any]) -> None:
         """Wait until all have ended; NetworkFailure if one failed or a rank was lost."""
-        if self.is_ordered:
-            for work in works:
-                work.wait()
-            return
         deadline, nap = time.monotonic() + self._limit, 1e-5
         for work in works:
-            while not work.is_completed():
+            while not self.is_ordered and not work.is_completed():
                 if self._is_lost():
                     raise NetworkFailure("another rank was lost")
                 if time.monotonic() > deadline:
@@ -164,6 +172,6 @@ class Between:
                 time.sleep(nap)
                 nap = min(2 * nap, _LONGEST_NAP)
             try:
-                work.wait()  # raises if it failed
+                work.wait()  # of NCCL: orders streams; raises if it failed
             except RuntimeError as error:
-                raise NetworkFailure(str(error).splitlines()[0]) from None
+                raise NetworkFailure(_reason(error)) from None

@@ -8,8 +8,9 @@ socket of its own. A rank whose transfer failed asks all others at once:
     the connection fails    its process has ended
     nobody answers          its machine has vanished, or the network to it
 
-Then it tells those who answered, so that ranks that wait elsewhere give up too. The socket takes
-only callers that know the world's token, which travelled through the job's store.
+Then it tells those who answered, so that ranks that wait elsewhere give up too, and leaves: whoever
+was told so does not take its end for a loss. The socket takes only callers that know the world's
+token, which travelled through the job's store.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class RollCall:
         self._rank, self._machines, self._token = rank, machines, ""
         self.doing = ""  # the call that this rank is in
         self._losses: Losses = {}
+        self._left: set[int] = set()  # ranks that said that they leave
         self._addresses: list[tuple[str, int]] = []
         self._server = socket.create_server(("", 0), backlog=_MOST_CALLS)
         self.port: int = self._server.getsockname()[1]
@@ -67,15 +69,16 @@ class RollCall:
         doing: dict[int, str] = {}
         for rank, (reply, failure) in zip(others, self._ask(others, limit), strict=True):
             if reply is None:
-                self._losses.setdefault(rank, failure)
+                if rank not in self._left:
+                    self._losses.setdefault(rank, failure)
             else:
                 doing[rank] = str(reply["doing"])
                 self._merge(reply["losses"])
         return doing
 
     def tell(self, ranks: Iterable[int], limit: float) -> None:
-        """Tell these ranks what this one knows; a question does."""
-        self._ask([rank for rank in ranks if rank != self._rank], limit)
+        """Tell these ranks what this one knows, and that it leaves."""
+        self._ask([rank for rank in ranks if rank != self._rank], limit, leaves=True)
 
     def leave(self, why: str, limit: float) -> None:
         """Tell all ranks that this one leaves, unless it leaves because of another's loss."""
@@ -83,11 +86,12 @@ class RollCall:
             self._losses[self._rank] = why
             self.tell(range(len(self._addresses)), limit)
 
-    def _ask(self, ranks: list[int], limit: float) -> list[tuple[Any, str]]:
+    def _ask(self, ranks: list[int], limit: float, leaves: bool = False) -> list[tuple[Any, str]]:
+        message = {"token": self._token, "losses": self._losses, "left": [self._rank] * leaves}
         found: dict[int, tuple[Any, str]] = {}
 
         def ask(rank: int) -> None:
-            found[rank] = self._ask_one(rank, limit)
+            found[rank] = self._ask_one(rank, message, limit)
 
         for first in range(0, len(ranks), _MOST_CALLS):
             threads = [_thread(ask, rank) for rank in ranks[first : first + _MOST_CALLS]]
@@ -95,12 +99,12 @@ class RollCall:
                 thread.join()
         return [found[rank] for rank in ranks]
 
-    def _ask_one(self, rank: int, limit: float) -> tuple[Any, str]:
+    def _ask_one(self, rank: int, message: Any, limit: float) -> tuple[Any, str]:
         """Its reply, or none and why."""
         try:
             with socket.create_connection(self._addresses[rank], limit) as link:
                 link.settimeout(limit)
-                _send(link, {"token": self._token, "losses": self._losses})
+                _send(link, message)
                 return _receive(link), ""
         except TimeoutError:
             return None, SILENT
@@ -122,8 +126,9 @@ class RollCall:
                 asked = _receive(link)
                 if not self._token or asked["token"] != self._token:
                     continue
+                self._merge(asked["losses"])  # before the reply: the other one ends after it
+                self._left.update(map(int, asked["left"]))
                 _send(link, {"doing": self.doing, "losses": self._losses})
-                self._merge(asked["losses"])
 
     def _merge(self, losses: dict[str, str]) -> None:
         # In one step: another thread may be reading.

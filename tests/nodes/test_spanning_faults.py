@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.nodes_faults import blamed
 from sundog.errors import PeerLost
 from tests.support.namespaces import Cluster
 
@@ -59,10 +59,7 @@ def test_a_lost_rank_or_machine_is_named_on_all_others(how: str) -> None:
         text, seconds = result
         assert seconds < _TIMEOUT, (rank, seconds)
         assert f"machine {node} (machine{node})" in text, text
-        named = {
-            int(n) for n in re.findall(r"\d+", text.partition("; rank")[0].partition("rank")[2])
-        }
-        assert lost <= named, (rank, text)
+        assert blamed(text) == lost, (rank, text)  # and nobody who left because of that
         if how == "cut off":
             assert "does not answer" in text, text
         else:

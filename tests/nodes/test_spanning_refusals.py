@@ -32,6 +32,7 @@ def _refusals(world: Any) -> str:
         world.all_reduce(x)
     with pytest.raises(CaptureError, match="collective on the host"), world.capture():
         world.barrier()
+    _capture_as_with_nccl(world, x)
     with world.capture() as graph:  # what stays inside the machine can be captured
         world.local.all_reduce(x, out=x)
     graph.replay()
@@ -48,6 +49,20 @@ def _refusals(world: Any) -> str:
     _look_at_products(world)
     _look_at_meshes(world)
     return "all refused"
+
+
+def _capture_as_with_nccl(world: Any, x: torch.Tensor) -> None:
+    """Transfers that are ordered on streams may be in a graph; gloo stands in for NCCL here."""
+    between = world._levels.between
+    assert (between.backend, between.is_ordered) == ("gloo", False)
+    between.is_ordered = True
+    world.all_reduce(x)  # ranks agree on a call once, before a capture
+    with world.capture():
+        assert world.all_reduce(x).shape == x.shape
+    assert torch.equal(world.all_gather(torch.ones(3)), torch.ones(12))  # the same calls, eager
+    with pytest.raises(CaptureError, match="collective on the host"), world.capture():
+        world.barrier()
+    between.is_ordered = False
 
 
 def _look_at_products(world: Any) -> None:
@@ -91,6 +106,22 @@ def test_a_slow_network_is_waited_for_or_named() -> None:
         assert fast_enough == "waited", rank
         other = 1 - rank
         assert f"machine {other} (machine{other}) does not answer" in text, text
+
+
+def test_connections_that_are_reset_are_named_and_no_rank_is_blamed() -> None:
+    with Cluster(2, 1, relay=True, timeout=12) as cluster:
+        cluster.start(_work_slowly)
+        cluster.relay.start(delay=0.02)
+        cluster.wait_until_told()
+        cluster.relay.start(delay=0, resets=True)
+        results = cluster.results(limit=60)
+    texts = {rank: text for rank, (_, text) in results.items()}
+    answered = "All ranks answer and are there too: the network"
+    assert any(answered in text for text in texts.values()), texts
+    for rank, text in texts.items():
+        assert "died" not in text, text
+        assert "does not answer" not in text, text
+        assert f"rank {rank} (machine {rank}" in text, text
 
 
 def _work_slowly(world: Any) -> tuple[str, str]:

@@ -5,7 +5,8 @@
         results = cluster.results()      # by rank: what fn returned, or the exception
 
 The machines hang on a bridge in a namespace of its own, by veth pairs; `rate` limits them (tc tbf).
-With a relay they have TUN devices instead, and a process here carries every packet, after a delay.
+With a relay they have TUN devices instead, and a process here carries every packet, after a delay,
+or resets connections.
 Nothing is left when the processes are gone. Processes are forked: torch is imported once.
 """
 
@@ -24,10 +25,11 @@ import struct
 import subprocess
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,19 @@ def why_not() -> str:
     if reason:
         return f"namespaces are forbidden here ({reason})"
     probe = "ip link add veth0 type veth peer name veth1 && ip link add bridge0 type bridge"
-    reason = _in_child(lambda: (_unshare(_CLONE_NEWNET), _command(["sh", "-c", probe])))
+    reason = _in_child(partial(_try_network, probe))
     return f"no veth pairs or bridges here ({reason})" if reason else ""
+
+
+def _try_network(probe: str) -> None:
+    _unshare(_CLONE_NEWNET)
+    _command(["sh", "-c", probe])
+
+
+def _wait_apart() -> None:
+    """Be a network namespace, until killed."""
+    _unshare(_CLONE_NEWNET)
+    signal.pause()
 
 
 def _try_machine() -> None:
@@ -179,7 +192,7 @@ class Cluster:
     def start(self, fn: Callable[[Any], Any]) -> None:
         """Make the machines and start fn(world) on every rank."""
         if not self._is_relayed:
-            self._switch = _forked(lambda: (_unshare(_CLONE_NEWNET), signal.pause()))[0]
+            self._switch = _forked(_wait_apart)[0]
             _wait_for(lambda: _net_of(self._switch) != _net_of(os.getpid()))
             self._in(self._switch, "link add bridge0 type bridge", "link set bridge0 up")
         gates = [self._open(machine, fn) for machine in self.machines]
@@ -286,7 +299,7 @@ class _Body:
         socket.send_fds(self.told, [b"here"], fds)
         assert os.read(self.gate, 2) == b"go"
         for rank in self.pipes:
-            _forked(lambda rank=rank: self._rank(rank))
+            _forked(partial(self._rank, rank))
         for _ in self.pipes:
             os.wait()
 
@@ -307,7 +320,8 @@ class _Body:
         try:
             answer = self._answer(rank)
         except BaseException as error:
-            error.__traceback__ and traceback.clear_frames(error.__traceback__)
+            if error.__traceback__ is not None:
+                traceback.clear_frames(error.__traceback__)
             answer = error
         try:
             data = pickle.dumps(answer)
@@ -348,9 +362,10 @@ class Relay:
         self.ports: dict[str, int] = {}  # by address
         self._pid = 0
 
-    def start(self, delay: float) -> None:
+    def start(self, delay: float, resets: bool = False) -> None:
+        """Carry from here on. With `resets` every connection that is open now is reset, once."""
         self.stop()
-        self._pid = _forked(lambda: self._carry(delay))[0]
+        self._pid = _forked(lambda: self._carry(delay, resets))[0]
 
     def stop(self) -> None:
         if self._pid:
@@ -358,17 +373,66 @@ class Relay:
             os.waitpid(self._pid, 0)
             self._pid = 0
 
-    def _carry(self, delay: float) -> None:
+    def _carry(self, delay: float, resets: bool) -> None:
         queue: list[tuple[float, bytes]] = []  # in the order of arrival, which is that of the times
+        kept: set[tuple[bytes, bytes]] = set()  # connections that began after the reset
         while True:
             left = max(queue[0][0] - time.monotonic(), 0) if queue else None
             for fd in select.select(list(self.ports.values()), [], [], left)[0]:
-                queue.append((time.monotonic() + delay, os.read(fd, 65536)))
+                packet = os.read(fd, 65536)
+                if resets and _is_older(packet, kept):
+                    for reset in _resets(packet):
+                        self._deliver(reset)
+                else:
+                    queue.append((time.monotonic() + delay, packet))
             while queue and queue[0][0] <= time.monotonic():
-                packet = queue.pop(0)[1]
-                to = self.ports.get(socket.inet_ntoa(packet[16:20])) if len(packet) >= 20 else None
-                if to is not None:
-                    os.write(to, packet)
+                self._deliver(queue.pop(0)[1])
+
+    def _deliver(self, packet: bytes) -> None:
+        to = self.ports.get(socket.inet_ntoa(packet[16:20])) if len(packet) >= 20 else None
+        if to is not None:
+            os.write(to, packet)
+
+
+_TCP, _SYN, _RST = 6, 2, 4
+
+
+def _is_older(packet: bytes, kept: set[tuple[bytes, bytes]]) -> bool:
+    """Whether a packet is of a TCP connection whose begin was not seen."""
+    if len(packet) < 40 or packet[0] != 0x45 or packet[9] != _TCP:
+        return False
+    ends = packet[12:16] + packet[20:22], packet[16:20] + packet[22:24]
+    key = min(ends), max(ends)
+    if packet[33] & _SYN:
+        kept.add(key)
+    return key not in kept and not packet[33] & _RST
+
+
+def _resets(packet: bytes) -> Iterator[bytes]:
+    """A reset for each end, at the place in the stream that it expects next."""
+    source, target, ports = packet[12:16], packet[16:20], packet[20:24]
+    place, due = packet[24:28], packet[28:32]
+    yield _reset(source, target, ports, place)
+    yield _reset(target, source, ports[2:] + ports[:2], due)
+
+
+def _reset(source: bytes, target: bytes, ports: bytes, place: bytes) -> bytes:
+    def segment(check: int) -> bytes:
+        return ports + place + struct.pack("!IBBHHH", 0, 5 << 4, _RST, 0, check, 0)
+
+    def header(check: int) -> bytes:
+        return struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, _TCP, check) + source + target
+
+    pseudo = source + target + struct.pack("!HH", _TCP, 20)
+    return header(_checksum(header(0))) + segment(_checksum(pseudo + segment(0)))
+
+
+def _checksum(data: bytes) -> int:
+    """The Internet's: the complement of the sum of 16-bit words, with the carry added."""
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
 
 
 def _tun(address: str) -> int:
