@@ -8,9 +8,9 @@ socket of its own. A rank whose transfer failed asks all others at once:
     the connection fails    its process has ended
     nobody answers          its machine has vanished, or the network to it
 
-Then it tells those who answered, so that ranks that wait elsewhere give up too, and leaves: whoever
-was told so does not take its end for a loss. The socket takes only callers that know the world's
-token, which travelled through the job's store.
+Then it informs those that answered, so that ranks that wait elsewhere give up too, and leaves. They
+know why it left, and do not report its end as a loss. The socket takes only callers that know the
+world's token, which travelled through the job's store.
 """
 
 from __future__ import annotations
