@@ -32,7 +32,7 @@ _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
 def _is_program() -> bool:
-    """Whether the caller's caller is the program, and not torch, Triton or sundog."""
+    """Return whether the caller's caller is the program, and not torch, Triton or sundog."""
     return not sys._getframe(2).f_code.co_filename.startswith(_INSIDE)
 
 

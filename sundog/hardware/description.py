@@ -99,7 +99,7 @@ class Hardware:
         return None if self.link.kind in ("none", "host") else self.nodes * self.gpus
 
     def changed(self, changes: dict[str, float]) -> Hardware:
-        """The same machine with other figures, by their names: {"link.rate": 2.2e11}."""
+        """Return the machine with other figures, by their names: {"link.rate": 2.2e11}."""
         parts: dict[str, Any] = {"gpu": self.gpu, "link": self.link, "network": self.network}
         for name, value in changes.items():
             part, _, inside = name.partition(".")
@@ -136,7 +136,7 @@ def read(name: str) -> Hardware:
 
 
 def parse(data: Any, where: str) -> Hardware:
-    """A description as a Hardware; a ValueError that names the field that is missing or wrong."""
+    """Make a Hardware of a description; a ValueError names a field that is missing or wrong."""
     if not isinstance(data, dict):
         raise ValueError(f"{where}: expected an object with the fields of a machine")
     sources: dict[str, Source] = {}
@@ -159,7 +159,7 @@ def _network(data: Any, where: str, sources: dict[str, Source]) -> Network | Non
 
 
 def plain(made: Hardware) -> dict[str, Any]:
-    """A machine as JSON has it: what `parse` reads."""
+    """Return a machine as JSON has it: what `parse` reads."""
     parts: dict[str, Any] = {"gpu": made.gpu, "link": made.link, "network": made.network}
     data: dict[str, Any] = {key: getattr(made, key) for key in ("name", "title", "nodes", "gpus")}
     for part, figures in parts.items():
@@ -189,7 +189,7 @@ def _fields(data: Any, needed: tuple, optional: tuple, where: str, part: str = "
 
 
 def _figures(kind: Any, data: Any, part: str, where: str, sources: dict[str, Source]) -> dict:
-    """The fields of a part, without their sources."""
+    """Return the fields of a part, without their sources."""
     names = [each.name for each in dataclasses.fields(kind)]
     optional = [name for name in names if name == "pairs"]
     given = _fields(
@@ -209,7 +209,7 @@ def _figures(kind: Any, data: Any, part: str, where: str, sources: dict[str, Sou
 
 
 def _value(figure: Any, name: str, where: str) -> Any:
-    """A figure's number, or its table of numbers."""
+    """Return a figure's number, or its table of numbers."""
     _fields(figure, ("value", "source", "date"), (), where, name)
     source = _text(figure["source"], f"{name}.source", where)
     if source.split(":")[0] not in HOW:
@@ -286,7 +286,7 @@ def _check_figures(made: Hardware, where: str) -> None:
 
 
 def _check_reach(made: Hardware, where: str) -> None:
-    """Every GPU must reach every other."""
+    """Raise ValueError unless every GPU reaches every other."""
     if made.link.kind in ("none", "host") and made.gpus > 1:
         raise ValueError(
             f"{where}: gpus is {made.gpus} and link.kind {made.link.kind!r}: GPUs 0 and 1 do not "

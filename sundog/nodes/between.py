@@ -101,7 +101,7 @@ class Between:
     def all_to_all_uneven(
         self, x: torch.Tensor, in_splits: list[int], out_splits: list[int]
     ) -> Transfer:
-        """As torch's all_to_all_single with splits, which count elements."""
+        """Exchange parts as torch's all_to_all_single does with splits, which count elements."""
         sent, item = self._bytes(x), x.element_size()
         got = torch.empty(sum(out_splits) * item, dtype=torch.uint8, device=sent.device)
         received, given = ([item * n for n in splits] for splits in (out_splits, in_splits))

@@ -97,7 +97,7 @@ def all_reduce_chain(
 def reduce_scatter(
     levels: Levels, x: torch.Tensor, op: str, out: torch.Tensor, config: NodesConfig
 ) -> None:
-    """Inside, rank l gets what all machines' ranks l are owed; between, each gets its own."""
+    """Give rank l, inside, what all machines' ranks l are owed; between, give each its own."""
     if _is_whole_average(op, x.dtype):
         total = torch.empty(out.shape, dtype=torch.int64, device=x.device)
         reduce_scatter(levels, x.to(torch.int64), "sum", total, config)
@@ -161,7 +161,7 @@ def _added(levels: Levels, slices: torch.Tensor, op: str) -> tuple[Any, torch.Te
 
 
 def _by_receiver(levels: Levels, x: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """A chunk of every rank's slice of x: rank l's of all machines together, for each l."""
+    """Return a chunk of every rank's slice of x: for each l, those of all machines' ranks l."""
     columns = x.view(*levels.shape, -1)[:, :, chunk.start : chunk.stop]
     return columns.transpose(0, 1).reshape(-1)
 
@@ -171,12 +171,12 @@ def _cut(x: torch.Tensor, config: NodesConfig, multiple: int) -> list[Chunk]:
 
 
 def _partial(op: str) -> str:
-    """An average is a sum until the end."""
+    """Name the operator inside a machine: an average is a sum until the end."""
     return "sum" if op == "avg" else op
 
 
 def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
-    """Of integers: a sum in their own dtype could wrap before it is divided."""
+    """Return whether it averages integers, whose sum could wrap before it is divided."""
     return op == "avg" and not dtype.is_floating_point and dtype != torch.int64
 
 
@@ -184,7 +184,7 @@ def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
 
 
 def all_gather(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
-    """This machine's ranks are gathered while the network brings those of the others."""
+    """Gather this machine's tensors while the network brings those of the others."""
     source, target = x.view(-1), out.view(*levels.shape, -1)
     others = [node for node in range(levels.between.count) if node != levels.between.node]
 
@@ -207,7 +207,7 @@ def all_gather(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: Nodes
 def broadcast(
     levels: Levels, x: torch.Tensor, src: int, out: torch.Tensor, config: NodesConfig
 ) -> None:
-    """The source's machine has it first; each of its ranks sends a slice to its counterparts."""
+    """Spread it on the source's machine; then each rank there sends a slice to its counterparts."""
     src_node, src_local = divmod(src, levels.local.size)
     is_source = levels.between.node == src_node
     source, target, ranks = x.view(-1), out.view(-1), levels.local.size
@@ -228,7 +228,7 @@ def broadcast(
 
 
 def all_to_all(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
-    """Inside, rank l gets all that goes to ranks l; between, each machine gets its own."""
+    """Give rank l, inside, all that goes to ranks l; between, give each machine its own."""
     source, target = x.view(*levels.shape, -1), out.view(*levels.shape, -1)
 
     def collect(chunk: Chunk, _: Any) -> Transfer:
@@ -246,7 +246,7 @@ def all_to_all(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: Nodes
 def all_to_all_uneven(
     levels: Levels, x: torch.Tensor, out: torch.Tensor, matrix: Sequence[Sequence[int]], rank: int
 ) -> None:
-    """As all_to_all, in one chunk; `matrix`: elements from each rank (row) to each."""
+    """Exchange parts of any sizes in one chunk; `matrix`: elements from each rank (row) to each."""
     count, ranks = levels.shape
     node, local = divmod(rank, ranks)
     starts = [0, *accumulate(matrix[rank])]

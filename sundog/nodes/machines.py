@@ -53,7 +53,7 @@ class Machines:
         return range(node * self.size, (node + 1) * self.size)
 
     def counterparts(self, local_rank: int) -> range:
-        """The ranks with this number on their machine."""
+        """Return the ranks with this number on their machine."""
         return range(local_rank, self.count * self.size, self.size)
 
 
@@ -66,7 +66,7 @@ class Opening:
         self._members, self._timeout = members, timeout
 
     def exchange(self, value: Any, what: str) -> list[Any]:
-        """Every rank's value, by rank; PeerLost if one does not come in time."""
+        """Return every rank's value, by rank; raise PeerLost if one does not come in time."""
         ranks = tuple(range(self._members.size))
         pending = self._exchange.come(value, what, ranks, "machines", Exchange.VALUES)
         deadline, nap = time.monotonic() + self._timeout, 1e-4

@@ -123,7 +123,7 @@ class SpanTime(NamedTuple):
 def chosen(
     problem: SpanProblem, local: World, asked: NodesConfig | None = None
 ) -> tuple[NodesConfig, str]:
-    """The config, and why: asked for, by the machine's description, or by rule."""
+    """Return the config and the reason: the caller's, by the machine's description, or by rule."""
     if asked is not None:
         return asked, f"{asked}, as asked"
     hardware = hardware_for(local._target, local.size, local.num_sms, local.backend)
@@ -157,7 +157,7 @@ def span_time(problem: SpanProblem, config: NodesConfig, hardware: Hardware) -> 
 
 
 def _inside(problem: SpanProblem, hardware: Hardware) -> float:
-    """Seconds of a chunk's kernels, on one machine."""
+    """Return the seconds of a chunk's kernels, on one machine."""
     alone = dataclasses.replace(hardware, nodes=1, network=None)
     numel, ranks = max(problem.nbytes // 2, 1), problem.ranks
     if problem.op == "all_gather":
@@ -187,7 +187,7 @@ def _between(problem: SpanProblem, config: NodesConfig, network: Network) -> flo
 
 
 def _between_bytes(problem: SpanProblem, config: NodesConfig) -> float:
-    """Bytes that a rank sends to its counterparts: the least that there can be."""
+    """Return the bytes that a rank must send to its counterparts, at least."""
     _, nbytes, nodes, ranks = problem
     others = nodes - 1
     return {

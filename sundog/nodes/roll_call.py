@@ -137,7 +137,7 @@ class RollCall:
     # in words
 
     def error(self, what: str) -> PeerLost:
-        """The error that names all losses."""
+        """Make the error that names all losses."""
         lost = {rank: why for rank, why in sorted(self._losses.items()) if rank != self._rank}
         told = _by_machine(lost, self._machines)
         return PeerLost(
@@ -154,7 +154,7 @@ def _thread(function: Callable[..., None], *args: Any) -> RunnerThread:
 
 
 def _by_machine(losses: Losses, machines: Machines) -> str:
-    """One clause for each machine and reason."""
+    """Write one clause for each machine and reason."""
     clauses = []
     for node in dict.fromkeys(machines.node_of(rank) for rank in losses):
         name = f"machine {node} ({machines.names[node]})"
@@ -174,7 +174,7 @@ def _send(link: socket.socket, value: Any) -> None:
 
 
 def _receive(link: socket.socket) -> Any:
-    """One line; EOFError if the other side closes before its end."""
+    """Read one line; raise EOFError if the other side closes before its end."""
     data = b""
     while not data.endswith(b"\n"):
         more = link.recv(65536)
@@ -185,7 +185,7 @@ def _receive(link: socket.socket) -> Any:
 
 
 def own_address(store: Any, resolve: Callable[[str], str] = socket.gethostbyname) -> str:
-    """The address at which other machines reach this one: that by which it reaches the store."""
+    """Return the address by which this machine reaches the store: there others reach it too."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", "") or socket.gethostname()

@@ -36,7 +36,7 @@ def all_reduce(
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As World.all_reduce, over all machines."""
+    """Reduce as World.all_reduce does, over all machines."""
     check_contiguous("all_reduce", x=x, out=out)
     _reduce.check("all_reduce", op, x.dtype)
     if out is None:
@@ -53,7 +53,7 @@ def reduce_scatter(
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As World.reduce_scatter, over all machines."""
+    """Reduce as World.reduce_scatter does, over all machines."""
     check_contiguous("reduce_scatter", x=x, out=out)
     _reduce.check("reduce_scatter", op, x.dtype)
     length = x.shape[0] if out is None and x.dim() else x.numel()
@@ -74,7 +74,7 @@ def all_gather(
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As World.all_gather, over all machines."""
+    """Gather as World.all_gather does, over all machines."""
     check_contiguous("all_gather", x=x, out=out)
     if out is None:
         shape = (world.size * x.shape[0], *x.shape[1:]) if x.dim() else (world.size,)
@@ -89,7 +89,7 @@ def broadcast(
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As World.broadcast, over all machines."""
+    """Send as World.broadcast does, over all machines."""
     world._check_rank(src)
     check_contiguous("broadcast", x=x, out=out)
     if out is None:
@@ -108,7 +108,7 @@ def all_to_all(
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As World.all_to_all, over all machines."""
+    """Exchange as World.all_to_all does, over all machines."""
     check_contiguous("all_to_all", x=x, out=out)
     options = CallOptions(algo, config, async_op, explain)
     if in_splits is not None or out_splits is not None:
@@ -150,7 +150,7 @@ def _all_to_all_uneven(
 def _matrix(
     world: SpanningWorld, in_splits: list[int], out_splits: list[int], row: int
 ) -> list[list[int]]:
-    """All ranks' splits, in elements; RankMismatch where two ranks differ."""
+    """Return all ranks' splits, in elements; raise RankMismatch where two ranks differ."""
     everyone = world.exchange((in_splits, out_splits), "splits")
     for i, (sent, _) in enumerate(everyone):
         for j, (_, expected) in enumerate(everyone):
@@ -168,7 +168,7 @@ def all_gather_matmul(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """As World.all_gather_matmul: this machine's part is multiplied while the rest comes."""
+    """Multiply as World.all_gather_matmul does: this machine's part while the rest comes."""
     product = Product(a, b, bias, activation, out_dtype or a.dtype, shard)
     out = product.checked(world.size, out)
     known = {"hierarchical": product.run}
@@ -233,7 +233,7 @@ class Product:
     shard: str
 
     def checked(self, size: int, out: torch.Tensor | None) -> torch.Tensor:
-        """ValueError if these can't be multiplied; else the output."""
+        """Raise ValueError if these can't be multiplied; return the output."""
         op, a = "all_gather_matmul", self.a
         for name in ("a", "b", "bias"):
             check_grad(op, getattr(self, name), name=name)
@@ -249,7 +249,7 @@ class Product:
         )
 
     def run(self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
-        """This machine's product first; then the others', which have come meanwhile."""
+        """Multiply this machine's part first, then the others', which have come meanwhile."""
         coming = levels.between.all_gather(a.contiguous())
         own = levels.between.node
         if self.shard == "m":

@@ -117,7 +117,7 @@ class SpanningWorld:
         return self.local.peer(tensor, rank - self.node * self.machines.size)
 
     def capture(self) -> AbstractContextManager[Graph]:
-        """As World.capture. An op that spans machines can be inside with NCCL between them."""
+        """Capture as World.capture does. An op that spans machines needs NCCL between them."""
         return self.local.capture()
 
     # ranks together
@@ -131,7 +131,7 @@ class SpanningWorld:
             self._levels.between.all_gather(torch.zeros(1, device=self.device)).wait()
 
     def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
-        """Every rank's value, by rank. A collective on the host; see World.exchange."""
+        """Return every rank's value, by rank. A collective on the host; see World.exchange."""
         self._refuse_in_capture(f"world.exchange ({what})")
         may_pickle = bool(pickle or knobs.allow_pickle.get())
         with self._naming(f"an exchange ({what})"):
@@ -145,7 +145,7 @@ class SpanningWorld:
         ]
 
     def _gathered(self, data: bytes) -> list[bytes]:
-        """Every counterpart's bytes, by machine."""
+        """Return every counterpart's bytes, by machine."""
         between = self._levels.between
         length = torch.tensor([len(data)], device=self.device)
         lengths = [int(n) for n in between.all_gather(length).wait().view(-1).tolist()]
@@ -206,7 +206,7 @@ class SpanningWorld:
         return self
 
     def fail(self, error: BaseException) -> None:
-        """This rank leaves with an error: nobody need wait for it."""
+        """Leave with an error, so that nobody waits for this rank."""
         is_exit = isinstance(error, SystemExit)
         why = "ended without closing its world" if is_exit else f"raised {type(error).__name__}"
         self._roll_call.leave(why if is_exit else f"{why} ({error})", self._timeout * _ASKING)
@@ -226,7 +226,7 @@ class SpanningWorld:
 
     @contextmanager
     def _naming(self, what: str) -> Iterator[None]:
-        """Inside, an error that a lost rank caused becomes one that names that rank."""
+        """Turn an error that a lost rank caused into one that names that rank."""
         if self._lost is not None:
             raise self._lost
         self._roll_call.doing = what

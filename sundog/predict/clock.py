@@ -137,7 +137,7 @@ class Clock:
         return at + gpu.launch_s + gpu.share_s * (self.ranks.per_gpu - 1)
 
     def ended(self, track: Track) -> float:
-        """A program ends when its loads and stores have."""
+        """End a program, once its loads and stores have ended."""
         self._settle(track)
         track.go(track.stored, "memory", "store")
         return track.now
@@ -204,7 +204,7 @@ class Clock:
             self._written[address] = mark
 
     def saw(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
-        """A plain load of a word: it comes after the way of the write that it sees."""
+        """Note a plain load of a word: it ends after the write that it sees has arrived."""
         if any(address in self._written for _, address in places):
             self._settle(track)
             self._arrive(track, places, track.now)
@@ -320,7 +320,7 @@ class Clock:
         )
 
     def _added(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
-        """A tile of atomic additions: its words are read and written where they are."""
+        """Charge a tile of atomic additions: its words are read and written where they are."""
         owner, nbytes, gpu = places[0][0], 4.0 * len(places), self.ranks.hardware.gpu
         done, bound = self._move(track.rank, owner, track.now, 0.0, nbytes)
         done = max(done, self._through_memory(self._gpu(owner), track.now, nbytes, 0.0))
@@ -339,13 +339,13 @@ class Clock:
         track.go(done, "programs", "words")
 
     def _reach(self, rank: int, places: Sequence[tuple[int, int]]) -> float:
-        """The time from asking for data to their arrival, were there none."""
+        """Return the time from a request to its answer, without the time of its bytes."""
         hardware = self.ranks.hardware
         far = self.ranks.is_linked and any(owner != rank for owner, _ in places)
         return hardware.gpu.load_s + (hardware.link.load_s if far else 0.0)
 
     def _way(self, source: int, target: int) -> float:
-        """The time from a signal to the end of a wait for it."""
+        """Return the time from a signal to the end of a wait for it."""
         hardware = self.ranks.hardware
         seconds = hardware.gpu.flag_s
         if source != target and self.ranks.is_linked:

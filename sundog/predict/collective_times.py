@@ -25,7 +25,7 @@ def _nbytes(problem: Any) -> float:
 
 
 def _block(problem: Any, config: Any) -> int:
-    """Bytes of a tile of a reduction, whose configs count elements."""
+    """Return the bytes of a tile of a reduction, whose configs count elements."""
     return int(config.block * problem.dtype.itemsize)
 
 
@@ -107,7 +107,7 @@ def all_to_all_mail(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
 
 
 def broadcast_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """One rank's programs do all of it."""
+    """Expect that one rank's programs do all of it."""
     return _from_one(_nbytes(problem), config, ranks)
 
 
@@ -219,7 +219,7 @@ def reduce_scatter_direct(problem: Any, config: Any, ranks: Ranks) -> list[Part]
 
 
 def reduce_direct(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """As reduce_scatter, but one rank does it."""
+    """Expect what reduce_scatter takes, but on one rank."""
     n, size = _nbytes(problem), ranks.size
     return _reduced(n, n * size / ranks.per_gpu, problem, config, ranks)
 

@@ -48,12 +48,12 @@ _SHIPPED = {
 
 
 def calibrated_path(target: str, kind: str) -> Path:
-    """Where the description of a machine of this GPU and kind of link is kept for this user."""
+    """Return where this user keeps the description of a machine of this GPU and kind of link."""
     return Path(knobs.cache.get()).expanduser() / "hardware" / f"{target}-{kind}.json"
 
 
 def hardware_for(target: str, size: int, num_sms: int, backend: str = "") -> Hardware | None:
-    """The machine on which `size` ranks of `num_sms` SMs each run; None if it is not described."""
+    """Find the machine on which `size` ranks of `num_sms` SMs run; None: it is not described."""
     for hardware in _candidates(target):
         if _fits(hardware, size, num_sms, backend):
             return hardware
@@ -81,7 +81,7 @@ def _fits(hardware: Hardware, size: int, num_sms: int, backend: str) -> bool:
 def expected_times(
     op: str, problem: Any, configs: dict[str, Any], hardware: Hardware, num_sms: int
 ) -> dict[str, Time]:
-    """The time of each algorithm that has a model."""
+    """Return the time of each algorithm that has a model."""
     return {
         algo: time(f"{op}.{algo}", problem, config, hardware, num_sms)
         for algo, config in configs.items()

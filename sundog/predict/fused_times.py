@@ -58,7 +58,7 @@ def _gathered(problem: Any, ranks: Ranks, programs: int, own: bool, ahead: int =
 
 
 def all_gather_matmul_barrier(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """A kernel gathers A between two barriers; a plain product follows."""
+    """Expect a kernel that gathers A between two barriers; a plain product follows."""
     gather = _gathered(problem, ranks, config.programs, own=True)
     return [
         launch(ranks), barrier(ranks), gather, barrier(ranks), launch(ranks),
@@ -105,7 +105,7 @@ def _added(problem: Any, config: Any, ranks: Ranks, rows: float, copies: int) ->
 
 
 def _pushed(problem: Any, config: Any, ranks: Ranks, copies: int) -> Part:
-    """A product whose tiles go to their owners, or to `copies` ranks, under the next product."""
+    """Expect a product whose tiles go to their owners, or `copies` ranks, under the next one."""
     n = problem.m * problem.n * _item(problem)
     far = n * (ranks.size - 1) * (copies if copies > 1 else 1) / ranks.size
     # A program that stores does not multiply: only what its tile's stores take is added.
@@ -144,7 +144,7 @@ def matmul_all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[
 
 
 def _then(problem: Any, config: Any, ranks: Ranks, model: Model, numel: float) -> list[Part]:
-    """A plain product, then a collective with the config of large tensors."""
+    """Expect a plain product, then a collective with the config of large tensors."""
     inner = SimpleNamespace(numel=numel, dtype=problem.dtype, size=ranks.size)
     tiles = SimpleNamespace(block=_BLOCK, programs=ranks.num_sms, num_warps=16)
     multiplied = _product(problem, config, ranks, config.programs)
@@ -162,7 +162,7 @@ def matmul_all_reduce_barrier(problem: Any, config: Any, ranks: Ranks) -> list[P
 
 
 def _by_cublas(model: Model) -> Model:
-    """The same with cuBLAS's product: of these tiles those that take the least time."""
+    """Expect the same with cuBLAS's product: of these tiles those that take the least time."""
 
     def parts(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
         def seconds(tile: tuple[int, int]) -> float:
@@ -184,14 +184,14 @@ def matmul_all_gather_push(problem: Any, config: Any, ranks: Ranks) -> list[Part
 
 
 def matmul_all_gather_barrier(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """A plain product; then a gather between two barriers."""
+    """Expect a plain product, then a gather between two barriers."""
     stored = _stored_to_all(problem, config, ranks)
     part = _product(problem, config, ranks, config.programs)
     return [launch(ranks), part, launch(ranks), barrier(ranks), stored, barrier(ranks)]
 
 
 def _stored_to_all(problem: Any, config: Any, ranks: Ranks) -> Part:
-    """A rank's product to every rank."""
+    """Charge the stores of a rank's product to every rank."""
     size, product_bytes = ranks.size, float(problem.m * problem.n * _item(problem))
     block = min(_GATHER, max(product_bytes / config.programs, 1))
     traffic = Traffic(product_bytes, size * product_bytes, 0, 0, (size - 1) * product_bytes)
@@ -203,7 +203,7 @@ def _stored_to_all(problem: Any, config: Any, ranks: Ranks) -> Part:
 
 
 def _row(problem: Any) -> tuple[float, float]:
-    """Bytes of a row of x, and of all outputs' rows."""
+    """Return the bytes of a row of x, and of all outputs' rows."""
     kept = 1 + (not problem.quant or problem.both)
     row = float(problem.hidden * _item(problem))
     return row, kept * row + bool(problem.quant) * problem.hidden

@@ -91,7 +91,7 @@ class Ranks:
 
     @staticmethod
     def on(hardware: Hardware, size: int, num_sms: int = 0, late_s: float = 0.0) -> Ranks:
-        """All SMs that a rank can have, unless `num_sms` says otherwise."""
+        """Give each rank all SMs that it can have, unless `num_sms` says otherwise."""
         most = hardware.most_ranks
         if most is not None and size > most:
             raise ValueError(f"{hardware.name} has {most} GPUs, and {size} ranks are too many")
@@ -123,13 +123,13 @@ class Ranks:
 
 
 def launch(ranks: Ranks) -> Part:
-    """The start of a kernel; kernels of ranks that share a GPU start one after the other."""
+    """Charge a kernel's start; kernels of ranks that share a GPU start one after the other."""
     gpu = ranks.hardware.gpu
     return Part("launch", "latency", gpu.launch_s + gpu.share_s * (ranks.per_gpu - 1))
 
 
 def barrier(ranks: Ranks, times: float = 1.0, name: str = "barrier") -> Part:
-    """All ranks signal each other and wait. The first of a kernel also waits for a late rank."""
+    """Charge a barrier of all ranks. The first of a kernel also waits for a late rank."""
     seconds = times * ranks.hardware.gpu.flag_s
     if ranks.is_linked:
         seconds += times * ranks.hardware.link.flag_s
@@ -150,7 +150,7 @@ def polled(ranks: Ranks, words: float) -> Part:
 
 
 def resources(ranks: Ranks, traffic: Traffic) -> list[Part]:
-    """How long each shared resource is busy with all ranks' traffic."""
+    """Return how long each shared resource is busy with all ranks' traffic."""
     gpu, count = ranks.hardware.gpu, ranks.per_gpu
     moved = count * memory_seconds(gpu, traffic.read, traffic.written)
     found = [Part("memory", "memory", moved)]
@@ -228,7 +228,7 @@ _THINNEST = (128 + 256) / (128 * 256)  # of the tile for which the rates are
 
 
 def _at(table: Sequence[tuple[float, float]], size: float) -> float:
-    """A rate between the sizes of a table, on a logarithmic scale."""
+    """Return a rate between the sizes of a table, on a logarithmic scale."""
     if size <= table[0][0]:
         return table[0][1]
     for (s0, r0), (s1, r1) in itertools.pairwise(table):

@@ -252,7 +252,7 @@ def _run(data: Any, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(number: Any) -> float | int | None:
-    """A number without numpy's type; None for one that is missing."""
+    """Return a number without numpy's type; None for one that is missing."""
     try:
         found = float(number)
     except (TypeError, ValueError):
@@ -268,7 +268,7 @@ def _loaded(text: Any) -> dict[str, Any]:
 
 
 def _graphs(data: Any) -> Iterator[dict[str, Any]]:
-    """Of each run the graphs of its fastest and of its first config; a run's own if it has one."""
+    """Yield the graphs of each run's fastest and first config, and its own if it has one."""
     seen: set[str] = set()
     newest = data.runs.to_dict("records")[::-1]
     one_each = {run["kernel_name"]: run for run in reversed(newest)}
@@ -285,7 +285,7 @@ def _graphs(data: Any) -> Iterator[dict[str, Any]]:
 
 
 def graph_of(record: Any, run: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of an IR record."""
+    """Return what the page shows of an IR record."""
     owner = _owners(record)
     nodes = [
         {"id": node["id"], "label": _label(node), "parent": owner.get(node["id"]),
@@ -310,7 +310,7 @@ def graph_of(record: Any, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _owners(record: Any) -> dict[str, str]:
-    """By node: the operation, or Helion's graph, whose region it stands in."""
+    """Return for each node the operation, or Helion's graph, whose region it stands in."""
     of_block = {e["target"]: e["source"] for e in record["links"] if e["edge_kind"] == "region"}
     owners = {
         e["target"]: of_block[e["source"]]
@@ -355,7 +355,7 @@ def _place(node: dict[str, Any]) -> list[Any]:
 
 
 def _source(record: Any, sources: list[dict[str, Any]]) -> dict[str, Any]:
-    """The kernel's own lines, by file: {file: {first, lines}}."""
+    """Return the kernel's own lines, by file: {file: {first, lines}}."""
     found: dict[str, Any] = {}
     for source in sources:
         file, lines = str(source.get("path")), str(source.get("text", "")).split("\n")
@@ -382,7 +382,7 @@ def _first_line(record: Any, file: str, lines: list[str]) -> int | None:
 
 
 def _fits(lines: list[str], first: int, span: tuple[int, ...]) -> bool:
-    """Whether an expression can stand at (line, column) to (line, column) of this text."""
+    """Return whether an expression can stand at (line, column) to (line, column) of this text."""
     begin, left, end, right = span
     if end - first >= len(lines) or right > len(lines[end - first]):
         return False

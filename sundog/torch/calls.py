@@ -204,7 +204,7 @@ def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
 def _on_one(
     world: World, dst: int, out: torch.Tensor | None, result: torch.Tensor, x: torch.Tensor
 ) -> torch.Tensor | None:
-    """The result on rank `dst`. Others need a tensor only if they take part in the backward."""
+    """Return the result on rank `dst`. Others need a tensor only for their part in the backward."""
     if world.rank == dst:
         return _into(out, result)
     return result if torch.is_grad_enabled() and x.requires_grad else None

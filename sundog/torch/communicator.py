@@ -73,7 +73,7 @@ class WorldCommunicator:
         return whole.movedim(0, dim).contiguous()
 
     def all_gatherv(self, input_: Tensor, dim: int = 0, sizes: list[int] | None = None) -> Tensor:
-        """As all_gather, of parts with `sizes[rank]` rows."""
+        """Gather parts with `sizes[rank]` rows."""
         if sizes is None:
             return self.all_gather(input_, dim)
         self._check_sizes("all_gatherv", dim, sizes, input_.shape[0], sizes[self.rank_in_group])
@@ -89,7 +89,7 @@ class WorldCommunicator:
     def reduce_scatterv(
         self, input_: Tensor, dim: int = 0, sizes: list[int] | None = None
     ) -> Tensor:
-        """As reduce_scatter, of slices with `sizes[rank]` rows."""
+        """Reduce slices with `sizes[rank]` rows."""
         if sizes is None:
             return self.reduce_scatter(input_, dim)
         self._check_sizes("reduce_scatterv", dim, sizes, input_.shape[0], sum(sizes))
@@ -100,7 +100,7 @@ class WorldCommunicator:
         return None if whole is None else whole.movedim(0, dim).contiguous()
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """In place, as vLLM does."""
+        """Send in place, as vLLM does."""
         return tensor.copy_(self.world.broadcast(tensor.contiguous(), src))
 
     def send(self, tensor: Tensor, dst: int | None = None) -> None:

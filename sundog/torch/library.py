@@ -145,13 +145,13 @@ def _product(
 
 
 def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    """The arguments but the tensor, whose shape is enough."""
+    """Keep the arguments but the tensor, whose shape is enough."""
     x, *ctx.asked = inputs
     ctx.shape = x.shape
 
 
 def _keep_sum(op: str, place: int) -> Callable[..., None]:
-    """The same of a reduction: only sum and avg have a formula."""
+    """Keep the same of a reduction: only sum and avg have a formula."""
 
     def save(ctx: Any, inputs: tuple, output: Tensor) -> None:
         if inputs[place] not in ("sum", "avg"):
@@ -220,7 +220,7 @@ def _scatter_backward(ctx: Any, grad: Tensor) -> tuple:
 def _before_activation(
     grad: Tensor, activation: str | None, product: Callable[[], Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """The gradient of the product plus bias. silu's needs that sum, which is computed again."""
+    """Return the gradient of product plus bias. silu's needs that sum, which is computed again."""
     if activation is not None:
         grad = torch.ops.aten.silu_backward(grad, product().to(grad.dtype))
     return grad.to(dtype).contiguous()
