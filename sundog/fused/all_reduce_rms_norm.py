@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "OP", "SCALES", "Problem", "all_reduce_rms_norm", "cases", "cost", "inputs", "packed_bytes",
-    "reference", "split", "unfit",
+    "OP", "SCALES", "Config", "Problem", "all_reduce_rms_norm", "cases", "cost", "default",
+    "inputs", "packed_bytes", "reference", "space", "split", "unfit", "valid",
 ]  # fmt: skip
 
 OP = "all_reduce_rms_norm"
@@ -79,6 +79,28 @@ def unfit(problem: Problem) -> str | None:
     if not problem.quant and (problem.is_static or problem.both):
         return "a scale and both outputs go with quant='tensor', 'token' or 'group'"
     return None
+
+
+@dataclass(frozen=True)
+class Config:
+    """Warps and block follow from the size of a row."""
+
+    programs: int = 16
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if config.programs < 1:
+        return f"programs {config.programs}: at least one must do the work"
+    return unfit(problem)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [Config(programs) for programs in _rms_norm.PROGRAMS]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """No more programs than rows, or than SMs: all of them wait for their peers at once."""
+    return Config(max(min(problem.tokens, num_sms), 1))
 
 
 def cost(problem: Problem) -> Cost:

@@ -7,7 +7,6 @@ anywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +17,20 @@ from ..collectives import _reduce
 from ..device import signal, trace
 from ..ops.op import Plan, agree, barrier_flags
 from . import _rms_norm
-from .all_reduce_rms_norm import OP, Problem, cases, cost, gaps, inputs, reference, split, unfit
+from . import all_reduce_rms_norm as norm
+from .all_reduce_rms_norm import (
+    OP,
+    Config,
+    Problem,
+    cases,
+    cost,
+    default,
+    gaps,
+    inputs,
+    reference,
+    space,
+    split,
+)
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -35,29 +47,11 @@ LARGEST = 64 << 20  # bytes of x: the plan holds twice as much, and two_shot rea
 USUAL = 1 << 20
 
 
-@dataclass(frozen=True)
-class Config:
-    """Warps and block follow from the size of a row."""
-
-    programs: int = 16
-
-
 def valid(problem: Problem, config: Config) -> str | None:
     nbytes = problem.tokens * problem.hidden * problem.dtype.itemsize
     if nbytes > LARGEST:
         return f"one_shot of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
-    if config.programs < 1:
-        return f"programs {config.programs}: at least one must do the work"
-    return unfit(problem)
-
-
-def space(problem: Problem) -> list[Config]:
-    return [Config(programs) for programs in _rms_norm.PROGRAMS]
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    """No more programs than rows, or than SMs: all of them wait for their peers at once."""
-    return Config(max(min(problem.tokens, num_sms), 1))
+    return norm.valid(problem, config)
 
 
 @triton.jit

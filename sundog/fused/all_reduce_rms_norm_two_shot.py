@@ -7,7 +7,6 @@ barriers of the programs with one number frame it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +17,19 @@ from ..collectives import _reduce
 from ..device import context, signal, trace
 from ..ops.op import Plan, agree, barrier_flags
 from . import _rms_norm
-from .all_reduce_rms_norm import OP, Problem, cases, cost, gaps, inputs, reference, split, unfit
+from .all_reduce_rms_norm import (
+    OP,
+    Config,
+    Problem,
+    cases,
+    cost,
+    gaps,
+    inputs,
+    reference,
+    space,
+    split,
+    valid,
+)
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -29,23 +40,6 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("x", "out")
-
-
-@dataclass(frozen=True)
-class Config:
-    """Warps and block follow from the size of a row."""
-
-    programs: int = 16
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    if config.programs < 1:
-        return f"programs {config.programs}: at least one must do the work"
-    return unfit(problem)
-
-
-def space(problem: Problem) -> list[Config]:
-    return [Config(programs) for programs in _rms_norm.PROGRAMS]
 
 
 def default(problem: Problem, num_sms: int) -> Config:
