@@ -28,62 +28,66 @@ def _symmetric(shape: tuple[int, ...], fill: bool = False) -> torch.Tensor:
 
 def _small(*shape: int) -> torch.Tensor:
     """Return small integers, so that sums are exact in any order."""
-    return torch.randint(-4, 5, shape, device=device()).to(_B16)
+    return torch.randint(-4, 5, shape).to(_B16).to(device())
 
 
 def _same(*shape: int) -> torch.Tensor:
     """Return the same tensor on every rank."""
     generator = torch.Generator().manual_seed(7)
-    return torch.randint(-4, 5, shape, generator=generator).to(_B16)
+    return torch.randint(-4, 5, shape, generator=generator).to(_B16).to(device())
 
 
 def _sum(x: torch.Tensor) -> torch.Tensor:
-    total = x.clone()
+    total = x.float().cpu()
     dist.all_reduce(total)
-    return total
+    return total.to(x)
 
 
-def one_shot() -> None:
+def _each_equals(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Compare exactly, and return the results for a comparison with another machine's."""
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+    return [x.cpu() for x in found]
+
+
+def one_shot() -> list[torch.Tensor]:
     import kraken
 
     start()
     x = _symmetric((32, 64), fill=True)
     found = [kraken.comm.one_shot_all_reduce(x, BLOCK_SIZE=1024, num_warps=4) for _ in range(2)]
-    for each in found:
-        torch.testing.assert_close(each, _sum(x), rtol=0, atol=0)
+    return _each_equals(found, [_sum(x)] * 2)
 
 
-def two_shot() -> None:
+def two_shot() -> list[torch.Tensor]:
     import kraken
 
     start()
     given = [_small(32, 64) for _ in range(2)]
     found = [kraken.comm.two_shot_all_reduce(x, BLOCK_SIZE=256, num_warps=4) for x in given]
-    for x, each in zip(given, found, strict=True):
-        torch.testing.assert_close(each, _sum(x), rtol=0, atol=0)
+    return _each_equals(found, [_sum(x) for x in given])
 
 
-def _bias(function: Any, **how: int) -> None:
+def _bias(function: Any, **how: int) -> list[torch.Tensor]:
     start()
     buffer, bias = _symmetric((16, 128)), _same(16, 128)
     given = [_small(16, 128) for _ in range(2)]
     found = [torch.empty_like(x) for x in given]
     for x, y in zip(given, found, strict=True):
         function(buffer, x, bias, y, **how)
-    for x, y in zip(given, found, strict=True):
-        torch.testing.assert_close(y, _sum(x) + bias, rtol=0, atol=0)
+    return _each_equals(found, [_sum(x) + bias for x in given])
 
 
-def one_shot_bias() -> None:
+def one_shot_bias() -> list[torch.Tensor]:
     from kraken.fused import one_shot_all_reduce_bias
 
-    _bias(one_shot_all_reduce_bias, BLOCK_SIZE=1024)
+    return _bias(one_shot_all_reduce_bias, BLOCK_SIZE=1024)
 
 
-def two_shot_bias() -> None:
+def two_shot_bias() -> list[torch.Tensor]:
     from kraken.fused import two_shot_all_reduce_bias
 
-    _bias(two_shot_all_reduce_bias, BLOCK_SIZE=256)
+    return _bias(two_shot_all_reduce_bias, BLOCK_SIZE=256)
 
 
 def _norm(function: Any) -> None:
@@ -109,25 +113,24 @@ def two_shot_norm() -> None:
     _norm(two_shot_all_reduce_bias_rms_norm)
 
 
-def gemm_all_reduce() -> None:
+def gemm_all_reduce() -> list[torch.Tensor]:
     from kraken.fused import gemm_one_shot_all_reduce_fused as gemm_one_shot_all_reduce
 
     start()
     a, b = _small(32, 32).float(), _small(32, 64).float()
     how = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
     found = [gemm_one_shot_all_reduce(a, b, **how) for _ in range(2)]
-    for each in found:
-        torch.testing.assert_close(each, _sum(a @ b), rtol=0, atol=0)
+    return _each_equals(found, [_sum(a @ b)] * 2)
 
 
-def gemm_scatter() -> None:
+def gemm_scatter() -> list[torch.Tensor]:
     from kraken.fused import gemm_reduce_scatter
 
     rank = start()
     a, b = _small(128, 32).float(), _small(32, 32).float()
     found = gemm_reduce_scatter(a, b, BLOCK_SIZE_M=32, BLOCK_SIZE_N=32, BLOCK_SIZE_K=32)
     wanted = _sum(a @ b).chunk(dist.get_world_size())[rank]
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    return _each_equals([found], [wanted])
 
 
 def gather_matmul() -> None:

@@ -23,6 +23,11 @@ NAMES = {
     "helion": "pytorch/helion",
     "flashinfer": "flashinfer-ai/flashinfer",
     "sglang": "sgl-project/sglang",
+    "vllm": "vllm-project/vllm",
+    "torchtitan": "pytorch/torchtitan",
+    "torchcomms": "meta-pytorch/torchcomms",
+    "iris": "ROCm/iris",
+    "triton_distributed": "ByteDance-Seed/Triton-distributed",
 }
 
 

@@ -22,7 +22,7 @@ from .failures import find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
 from .pipelined import Suspicion, confirm, suspect
 from .rules import LOOKS
-from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, index_range
+from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, bounds, index_range
 from .signals import ACQUIRES, RELEASES, Signals
 from .words import READS, VOLATILE
 
@@ -119,7 +119,7 @@ class Checker:
 
     def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
         verb = "descriptor store" if proxy else "store"
-        event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy)
+        event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy, size=touch.size)
         self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
         self._access(event, touch)
         if tensor and not proxy and touch.addresses.size > 1:
@@ -282,6 +282,8 @@ class Checker:
     def _step(self, state: State, event: AccessEvent, span: Span, touch: Touch) -> State:
         """Let the rules look at one access; return what the state of these bytes becomes."""
         here = Encounter(event, state, self._clocks, span, touch)
+        for stored in here.payloads():
+            self._signals.hear_payload(event, stored, bounds(span)[0])
         for look in LOOKS:
             for found in look(here):
                 if found.acquire is None:

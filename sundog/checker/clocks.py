@@ -90,6 +90,9 @@ class Actor:
         """Learn what a kernel knows that was not launched early: the one before it has ended."""
         if self.unwaited is not None:
             join(self.clock, self.unwaited)
+            if self.sent is None:  # what it signals from now on stands for the kernel before too
+                self.begun = dict(self.begun)
+                join(self.begun, self.unwaited)
             self.unwaited = None
 
     def learn(self, clock: Clock) -> None:

@@ -36,7 +36,33 @@ class Encounter(NamedTuple):
                 yield earlier
 
     def is_ordered(self, earlier: PastAccess) -> bool:
-        return self.clocks.knows(self.event.actor, earlier.stamp)
+        return self.clocks.knows(self.event.actor, earlier.stamp) or self._is_validated(earlier)
+
+    def payloads(self) -> Iterator[PastAccess]:
+        """Yield the stores of other programs that this volatile load reads whole.
+
+        Such a word validates itself: its payload is its flag (Lamport). It publishes nothing else.
+        """
+        for stored in self.state.writes:
+            if _are_of_a_word(stored.event, self.event):
+                yield stored
+
+    def _is_validated(self, earlier: PastAccess) -> bool:
+        """Whether the two are a load and a store of such a word, or its reader overwrites it."""
+        event, other = self.event, earlier.event
+        if _are_of_a_word(other, event) or _are_of_a_word(event, other):
+            return True
+        return event.verb == other.verb == "store" and any(
+            past.event.actor is event.actor and _are_of_a_word(other, past.event)
+            for past in self.state.atomics
+        )
+
+
+def _are_of_a_word(store: AccessEvent, load: AccessEvent) -> bool:
+    """Whether these are one program's store and another's volatile load of one word, whole."""
+    if store.verb != "store" or load.verb != "volatile load" or store.actor is load.actor:
+        return False
+    return 0 < store.size <= 8 and store.size % load.size == 0
 
 
 class Found(NamedTuple):

@@ -14,8 +14,8 @@ from .signals import Heard, both_reach
 
 __all__ = [
     "BARRIER_AFTER", "BARRIER_BEFORE", "DESCRIPTOR_STORE", "EARLY_LAUNCH", "KERNEL_BOUNDARY",
-    "NO_ORDER", "PLAIN_FLAG", "RELAXED_ACQUIRE", "RELAXED_RELEASE", "RULES", "SCOPE", "WIDTH",
-    "look",
+    "NO_ORDER", "PAYLOAD", "PLAIN_FLAG", "RELAXED_ACQUIRE", "RELAXED_RELEASE", "RULES", "SCOPE",
+    "WIDTH", "look",
 ]  # fmt: skip
 
 BARRIER_BEFORE = Rule(
@@ -79,6 +79,12 @@ EARLY_LAUNCH = Rule(
     "a kernel launched with launch_pdl=True begins before the kernel before it has ended",
     "Call tl.extra.cuda.gdc_wait() before the access, or launch without launch_pdl.",
 )
+PAYLOAD = Rule(
+    "race",
+    "self-validating word for other data",
+    "a word that validates itself (its payload is its flag) publishes nothing but itself",
+    'Put all data into such words, or signal with sem="release" and wait with sem="acquire".',
+)
 KERNEL_BOUNDARY = Rule(
     "kernel boundary",
     "relies on the kernel boundary",
@@ -91,7 +97,7 @@ _LONGEST_CHAIN = 16  # signals
 
 RULES = [
     BARRIER_BEFORE, BARRIER_AFTER, SCOPE, RELAXED_ACQUIRE, RELAXED_RELEASE, PLAIN_FLAG,
-    DESCRIPTOR_STORE, NO_ORDER, WIDTH, EARLY_LAUNCH, KERNEL_BOUNDARY,
+    DESCRIPTOR_STORE, NO_ORDER, WIDTH, EARLY_LAUNCH, PAYLOAD, KERNEL_BOUNDARY,
 ]  # fmt: skip
 
 
@@ -139,7 +145,7 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
         begun = heard.signal.actor.begun
         if _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
             return KERNEL_BOUNDARY, (
-                f"the signal at {_at(heard.signal.event)} ({heard.signal.event.sem}) was read at "
+                f"the signal at {_at(heard.signal.event)} ({_order(heard)}) was read at "
                 f"{_at(heard.event)} ({heard.event.sem}), and the {old.event.verb} was made "
                 "before the signalling kernel began: the memory model gives no order, the end of "
                 "a kernel gives one on today's GPUs"
@@ -166,7 +172,11 @@ def _explain_silence(other: Any, old: PastAccess) -> str:
 
 def _is_boundary(heard: Heard) -> bool:
     """Whether only the semantics of a signal are too weak: it is atomic, and its scope reaches."""
-    if not heard.event.atomic or not both_reach(heard.signal.event, heard.event):
+    if not heard.event.atomic:
+        return False
+    if heard.signal.validates_itself:
+        return True
+    if not both_reach(heard.signal.event, heard.event):
         return False
     return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE)
 
@@ -218,6 +228,8 @@ def _fault(heard: Heard) -> Rule | None:
     signal, event = heard.signal.event, heard.event
     if not event.atomic:
         return PLAIN_FLAG
+    if heard.signal.validates_itself:
+        return PAYLOAD
     if not heard.signal.releases:
         return RELAXED_RELEASE
     if not heard.acquires:
@@ -232,6 +244,9 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
     if fault is SCOPE:
         scopes = f"signalled with scope {signal.scope}, read with scope {event.scope}"
         return fault, f"{flag}, but {scopes}: that does not reach the other side"
+    if fault is PAYLOAD:
+        word = f"the word stored at {_at(signal)} was read at {_at(event)}"
+        return fault, f"{word} by a volatile load: it validates itself, and publishes nothing else"
     if fault is RELAXED_RELEASE:
         return fault, f"{flag}, but it is {signal.sem}: it publishes nothing"
     if fault is RELAXED_ACQUIRE:
@@ -257,6 +272,10 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
             "by one thread, does not publish what the other warps did"
         )
     return NO_ORDER, f"{flag}, but this access is not ordered by what that signal published"
+
+
+def _order(heard: Heard) -> str:
+    return "self-validating" if heard.signal.validates_itself else heard.signal.event.sem
 
 
 def _at(event: AccessEvent) -> str:

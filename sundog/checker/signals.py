@@ -14,6 +14,7 @@ import numpy as np
 from ..machine.accesses import Touch
 from .clocks import Actor, Clock, Clocks, join
 from .findings import AccessEvent
+from .shadow import PastAccess
 from .words import Message, Word, is_poll, leaves_unchanged
 
 __all__ = ["ACQUIRES", "RELEASES", "Heard", "Signals", "both_reach"]
@@ -35,6 +36,7 @@ class Signal:
     address: int
     number: int  # of its message
     releases: bool  # by its own semantics, or by a fence before it
+    validates_itself: bool = False  # a plain store that a volatile load has read
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,12 @@ class Signals:
         for signal in word.signals.values() if word is not None else ():
             if signal.actor is not event.actor:
                 event.actor.heard[signal.actor] = Heard(signal, event, acquires=False)
+
+    def hear_payload(self, event: AccessEvent, stored: PastAccess, address: int) -> None:
+        """Note a volatile load of a word that a plain store wrote: its payload is its flag."""
+        sender = stored.event.actor
+        signal = Signal(sender, stored.event, stored.stamp[1], stored.step, address, 0, False, True)
+        event.actor.heard[sender] = Heard(signal, event, acquires=False)
 
     def break_chains(self, addresses: np.ndarray, size: int, plain: bool = True) -> None:
         """End the release sequences on the words that a store overwrites.
