@@ -50,6 +50,7 @@ class Case:
     schedules: int = 6
     repairs: tuple[Repair, ...] = ()
     note: str = ""
+    num_sms: int = 0  # programs that are resident at a time; 0: also fewer than the grid has
     kernels: int = 1  # of theirs that it runs, and that no case before it has run
 
 

@@ -45,7 +45,8 @@ def main(name: str, path: str, number: int) -> dict[str, Any]:
     provide()
     case = cases(name).CASES[number]
     begin = time.perf_counter()
-    report = check(as_rank(case.program), case.world, case.schedules, heap_size=64 << 20)
+    how = {"num_sms": case.num_sms, "heap_size": 64 << 20}
+    report = check(as_rank(case.program), case.world, case.schedules, **how)
     seconds = round(time.perf_counter() - begin, 1)
     verdicts = [_short(f) for f in report.findings if f.first is not None]
     failures = [f.why for f in report.findings if f.first is None]

@@ -24,7 +24,7 @@ from .pipelined import Suspicion, confirm, suspect
 from .rules import LOOKS
 from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, bounds, index_range
 from .signals import ACQUIRES, RELEASES, Signals
-from .words import READS, VOLATILE
+from .words import READS, VOLATILE, VOLATILE_TILE
 
 __all__ = ["Checker"]
 
@@ -150,7 +150,9 @@ class Checker:
         """Note an atomic that found `before` in the memory and left `after` there."""
         writes = op not in READS
         # all threads make a volatile load; one makes a scalar atomic
-        verb, by_all = ("volatile load", True) if op == VOLATILE else (f"atomic {op}", tensor)
+        verb, by_all = f"atomic {op}", tensor
+        if op == VOLATILE:
+            verb, by_all = VOLATILE_TILE if tensor else "volatile load", True
         event = self._event(
             program, verb, writes, by_all, sem, scope, True, proxy, touch.size
         )  # fmt: skip

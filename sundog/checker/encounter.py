@@ -10,6 +10,7 @@ from .clocks import Clocks
 from .findings import AccessEvent, Rule
 from .shadow import PastAccess, Span, State
 from .signals import both_reach
+from .words import VOLATILE_TILE
 
 __all__ = ["Encounter", "Found"]
 
@@ -59,10 +60,13 @@ class Encounter(NamedTuple):
 
 
 def _are_of_a_word(store: AccessEvent, load: AccessEvent) -> bool:
-    """Whether these are one program's store and another's volatile load of one word, whole."""
-    if store.verb != "store" or load.verb != "volatile load" or store.actor is load.actor:
+    """Whether these are one program's tile of stores and another's tile of volatile loads.
+
+    Each word of them must be loaded whole. A single word is a flag more often than a payload.
+    """
+    if (store.verb, load.verb) != ("store", VOLATILE_TILE) or not store.tensor:
         return False
-    return 0 < store.size <= 8 and store.size % load.size == 0
+    return store.actor is not load.actor and store.size <= 8 and store.size % load.size == 0
 
 
 class Found(NamedTuple):

@@ -29,7 +29,8 @@ def _unordered(here: Encounter) -> Iterator[Found]:
     event = here.event
     for earlier in here.state.atomics:
         other = earlier.event
-        if _VERB not in (event.verb, other.verb) or not (event.writes or other.writes):
+        volatile = event.verb.startswith(_VERB) or other.verb.startswith(_VERB)
+        if not volatile or not (event.writes or other.writes):
             continue
         if not here.is_ordered(earlier):
             why = "nothing orders them, and only one of them is atomic on AMD"

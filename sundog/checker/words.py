@@ -21,9 +21,10 @@ import numpy as np
 from .clocks import Actor, Clock, Clocks, Stamp
 from .findings import AccessEvent
 
-__all__ = ["READS", "VOLATILE", "Message", "Word", "is_poll", "leaves_unchanged"]
+__all__ = ["READS", "VOLATILE", "VOLATILE_TILE", "Message", "Word", "is_poll", "leaves_unchanged"]
 
 VOLATILE = "VOLATILE"  # a volatile load: relaxed, at system scope
+VOLATILE_TILE = "volatile load of a tile"
 READS = ("LOAD", VOLATILE)
 
 _KEPT = 8  # messages of a word: how old a value may be

@@ -58,7 +58,7 @@ class _SomeThreads(Branch):
     def __init__(self, program: RunningProgram, holds: np.ndarray) -> None:
         self._program, self._before = program, program.mask
         mask = holds if self._before is None else self._before & holds
-        self._mask = None if mask.all() else mask
+        self._mask = None if mask.all() and self._before is None else mask
         super().__init__(bool(mask.any()))
 
     def __enter__(self) -> bool:
@@ -148,9 +148,33 @@ class Helpers:
         return _SomeThreads(self.semantic.builder.machine.program, value.handle.data.astype(bool))
 
     def turn(self, value: Any) -> bool:
-        """Return the truth of a loop's condition, once per turn."""
+        """Return the truth of a loop's condition, once per turn; threads leave one by one."""
         self.semantic.builder.machine.accesses.turned()
+        if (
+            isinstance(value, tl.tensor)
+            and value.handle.data.size > 1
+            and not value.type.is_block()
+        ):
+            program = self.semantic.builder.machine.program
+            holds = value.handle.data.astype(bool)
+            program.mask = holds if program.mask is None else program.mask & holds
+            return bool(program.mask.any())
         return self.truth(value)
+
+    def threads(self) -> Branch:
+        """Return what keeps the threads that are here: a loop inside may let some of them go."""
+        program = self.semantic.builder.machine.program
+        return _SomeThreads(program, np.ones(1, bool))
+
+    def chosen(self, value: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """Return one of two values: per thread, where the condition is a value per thread."""
+        if (
+            isinstance(value, tl.tensor)
+            and value.handle.data.size > 1
+            and not value.type.is_block()
+        ):
+            return tl.where(value, yes(), no())
+        return yes() if self.truth(value) else no()
 
     def min(self, first: Any, *rest: Any) -> Any:
         return self._least(tl.minimum, min, first, rest)
@@ -294,7 +318,13 @@ class _Rewriter(stock.ASTTransformer):
         node.test = ast.copy_location(_call("truth", node.test), node.test)
         return node
 
-    visit_IfExp = visit_Assert = _condition
+    visit_Assert = _condition
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        nothing = ast.arguments([], [], None, [], [], None, [])
+        both = (ast.Lambda(nothing, each) for each in (node.body, node.orelse))
+        return ast.copy_location(_call("chosen", node.test, *both), node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
         leaves = (ast.Return, ast.Break, ast.Continue)
@@ -309,7 +339,7 @@ class _Rewriter(stock.ASTTransformer):
     def visit_While(self, node: ast.While) -> ast.AST:
         self.generic_visit(node)
         node.test = ast.copy_location(_call("turn", node.test), node.test)
-        return node
+        return ast.copy_location(ast.With([ast.withitem(_call("threads"), None)], [node]), node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         first, *rest = (self.visit(value) for value in node.values)

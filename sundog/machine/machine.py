@@ -248,6 +248,8 @@ class Machine:
                 launch.converted = launch.convert(launch.arguments)
             with np.errstate(all="ignore"):  # a GPU is silent; per coroutine, so it is ours alone
                 launch.function(**launch.converted)
+                while program.late:
+                    program.late.pop(0)()
         except greenlet.GreenletExit:
             pass
         except BaseException as error:

@@ -152,6 +152,9 @@ class Program:
     expired: bool = False
     mask: np.ndarray | None = None  # the threads that are in a branch which only some take
     visited: set[Any] = field(default_factory=set)  # what it saw in its loops, see `livelock`
+    late: list[Any] = field(
+        default_factory=list
+    )  # what it began, and completes at its end or before
 
     def visit(self, what: Any, most: int) -> None:
         if len(self.visited) == most:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 import sundog
 from sundog.checker.findings import Rule
-from sundog.checker.races import PLAIN_FLAG, RELAXED_ACQUIRE, RELAXED_RELEASE
+from sundog.checker.races import PAYLOAD, PLAIN_FLAG, RELAXED_ACQUIRE, RELAXED_RELEASE
 from sundog.device import memory, signal
 
 from .pair import Kernel, Pair, neighbour, values
@@ -144,9 +144,21 @@ def plain_signal_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(inbox + at))
 
 
+@triton.jit
+def words_wrong(x, inbox, out, flag, peer, ctx, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    memory.store(inbox + at, tl.load(x + at), peer, ctx)
+    tl.debug_barrier()
+    # wrong: words that validate themselves say nothing of other data
+    memory.store(inbox + BLOCK + at, tl.full([BLOCK], 1, tl.float32), peer, ctx)
+    while tl.min(tl.load(inbox + BLOCK + at, volatile=True)) == 0:
+        pass
+    tl.store(out + at, tl.load(inbox + at))
+
+
 def exchange(kernel: Kernel, world: sundog.World) -> None:
     x, out = values(world.rank, BLOCK), torch.empty(BLOCK)
-    inbox = world.empty((BLOCK,), name="inbox")
+    inbox = world.zeros((2 * BLOCK,), name="inbox")
     flag = world.signals((1,), "flag")
     world.barrier()
     kernel[(1,)](x, inbox, out, flag, neighbour(world), world.ctx, BLOCK)
@@ -178,5 +190,6 @@ PAIRS = [
         volatile_poll_fixed,
         RELAXED_ACQUIRE,
     ),
+    _pair("self-validating words", "and other data", words_wrong, push_fixed, PAYLOAD),
     _pair("plain signal", "store to the flag", plain_signal_wrong, push_fixed, PLAIN_FLAG),
 ]

@@ -55,7 +55,22 @@ def reach(one: Event, other: Event) -> bool:  # both scopes reach both parties
 
 def conflict(one: Event, other: Event) -> bool:
     both_atomic = {one.kind, other.kind} <= ATOMIC and reach(one, other)
+    if of_a_word(one, other) or of_a_word(other, one):
+        return False
     return one.actor != other.actor and bool({one.kind, other.kind} & WRITES) and not both_atomic
+
+
+def of_a_word(store: Event, load: Event) -> bool:  # self-validating words: their payload is a flag
+    if (store.kind, load.kind) != ("store", "volatile") or not (store.tile and load.tile):
+        return False
+    return store.actor != load.actor and store.lanes[0][1] % load.lanes[0][1] == 0
+
+
+def taken(visits: Iterable[Event], earlier: Event, event: Event) -> bool:
+    """Whether the later store's program has read, since, the word that the earlier one stored."""
+    if (earlier.kind, event.kind) != ("store", "store"):
+        return False
+    return any(each.actor == event.actor and of_a_word(earlier, each) for each in visits)
 
 
 @dataclass
@@ -144,7 +159,10 @@ def races(trace: Sequence[Event]) -> list[Race]:
             for byte in range(address, address + size):
                 lost, racing = False, list[int]()
                 for a, earlier in reversed(visits[byte]):
-                    if conflict(trace[a], event) and not order.comes_before(earlier, later):
+                    since = [trace[c] for c, _ in visits[byte] if c > a]
+                    if taken(since, trace[a], event):
+                        pass
+                    elif conflict(trace[a], event) and not order.comes_before(earlier, later):
                         assert not order.comes_before(later, earlier), "the trace runs backwards"
                         hidden = lost or any(order.comes_before(earlier, c) for c in racing)
                         found.append(Race(a, b, byte, hidden))

@@ -1,0 +1,174 @@
+"""ROCm/iris, July 2025: its unit tests' kernels and its examples, on sundog's stand-in for Iris."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sundog.compat import iris as stand_in
+
+from .case import Case, alone, start
+
+__all__ = ["CASES", "PACKAGE"]
+
+PACKAGE = "examples"
+_F32, _I32 = torch.float32, torch.int32
+
+
+def _begin(path: str) -> tuple[Any, Any, int, int]:
+    stand_in.provide()
+    for name in ("examples", "examples.common", "examples.common.utils"):
+        module = sys.modules.setdefault(name, ModuleType(name))
+        module.read_realtime = None  # type: ignore[attr-defined]  # for timestamps, which are off
+    module = alone(path)
+    start()
+    heap = stand_in.iris(1 << 20)
+    return module, heap, heap.get_rank(), heap.get_num_ranks()
+
+
+def _close(found: torch.Tensor, wanted: Any) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(wanted).to(found).expand(found.shape))
+
+
+def unit(name: str, *args: Any) -> None:
+    """Run the body of one of its unit tests."""
+    module, *_ = _begin(f"tests/unittests/test_{name}.py")
+    getattr(module, f"test_{name}_api")(*args)
+
+
+def load() -> None:
+    module, heap, rank, size = _begin("examples/00_load/load_bench.py")
+    source, out = heap.arange(64, dtype=_F32), heap.zeros(64, dtype=_F32)
+    source += rank
+    heap.barrier()
+    peer = (rank + 1) % size
+    module.load_kernel[(2,)](source, out, 64, rank, peer, 32, heap.get_heap_bases())
+    heap.barrier()
+    _close(out, torch.arange(64) + peer)
+
+
+def store() -> None:
+    module, heap, rank, size = _begin("examples/01_store/store_bench.py")
+    out = heap.zeros(64, dtype=_F32)
+    heap.barrier()
+    module.store_kernel[(2,)](out, 64, rank, (rank + 1) % size, 32, heap.get_heap_bases())
+    heap.barrier()
+    assert out.abs().sum() > 0
+
+
+def all_load() -> None:
+    module, heap, rank, size = _begin("examples/02_all_load/all_load_bench.py")
+    source, out = heap.zeros(64, dtype=_F32), heap.zeros(64, dtype=_F32)
+    source += rank + 1
+    heap.barrier()
+    module.all_read_kernel[(2,)](source, out, rank, 64, size, 32, heap.get_heap_bases())
+    heap.barrier()
+    _close(out, float(sum(range(1, size + 1))))
+
+
+def all_store() -> None:
+    module, heap, rank, size = _begin("examples/03_all_store/all_store_bench.py")
+    out = heap.zeros(64 * size, dtype=_F32)
+    heap.barrier()
+    module.all_store_kernel[(2,)](out, rank, 64, size, 32, heap.get_heap_bases())
+    heap.barrier()
+    assert torch.isfinite(out).all()
+
+
+def _atomic(name: str) -> None:
+    number = {"atomic_add": "04", "atomic_xchg": "05"}[name]
+    module, heap, rank, size = _begin(f"examples/{number}_{name}/{name}_bench.py")
+    source, out = heap.zeros(64, dtype=_I32), heap.zeros(64, dtype=_I32)
+    heap.barrier()
+    kernel = getattr(module, f"{name}_kernel")
+    kernel[(2,)](source, out, 64, rank, (rank + 1) % size, 32, heap.get_heap_bases())
+    heap.barrier()
+
+
+def message(file: str) -> None:
+    module, heap, rank, _ = _begin(f"examples/06_message_passing/{file}.py")
+    n, block = 64, 32
+    source, target = heap.zeros(n, dtype=_F32), heap.zeros(n, dtype=_F32)
+    flags = heap.zeros((n // block,), dtype=_I32)
+    source.copy_(torch.arange(n))
+    heap.barrier()
+    bases = heap.get_heap_bases()
+    if rank == 0:
+        module.producer_kernel[(2,)](source, target, flags, n, 0, 1, block, bases)
+    else:
+        module.consumer_kernel[(2,)](target, flags, n, 1, block, bases)
+    heap.barrier()
+    if rank == 1:
+        _close(target, 2 * torch.arange(n))
+
+
+def gemm(folder: str, file: str, kernel: str) -> None:
+    module, heap, rank, size = _begin(f"examples/{folder}/{file}.py")
+    m = n = k = 32
+    scatter = "scatter" in kernel
+    a = torch.randint(-3, 4, (m, k)).float()
+    b = torch.randint(-3, 4, (k, n)).float()
+    local = heap.zeros(m, n, dtype=_F32)
+    whole = heap.zeros(m, n * size if scatter else n, dtype=_F32)
+    done = heap.zeros(4, dtype=_I32)
+    heap.barrier()
+    getattr(module, kernel)[(1,)](
+        a, b, local, whole, a, local, local, done, m, n, k, *a.stride(), *b.stride(),
+        *local.stride(), *whole.stride(), 0, BLOCK_SIZE_M=32, BLOCK_SIZE_N=32, BLOCK_SIZE_K=32,
+        GROUP_SIZE_M=1, NUM_SMS=1, STREAMK_TILES=0, NUM_XCDS=1, BIAS=False, EVEN_K=True,
+        heap_bases=heap.get_heap_bases(), cur_rank=rank, world_size=size,
+    )  # fmt: skip
+    heap.barrier()
+    parts = [torch.empty(m, n) for _ in range(size)]
+    dist.all_gather(parts, a @ b)
+    _close(whole, torch.cat(parts, 1) if scatter else sum(parts))
+
+
+_PART = functools.partial
+_MESSAGES = "examples/06_message_passing"
+_FLAG = (
+    "Plain stores and loads of a flag order nothing, and the compiler may keep the polled word in "
+    "a register. The flag needs a release at system scope after a CTA barrier, and an acquire."
+)
+_WAIT = 'tl.atomic_add(flag + pid, 0, sem="acquire", scope="sys")'
+
+
+def _unit(name: str, *args: Any, **how: Any) -> Case:
+    path = f"tests/unittests/test_{name}.py"
+    return Case(f"{name}_kernel (unit test)", path, _PART(unit, name, *args), world=2, **how)
+
+
+def _example(kernel: str, path: str, program: Any, **how: Any) -> Case:
+    return Case(kernel, f"examples/{path}.py", program, world=2, **how)
+
+
+CASES = [
+    _unit("load", _F32, 32), _unit("store", _F32, 32), _unit("get", _F32, 32),
+    _unit("put", _F32, 32), _unit("atomic_add", _I32, "acq_rel", "sys", 32),
+    _unit("atomic_cas", _I32, "acq_rel", "sys"), _unit("atomic_xchg", _I32, "acq_rel", "sys"),
+    _example("load_kernel", "00_load/load_bench", load),
+    _example("store_kernel", "01_store/store_bench", store),
+    _example("all_read_kernel", "02_all_load/all_load_bench", all_load),
+    _example("all_store_kernel", "03_all_store/all_store_bench", all_store),
+    _example("atomic_add_kernel", "04_atomic_add/atomic_add_bench", _PART(_atomic, "atomic_add")),
+    _example("atomic_xchg_kernel", "05_atomic_xchg/atomic_xchg_bench",
+             _PART(_atomic, "atomic_xchg")),
+    _example("producer_kernel, consumer_kernel", "06_message_passing/message_passing_load_store",
+             _PART(message, "message_passing_load_store"), kernels=2),
+    _example("producer_kernel, consumer_kernel", "06_message_passing/message_passing_put",
+             _PART(message, "message_passing_put"), kernels=2),
+    _example("persistent_gemm_all_scatter", "07_gemm_all_scatter/gemm_all_scatter",
+             _PART(gemm, "07_gemm_all_scatter", "gemm_all_scatter",
+                   "persistent_gemm_all_scatter")),
+    _example("persistent_gemm_all_reduce", "08_gemm_atomics_all_reduce/gemm_atomics_all_reduce",
+             _PART(gemm, "08_gemm_atomics_all_reduce", "gemm_atomics_all_reduce",
+                   "persistent_gemm_all_reduce")),
+    _example("persistent_gemm_all_reduce", "09_gemm_one_shot_all_reduce/gemm_one_shot_all_reduce",
+             _PART(gemm, "09_gemm_one_shot_all_reduce", "gemm_one_shot_all_reduce",
+                   "persistent_gemm_all_reduce")),
+]  # fmt: skip

@@ -1,0 +1,296 @@
+"""Stand-ins for SHMEM device libraries: NVSHMEM's and those with its names, by OpenSHMEM 1.5.
+
+They exist to check kernels on a CPU; compiled for a GPU they say so. Puts reach the peer late on
+purpose: at `quiet`, `fence`, a barrier, a wait, or the end of the program. A put without `nbi`
+has read its source when it returns; one with `nbi` reads it late too. `signal_op` is a relaxed
+atomic: by itself it orders nothing before it. A put with a signal delivers its data first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton._C.libtriton import ir
+
+from ..errors import CannotInterpret, SundogError
+from ..interpreter.interpreter import language
+from ..interpreter.numerics import Tile, Value, scalar
+
+__all__ = ["NAMES", "WORDS", "device", "peer_address", "stand_in"]
+
+WORDS = "shmem barrier words"  # the allocation that `barrier_all` counts in
+_SIGNS = ("eq", "ne", "gt", "le", "lt", "ge")  # NVSHMEM_CMP_*, in their order
+_SET, _ADD = 9, 10  # NVSHMEM_SIGNAL_*
+_epochs: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+
+
+def stand_in(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of the builder one for kernels; compiled for a GPU it says what it is."""
+
+    def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        if _semantic is not None:
+            raise SundogError(
+                f"{function.__name__} is sundog's stand-in, to check kernels on a CPU: install the "
+                "library itself to compile for a GPU"
+            )
+        return function(language().builder, *args, **kwargs)
+
+    # not functools.wraps: the compiler looks for `_semantic` in the signature
+    call.__name__ = call.__qualname__ = function.__name__
+    call.__triton_builtin__ = True  # type: ignore[attr-defined]
+    return call
+
+
+def tensor(value: Any, dtype: Any = None) -> Any:
+    found = language().semantic.to_tensor(tl.core._unwrap_if_constexpr(value))
+    return found if dtype is None or found.dtype == dtype else tl.cast(found, dtype)
+
+
+def _plain(value: Any) -> Any:
+    value = tl.core._unwrap_if_constexpr(value)
+    return int(value.handle.data.item()) if isinstance(value, tl.tensor) else value
+
+
+# addresses
+
+
+def peer_address(memory: Any, address: int, rank: int) -> int:
+    """Return where another rank has what this rank has here."""
+    mine = memory.find(address, address + 1)
+    if mine is None or not mine.is_heap:
+        raise CannotInterpret(
+            f"address {address:#x} is not in symmetric memory, so no other rank has its like: "
+            "allocate the tensor on the symmetric heap"
+        )
+    for region in memory._regions:
+        if region.rank == rank and region.name == mine.name and region.is_heap:
+            return int(region.start + address - mine.start)
+    raise CannotInterpret(f"rank {rank} has no {mine.name}: is it a rank of this world?")
+
+
+def translated(builder: Any, pointer: Any, rank: Any) -> Any:
+    pointer, peers = tensor(pointer), tensor(rank).handle.data.ravel()
+    addresses = pointer.handle.data.ravel()
+    count = max(addresses.size, peers.size)
+    mask = builder.machine.program.mask
+    chosen = np.ones(count, bool) if mask is None or count == 1 else mask
+    found = np.broadcast_to(addresses, count).copy()
+    size = len(builder.machine.hosts)
+    base = int(addresses[np.flatnonzero(chosen)[0]] if addresses.size > 1 else addresses[0])
+    for at in np.flatnonzero(chosen):
+        peer = int(peers[at % peers.size])
+        if 0 <= peer < size:  # the same distance for all threads, also for those past the end
+            distance = peer_address(builder.machine.memory, base, peer) - base
+            found[at] = np.uint64(int(found[at]) + distance)
+        elif count == 1:
+            raise CannotInterpret(f"rank {peer} of a world of {size}: is it a rank of this world?")
+    return Tile(Value(found, pointer.dtype), pointer.type)
+
+
+def multicast(builder: Any, team: Any, pointer: Any) -> Any:
+    """Return the address that stands for this place in the memory of all ranks."""
+    pointer, memory = tensor(pointer), builder.machine.memory
+    address = int(pointer.handle.data.item())
+    for start, end, bases in memory.multicasts:
+        for base in bases:
+            if base <= address < base + end - start:
+                found = np.array([start + address - base], np.uint64)
+                return Tile(Value(found, pointer.dtype), pointer.type)
+    raise CannotInterpret("remote_mc_ptr of memory that has no multicast address")
+
+
+# puts and gets
+
+
+def _each_call(builder: Any, scope: str, *values: Any) -> Iterator[list[int]]:
+    """Yield the arguments of every call that a program makes: one, or one per warp or thread."""
+    given = [np.asarray(tensor(value).handle.data).ravel() for value in values]
+    mask, count = builder.machine.program.mask, max(each.size for each in given)
+    if count == 1:
+        yield [int(each[0]) for each in given]
+        return
+    if scope == "block":
+        raise CannotInterpret("a call of the whole block with arguments that differ per thread")
+    threads = range(0, count, 32 if scope == "warp" else 1)
+    for thread in threads:
+        if mask is None or mask[thread : thread + (32 if scope == "warp" else 1)].any():
+            yield [int(each[thread % each.size]) for each in given]
+
+
+def _words(start: int, nbytes: int, width: int) -> Value:
+    kind = tl.pointer_type(getattr(tl, f"uint{8 * width}"))
+    return Value(np.arange(start, start + nbytes, width, dtype=np.uint64), kind)
+
+
+def _transfer(builder: Any, to: int, source: int, nbytes: int, late: bool) -> Callable[[], None]:
+    """Return what delivers the data. Without `late` the source is read now."""
+    width = math.gcd(8, to, source, nbytes)
+
+    def load() -> Value:
+        return builder._load(_words(source, nbytes, width), None, None)
+
+    data = None if late or not nbytes else load()
+
+    def deliver() -> None:
+        if nbytes:  # by the thread that signals: the library has its own barrier
+            builder._store(_words(to, nbytes, width), data or load(), None, tile=False)
+
+    return deliver
+
+
+def flush(builder: Any) -> None:
+    late = builder.machine.program.late
+    while late:
+        late.pop(0)()
+
+
+def put(builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, pe: Any) -> None:
+    for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
+        remote = peer_address(builder.machine.memory, target, rank)
+        builder.machine.program.late.append(_transfer(builder, remote, origin, count, nbi))
+
+
+def get(builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, pe: Any) -> None:
+    for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
+        remote = peer_address(builder.machine.memory, origin, rank)
+        deliver = _transfer(builder, target, remote, count, nbi)
+        if nbi:
+            builder.machine.program.late.append(deliver)
+        else:
+            deliver()
+
+
+def put_signal(
+    builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, word: Any,
+    value: Any, op: Any, pe: Any,
+) -> None:  # fmt: skip
+    calls = _each_call(builder, scope, to, source, nbytes, word, value, op, pe)
+    for target, origin, count, flag, amount, kind, rank in calls:
+        memory = builder.machine.memory
+        deliver = _transfer(builder, peer_address(memory, target, rank), origin, count, nbi)
+        remote = peer_address(memory, flag, rank)
+        both = functools.partial(_deliver, builder, deliver, remote, amount, kind)
+        if nbi:
+            builder.machine.program.late.append(both)
+        else:
+            both()
+
+
+def _deliver(builder: Any, deliver: Callable[[], None], word: int, value: int, op: int) -> None:
+    deliver()
+    address = Value(np.array([word], np.uint64), tl.pointer_type(tl.int64))
+    everywhere, amount = Value(np.ones(1, bool), tl.int1), Value(np.array([value]), tl.int64)
+    # the data that was put comes before it, for who waits for the word
+    order = ir.MEM_SEMANTIC.RELEASE, ir.MEM_SYNC_SCOPE.SYSTEM
+    if op == _ADD:
+        builder.create_atomic_rmw(ir.ATOMIC_OP.ADD, address, amount, everywhere, *order, tile=False)
+    else:
+        builder.create_atomic_store(address, amount, everywhere, *order, tile=False)
+
+
+# signals and order
+
+
+def asm(text: str, constraints: str, args: list[Any], dtype: Any = tl.int32) -> Any:
+    return tl.inline_asm_elementwise(text, constraints, args, dtype=dtype, is_pure=False, pack=1)
+
+
+def signal_op(builder: Any, word: Any, value: Any, op: Any, pe: Any) -> None:
+    remote, amount = translated(builder, word, pe), tensor(value, tl.int64)
+    how = "red.relaxed.sys.global.add.u64" if _plain(op) == _ADD else "st.relaxed.sys.global.b64"
+    asm(f"{how} [$1], $2; mov.u32 $0, 0;", "=r,l,l", [remote, amount])
+
+
+def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
+    flush(builder)
+    pointer = tensor(word)
+    bits = pointer.dtype.element_ty.primitive_bitwidth
+    kind = getattr(tl, f"int{bits}")
+    letter = "l" if bits == 64 else "r"
+    text = f"""{{
+        .reg .b{bits} %seen;
+        .reg .pred %there;
+        again:
+            ld.acquire.sys.global.b{bits} %seen, [$1];
+            setp.{_SIGNS[_plain(comparison)]}.s{bits} %there, %seen, $2;
+            @!%there bra again;
+        mov.b{bits} $0, %seen;
+    }}"""
+    return asm(text, f"={letter},l,{letter}", [pointer, tensor(value, kind)], kind)
+
+
+def fence(builder: Any) -> None:
+    flush(builder)
+    builder.machine.accesses.fence("sc", "sys", builder.machine.program.mask is None)
+
+
+def barrier(builder: Any) -> None:
+    """Meet all ranks: each adds one to every rank's word, and waits for as many as there are."""
+    flush(builder)
+    machine = builder.machine
+    rank, size = machine.program.rank, len(machine.hosts)
+    epochs = _epochs.setdefault(machine, {})
+    epochs[rank] = epochs.get(rank, 0) + 1
+    mine = [r for r in machine.memory._regions if r.name == WORDS and r.rank == rank]
+    if not mine:
+        raise CannotInterpret("barrier_all before the library is initialised on the host")
+    alone = machine.program.mask is not None
+    if not alone:
+        builder.create_barrier()  # what all threads did comes before the release
+    one = Tile(Value(np.array([mine[0].start], np.uint64), tl.pointer_type(tl.int64)),
+               tl.pointer_type(tl.int64))  # fmt: skip
+    for peer in range(size):
+        address = peer_address(machine.memory, mine[0].start, peer)
+        _deliver(builder, lambda: None, address, 1, _ADD)
+    wait_until(builder, one, _SIGNS.index("ge"), epochs[rank] * size)
+    if not alone:
+        builder.create_barrier()  # what one thread acquired, all learn
+
+
+def _constant(value: Any) -> Any:
+    return lambda builder, *args: scalar(value(builder), tl.int32)
+
+
+def device() -> dict[str, Any]:
+    """Return the names of a SHMEM device library: libshmem_device's and _nvshmem_triton's."""
+    found: dict[str, Any] = {}
+    for suffix in ("", "_wave", "_warp", "_block", "_wg"):
+        scope = {"_wave": "warp", "_wg": "block"}.get(suffix, suffix.strip("_") or "thread")
+        for name, function in (("putmem", put), ("getmem", get), ("putmem_signal", put_signal)):
+            for nbi in (False, True):
+                bound = functools.partial(_with, function, scope, nbi)
+                found[f"{name}{'_nbi' * nbi}{suffix}"] = bound
+        for name in ("barrier_all", "sync_all"):
+            found[f"{name}{suffix}"] = barrier
+    found |= {
+        "signal_op": signal_op, "signal_wait_until": wait_until, "fence": fence, "quiet": fence,
+        "wait_until": wait_until, "remote_ptr": translated, "remote_mc_ptr": multicast,
+        "my_pe": _constant(lambda builder: builder.machine.program.rank),
+        "n_pes": _constant(lambda builder: len(builder.machine.hosts)),
+    }  # fmt: skip
+    calls = {name: _named(name, function) for name, function in found.items()}
+    numbers = {f"NVSHMEM_CMP_{sign.upper()}": n for n, sign in enumerate(_SIGNS)}
+    numbers |= {"NVSHMEM_SIGNAL_SET": _SET, "NVSHMEM_SIGNAL_ADD": _ADD, "NVSHMEMX_TEAM_NODE": 2,
+                "NVSHMEM_TEAM_WORLD": 0}  # fmt: skip
+    return calls | {name: tl.constexpr(number) for name, number in numbers.items()}
+
+
+def _with(function: Any, scope: str, nbi: bool, builder: Any, *args: Any) -> None:
+    function(builder, scope, nbi, *args)
+
+
+def _named(name: str, function: Any) -> Any:
+    def call(builder: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(builder, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return stand_in(call)
+
+
+NAMES = device()

@@ -1,0 +1,108 @@
+"""Kernels of our own on the stand-ins for device libraries: SHMEM, Triton-distributed, Iris."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from sundog.compat import iris as iris_stand_in
+from sundog.compat import triton_dist as stand_in
+
+stand_in.provide()
+iris_stand_in.provide()
+
+import iris  # type: ignore[import-not-found]  # noqa: E402
+import triton_dist.language as dl  # type: ignore[import-not-found]  # noqa: E402
+from triton_dist.language.extra import libshmem_device as shmem  # type: ignore  # noqa: E402
+from triton_dist.language.extra.language_extra import (  # type: ignore  # noqa: E402
+    __syncthreads,
+    atomic_cas,
+    tid,
+)
+
+
+@triton.jit
+def put_and_signal(data, flag, x, out, BLOCK: tl.constexpr, FENCE: tl.constexpr):
+    """Rank 0 puts x to rank 1 and signals; rank 1 waits and copies."""
+    if dl.rank() == 0:
+        shmem.putmem_nbi_block(data, x, BLOCK * 4, 1)
+        if FENCE:
+            shmem.fence()  # the put reaches rank 1 before the signal does
+        if tid(0) == 0:
+            shmem.signal_op(flag, 1, shmem.NVSHMEM_SIGNAL_SET, 1)
+    else:
+        if tid(0) == 0:
+            shmem.signal_wait_until(flag, shmem.NVSHMEM_CMP_EQ, 1)
+        __syncthreads()  # what thread 0 acquired, all learn
+        at = tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(data + at))
+
+
+@triton.jit
+def meet(words, size):
+    """Meet all ranks: each thread takes one peer, and leaves its loops when it is done."""
+    with dl.simt_exec_region() as (thread, _block):
+        if thread < size:
+            theirs = dl.symm_at(words + dl.rank(), thread)
+            while atomic_cas(theirs, 0, 1, "sys", "release") != 0:
+                pass
+            while atomic_cas(words + thread, 1, 0, "sys", "acquire") != 1:
+                pass
+        __syncthreads()
+
+
+@triton.jit
+def produce_and_consume(data, flag, out, bases, rank: tl.constexpr, BLOCK: tl.constexpr,
+                        SEM: tl.constexpr):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    if rank == 0:
+        iris.store(data + at, at, 0, 1, bases)
+        tl.debug_barrier()  # orders the tile before the release
+        iris.atomic_xchg(flag, 1, 0, 1, bases, sem=SEM, scope="sys")
+    else:
+        while iris.atomic_cas(flag, 1, 1, 1, 1, bases, sem="acquire", scope="sys") != 1:
+            pass
+        tl.store(out + at, tl.load(data + at))
+
+
+def put(fence: bool) -> Callable[[], list[int]]:
+    def main() -> list[int]:
+        dist.init_process_group("nccl")
+        data = stand_in.create_tensor(32, torch.int32).zero_()
+        flag = stand_in.create_tensor(1, torch.int64).zero_()
+        dist.barrier()
+        x, out = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+        put_and_signal[(1,)](data, flag, x, out, BLOCK=32, FENCE=fence)
+        return out.tolist()
+
+    return main
+
+
+def barrier() -> None:
+    dist.init_process_group("nccl")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    data = stand_in.create_tensors(8, torch.int32, rank, size)
+    words = stand_in.create_tensor(size, torch.int32).zero_()
+    dist.barrier()
+    data[rank].fill_(rank)
+    meet[(1,)](words, size)
+    peer = (rank + 1) % size
+    assert data[peer].tolist() == [peer] * 8
+
+
+def message(sem: str) -> Callable[[], list[int]]:
+    def main() -> list[int]:
+        heap = iris.iris(1 << 16)
+        data, flag = heap.zeros(32, dtype=torch.int32), heap.zeros(1, dtype=torch.int32)
+        out = torch.zeros(32, dtype=torch.int32)
+        heap.barrier()
+        produce_and_consume[(1,)](
+            data, flag, out, heap.get_heap_bases(), rank=heap.get_rank(), BLOCK=32, SEM=sem
+        )
+        return out.tolist()
+
+    return main
