@@ -48,6 +48,21 @@ def all_reduce(
     return _call(world, "all_reduce", known, options, x, out, (op,))
 
 
+def reduce(
+    world: SpanningWorld, x: torch.Tensor, dst: int, op: str = "sum",
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
+    explain: bool = False,
+) -> Any:  # fmt: skip
+    """As World.reduce: an all_reduce of which rank `dst` keeps the result; the others get None."""
+    world._check_rank(dst)
+    target = out if world.rank == dst else None
+    result = all_reduce(
+        world, x, op, target, algo=algo, config=config, async_op=async_op, explain=explain
+    )
+    return result if async_op or world.rank == dst else None
+
+
 def reduce_scatter(
     world: SpanningWorld, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,

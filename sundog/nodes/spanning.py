@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,8 @@ from ..backends._groups import Members
 from ..backends._rendezvous import KERNELS_WAIT, Locality
 from ..errors import PeerLost, RankMismatch, SundogError, WaitTimeout, by_rank
 from ..ops.load import functions
+from ..torch import names
+from ..torch.calls import routed
 from ..world.capture import Graph
 from ..world.world import World
 from . import span_calls
@@ -62,12 +64,20 @@ def _named(op: Callable[..., Any]) -> Callable[..., Any]:
 class SpanningWorld:
     """All ranks, seen from one of them."""
 
-    all_gather = _named(span_calls.all_gather)
-    all_gather_matmul = _named(span_calls.all_gather_matmul)
-    all_reduce = _named(span_calls.all_reduce)
-    all_to_all = _named(span_calls.all_to_all)
-    broadcast = _named(span_calls.broadcast)
-    reduce_scatter = _named(span_calls.reduce_scatter)
+    # What ops of torch call, which have backward formulas: sundog/torch/library.py.
+    SPANNING: ClassVar = {
+        name: _named(getattr(span_calls, name))
+        for name in (
+            "all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter",
+        )
+    }  # fmt: skip
+    all_gather = routed("all_gather", SPANNING["all_gather"])
+    all_gather_matmul = _named(span_calls.all_gather_matmul)  # its backward does not span machines
+    all_reduce = routed("all_reduce", SPANNING["all_reduce"])
+    all_to_all = routed("all_to_all", SPANNING["all_to_all"])
+    broadcast = routed("broadcast", SPANNING["broadcast"])
+    reduce = routed("reduce", SPANNING["reduce"])
+    reduce_scatter = routed("reduce_scatter", SPANNING["reduce_scatter"])
 
     def __init__(
         self, local: World, machines: Machines, node: int, group: Any, roll_call: RollCall,
@@ -87,6 +97,7 @@ class SpanningWorld:
         self._levels = Levels(local, link)
         self._agreed: set[Any] = set()  # calls that all ranks made alike
         self._lost: PeerLost | None = None
+        self.name = names.name_for(self, "machines")  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return (
@@ -187,6 +198,7 @@ class SpanningWorld:
         self._close()
 
     def _close(self, close_local: Callable[[], None] | None = None) -> None:
+        names.forget(self)  # type: ignore[arg-type]
         self._roll_call.close()
         try:
             (close_local or self.local.close)()
@@ -278,6 +290,9 @@ class SpanningWorld:
                 "With NCCL between machines it can be captured; or capture world.local's ops.",
             )  # fmt: skip
         raise graph.refuse(call, "collective on the host", "Do it before the capture.")
+
+    def _check_open(self) -> None:
+        self.local._check_open()
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:

@@ -324,6 +324,16 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Tensor]:
     return kernel
 
 
+def _of_world(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, or the one that a world over several machines has for it."""
+
+    def call(world: Any, *given: Any, **options: Any) -> Any:
+        spanning = getattr(type(world), "SPANNING", {})
+        return spanning.get(name, function)(world, *given, **options)
+
+    return call
+
+
 def _to_one(function: Callable[..., Any], is_whole: bool) -> Callable[..., Any]:
     """An op whose result one rank gets. The others return zeros: their part in the backward."""
 
@@ -342,7 +352,7 @@ def _rows_first(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _register(library: torch.library.Library) -> None:
-    found = functions()
+    found = {name: _of_world(name, function) for name, function in functions().items()}
     found["reduce"] = _to_one(found["reduce"], is_whole=False)
     found["gather"] = _to_one(found["gather"], is_whole=True)
     found["all_to_all"] = _rows_first(found["all_to_all"])

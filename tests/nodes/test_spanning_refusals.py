@@ -47,6 +47,7 @@ def _refusals(world: Any) -> str:
     with pytest.raises(RankMismatch, match=r"(?s)different arguments.*rank 3: all_gather, 11"):
         world.all_gather(torch.zeros(10 + (world.rank == 3)))
     _look_at_products(world)
+    _look_at_gradients(world)
     _look_at_meshes(world)
     return "all refused"
 
@@ -75,6 +76,27 @@ def _look_at_products(world: Any) -> None:
     assert torch.equal(world.all_gather_matmul(rows, b, bias, shard="m"), a @ b + bias)
     assert torch.equal(world.all_gather_matmul(columns, b, bias, shard="k"), a @ b + bias)
     assert torch.equal(world.all_gather_matmul(columns, b.T.contiguous().T, shard="k"), a @ b)
+
+
+def _look_at_gradients(world: Any) -> None:
+    """The loss is the sum of all ranks' losses, each weighted by its rank + 1."""
+    mine, ranks = world.rank + 1.0, range(world.size)
+    want = {
+        "all_reduce": torch.full((8,), 10.0),  # every rank's output has x
+        "all_gather": torch.full((8,), 10.0),
+        "reduce_scatter": torch.tensor([r + 1.0 for r in ranks for _ in range(2)]),
+        "all_to_all": torch.tensor([r + 1.0 for r in ranks for _ in range(2)]),
+        "broadcast": torch.full((8,), 10.0 if world.rank == 0 else 0.0),
+    }
+    for name, gradient in want.items():
+        x = torch.arange(8.0, requires_grad=True)
+        (mine * getattr(world, name)(x).sum()).backward()
+        assert torch.equal(x.grad, gradient), (name, x.grad)
+    total = world.reduce(torch.arange(3.0), 2, "sum")
+    assert total is None if world.rank != 2 else total.tolist() == [0, 4, 8]
+    a = torch.ones(4, 16, requires_grad=True)
+    with pytest.raises(ValueError, match="all_gather_matmul has no backward formula"):
+        world.all_gather_matmul(a, torch.ones(16, 16), shard="m")
 
 
 def _look_at_meshes(world: Any) -> None:
