@@ -1,26 +1,28 @@
 """A tuning farm on this machine against its pool of processes, while workers are killed.
 
     python -m benchmarks.farm [--json results.json]
+    python -m benchmarks.farm --rounds 3        # compile throughput alone, pool and farm by turns
 
 A Ray cluster of two node processes with a CPU each stands for machines. The clock is made up, and
 every row says so. Every few moments a compiler or the measurer is killed, at random. Then: does
 every config have one row with a time, is the best config that of the local pool, and how many
-configs are compiled per second on equal cores, without kills?
+configs are compiled per second on equal cores, without kills? Rates are counted from the first row
+to the last, without the start of workers, and by turns: other work on this machine slows both.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import hashlib
 import json
 import os
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +36,7 @@ from sundog.tools.tune.measure import TunePlace
 from sundog.tools.tune.tune import tune
 from sundog.world.world import World
 
-_ARGUMENTS: dict[str, Any] = {"world": 2, "search": "exhaustive", "budget": 180}  # 502 configs
+_ARGUMENTS: dict[str, Any] = {"world": 2, "search": "exhaustive"}  # 502 configs
 _ROWS = (20, 100)  # between two kills; a config has two
 _KINDS = ("ray::_Compiler", "ray::_Measurer")
 
@@ -99,18 +101,22 @@ def _workers() -> Iterator[tuple[int, str]]:
                     yield int(path.parent.name), kind
 
 
-def _tuned(folder: Path, name: str, **how: Any) -> dict[str, Any]:
+def _tuned(folder: Path, name: str, budget: int = 180, **how: Any) -> dict[str, Any]:
     """Tune with a compiler cache of its own; say what was found, and how long it took."""
     os.environ["TRITON_CACHE_DIR"] = str(folder / f"triton-{name}")
     os.environ["SUNDOG_CACHE"] = str(folder / f"cache-{name}")
     log = str(folder / name)
     begin = time.monotonic()
-    done = tune("all_gather", "numel=512", log=log, **_ARGUMENTS, **how)
+    done = tune("all_gather", "numel=512", log=log, budget=budget, **_ARGUMENTS, **how)
     seconds = time.monotonic() - begin
     with open(f"{log}.csv") as file:
         rows = list(csv.DictReader(file))
     ended = [row for row in rows if row["status"] in ("ok", "compiled") and row["repeat"] == "0"]
     counts = Counter((row["run_id"], row["config"]) for row in ended)
+    spans = defaultdict(list)
+    for row in ended:
+        spans[row["session"]].append(float(row["timestamp_s"]))
+    busy = sum(max(times) - min(times) for times in spans.values())
     return {
         "configs": sum(each.tried for each in done),
         "failed": sum(each.failed for each in done),
@@ -119,34 +125,54 @@ def _tuned(folder: Path, name: str, **how: Any) -> dict[str, Any]:
         "timers": sorted({row["timer"] for row in ended}),
         "best": {each.op: str(each.config) for each in done},
         "seconds": round(seconds, 1),
+        "configs_per_s": round((len(ended) - len(spans)) / busy, 3),
     }
 
 
+def _throughput(folder: Path, rounds: int, budget: int) -> dict[str, Any]:
+    """Compile by the pool and by a farm on as many cores, by turns."""
+    rates: dict[str, list[float]] = {"pool": [], "farm": []}
+    for number in range(rounds):
+        pool = _tuned(folder, f"pool{number}", budget, targets=["sm_90"])
+        with _cluster(os.cpu_count() or 1) as address:
+            farm = _tuned(folder, f"farm{number}", budget, farm=address, targets=["sm_90"])
+        rates["pool"].append(pool["configs_per_s"])
+        rates["farm"].append(farm["configs_per_s"])
+        print(f"round {number}: {pool['rows']} configs, {rates}", flush=True)
+    ratio = sum(rates["farm"]) / sum(rates["pool"])
+    return {"configs per second": rates, "farm over pool": round(ratio, 3)}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", default="")
+    parser.add_argument("--rounds", type=int, default=0, help="of throughput, and nothing else")
+    parser.add_argument("--budget", type=int, default=20, help="configs per algorithm of a round")
+    given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sundog-farm-"))
-    measured = {"place": TunePlace("sim"), "timer": made_up_clock}
-    compiled = {"targets": ["sm_90"]}
     found: dict[str, Any] = {"cores": os.cpu_count(), "ray": ray.__version__}
-    found["local pool"] = _tuned(folder, "local", **measured)
-    found["local pool, compiling only"] = _tuned(folder, "local-compile", **compiled)
-    with _cluster(2) as address:
-        found["farm, compiling only"] = _tuned(folder, "farm-compile", farm=address, **compiled)
+    if given.rounds:
+        found |= _throughput(folder, given.rounds, given.budget)
+    else:
+        found |= _with_kills(folder) | _throughput(folder, 1, 180)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if given.json:
+        Path(given.json).write_text(text + "\n")
+
+
+def _with_kills(folder: Path) -> dict[str, Any]:
+    measured: dict[str, Any] = {"place": TunePlace("sim"), "timer": made_up_clock}
+    local = _tuned(folder, "local", **measured)
     with _cluster(2) as address:
         killer = _Killer(folder / "farm.csv", seed=28)
         killer.start()
-        found["farm, workers killed"] = _tuned(folder, "farm", farm=address, **measured)
+        farm = _tuned(folder, "farm", farm=address, **measured)
         killer.stopped.set()
-        found["killed"] = dict(killer.killed)
-    local, farm = found["local pool"], found["farm, workers killed"]
-    found["same best configs"] = local["best"] == farm["best"]
-    pool = found["local pool, compiling only"]
-    found["throughput of the farm over the pool's"] = round(
-        pool["seconds"] / found["farm, compiling only"]["seconds"], 3
-    )
-    text = json.dumps(found, indent=1)
-    print(text)
-    if "--json" in sys.argv:
-        Path(sys.argv[sys.argv.index("--json") + 1]).write_text(text + "\n")
+    return {
+        "local pool": local, "farm, workers killed": farm, "killed": dict(killer.killed),
+        "same best configs": local["best"] == farm["best"],
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
