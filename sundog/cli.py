@@ -260,6 +260,7 @@ def probe(
 @app.command()
 def bench(
     op: Op,
+    suite: Annotated[str, typer.Argument(help="with OP suite: its name (published)")] = "",
     axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,...; may be repeated")] = None,
     preset: Preset = "",
     world: World = 8,
@@ -286,11 +287,13 @@ def bench(
     Example: sundog bench all_gather --axis numel=65536,1048576 --axis dtype=bfloat16 --world 4
 
     Example: sundog bench all_gather --axis algo=push,gluon --axis programs=8,32,128 --plot a.png
+
+    Example: sundog bench suite published --backend symm --axis channels=8,32 --json a.json
     """
     from .tools.bench import bench_command as command
 
     options = command.BenchOptions(
-        op=op, axes=axis or [], preset=preset, world=world, backend=backend, link=link,
+        op=op, suite=suite, axes=axis or [], preset=preset, world=world, backend=backend, link=link,
         baselines=baseline or [], samples=samples, warmup=warmup, csv=csv, json=json, plot=plot,
         bars=bars, entries=entries, html=html,
     )  # fmt: skip

@@ -39,7 +39,7 @@ class Algorithm(NamedTuple):
     @property
     def by_request(self) -> bool:
         """Whether it runs only if somebody names it."""
-        return self.name in ops.BY_REQUEST
+        return self.name in ops.BY_REQUEST or getattr(self.module, "OWN_GPU", False)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,14 @@ To add one: write a function here that takes a world, a problem, inputs and an o
 the call; then add its line to BASELINES at the end of this file.
 
 Torch's own kernels on the peers' tensors run everywhere. Where ranks are processes (`symm`) there
-are also torch.distributed and torch's kernels for symmetric memory, which our heap is. NCCL refuses
-two ranks on one GPU; there gloo, which goes through the CPU, takes its place. Torch's kernels on
-peers and its one_shot for symmetric memory have run on a GPU; two_shot and NCCL have not.
+are also torch.distributed (nccl.py) and torch's kernels for symmetric memory, which our heap is.
+Torch's kernels on peers and its one_shot for symmetric memory have run on a GPU; two_shot and NCCL
+have not.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,29 +23,20 @@ from ..collectives.device_barrier import device_barrier
 from ..fused import _gemm, _matmul_reduce, all_gather_matmul_barrier, all_reduce_rms_norm
 from ..fused._call import fitting
 from ..world.world import World
+from .nccl import (
+    Baseline,
+    Call,
+    Make,
+    distributed,
+    multiply_after,
+    multiply_before,
+    on_group,
+    on_nccl,
+)
 
 __all__ = ["BASELINES", "GEMM_ALONE", "OVER_LINK", "Baseline", "chosen"]
 
 GEMM_ALONE = "cuBLAS alone"  # part of the limit over a link
-
-Call = Callable[[], Any]
-Make = Callable[[World, Any, tuple[torch.Tensor, ...], torch.Tensor], Call]
-
-
-def _anywhere(world: World, problem: Any) -> bool:
-    return True
-
-
-def _other_bits(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
-    return int((out != expected).sum().item())
-
-
-@dataclass(frozen=True)
-class Baseline:
-    make: Make  # of a world, a problem, inputs and an output
-    usable: Callable[[World, Any], bool] = _anywhere
-    graph: bool = True  # can be captured
-    wrong: Callable[[Any, torch.Tensor, torch.Tensor], int] = _other_bits  # elements that differ
 
 
 def _peers(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -106,63 +95,6 @@ def _add_all(parts: list[torch.Tensor], out: torch.Tensor) -> Call:
 
 def _is_sum(world: World, problem: Any) -> bool:
     return bool(problem.op == "sum")
-
-
-# torch.distributed
-
-
-def _on_nccl(world: World, problem: Any) -> bool:
-    """Whether each rank has its own GPU."""
-    return world.backend == "symm" and world.size <= torch.cuda.device_count()
-
-
-def _on_gloo(world: World, problem: Any) -> bool:
-    return world.backend == "symm" and not _on_nccl(world, problem)
-
-
-@functools.cache
-def _group(backend: str) -> Any:
-    """Make torch's group of all ranks. All of them call it together, once."""
-    return dist.new_group(backend=backend)
-
-
-def _all_gather(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.all_gather_into_tensor(out, x, group=group)
-
-
-def _all_reduce(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.all_reduce(out.copy_(x), group=group)
-
-
-def _reduce_scatter(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.reduce_scatter_tensor(out, x, group=group)
-
-
-def _all_to_all(out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.all_to_all_single(out, x, group=group)
-
-
-def _on_group(collective: Callable[..., None], backend: str) -> Make:
-    """Call one of torch's collectives on the group of a backend."""
-
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
-        group = _group(backend)
-        return lambda: collective(out, inputs[0], group)
-
-    return make
-
-
-def _distributed(
-    collective: Callable[..., None], is_for: Callable[[World, Any], bool] = _anywhere
-) -> dict[str, Baseline]:
-    """Offer a call on NCCL or, where that is not possible, on gloo, which no graph captures."""
-    nccl, gloo = _on_group(collective, "nccl"), _on_group(collective, "gloo")
-    return {
-        "nccl": Baseline(nccl, lambda w, p: _on_nccl(w, p) and is_for(w, p)),
-        "gloo": Baseline(gloo, lambda w, p: _on_gloo(w, p) and is_for(w, p), graph=False),
-    }
 
 
 # torch's kernels for symmetric memory
@@ -230,7 +162,7 @@ def _our_all_reduce(
 def _nccl_all_reduce(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    return _on_group(_all_reduce, "nccl")(world, problem, inputs, out)
+    return on_group("all_reduce", "nccl")(world, problem, inputs, out)
 
 
 def _is_plain_norm(world: World, problem: Any) -> bool:
@@ -385,10 +317,10 @@ def _copy_over(parts: list[torch.Tensor], places: list[torch.Tensor]) -> Call:
 
 BASELINES: dict[str, dict[str, Baseline]] = {
     "all_gather": {
-        "torch.cat": Baseline(_cat), "copy_": Baseline(_copies), **_distributed(_all_gather),
+        "torch.cat": Baseline(_cat), "copy_": Baseline(_copies), **distributed("all_gather"),
     },
     "all_reduce": {
-        "add_": Baseline(_adds, _is_sum), **_distributed(_all_reduce, _is_sum),
+        "add_": Baseline(_adds, _is_sum), **distributed("all_reduce", _is_sum),
         "symm_mem.one_shot": Baseline(_one_shot, _in_symmetric_memory),
         "symm_mem.two_shot": Baseline(_two_shot, _in_symmetric_memory),
     },
@@ -398,31 +330,39 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         ),
         "add_, then torch's norm": Baseline(_then_norm(_adds), _is_plain_norm, wrong=_far_rows),
         "nccl, then torch's norm": Baseline(
-            _then_norm(_nccl_all_reduce), lambda w, p: _on_nccl(w, p) and _is_plain_norm(w, p),
+            _then_norm(_nccl_all_reduce), lambda w, p: on_nccl(w, p) and _is_plain_norm(w, p),
             wrong=_far_rows,
         ),
     },
     "reduce_scatter": {
-        "add_": Baseline(_add_parts, _is_sum), **_distributed(_reduce_scatter, _is_sum),
+        "add_": Baseline(_add_parts, _is_sum), **distributed("reduce_scatter", _is_sum),
     },
     "all_to_all": {
         "copy_": Baseline(_copy_parts, lambda w, p: p.splits is None),
-        **_distributed(_all_to_all, lambda w, p: p.splits is None),
+        **distributed("all_to_all", lambda w, p: p.splits is None),
     },
+    "broadcast": distributed("broadcast"),
+    "gather": distributed("gather"),
+    "scatter": distributed("scatter"),
+    "reduce": distributed("reduce", _is_sum),
     "all_gather_matmul": {
         "our GEMM, A gathered": Baseline(_gathered, _is_plain),
         "torch.mm, A gathered": Baseline(_torch_gathered, _is_plain),
         "our all-gather, then torch.mm": Baseline(_gather_then_torch, _is_plain),
+        **distributed("all_gather", _is_plain, multiply_after, "{}, then torch.mm"),
     },
     "matmul_reduce_scatter": {
+        **distributed("reduce_scatter", _is_plain, multiply_before, "torch.mm, then {}"),
         "torch.mm, then our reduce-scatter": Baseline(
             _torch_then("reduce_scatter"), _is_plain
         ),
     },
     "matmul_all_gather": {
+        **distributed("all_gather", _is_plain, multiply_before, "torch.mm, then {}"),
         "torch.mm, then our all-gather": Baseline(_torch_then("all_gather"), _is_plain),
     },
     "matmul_all_reduce": {
+        **distributed("all_reduce", _is_plain, multiply_before, "torch.mm, then {}"),
         "torch.mm, then our all-reduce": Baseline(_torch_then("all_reduce"), _is_plain),
     },
 }  # fmt: skip

@@ -1,9 +1,12 @@
-"""Named shapes, shared by `bench` and `tune`: `--preset llama3-70b-tp8`.
+"""Named shapes, shared by `bench` and `tune`: `--preset llama3-70b-tp8`; and suites of them.
 
 A name is a model and its number of tensor-parallel ranks. It stands for the op's problems in one
 layer of that model, attention and MLP, at several numbers of rows (tokens): of a product whose
 input is gathered the columns of a rank's weights, of one whose result is reduced the rows, and of a
 collective the hidden states. Sizes are from the models' published configurations.
+
+`sundog bench suite published` runs the rows of the tables that others have published
+(data/public): collectives of half precision from 256 to 2^28 elements, and the products of a model.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, NamedTuple
 
-__all__ = ["MODELS", "ROWS", "Model", "names", "preset"]
+__all__ = ["MODELS", "ROWS", "SUITES", "Model", "SuitePart", "names", "preset", "suite"]
 
 ROWS = (16, 64, 256, 1024, 4096, 16384)
 RANKS = (2, 4, 8)
@@ -37,6 +40,34 @@ MODELS = {
 _GATHERED = ("all_gather_matmul",)  # a layer's first product
 _REDUCED = ("matmul_reduce_scatter", "matmul_all_reduce")  # and its second
 _SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "scatter", "gather")  # a rank has a part
+
+
+class SuitePart(NamedTuple):
+    """One op of a suite: its axes, or a preset."""
+
+    op: str
+    axes: tuple[str, ...] = ()
+    preset: str = ""
+
+
+SUITES = ("published",)
+_TOTALS = tuple(1 << power for power in range(8, 29))  # elements of a whole message
+_PUBLISHED_MODEL = "llama3-70b"
+
+
+def suite(name: str, size: int) -> list[SuitePart]:
+    """Return the parts of a suite for a number of ranks."""
+    if name not in SUITES:
+        raise ValueError(f"suite {name!r} is not known; there are: {', '.join(SUITES)}")
+    parts = []
+    for op in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"):
+        per_rank = size if op in _SPLIT else 1
+        sizes = ",".join(str(total // per_rank) for total in _TOTALS if total >= per_rank)
+        parts.append(SuitePart(op, (f"numel={sizes}", "dtype=float16")))
+    if size in RANKS:
+        ranked = f"{_PUBLISHED_MODEL}-tp{size}"
+        parts += [SuitePart(op, preset=ranked) for op in (*_GATHERED, *_REDUCED)]
+    return parts
 
 
 def names() -> list[str]:

@@ -12,6 +12,8 @@ import sundog
 from sundog.fused import _cublas
 from sundog.ops.op import find
 from sundog.ops.select import choose
+from sundog.tools._subject import resolve
+from sundog.tools.probe.probe_command import all_names
 
 from . import Run, answers, compare
 
@@ -61,6 +63,18 @@ def test_auto_considers_it_where_a_rank_has_its_gpu(op: str) -> None:
     assert "cublas" in why(True)
     assert "cublas" not in why(False)
     assert "cublas" not in why(True, "sim")
+
+
+def test_tools_leave_it_out_where_ranks_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bench and tune run it if it is named, probe where there is a GPU for each rank."""
+    by_request = {each.algo for each in resolve("matmul_all_reduce").algorithms if each.by_request}
+    assert by_request == {"cublas"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for size, is_there in ((2, True), (4, False)):
+        names = all_names("symm", size)
+        assert ("matmul_all_reduce.cublas" in names) is is_there
+        assert ("torch.nccl" in names) is is_there
+    assert "matmul_all_reduce.cublas" in all_names("sim", 4)
 
 
 @pytest.mark.sim_only

@@ -23,7 +23,7 @@ from .._console import (
     ensure_compiler_cache,
     write_json,
 )
-from ..presets import preset
+from ..presets import preset, suite
 from ..timing import machine
 from . import results
 from .limits import Rates
@@ -44,12 +44,35 @@ def run(options: BenchOptions) -> int:
         if path:
             check_extra(flag, "plot", "matplotlib")
     ensure_compiler_cache()
+    if options.suite or options.op == "suite":
+        return _run_suite(options)
     rows, rates = bench(options)
     if options.preset:
         options = dataclasses.replace(options, world=preset(options.preset, options.op)[1])
     results.print_rows(rows, _measured_ranks(options))
     _write_files(options, rows, rates)
     return FOUND if any(row.wrong for row in rows) else FINE
+
+
+def _run_suite(options: BenchOptions) -> int:
+    """Every part of a suite in turn, a table for each; all of them in one file."""
+    if options.op != "suite":
+        raise ValueError(f"{options.op} {options.suite}: a name follows only after `bench suite`")
+    others = ("csv", "plot", "bars", "entries", "html", "preset")
+    if asked := [f"--{name}" for name in others if getattr(options, name)]:
+        raise ValueError(f"{', '.join(asked)}: a suite has several ops; it takes --json")
+    parts, wrong = [], False
+    for op, axes, named in suite(options.suite, options.world):
+        both = (*axes, *options.axes)
+        each = dataclasses.replace(options, op=op, axes=both, preset=named, suite="")
+        rows, rates = bench(each)
+        results.print_rows(rows, _measured_ranks(each))
+        wrong |= any(row.wrong for row in rows)
+        parts.append(_content(each, rows, rates))
+        if options.json:  # after each part: a suite takes long, and may be stopped
+            content = {"kind": "suite", "suite": options.suite, "machine": machine()}
+            write_json(options.json, content | {"parts": parts})
+    return FOUND if wrong else FINE
 
 
 def _measured_ranks(options: BenchOptions) -> int:

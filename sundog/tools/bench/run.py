@@ -31,7 +31,8 @@ from ...predict.expected import expected_times, hardware_for
 from ...world.world import World
 from .._console import progress
 from .._subject import Algorithm, algorithms_of, expected_here, normal_inputs, output
-from ..baselines import BASELINES, GEMM_ALONE, OVER_LINK, Baseline, chosen
+from ..baselines import BASELINES, GEMM_ALONE, OVER_LINK, chosen
+from ..nccl import Baseline, channel_axis, with_channels
 from ..presets import preset
 from ..timing import Times, Variant, blame, measure
 from . import limits
@@ -61,6 +62,7 @@ class BenchOptions:
     bars: str = ""  # measured beside expected times
     warmup: int = 2  # samples before those that are reported
     preset: str = ""  # named shapes and a number of ranks
+    suite: str = ""  # of ops: the name after `bench suite`
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,13 @@ def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
         texts, ranks = preset(options.preset, options.op)
         options = dataclasses.replace(options, world=ranks)
     algorithms = algorithms_of(options.op)
-    problems, choices = parse_axes(algorithms, options.axes, options.world)
+    axes, channels = channel_axis(options.axes)
+    problems, choices = parse_axes(algorithms, axes, options.world)
     if options.preset:
         problems = [load.changed(p, load.parse(text)) for text in texts for p in problems]
     table = OVER_LINK if options.link else BASELINES
-    compared = chosen(table.get(options.op.partition(".")[0], {}), options.baselines)
+    there = with_channels(table.get(options.op.partition(".")[0], {}), channels)
+    compared = chosen(there, options.baselines)
     if not target.has_gpu():
         raise SundogError(
             "torch finds no GPU here. `sundog check` looks for errors on the CPU, "

@@ -87,7 +87,7 @@ def _checked_names(options: ProbeOptions) -> list[str]:
     check_writable(options.json, options.html)
     check_page(options.html)
     _check_backend(options.backend)
-    targets = list(options.targets) or all_names(options.backend)
+    targets = list(options.targets) or all_names(options.backend, options.world)
     names = [row for target in targets for row in rows(target)]
     for name in names:
         next(iter(subjects(name, options.world)))
@@ -95,12 +95,21 @@ def _checked_names(options: ProbeOptions) -> list[str]:
 
 
 # What torch itself offers on `symm`, where ranks are processes: baselines of all_reduce.
-_OF_TORCH = {f"torch.{name}": name for name in ("gloo", "symm_mem.one_shot", "symm_mem.two_shot")}
+_OF_TORCH = {
+    f"torch.{name}": name for name in ("nccl", "gloo", "symm_mem.one_shot", "symm_mem.two_shot")
+}
 
 
-def all_names(backend: str = "") -> list[str]:
-    """List what is probed where nothing is named: algorithms, primitives, on `symm` torch's own."""
-    return [*ops.OPS, *PRIMITIVES, *(_OF_TORCH if backend == "symm" else ())]
+def all_names(backend: str = "", size: int = 0) -> list[str]:
+    """List what is probed where nothing is named: algorithms, primitives, on `symm` torch's own.
+
+    Without NCCL, and what needs a GPU for each rank, where `size` ranks have fewer.
+    """
+    of_torch, there = list(_OF_TORCH) if backend == "symm" else [], list(ops.OPS)
+    if backend in ("virtual", "symm") and torch.cuda.device_count() < size:
+        of_torch = [name for name in of_torch if name != "torch.nccl"]
+        there = [n for n in there if not getattr(loading.find(n), "OWN_GPU", False)]
+    return [*there, *PRIMITIVES, *of_torch]
 
 
 def rows(target: str) -> list[str]:

@@ -164,7 +164,8 @@ def test_what_may_be_tried_is_valid_and_no_config_comes_twice(op: str) -> None:
     problem = "tokens=4,hidden=4096" if "norm" in op else problem
     (job,) = jobs(op, f"{problem},dtype=bfloat16", 8)
     configs = job.module.space(job.problem)
-    assert len(set(configs)) == len(configs) >= 9
+    least = 1 if op.endswith(".cublas") else 9  # a product that is cuBLAS's has little to try
+    assert len(set(configs)) == len(configs) >= least
     for config in [*configs, job.module.default(job.problem, 132)]:
         assert job.module.valid(job.problem, config) is None, config
 

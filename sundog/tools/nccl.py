@@ -1,0 +1,203 @@
+"""What torch.distributed offers instead of an op, on NCCL (RCCL on AMD) or, in its place, on gloo.
+
+NCCL refuses two ranks on one GPU, and a CPU has none: there gloo, which goes through the CPU and
+which no graph captures, takes its place. `channels` are NCCL's: how many CTAs a collective may use
+(`--axis channels=4,16`), as `programs` are ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..world.world import World
+
+__all__ = [
+    "Baseline", "Call", "Make", "channel_axis", "distributed", "multiply_after",
+    "multiply_before", "on_group", "on_nccl", "with_channels",
+]  # fmt: skip
+
+Call = Callable[[], Any]
+Make = Callable[[World, Any, tuple[torch.Tensor, ...], torch.Tensor], Call]
+Collective = Callable[[Any, torch.Tensor, torch.Tensor, Any], None]  # problem, out, x, group
+
+
+def anywhere(world: World, problem: Any) -> bool:
+    return True
+
+
+def _other_bits(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
+    return int((out != expected).sum().item())
+
+
+@dataclass(frozen=True)
+class Baseline:
+    make: Make  # of a world, a problem, inputs and an output
+    usable: Callable[[World, Any], bool] = anywhere
+    graph: bool = True  # can be captured
+    wrong: Callable[[Any, torch.Tensor, torch.Tensor], int] = _other_bits  # elements that differ
+    by_channels: Callable[[int], Make] | None = None  # NCCL's, for a number of channels
+
+
+def on_nccl(world: World, problem: Any) -> bool:
+    """Whether each rank has its own GPU."""
+    return world.backend == "symm" and world.size <= torch.cuda.device_count()
+
+
+def on_gloo(world: World, problem: Any) -> bool:
+    """Whether ranks are processes with a group of torch's, and NCCL is not for them."""
+    is_there = world.backend in ("symm", "shm") and dist.is_initialized()
+    return is_there and not on_nccl(world, problem)
+
+
+@functools.cache
+def _group(backend: str, channels: int) -> Any:
+    """Make torch's group of all ranks. All of them call it together, once."""
+    if backend != "nccl" or not channels:
+        return dist.new_group(backend=backend)
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.min_ctas = options.config.max_ctas = channels
+    return dist.new_group(backend=backend, pg_options=options)
+
+
+# a collective of torch's, by our op's name
+
+
+def _all_gather(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.all_gather_into_tensor(out, x, group=group)
+
+
+def _all_reduce(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.all_reduce(out.copy_(x), group=group)
+
+
+def _reduce_scatter(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.reduce_scatter_tensor(out, x, group=group)
+
+
+def _all_to_all(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.all_to_all_single(out, x, group=group)
+
+
+def _broadcast(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    dist.broadcast(out.copy_(x), problem.src, group=group)
+
+
+def _gather(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    is_there = dist.get_rank() == problem.dst
+    dist.gather(x, list(out.chunk(problem.size)) if is_there else None, problem.dst, group=group)
+
+
+def _scatter(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    is_there = dist.get_rank() == problem.src
+    dist.scatter(out, list(x.chunk(problem.size)) if is_there else None, problem.src, group=group)
+
+
+def _reduce(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    """Only `dst` has an output; torch overwrites what the others pass."""
+    dist.reduce(out.copy_(x) if out.numel() else x.clone(), problem.dst, group=group)
+
+
+_COLLECTIVES: dict[str, Collective] = {
+    "all_gather": _all_gather, "all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all, "broadcast": _broadcast, "gather": _gather, "scatter": _scatter,
+    "reduce": _reduce,
+}  # fmt: skip
+
+
+def on_group(op: str, backend: str, channels: int = 0) -> Make:
+    """Call one of torch's collectives on the group of a backend."""
+    collective = _COLLECTIVES[op]
+
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        group = _group(backend, channels)
+        return lambda: collective(problem, out, inputs[0], group)
+
+    return make
+
+
+# the same around a product
+
+
+def multiply_after(op: str, backend: str, channels: int = 0) -> Make:
+    """Gather A by torch, then torch.mm; along K the parts are put side by side by a copy."""
+
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        (a, b), rows = inputs, problem.shard_shape[0]
+        parts = a.new_empty((world.size * rows, a.shape[1]))
+        gather = on_group(op, backend, channels)(world, problem, (a,), parts)
+
+        def launch() -> None:
+            gather()
+            whole = parts
+            if problem.shard == "k":
+                whole = torch.cat(parts.chunk(world.size), dim=1)
+            torch.mm(whole, b, out=out)
+
+        return launch
+
+    return make
+
+
+def multiply_before(op: str, backend: str, channels: int = 0) -> Make:
+    """torch.mm, then a collective of torch's."""
+
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        a, b = inputs
+        product = a.new_empty((a.shape[0], b.shape[1]))
+        then = on_group(op, backend, channels)(world, problem, (product,), out)
+
+        def launch() -> None:
+            torch.mm(a, b, out=product)
+            then()
+
+        return launch
+
+    return make
+
+
+def distributed(
+    op: str, is_for: Callable[[World, Any], bool] = anywhere,
+    how: Callable[[str, str, int], Make] = on_group, name: str = "{}",
+) -> dict[str, Baseline]:  # fmt: skip
+    """Offer a call on NCCL or, where that is not possible, on gloo, which no graph captures."""
+    return {
+        name.format("nccl"): Baseline(
+            how(op, "nccl", 0), lambda w, p: on_nccl(w, p) and is_for(w, p),
+            by_channels=lambda channels: how(op, "nccl", channels),
+        ),
+        name.format("gloo"): Baseline(
+            how(op, "gloo", 0), lambda w, p: on_gloo(w, p) and is_for(w, p), graph=False
+        ),
+    }  # fmt: skip
+
+
+def channel_axis(axes: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Take 'channels=4,16' out of the axes: it is NCCL's, not a field of our ops."""
+    own = [axis for axis in axes if not axis.startswith("channels=")]
+    words = [w for axis in axes if axis not in own for w in axis.partition("=")[2].split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"axis 'channels={','.join(words)}': expected numbers of at least 1")
+    return own, [int(word) for word in words]
+
+
+def with_channels(known: dict[str, Baseline], channels: Sequence[int]) -> dict[str, Baseline]:
+    """The same with a row more for each number of channels, where it is NCCL's to choose."""
+    more = {
+        f"{name}, {count} channels": replace(each, make=each.by_channels(count))
+        for name, each in known.items()
+        for count in channels
+        if each.by_channels is not None
+    }
+    return {**known, **more}
