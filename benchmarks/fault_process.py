@@ -171,22 +171,32 @@ def _rank_script(case: Case, folder: Path, rank: int, port: int) -> None:
 
 
 def _world_script(case: Case, folder: Path) -> None:
-    sundog.run(
-        lambda world: _noted(world, case, partial(_note, folder, world.rank)),
-        case.size,
-        case.backend,
-        heap_size=HEAP,
-        timeout=case.timeout,
-    )
+    """Run all ranks. The error of the run is that of every rank which has said nothing by then."""
+    try:
+        sundog.run(
+            lambda world: _noted(world, case, partial(_note, folder, world.rank)),
+            case.size,
+            case.backend,
+            heap_size=HEAP,
+            timeout=case.timeout,
+        )
+    except Exception as error:
+        for rank in range(case.size):
+            _note(folder, rank, "error", **_told(error))
+        raise
 
 
 def _noted(world: Any, case: Case, note: Callable[..., None]) -> None:
     try:
         run_rank(world, case, note)
     except BaseException as error:
-        note("error", at=time.monotonic(), type=type(error).__name__, text=str(error))
+        note("error", **_told(error))
         raise
     note("end", at=time.monotonic())
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    return {"at": time.monotonic(), "type": type(error).__name__, "text": str(error)}
 
 
 def _note(folder: Path, rank: int, event: str, **fields: Any) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import Deadlock, NotResident
+from ..errors import Deadlock, NotResident, WaitTimeout
 from ..machine import deadlock
 from ..machine.machine import Machine
 from ..machine.tasks import Host
@@ -278,6 +278,7 @@ class Gang:
     def _idle(self) -> bool:
         """Return whether a host can continue now."""
         try:
+            self._give_up()
             self._wake()
         except RuntimeError as error:  # the GPU reports what a kernel did
             self._machine.failure = error
@@ -298,6 +299,22 @@ class Gang:
             if all(event.query() for event in waiter.events):
                 self._waiters.remove(waiter)
                 self._machine.wake(waiter.host)
+
+    def _give_up(self) -> None:
+        """Let a rank whose own wait has expired say so now, not when a late rank's work has ended.
+
+        That is, where its host waits until nothing runs, or to launch together with the others.
+        """
+        for waiter in [each for each in self._waiters if each.to_load]:
+            error = _expired(waiter.host)
+            if error is not None:
+                self._waiters.remove(waiter)
+                self._machine.wake(waiter.host, error)
+        for flight in list(self._held):
+            error = _expired(flight.host)
+            if error is not None:
+                self._held.remove(flight)
+                self._machine.wake(flight.host, error)
 
     def _may_start(self) -> bool:
         if not self._held or self._machine.ready or any(w.to_load for w in self._waiters):
@@ -349,3 +366,12 @@ class Gang:
         self._looks += 1
         if self._looks > _BUSY_LOOKS:
             time.sleep(min(1e-6 * self._looks, _LONGEST_NAP))
+
+
+def _expired(host: Host) -> WaitTimeout | None:
+    """Return the error of a wait that has expired on this host's rank. Reads host memory only."""
+    try:
+        host.on_drained()
+    except WaitTimeout as error:
+        return error
+    return None

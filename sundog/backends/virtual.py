@@ -6,6 +6,7 @@ same time, each rank's on its share of the SMs. `Gang` starts them together.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import threading
@@ -155,7 +156,8 @@ class VirtualBackend:
         return True
 
     def after_drain(self, check: Callable[[], None]) -> None:
-        """Nothing: reads of GPU memory are torch's; calls, synchronize and close raise."""
+        """Note it for hosts that wait for other ranks. Calls, synchronize and close raise too."""
+        self._shared.machine.hosts[self.rank].on_drained = check
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].allocated(base, allocation)
@@ -356,6 +358,8 @@ def leave_running(shared: VirtualShared, streams: list[torch.cuda.Stream]) -> No
         for stream in streams:
             heap.record_stream(stream)
     pinned = [heap for heap in shared.segments if shared.has_link]
+    if not _unfinished:  # under MPS a process that leaves its kernels running spoils the others
+        atexit.register(_finish_earlier)
     _unfinished.append((streams, [*shared.records, *pinned]))
     failure = shared.machine.failure
     assert failure is not None
@@ -373,6 +377,7 @@ def _finish_earlier() -> None:
         for stream in streams:
             stream.synchronize()
         _unfinished.pop()
+    atexit.unregister(_finish_earlier)
 
 
 def _end_kernels(shared: VirtualShared) -> None:

@@ -34,6 +34,7 @@ def rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(symm, "facts", lambda device, heap_size: FACTS)
     monkeypatch.setattr(symm, "check", lambda everyone: None)
     monkeypatch.setattr(symm, "Contexts", lambda heap: None)
+    monkeypatch.setattr(symm, "peers_have_atomics", lambda index: True)
     handle = SimpleNamespace(buffer_ptrs=[0])
     monkeypatch.setattr(symm.symmetric, "empty", lambda *_, **__: torch.empty(8))
     monkeypatch.setattr(symm.symmetric, "rendezvous", lambda *_: handle)

@@ -14,7 +14,7 @@ import pytest
 
 from sundog.backends._gang import Gang
 from sundog.backends._hosts import Meeting
-from sundog.errors import Deadlock, NotResident
+from sundog.errors import Deadlock, NotResident, WaitRecord, WaitTimeout
 from sundog.machine.machine import Machine
 from sundog.machine.schedule import RandomSchedule
 from sundog.target import Footprint, Target
@@ -81,6 +81,7 @@ class Pretended:
         self.log: list[str] = []
         self.started: list[str] = []
         self.flying: list[Flying] = []
+        self.shown: list[tuple] = []
         self.machine: Machine
 
     def is_capturing(self) -> bool:
@@ -95,7 +96,9 @@ class Pretended:
         return latest[-1] if latest else Flying(self, Kernel("nothing"))
 
     def show(self, stream: int) -> None:
-        self.log.append(f"show {stream}")
+        """Note what had started on that stream. A test process may have threads of its own."""
+        started = [name for name in self.started if name.endswith(str(stream))]
+        self.shown.append((stream, *started))
 
     def prepare(self, kernel: Kernel, grid: Any, args: tuple, kwargs: dict) -> Prepared:
         return Prepared(self, kernel)
@@ -391,8 +394,31 @@ def test_a_thread_that_no_rank_started_sees_what_was_launched(foreign, monkeypat
         bench.launch(Kernel(f"k{bench.machine.host.rank}"))
         bench.gang.show()  # as after every call of torch
 
-    log = Bench(host, host).check().device.log
-    shown = [each for each in log if each.startswith("show")]
-    assert sorted(shown) == sorted(2 * foreign * ["show 0", "show 1"])
-    for rank in range(2 * foreign):
-        assert log.index(f"start k{rank}") < log.index(f"show {rank}")
+    shown = Bench(host, host).check().device.shown
+    assert sorted(shown) == 2 * foreign * [(0, "k0")] + 2 * foreign * [(1, "k1")]
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("second", [Kernel("m1"), Kernel("m1", loaded=True)])
+def test_a_rank_whose_wait_expired_does_not_wait_for_a_late_one(second):
+    """Rank 0 keeps the GPU busy. Rank 1 wants to load a kernel, or to launch while rank 2 does."""
+    late = Kernel("k0", needs=("never",), loaded=True)
+    error = WaitTimeout("rank 0 owes the signal", WaitRecord(1, 0, "flags", 1, 0, 0))
+
+    def expired() -> None:
+        raise error
+
+    def first(bench: Bench) -> None:
+        bench.launch(late)
+        bench.synchronize()
+
+    def main(bench: Bench) -> None:
+        bench.launch(Kernel("k1", loaded=True))
+        bench.machine.host.on_drained = expired
+        bench.launch(second)
+
+    def loads(bench: Bench) -> None:
+        bench.launch(Kernel("k2", loaded=True))
+        bench.launch(Kernel("m2"))
+
+    assert Bench(first, main, loads).machine.failure is error
