@@ -5,6 +5,7 @@ Run it at the root of the repository. `sundog bench OP` measures an op.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -261,12 +262,13 @@ def endless(
     calls: Annotated[int, typer.Option(min=2)] = 10_000,
     sizes: Annotated[int, typer.Option(min=1, help="different ones")] = 2_000,
     largest: Annotated[int, typer.Option(min=64, help="bytes of a rank's input")] = 1_400_000,
+    minutes: Annotated[float, typer.Option(help="fail after this time")] = math.inf,
     json: Json = "",
 ) -> None:
     """Serve calls with ever new sizes from a heap of 64 MiB, and check that nothing leaks."""
     from . import endless
 
-    how = endless.Endless(calls, sizes, largest)
+    how = endless.Endless(calls, sizes, largest, seconds=60 * minutes)
     raise typer.Exit(endless.main(how, world, backend, json))
 
 

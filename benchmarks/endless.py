@@ -6,12 +6,13 @@ may be wrong, graphs captured on the way must still replay, and memory must not 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import resource
+import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +21,6 @@ import torch
 
 from sundog import knobs
 from sundog.launch import run
-from sundog.tools._console import Show, progress
 from sundog.world.world import World
 
 from .result_files import Figures
@@ -30,6 +30,7 @@ __all__ = ["Endless", "main", "serve"]
 OPS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 _KEPT_GRAPHS = 8
 _CHECK_EVERY = 50  # calls; a check waits for the GPU
+_TELL_EVERY = 500
 # Programs are interpreted one by one, and each has a price: on a CPU a few do the same work sooner.
 _SIMULATED_SMS = 2
 
@@ -41,6 +42,7 @@ class Endless:
     largest: int = 1_400_000  # bytes of a rank's input
     heap: int = 64 << 20
     seed: int = 0
+    seconds: float = math.inf  # then no more calls, which is a failure
 
 
 @dataclass
@@ -48,6 +50,8 @@ class _Served:
     """What one rank saw."""
 
     seconds: tuple[float, float] = (0.0, 0.0)  # of the first half of the calls, and of the second
+    calls: int = 0
+    is_over: bool = False  # the time
     plans: int = 0  # made
     checked: int = 0
     replayed: int = 0
@@ -67,7 +71,7 @@ def main(how: Endless, size: int, backend: str, json_file: str) -> int:
     first, half = served[0], how.calls / 2
     row = {
         "ranks": str(size),
-        "calls": f"{how.calls:,}",
+        "calls": f"{first.calls:,}",
         "sizes": f"{how.sizes:,}",
         "plans": f"{first.plans:,}",
         "time": f"{sum(first.seconds):.0f} s",
@@ -90,31 +94,30 @@ def main(how: Endless, size: int, backend: str, json_file: str) -> int:
     )
     for line in wrong[:5]:
         print(line)
-    return 1 if wrong or grown[0] > how.heap or grown[1] > how.heap else 0
+    if first.calls < how.calls:
+        print(f"{first.calls:,} of {how.calls:,} calls were made: {how.seconds:g} s were over")
+    return (
+        1 if first.calls < how.calls or wrong or grown[0] > how.heap or grown[1] > how.heap else 0
+    )
 
 
 def serve(world: World, how: Endless) -> _Served:
-    """Make the calls on one rank. All ranks draw the same random numbers; rank 0 shows how far."""
+    """Make the calls on one rank. All ranks draw the same random numbers; rank 0 says how far."""
     served = _Served()
-    with progress(threaded=False) if world.rank == 0 else nullcontext(_show_nothing) as show:
-        make = _calls(world, how, served, show)
-        half = how.calls // 2
-        begin = time.monotonic()
-        make(0, half)
-        before, middle = _memory(world), time.monotonic()
-        make(half, how.calls)
-        after, end = _memory(world), time.monotonic()
+    make = _calls(world, how, served)
+    half = how.calls // 2
+    begin = time.monotonic()
+    make(0, half)
+    before, middle = _memory(world), time.monotonic()
+    make(half, how.calls)
+    after, end = _memory(world), time.monotonic()
     served.seconds = middle - begin, end - middle
     served.plans = world._plans.made
     served.grown_host, served.grown_device = after[0] - before[0], after[1] - before[1]
     return served
 
 
-def _show_nothing(what: str, done: int, total: int, remark: str) -> None:
-    pass
-
-
-def _calls(world: World, how: Endless, served: _Served, show: Show) -> Callable[[int, int], None]:
+def _calls(world: World, how: Endless, served: _Served) -> Callable[[int, int], None]:
     """Return what makes the calls from one number to another."""
     chance = random.Random(how.seed)
     sizes = _sizes(how, world.size, chance)
@@ -122,17 +125,29 @@ def _calls(world: World, how: Endless, served: _Served, show: Show) -> Callable[
 
     def make(start: int, stop: int) -> None:
         for number in range(start, stop):
+            if number % _TELL_EVERY == 0 and number:
+                served.is_over |= not _goes_on(world, how, number, begin)
+            if served.is_over:
+                return
             op, numel = chance.choice(OPS), chance.choice(sizes)
             x = torch.full((numel,), world.rank + 1.0, dtype=torch.bfloat16, device=world.device)
             out = getattr(world, op)(x)
+            served.calls += 1
             if number % _CHECK_EVERY == 0:
                 served.checked += 1
                 served.wrong += _differences(world, f"call {number}: {op} of {numel}", op, out)
                 graphs.turn(op, x, served)
-                rate = (number + 1) / (time.monotonic() - begin)
-                show("serving", number, how.calls, f"{rate:.0f} calls/s")
 
     return make
+
+
+def _goes_on(world: World, how: Endless, number: int, begin: float) -> bool:
+    """Say how far the loop is, and let rank 0 decide whether its time is over."""
+    seconds = time.monotonic() - begin
+    if world.rank == 0:
+        rate = f"{number / seconds:.0f} calls/s"
+        print(f"{number:,} calls, {seconds:.0f} s, {rate}", file=sys.stderr, flush=True)
+    return world.exchange(seconds, "time of the serving loop")[0] < how.seconds
 
 
 def _sizes(how: Endless, ranks: int, chance: random.Random) -> list[int]:

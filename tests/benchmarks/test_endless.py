@@ -21,6 +21,16 @@ def test_a_short_loop_serves_checks_and_replays() -> None:
     assert [(each.checked, each.replayed, each.wrong) for each in served] == [(3, 2, [])] * 2
 
 
+def test_a_loop_whose_time_is_over_stops_on_all_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = endless.Endless(calls=8, sizes=9, largest=600, seconds=0)
+    monkeypatch.setattr(endless, "_TELL_EVERY", 2)
+    served = sundog.run(lambda world: endless.serve(world, how), 2, "sim", heap_size=how.heap)
+    assert [each.calls for each in served] == [2, 2]
+    assert "2 calls, 0 s," in capsys.readouterr().err
+
+
 def test_the_sizes_are_different_and_divide_among_the_ranks() -> None:
     sizes = endless._sizes(endless.Endless(), 3, random.Random(0))
     assert len(set(sizes)) == len(sizes) == 2000
