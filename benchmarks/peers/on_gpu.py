@@ -21,7 +21,7 @@ import torch
 import typer
 
 import sundog
-from sundog.compat import driver
+from sundog.compat.cuda import provide
 
 from .one import cases
 
@@ -37,7 +37,7 @@ def main(
     """Run each program on both, and compare. With `--rank` this process is one rank."""
     os.environ["SUNDOG_PEERS_CHECKOUT"] = checkout
     sys.path.insert(0, checkout)
-    driver.provide()  # kraken imports cuda-python; these programs do not call it
+    provide()  # kraken imports cuda-python; these programs do not call it
     if program:
         function = getattr(cases("kraken"), program)
         simulated = rank < 0

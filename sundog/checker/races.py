@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..callsite import relative
+from ..interpreter.ptx_lanes import LOOP
 from .encounter import Encounter, Found
 from .findings import SILENCE, AccessEvent, Rule
 from .shadow import PastAccess, bounds
@@ -150,7 +151,8 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
                 "before the signalling kernel began: the memory model gives no order, the end of "
                 "a kernel gives one on today's GPUs"
             )
-        return _explain_heard(heard, old, learner)
+        rule, why = _explain_heard(heard, old, learner)
+        return rule, why + _idiom(rule, heard)
     if mixed:
         return PLAIN_FLAG, (
             "one side is atomic, the other is a plain access: a plain one makes no order and is "
@@ -272,6 +274,28 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
             "by one thread, does not publish what the other warps did"
         )
     return NO_ORDER, f"{flag}, but this access is not ordered by what that signal published"
+
+
+def _idiom(rule: Rule, heard: Heard) -> str:
+    """Name the instructions of inline PTX that signal and wait, and the smallest repair."""
+    signals, waits = (_opcode(event) for event in (heard.signal.event, heard.event))
+    if not signals or not waits:
+        return ""
+    idiom = f". Idiom: {signals} signals, then {waits} waits"
+    weak, event, strong = {
+        RELAXED_RELEASE: (signals, heard.signal.event, signals.replace("relaxed", "release")),
+        RELAXED_ACQUIRE: (waits, heard.event, waits.replace("relaxed", "acquire")),
+    }.get(rule, ("", heard.event, ""))
+    if weak == strong:
+        return idiom
+    path, line, _ = event.stack[0]
+    return f"{idiom}. Smallest repair: {strong} at {relative(path)}:{line}"
+
+
+def _opcode(event: AccessEvent) -> str:
+    """Return the instruction that made an access; empty if it is Triton's own."""
+    name = str(event.stack[0][2]) if event.stack else ""
+    return name.removesuffix(LOOP) if "." in name else ""
 
 
 def _order(heard: Heard) -> str:

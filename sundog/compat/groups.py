@@ -103,6 +103,7 @@ class SimulatedGroup(SundogGroup):
         self.ranks, self._name = members, name
         self._device_type = world.device.type
         self._reported: set[str] = set()
+        self._device_type = "cpu"  # where every tensor of a rank is, whatever it says
 
     @property
     def pg_name(self) -> str:
