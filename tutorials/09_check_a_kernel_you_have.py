@@ -161,8 +161,9 @@ def report_of_the_bug() -> str:
 # %%
 # The report is at the end of this page. It names the store of the tile and the load of a peer, and
 # then the signal between them: the line of the PTX instruction in *your* file, with the calls that
-# led to it, the idiom (which instruction signals, which one waits) and the smallest repair. The rule is `relaxed release`: the compare-and-swap that signals publishes nothing, so
-# the peer may see the word before the tile.
+# led to it, the idiom (which instruction signals, which one waits) and the smallest repair. The
+# rule is `relaxed release`: the compare-and-swap that signals publishes nothing, so the peer may
+# see the word before the tile.
 #
 # ## Repair it
 #
