@@ -53,8 +53,15 @@ def made_up_clock(
     return found
 
 
+def _take_caches(folder: Path, name: str) -> None:
+    """Compile into empty caches. A farm's workers have what is set when their cluster starts."""
+    os.environ["TRITON_CACHE_DIR"] = str(folder / f"triton-{name}")
+    os.environ["SUNDOG_CACHE"] = str(folder / f"cache-{name}")
+
+
 @contextmanager
-def _cluster(nodes: int) -> Iterator[str]:
+def _cluster(nodes: int, folder: Path, name: str) -> Iterator[str]:
+    _take_caches(folder, name)
     room = 80_000_000  # bytes of a node's object store, the least that Ray takes
     head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
     made = Cluster(initialize_head=True, head_node_args=head)
@@ -103,8 +110,7 @@ def _workers() -> Iterator[tuple[int, str]]:
 
 def _tuned(folder: Path, name: str, budget: int = 180, **how: Any) -> dict[str, Any]:
     """Tune with a compiler cache of its own; say what was found, and how long it took."""
-    os.environ["TRITON_CACHE_DIR"] = str(folder / f"triton-{name}")
-    os.environ["SUNDOG_CACHE"] = str(folder / f"cache-{name}")
+    _take_caches(folder, name)
     log = str(folder / name)
     begin = time.monotonic()
     done = tune("all_gather", "numel=512", log=log, budget=budget, **_ARGUMENTS, **how)
@@ -134,7 +140,7 @@ def _throughput(folder: Path, rounds: int, budget: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"pool": [], "farm": []}
     for number in range(rounds):
         pool = _tuned(folder, f"pool{number}", budget, targets=["sm_90"])
-        with _cluster(os.cpu_count() or 1) as address:
+        with _cluster(os.cpu_count() or 1, folder, f"farm{number}") as address:
             farm = _tuned(folder, f"farm{number}", budget, farm=address, targets=["sm_90"])
         rates["pool"].append(pool["configs_per_s"])
         rates["farm"].append(farm["configs_per_s"])
@@ -164,7 +170,7 @@ def main() -> None:
 def _with_kills(folder: Path) -> dict[str, Any]:
     measured: dict[str, Any] = {"place": TunePlace("sim"), "timer": made_up_clock}
     local = _tuned(folder, "local", **measured)
-    with _cluster(2) as address:
+    with _cluster(2, folder, "farm") as address:
         killer = _Killer(folder / "farm.csv", seed=28)
         killer.start()
         farm = _tuned(folder, "farm", farm=address, **measured)
