@@ -130,8 +130,8 @@ def test_wide_loads_of_an_unaligned_product_by_pointers(arch: str) -> None:
 @on_every_arch
 def test_the_copy_stores_wide(arch: str) -> None:
     x, room = torch.empty(2057, 1543, dtype=BF16), padded_matrix(2057, 1543, "N", False)
-    args = (tiles.view(x), tiles.view(room), 32, 256)
-    text = assembly(compiled(_aligned._align_kernel, arch, args, {"num_warps": 8}))
+    args = (tiles.view(x), tiles.view(room), _aligned._ROWS, _aligned._COLS)
+    text = assembly(compiled(_aligned._align_kernel, arch, args, {"num_warps": 4}))
     stores = set(re.findall(r"st\.global\.\S+|(?:global|buffer)_store_\w+", text))
     assert stores in ({"st.global.v4.b32"}, {"global_store_dwordx4"}, {"buffer_store_dwordx4"})
 
