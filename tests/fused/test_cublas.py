@@ -10,7 +10,7 @@ import torch
 
 import sundog
 from sundog.fused import _cublas
-from sundog.ops.op import find
+from sundog.ops.load import find
 from sundog.ops.select import choose
 from sundog.tools._subject import resolve
 from sundog.tools.probe.probe_command import all_names
