@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "OP", "SCALES", "Config", "Problem", "all_reduce_rms_norm", "cases", "cost", "default",
-    "inputs", "packed_bytes", "reference", "space", "split", "unfit", "valid",
+    "DTYPES", "LONGEST", "OP", "SCALES", "Config", "Problem", "all_reduce_rms_norm", "cases",
+    "check_shapes", "cost", "default", "fp8_of", "inputs", "packed_bytes", "reference", "space",
+    "split", "unfit", "valid",
 ]  # fmt: skip
 
 OP = "all_reduce_rms_norm"
@@ -252,7 +253,7 @@ def all_reduce_rms_norm(
     refused = unfit(problem)
     if refused is not None:
         raise ValueError(f"{OP}: {refused}")
-    _check_shapes(problem, x, residual, weight, bias, scale)
+    check_shapes(problem, x, residual, weight, bias, scale)
     packed = _room(problem, x, out)
     tensors = {name: t for name, t in given.items() if t is not None}
     for name, tensor in tensors.items():
@@ -272,10 +273,10 @@ def _problem(
         raise ValueError(f"{OP}: x is a scalar, expected rows, [..., hidden]")
     hidden = x.shape[-1]
     tokens = x.numel() // max(hidden, 1)
-    kind = fp8 or _fp8_here(x.device)
-    if quant and x.device.type == "cuda" and kind != _fp8_here(x.device):
+    kind = fp8 or fp8_of(x.device)
+    if quant and x.device.type == "cuda" and kind != fp8_of(x.device):
         raise ValueError(
-            f"{OP}: fp8 {kind}: this GPU converts to {_fp8_here(x.device)} only; pass that one, or "
+            f"{OP}: fp8 {kind}: this GPU converts to {fp8_of(x.device)} only; pass that one, or "
             "leave fp8 out"
         )
     has_bias, is_static = bias is not None, scale is not None
@@ -285,7 +286,7 @@ def _problem(
     )  # fmt: skip
 
 
-def _fp8_here(device: torch.device) -> torch.dtype:
+def fp8_of(device: torch.device) -> torch.dtype:
     """MI300 multiplies e4m3fnuz only."""
     if torch.version.hip is None or device.type != "cuda":
         return torch.float8_e4m3fn
@@ -293,7 +294,7 @@ def _fp8_here(device: torch.device) -> torch.dtype:
     return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
 
 
-def _check_shapes(
+def check_shapes(
     problem: Problem, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
     bias: torch.Tensor | None, scale: torch.Tensor | None,
 ) -> None:  # fmt: skip

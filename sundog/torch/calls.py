@@ -71,10 +71,9 @@ def all_gather(
     config: Any = None, async_op: bool = False, explain: bool = False,
     splits: Sequence[int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    if splits is not None:
-        raise ValueError("all_gather: with splits it is neither differentiated nor compiled yet")
     _check_call("all_gather", world, config, async_op, explain, out, x)
-    return _into(out, ops.all_gather(x, algo, world.name))
+    parts = None if splits is None else list(splits)
+    return _into(out, ops.all_gather(x, parts, algo, world.name))
 
 
 def reduce_scatter(
@@ -166,6 +165,35 @@ def matmul_all_reduce(
     return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
 
 
+def matmul_all_gather(
+    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("matmul_all_gather", world, config, False, explain, out, a, b, bias)
+    call = ops.matmul_all_gather
+    return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
+
+
+def all_reduce_rms_norm(
+    world: World, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
+    eps: float = 1e-6, *, bias: torch.Tensor | None = None, gemma: bool = False,
+    quant: str = "", scale: torch.Tensor | None = None, both: bool = False,
+    fp8: torch.dtype | None = None, out: torch.Tensor | None = None,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    name = "all_reduce_rms_norm"
+    if out is not None:
+        raise ValueError(
+            f"{name}: out= is not possible where {name} is differentiated or compiled; leave it out"
+        )
+    _check_call(name, world, config, False, explain, out, x)
+    call = ops.all_reduce_rms_norm
+    given = (x, residual, weight, eps, bias, gemma, quant, scale, both, fp8)
+    return tuple(call(*given, algo, world.name))
+
+
 def _check_call(
     name: str, world: World, config: Any, async_op: bool, explain: bool,
     out: torch.Tensor | None, *inputs: torch.Tensor | None,
@@ -214,6 +242,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter,
-        all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce,
+        all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce, matmul_all_gather,
+        all_reduce_rms_norm,
     )
 }  # fmt: skip

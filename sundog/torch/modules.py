@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from .library import ops
+from .formulas import replicated, total
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -30,43 +30,6 @@ __all__ = [
     "ColumnParallelLinear", "Colwise", "RowParallelLinear", "Rowwise", "SequenceParallelNorm",
     "VocabParallelEmbedding", "replicated", "total",
 ]  # fmt: skip
-
-
-class _Replicated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, world: str) -> Tensor:
-        ctx.world = world
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _Total.apply(grad.contiguous(), ctx.world), None
-
-
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, world: str) -> Tensor:
-        ctx.world = world
-        return ops.all_reduce(x, "sum", "auto", world)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _Replicated.apply(grad, ctx.world), None
-
-
-def replicated(world: World, x: Tensor) -> Tensor:
-    """Return x, which all ranks have alike; its gradient is the sum of what ranks do with it."""
-    result: Tensor = _Replicated.apply(x, world.name)
-    return result
-
-
-def total(world: World, x: Tensor) -> Tensor:
-    """Return the sum of all ranks' x, which all ranks then use alike: one loss, not one per rank.
-
-    So the gradient of x is that of the sum, as it is; world.all_reduce would add it up over ranks.
-    """
-    result: Tensor = _Total.apply(x, world.name)
-    return result
 
 
 def _share(world: World, features: int, what: str) -> int:

@@ -30,6 +30,10 @@ def block(world: sundog.World, x: Tensor, w: Tensor) -> Tensor:
     z = world.broadcast(z, 1) + world.scatter(z.repeat(2, 1), 0)
     gathered = world.all_gather_matmul(z, w, w[0], "silu", shard="m")
     scattered = world.matmul_reduce_scatter(gathered, w)
+    normed, residual = world.all_reduce_rms_norm(z, z.cos(), w[1])
+    rows = z.shape[0]
+    scattered = scattered + world.all_gather(normed, splits=[rows, rows])[rows:]
+    scattered = scattered + world.matmul_all_gather(residual, w)[:rows]
     return scattered.sum() + world.matmul_all_reduce(z, w).cos().sum()
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import sundog
-from sundog.torch.library import TABLE, ops
+from sundog.torch import ops
+from sundog.torch.library import TABLE
 
 Run = Callable[..., list]
 SIZE = 2
@@ -61,6 +62,7 @@ COLLECTIVES: dict[str, Call] = {
     "all_reduce sum": lambda world, x: world.all_reduce(x),
     "all_reduce avg": lambda world, x: world.all_reduce(x, "avg"),
     "all_gather": lambda world, x: world.all_gather(x),
+    "all_gather splits": lambda world, x: world.all_gather(x[: 1 + world.rank], splits=[1, 2]),
     "reduce_scatter sum": lambda world, x: world.reduce_scatter(x),
     "reduce_scatter avg": lambda world, x: world.reduce_scatter(x, "avg"),
     "all_to_all": lambda world, x: world.all_to_all(x),
@@ -111,6 +113,11 @@ MATRICES: dict[str, Fused] = {
     "matmul_all_reduce": (
         lambda world, *t: world.matmul_all_reduce(*t),
         lambda world, a, b, bias: world.all_reduce(a @ b) + bias,
+        [(3, 2), (2, 4), (4,)],
+    ),
+    "matmul_all_gather": (
+        lambda world, *t: world.matmul_all_gather(*t),
+        lambda world, a, b, bias: world.all_gather(a @ b + bias),
         [(3, 2), (2, 4), (4,)],
     ),
 }
@@ -180,6 +187,42 @@ def test_gradients_with_an_activation(run: Run, name: str, dtype: torch.dtype) -
         tolerance = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.5}
         for fused, plain in zip(*grads, strict=True):
             torch.testing.assert_close(fused, plain, **tolerance)
+
+    run(main, SIZE)
+
+
+@pytest.mark.parametrize("gemma", [False, True], ids=["weight", "1 + weight"])
+def test_gradients_of_all_reduce_rms_norm(run: Run, gemma: bool) -> None:
+    """First and second order, against the same from all_reduce and torch's own operators."""
+
+    def composed(world: sundog.World, x: Tensor, residual: Tensor, *rest: Tensor) -> Any:
+        weight, bias = rest
+        rows = world.all_reduce(x) + bias + residual
+        unit = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-5)
+        return unit * (weight + gemma), rows
+
+    def fused(world: sundog.World, x: Tensor, residual: Tensor, *rest: Tensor) -> Any:
+        weight, bias = rest
+        return world.all_reduce_rms_norm(x, residual, weight, 1e-5, bias=bias, gemma=gemma)
+
+    def main(world: sundog.World) -> None:
+        torch.manual_seed(world.rank)
+        x = torch.randn(2, 3, 8, device=world.device)
+        torch.manual_seed(7)  # the rest is the same on all ranks
+        same = [torch.randn(shape, device=world.device) for shape in ((2, 3, 8), (8,), (8,))]
+        found = []
+        for call in (fused, composed):
+            given = [each.clone().requires_grad_() for each in (x, *same)]
+            out = call(world, *given)
+            loss = (out[0] * out[0].cos()).sum() + (out[1] ** 3).sum() * 0.1
+            first = torch.autograd.grad(loss, given, create_graph=True)
+            second = torch.autograd.grad(sum((g * g).sum() for g in first), given)
+            found.append([*out, *first, *second])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+        parameter = same[1].requires_grad_()
+        with pytest.raises(ValueError, match="with quant= there is no backward formula"):
+            world.all_reduce_rms_norm(x, same[0], parameter, quant="token")
 
     run(main, SIZE)
 
@@ -268,16 +311,22 @@ def test_opcheck_accepts_every_op(run: Run) -> None:
         x, a, b, bias = normal(4, 2), normal(4, 4), normal(4, 4), normal(4)
         name, end = world.name, ("auto", world.name)
         matrices = (a, b, bias, "silu", None)
+        norm = (normal(3, 4), normal(3, 4), normal(4), 1e-6, bias, True, "", None, False, None)
         samples = {
-            "all_reduce": (x, "sum"), "all_gather": (x,), "reduce_scatter": (x, "avg"),
+            "all_reduce": (x, "sum"), "all_gather": (x, None), "reduce_scatter": (x, "avg"),
             "all_to_all": (x, None, None), "broadcast": (x, 1), "reduce": (x, 0, "sum"),
             "gather": (x, 0), "scatter": (x, 1),
             "all_gather_matmul": (*matrices, "m"), "matmul_reduce_scatter": matrices,
-            "matmul_all_reduce": matrices,
+            "matmul_all_reduce": matrices, "matmul_all_gather": matrices,
+            "all_reduce_rms_norm": norm,
         }  # fmt: skip
         assert set(samples) == set(TABLE)
         for op, arguments in samples.items():
             torch.library.opcheck(getattr(ops, op).default, (*arguments, *end))
+        torch.library.opcheck(ops.all_gather.default, (x, [4, 4], *end))
+        with torch.no_grad():  # FP8 has no formula
+            fp8 = (*[each.detach() for each in norm[:3]], 1e-6, None, False, "token", None, True)
+            torch.library.opcheck(ops.all_reduce_rms_norm.default, (*fp8, None, *end))
         assert name == "world"
 
     run(main, SIZE)
