@@ -2,7 +2,8 @@
 
 `WorldCommunicator` has what vLLM's DeviceCommunicatorBase offers to models (out of place, with a
 dimension), and what its and SGLang's custom all-reduces offer to the engine: `should_custom_ar`,
-`custom_all_reduce`, `capture`, `register_graph_buffers`. docs/torch.md says how to plug it in.
+`custom_all_reduce`, `fused_allreduce_rmsnorm`, `capture`, `register_graph_buffers`. docs/torch.md
+says how to plug it in.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ..collectives._reduce import DTYPES
+from ..fused.all_reduce_rms_norm import DTYPES as NORM_DTYPES
+from ..fused.all_reduce_rms_norm import LONGEST
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -48,6 +51,20 @@ class WorldCommunicator:
         In the warm-up run inside `capture()` too: it makes the plan that the capture then finds.
         """
         return self.all_reduce(input) if self.should_custom_ar(input) else None
+
+    def fused_allreduce_rmsnorm(
+        self, input_: Tensor, residual_inp_: Tensor, weight_: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return RMSNorm of the sum plus residual, and the new residual: in one kernel.
+
+        None if this tensor is not for us: the engine then reduces and normalises by itself.
+        """
+        is_known = input_.dtype in NORM_DTYPES and input_.shape[-1] <= LONGEST
+        if not (is_known and self.should_custom_ar(input_) and residual_inp_.is_contiguous()):
+            return None
+        call = self.world.all_reduce_rms_norm
+        normed, residual = call(input_, residual_inp_, weight_, eps)
+        return normed, residual
 
     @contextmanager
     def capture(self) -> Iterator[None]:

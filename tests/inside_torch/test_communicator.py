@@ -40,6 +40,9 @@ class CustomAllreduce(Protocol):
 
     def should_custom_ar(self, inp: Tensor) -> bool: ...
     def custom_all_reduce(self, input: Tensor) -> Tensor | None: ...
+    def fused_allreduce_rmsnorm(
+        self, input_: Tensor, residual_inp_: Tensor, weight_: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor] | None: ...
     def capture(self) -> AbstractContextManager[None]: ...
     def register_graph_buffers(self) -> None: ...
     def close(self) -> None: ...
@@ -73,6 +76,11 @@ def test_every_method_gives_what_the_engine_expects(run: Run) -> None:
         assert torch.equal(comm.broadcast(x.clone(), 1), every[1])
         with comm.capture():
             assert torch.equal(comm.custom_all_reduce(x), sum(every))
+        weight, residual = torch.arange(4.0, device=device), torch.ones(2, 4, device=device)
+        normed, added = comm.fused_allreduce_rmsnorm(x, residual, weight, 1e-6)
+        assert torch.equal(added, sum(every) + 1)
+        expected = torch.nn.functional.rms_norm(added, (4,), weight, 1e-6)
+        torch.testing.assert_close(normed, expected)
         comm.register_graph_buffers()
         with pytest.raises(ValueError, match="expected dim 0, 2 sizes and 2 rows"):
             comm.all_gatherv(x, 1, [2, 2])
@@ -89,6 +97,10 @@ def test_what_is_left_to_the_engine(run: Run) -> None:
         complex_one = torch.ones(1, dtype=torch.complex64, device=world.device)
         assert not comm.should_custom_ar(complex_one)
         assert comm.custom_all_reduce(complex_one) is None
+        whole = torch.ones(2, 4, dtype=torch.int32, device=world.device)
+        assert comm.fused_allreduce_rmsnorm(whole, whole, whole[0], 1e-6) is None
+        large = torch.ones(5, 4, device=world.device)
+        assert comm.fused_allreduce_rmsnorm(large, large, large[0], 1e-6) is None
 
     run(main, 2)
     run(lambda world: _alone(world), 1)
