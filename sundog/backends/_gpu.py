@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import triton
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
@@ -140,6 +141,8 @@ class SynchronizeFirst(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if is_dynamo_compiling():  # it traces this too; a graph does not wait, and has no locks
+            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if waits(name, args, kwargs or {}) or (self._in_host_memory and name in _BY_HOST):
             self._synchronize()

@@ -63,7 +63,7 @@ def all_reduce(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_reduce", world, config, async_op, explain, out, x)
-    return _into(out, ops.all_reduce(x, op, algo, world.name))
+    return _into(out, ops.all_reduce.default(x, op, algo, world.name))
 
 
 def all_gather(
@@ -73,7 +73,7 @@ def all_gather(
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_gather", world, config, async_op, explain, out, x)
     parts = None if splits is None else list(splits)
-    return _into(out, ops.all_gather(x, parts, algo, world.name))
+    return _into(out, ops.all_gather.default(x, parts, algo, world.name))
 
 
 def reduce_scatter(
@@ -81,7 +81,7 @@ def reduce_scatter(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("reduce_scatter", world, config, async_op, explain, out, x)
-    return _into(out, ops.reduce_scatter(x, op, algo, world.name))
+    return _into(out, ops.reduce_scatter.default(x, op, algo, world.name))
 
 
 def all_to_all(
@@ -90,7 +90,7 @@ def all_to_all(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_to_all", world, config, async_op, explain, out, x)
-    return _into(out, ops.all_to_all(x, in_splits, out_splits, algo, world.name))
+    return _into(out, ops.all_to_all.default(x, in_splits, out_splits, algo, world.name))
 
 
 def broadcast(
@@ -98,7 +98,7 @@ def broadcast(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("broadcast", world, config, async_op, explain, out, x)
-    return _into(out, ops.broadcast(x, src, algo, world.name))
+    return _into(out, ops.broadcast.default(x, src, algo, world.name))
 
 
 def reduce(
@@ -106,7 +106,7 @@ def reduce(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     _check_call("reduce", world, config, async_op, explain, out, x)
-    result = ops.reduce(x, dst, op, algo, world.name)
+    result = ops.reduce.default(x, dst, op, algo, world.name)
     return _on_one(world, dst, out, result, x)
 
 
@@ -115,7 +115,7 @@ def gather(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     _check_call("gather", world, config, async_op, explain, out, x)
-    result = ops.gather(x, dst, algo, world.name)
+    result = ops.gather.default(x, dst, algo, world.name)
     return _on_one(world, dst, out, result, x)
 
 
@@ -129,7 +129,7 @@ def scatter(
             "scatter: x is None; where scatter is differentiated or compiled, every rank passes a "
             "tensor of the shape of the source's x"
         )
-    return _into(out, ops.scatter(x, src, algo, world.name))
+    return _into(out, ops.scatter.default(x, src, algo, world.name))
 
 
 def all_gather_matmul(
@@ -139,7 +139,7 @@ def all_gather_matmul(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_gather_matmul", world, config, False, explain, out, a, b, bias)
-    call = ops.all_gather_matmul
+    call = ops.all_gather_matmul.default
     return _into(out, call(a, b, bias, activation, out_dtype, shard, algo, world.name))
 
 
@@ -150,7 +150,7 @@ def matmul_reduce_scatter(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("matmul_reduce_scatter", world, config, False, explain, out, a, b, bias)
-    call = ops.matmul_reduce_scatter
+    call = ops.matmul_reduce_scatter.default
     return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
 
 
@@ -161,7 +161,7 @@ def matmul_all_reduce(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("matmul_all_reduce", world, config, False, explain, out, a, b, bias)
-    call = ops.matmul_all_reduce
+    call = ops.matmul_all_reduce.default
     return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
 
 
@@ -172,7 +172,7 @@ def matmul_all_gather(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("matmul_all_gather", world, config, False, explain, out, a, b, bias)
-    call = ops.matmul_all_gather
+    call = ops.matmul_all_gather.default
     return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
 
 
@@ -189,7 +189,7 @@ def all_reduce_rms_norm(
             f"{name}: out= is not possible where {name} is differentiated or compiled; leave it out"
         )
     _check_call(name, world, config, False, explain, out, x)
-    call = ops.all_reduce_rms_norm
+    call = ops.all_reduce_rms_norm.default
     given = (x, residual, weight, eps, bias, gemma, quant, scale, both, fp8)
     return tuple(call(*given, algo, world.name))
 
@@ -206,14 +206,12 @@ def _check_call(
             f"{name}: a of shape {tuple(first.shape)}: pass a.flatten(0, -2) where {name} is "
             "differentiated or compiled"
         )
-    for option, is_given in (
-        ("config", config is not None), ("async_op", async_op), ("explain", explain),
-    ):  # fmt: skip
-        if is_given:
-            raise ValueError(
-                f"{name}: {option}=... is not possible where {name} is differentiated or compiled; "
-                "leave it out, or call it inside `with torch.no_grad():`, uncompiled"
-            )
+    if config is not None or async_op or explain:
+        option = "config" if config is not None else "async_op" if async_op else "explain"
+        raise ValueError(
+            f"{name}: {option}=... is not possible where {name} is differentiated or compiled; "
+            "leave it out, or call it inside `with torch.no_grad():`, uncompiled"
+        )
     if out is None or not torch.is_grad_enabled():
         return
     for called, tensor in (("out", out), *zip(("x", "b", "bias"), inputs, strict=False)):

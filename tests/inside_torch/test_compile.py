@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import sundog
+from sundog.backends._gpu import SynchronizeFirst
 
 Run = Callable[..., list]
 
@@ -77,6 +79,26 @@ def test_inductor(run: Run) -> None:
         torch.testing.assert_close(*grads)
 
     run(main, 2)
+
+
+@pytest.mark.sim_only
+def test_the_mode_of_virtual_ranks_is_traced() -> None:
+    """It takes locks after every call of torch, and Dynamo knows none."""
+    lock, calls = threading.RLock(), []
+
+    def after() -> None:
+        with lock:
+            calls.append(1)
+
+    fn = torch.compile(lambda x: (x.sin() + 1).sum(), backend="aot_eager", fullgraph=True)
+    with SynchronizeFirst(lambda: None, after=after):
+        x = torch.ones(4)
+        before = len(calls)
+        assert fn(x).tolist() == pytest.approx(4 * (torch.ones(()).sin().item() + 1))
+        assert len(calls) > before  # eager code is still seen
+    with SynchronizeFirst(lambda: calls.append(2)):
+        fn(torch.ones(4)).item()
+    assert calls[-1] == 2
 
 
 def test_without_grad(run: Run) -> None:
