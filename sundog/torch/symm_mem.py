@@ -34,8 +34,14 @@ def world_of_group(name: str, is_cuda: bool) -> Any:
     """Return the open world of a group's name, or open one. All members do so together."""
     try:
         return find_world(name)
-    except WorldClosed:
-        group = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    except WorldClosed as error:
+        try:
+            group = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+        except (RuntimeError, ValueError):
+            raise WorldClosed(
+                f"there is no process group named {name!r}: it was destroyed, or was never made in "
+                f"this process. Pass group.group_name of a group that exists. And {error}"
+            ) from None
     key = "" if group is dist.group.WORLD else name
     world = launch._initialized.get(key)
     if world is None or world._closed:

@@ -1,0 +1,81 @@
+"""Bad input gets a sentence, the same in eager and in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import sundog
+import sundog.torch
+
+Run = Callable[..., list]
+HOW = pytest.mark.parametrize("how", ["eager", "compiled"])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def sentence(how: str, call: Callable[..., Any], *given: Any) -> str:
+    """What the call raises, whatever torch wraps it in."""
+    called = torch.compile(call, backend="aot_eager", fullgraph=True) if how == "compiled" else call
+    with pytest.raises(Exception) as error:  # noqa: PT011 -- torch's class depends on the stage
+        called(*given)
+    return str(error.value)
+
+
+@HOW
+def test_of_a_call(run: Run, how: str) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.ones(4, 4, device=world.device)
+        text = sentence(how, lambda x: world.all_reduce(x), x.to("meta"))
+        assert "x is on meta" in text or "x is on the meta device" in text
+        text = sentence(how, lambda x: world.all_reduce(x), x.to(torch.float8_e4m3fn))
+        assert "all_reduce: no reduction of torch.float8_e4m3fn; convert it to one of" in text
+        text = sentence(how, lambda x: world.all_reduce(x, "max"), x.clone().requires_grad_())
+        assert "all_reduce has no backward formula for op 'max'" in text
+        text = sentence(how, lambda x: world.all_gather(x, splits=[4]), x)
+        assert "splits [4]" in text
+        text = sentence(how, lambda x: world.all_reduce_rms_norm(x, x[:2], x[0]), x)
+        assert "residual is (2, 4) of torch.float32, expected (4, 4)" in text
+        weight = x[0].clone().requires_grad_()
+        text = sentence(how, lambda x: world.all_reduce_rms_norm(x, x, weight, quant="token"), x)
+        assert "with quant= there is no backward formula" in text
+
+    run(main, 2)
+
+
+@HOW
+def test_of_a_world_that_was_closed(run: Run, how: str) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.ones(4, device=world.device)
+        with world.scope():
+            group = world.group([0, 1])
+        assert "the group ended with the scope" in sentence(how, lambda x: group.all_reduce(x), x)
+
+    run(main, 2)
+
+
+@pytest.mark.sim_only
+@HOW
+def test_of_a_group_that_is_gone(how: str) -> None:
+    op = torch.ops.symm_mem.one_shot_all_reduce
+    with sundog.torch.enable():
+        text = sentence(how, lambda x: op(x, "sum", "gone"), torch.ones(4))
+    assert "there is no process group named 'gone': it was destroyed, or was never made" in text
+
+
+@pytest.mark.sim_only
+@HOW
+def test_of_a_name_whose_world_is_closed(how: str) -> None:
+    """What a graph carries is the name of a world."""
+    text = sentence(
+        how, lambda x: sundog.torch.ops.all_reduce(x, "sum", "auto", "world"), torch.ones(4)
+    )
+    assert "there is no open world named 'world' on this rank (open: none): it was closed" in text
