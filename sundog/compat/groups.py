@@ -101,7 +101,6 @@ class SimulatedGroup(SundogGroup):
         _ProcessGroup.__init__(self, members.index(world.rank), len(members))
         self._world: Any = HostWorld(world, members, name)
         self.ranks, self._name = members, name
-        self._device_type = world.device.type
         self._reported: set[str] = set()
         self._device_type = "cpu"  # where every tensor of a rank is, whatever it says
 
