@@ -87,9 +87,14 @@ def reduce_scatter(
 def all_gather(
     world: SpanningWorld, x: torch.Tensor, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
-    explain: bool = False,
+    explain: bool = False, splits: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
     """Gather as World.all_gather does, over all machines."""
+    if splits is not None:
+        raise ValueError(
+            "all_gather: splits do not span machines yet. Pad every rank's tensor to the longest "
+            "one, or use all_to_all with in_splits and out_splits."
+        )
     check_contiguous("all_gather", x=x, out=out)
     if out is None:
         shape = (world.size * x.shape[0], *x.shape[1:]) if x.dim() else (world.size,)

@@ -42,6 +42,8 @@ def _refusals(world: Any) -> str:
         world.reduce_scatter(torch.zeros(7))
     with pytest.raises(ValueError, match="memory is shared inside a machine only"):
         world.peer(x, (world.rank + 2) % 4)
+    with pytest.raises(ValueError, match="splits do not span machines yet"):
+        world.all_gather(x, splits=[8] * 4)
     with pytest.raises(SundogError, match=r"world.gather does not span machines yet.*world.local"):
         world.gather(x)
     with pytest.raises(RankMismatch, match=r"(?s)different arguments.*rank 3: all_gather, 11"):
