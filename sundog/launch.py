@@ -206,6 +206,6 @@ def _at_least(nbytes: int) -> int:
 
 
 def _seconds(timeout: float) -> float:
-    if not 0 <= timeout < math.inf:
-        raise ValueError(f"timeout must be >= 0 seconds (0 uses SUNDOG_TIMEOUT), got {timeout}")
+    if not isinstance(timeout, (int, float)) or not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout must be >= 0 seconds (0 uses SUNDOG_TIMEOUT), got {timeout!r}")
     return timeout or knobs.timeout.get()

@@ -36,6 +36,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("heap_size must be at least 65536 bytes, got '64M'", {"heap_size": "64M"}),
     ("timeout must be >= 0 seconds .*, got -1", {"timeout": -1}),
     ("timeout must be >= 0 seconds .*, got nan", {"timeout": float("nan")}),
+    ("timeout must be >= 0 seconds .*, got '5s'", {"timeout": "5s"}),
 ]
 
 
