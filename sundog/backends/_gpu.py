@@ -147,8 +147,7 @@ class SynchronizeFirst(TorchFunctionMode):
         if waits(name, args, kwargs or {}) or (self._in_host_memory and name in _BY_HOST):
             self._synchronize()
         result = func(*args, **(kwargs or {}))
-        if not torch.compiler.is_dynamo_compiling():  # which traces this function too
-            self._after()
+        self._after()
         return result
 
 
