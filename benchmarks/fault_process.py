@@ -196,7 +196,9 @@ def _noted(world: Any, case: Case, note: Callable[..., None]) -> None:
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    return {"at": time.monotonic(), "type": type(error).__name__, "text": str(error)}
+    """Return what a traceback shows of an error, with the notes, which name the rank."""
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return {"at": time.monotonic(), "type": type(error).__name__, "text": text}
 
 
 def _note(folder: Path, rank: int, event: str, **fields: Any) -> None:

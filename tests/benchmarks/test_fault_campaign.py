@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fault_process import _told
 from benchmarks.fault_programs import KINDS, MUTUAL, Case, Step, make_case
 from benchmarks.fault_verdicts import judge, rows_of
 
@@ -103,3 +104,14 @@ def test_a_campaign_ends_with_a_table_and_a_file(tmp_path: Path) -> None:
     assert content["machine"]["command"].startswith("python -m benchmarks.faults --backend sim")
     assert rows_of(content["cases"])[-1] == ["all", "3", "3", "3", "3", "3", "3"]
     assert "Faults on sim" in done.stdout
+
+
+def test_what_a_run_raised_is_kept_with_the_rank_that_raised_it() -> None:
+    """The rank stands in a note of the error, as in a traceback."""
+    error = ValueError("the heap is full")
+    error.__notes__ = ["sundog: raised on rank 3 of 4"]
+    told = _told(error)
+    assert (told["type"], told["text"]) == (
+        "ValueError",
+        "the heap is full\nsundog: raised on rank 3 of 4",
+    )
