@@ -6,7 +6,7 @@ meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from .encounter import Encounter, Found
 from .failures import find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
 from .pipelined import Suspicion, confirm, suspect
-from .rules import LOOKS
+from .rules import LOOKS, Look, looks_at
 from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, bounds, index_range
 from .signals import ACQUIRES, RELEASES, Signals
 from .words import READS, VOLATILE, VOLATILE_TILE
@@ -49,6 +49,7 @@ class Checker:
         self._num_launches = 0
         self.widest = 0  # programs of the largest launch
         self._running: dict[Actor, Launch] = {}
+        self._looks: dict[AccessEvent, tuple[Look, ...]] = {}
 
     # order
 
@@ -127,13 +128,19 @@ class Checker:
         self._signals.break_chains(touch.addresses, touch.size)
 
     def observe(
-        self, program: Program, touch: Touch, held: bytes, operands: tuple[str, bytes], sem: str
+        self,
+        program: Program,
+        touch: Touch,
+        held: bytes,
+        operands: tuple[str, bytes],
+        sem: str,
+        site: tuple | None,
     ) -> bytes | None:
         """Return the older values that an atomic reads; None: what the memory holds."""
-        if sem in RELEASES:
-            held = b""  # see `words`
-        addresses = touch.addresses if held else touch.addresses[:0]
-        return self._signals.observe(self._actors[program], addresses, held, operands)
+        self._signals.begin(site)
+        if sem in RELEASES or not touch.addresses.size:  # see `words`
+            return None
+        return self._signals.observe(self._actors[program], touch.addresses, held, operands)
 
     def atomic(
         self,
@@ -169,14 +176,7 @@ class Checker:
         )
         # An acquire comes after what it learns, so it learns first.
         self._signals.hear(event, touch.addresses)
-        if tensor and sem in ACQUIRES:
-            lanes = touch.addresses.ravel()
-            for place in range(lanes.size):  # what a lane learns orders that lane's own access
-                actor.lane = self._signals.reaching(event, int(lanes[place]))
-                self._access(event, touch._replace(addresses=lanes[place : place + 1]))
-            actor.lane = []
-        else:
-            self._access(event, touch)
+        self._access(event, touch)
         if op == "STORE":
             self._signals.break_chains(touch.addresses, touch.size, plain=False)
         if writes:
@@ -286,16 +286,36 @@ class Checker:
         here = Encounter(event, state, self._clocks, span, touch)
         for stored in here.payloads():
             self._signals.hear_payload(event, stored, bounds(span)[0])
-        for look in LOOKS:
-            for found in look(here):
-                if found.acquire is None:
-                    self._report(found, event, span)
+        for look in self._looks_at(event):
+            found = list(look(here))
+            if found and event.tensor and event.sem in ACQUIRES:
+                found = [*self._look_by_lane(look, here)]
+            for each in found:
+                if each.acquire is None:
+                    self._report(each, event, span)
                 else:
                     launch = self._running[event.actor]
-                    self._suspicions.append(suspect(found, event, span, launch))
+                    self._suspicions.append(suspect(each, event, span, launch))
         actor = event.actor
         stamp = actor.stamp(event.tensor, event.proxy and event.writes)
         return after(self._clocks, state, PastAccess(stamp, event, actor.steps))
+
+    def _looks_at(self, event: AccessEvent) -> tuple[Look, ...]:
+        found = self._looks.get(event)
+        if found is None:
+            found = self._looks[event] = looks_at(event, LOOKS)
+        return found
+
+    def _look_by_lane(self, look: Look, here: Encounter) -> Iterator[Found]:
+        """Look again at each lane of a tensor acquire: what it learns orders its own access."""
+        _, shadow, places = here.span
+        touched = range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
+        starts = [shadow.start + place * shadow.granule for place in touched]
+        for address in here.touch.addresses.ravel().tolist():
+            if any(address <= start < address + here.touch.size for start in starts):
+                here.event.actor.lane = self._signals.reaching(here.event, address)
+                yield from look(here)
+        here.event.actor.lane = []
 
     # findings
 

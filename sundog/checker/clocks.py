@@ -163,7 +163,7 @@ class Clocks:
         """Whether the stamped access happened before what the actor does now."""
         if actor.owns(stamp[0]) or self.covers(actor.clock, stamp):
             return True
-        return any(self.covers(clock, stamp) for clock in actor.lane)
+        return bool(actor.lane) and any(self.covers(clock, stamp) for clock in actor.lane)
 
     def implies(self, actor: Actor | StreamActor, stamp: Stamp, old: Stamp) -> bool:
         """Whether all who will know this stamp of the actor know the old one too.

@@ -24,17 +24,18 @@ class Encounter(NamedTuple):
     span: Span
     touch: Touch  # the whole access
 
-    def conflicts(self) -> Iterator[PastAccess]:
-        """Yield the earlier accesses that need an order with this one."""
+    def conflicts(self) -> list[PastAccess]:
+        """Return the earlier accesses that need an order with this one."""
         event, state = self.event, self.state
-        reads = state.reads if event.writes else ()
-        for earlier in (*state.writes, *state.atomics, *reads):
+        found = [*state.writes, *state.reads] if event.writes else list(state.writes)
+        for earlier in state.atomics:
             other = earlier.event
             if not (other.writes or event.writes):
                 continue  # an atomic load
-            both = other.atomic and event.atomic and other.size == event.size
+            both = event.atomic and other.size == event.size
             if not (both and both_reach(other, event)):
-                yield earlier
+                found.append(earlier)
+        return found
 
     def is_ordered(self, earlier: PastAccess) -> bool:
         return self.clocks.knows(self.event.actor, earlier.stamp) or self._is_validated(earlier)

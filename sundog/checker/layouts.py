@@ -13,10 +13,10 @@ import numpy as np
 from ..machine.accesses import Touch
 from .clocks import Actor
 from .encounter import Encounter, Found
-from .findings import Rule
+from .findings import AccessEvent, Rule
 from .shadow import PastAccess
 
-__all__ = ["READ_BACK_TILE", "RULES", "look"]
+__all__ = ["READ_BACK_TILE", "RULES", "look", "watches"]
 
 READ_BACK_TILE = Rule(
     "race",
@@ -28,12 +28,18 @@ READ_BACK_TILE = Rule(
 RULES = [READ_BACK_TILE]
 
 
+def watches(event: AccessEvent) -> bool:
+    """Whether a program loads by pointers."""
+    loads = not (event.writes or event.atomic or event.proxy)
+    return loads and isinstance(event.actor, Actor)
+
+
 def look(here: Encounter) -> Iterable[Found]:
     event = here.event
-    if event.writes or event.atomic or event.proxy or not isinstance(event.actor, Actor):
+    if not event.actor.stored or not here.state.writes:
         return ()
     mine = [earlier for earlier in here.state.writes if _is_recent(earlier, event.actor)]
-    if not mine or not event.actor.stored:
+    if not mine:
         return ()
     tile = next((t for t in reversed(event.actor.stored) if _overlap(t, here.touch)), None)
     if tile is None or _same_layout(tile, here.touch):

@@ -8,9 +8,9 @@ import numpy as np
 
 from .clocks import Actor
 from .encounter import Encounter, Found
-from .findings import Rule
+from .findings import AccessEvent, Rule
 
-__all__ = ["EQUAL_ADDRESSES", "RULES", "look"]
+__all__ = ["EQUAL_ADDRESSES", "RULES", "look", "watches"]
 
 EQUAL_ADDRESSES = Rule(
     "race",
@@ -21,11 +21,15 @@ EQUAL_ADDRESSES = Rule(
 RULES = [EQUAL_ADDRESSES]
 
 
+def watches(event: AccessEvent) -> bool:
+    """Whether a program stores tiles."""
+    stores = event.writes and not event.atomic
+    return stores and event.tensor and isinstance(event.actor, Actor)
+
+
 def look(here: Encounter) -> Iterable[Found]:
     """Look at the first tile that a program stores at a place: the later ones are made alike."""
     event = here.event
-    if event.atomic or not (event.writes and event.tensor and isinstance(event.actor, Actor)):
-        return ()
     if ("tile", event) in event.actor.suspected:
         return ()
     event.actor.suspected.add(("tile", event))

@@ -27,7 +27,9 @@ from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 from .shadow import Span
 
-__all__ = ["BARRIER_IN_LOOP", "RULES", "TARGETS", "Suspicion", "confirm", "look", "suspect"]
+__all__ = [
+    "BARRIER_IN_LOOP", "RULES", "TARGETS", "Suspicion", "confirm", "look", "suspect", "watches",
+]  # fmt: skip
 
 BARRIER_IN_LOOP = Rule(
     "race",
@@ -42,10 +44,12 @@ TARGETS = ("sm_90", "gfx942")
 _compiled: dict[tuple, list[Hoisted] | str] = {}  # by binary and target; str: why there is none
 
 
+def watches(event: AccessEvent) -> bool:
+    return not event.writes
+
+
 def look(here: Encounter) -> Iterable[Found]:
-    if here.event.writes or here.event.actor.before is None:
-        return ()
-    return _suspicious(here)
+    return () if here.event.actor.before is None else _suspicious(here)
 
 
 def _suspicious(here: Encounter) -> Iterator[Found]:

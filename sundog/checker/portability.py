@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from .encounter import Encounter, Found
-from .findings import Rule
+from .findings import AccessEvent, Rule
 
-__all__ = ["RULES", "VOLATILE_FLAG", "look"]
+__all__ = ["RULES", "VOLATILE_FLAG", "look", "watches"]
 
 VOLATILE_FLAG = Rule(
     "portability",
@@ -21,11 +21,11 @@ RULES = [VOLATILE_FLAG]
 _VERB = "volatile load"
 
 
-def look(here: Encounter) -> Iterable[Found]:
-    return _unordered(here) if here.event.atomic else ()
+def watches(event: AccessEvent) -> bool:
+    return event.atomic
 
 
-def _unordered(here: Encounter) -> Iterator[Found]:
+def look(here: Encounter) -> Iterator[Found]:
     event = here.event
     for earlier in here.state.atomics:
         other = earlier.event

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from .encounter import Encounter, Found
 from .findings import Rule
+from .shadow import PastAccess
 
 __all__ = ["NO_FENCE", "READ_BACK", "RULES", "look"]
 
@@ -29,12 +30,13 @@ RULES = [NO_FENCE, READ_BACK]
 def look(here: Encounter) -> Iterable[Found]:
     if here.event.proxy:
         return () if here.event.writes else _unfenced(here)
-    return _read_back(here) if here.state.writes else ()
+    stored = [earlier for earlier in here.state.writes if earlier.event.proxy]
+    return _read_back(here, stored) if stored else ()
 
 
-def _read_back(here: Encounter) -> Iterator[Found]:
-    for earlier in here.state.writes:
-        if earlier.event.proxy and earlier.event.actor is here.event.actor:
+def _read_back(here: Encounter, stored: list[PastAccess]) -> Iterator[Found]:
+    for earlier in stored:
+        if earlier.event.actor is here.event.actor:
             why = (
                 "the descriptor's store goes through another proxy, and after it Triton waits "
                 "until its shared memory is free again, not until the data has arrived"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 from ..callsite import relative
@@ -102,11 +101,12 @@ RULES = [
 ]  # fmt: skip
 
 
-def look(here: Encounter) -> Iterator[Found]:
-    for earlier in here.conflicts():
-        if not here.is_ordered(earlier):
-            rule, why = _explain(here, earlier)
-            yield Found(rule, why, earlier.event)
+def look(here: Encounter) -> list[Found]:
+    return [
+        Found(*_explain(here, earlier), earlier.event)
+        for earlier in here.conflicts()
+        if not here.is_ordered(earlier)
+    ]
 
 
 def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:

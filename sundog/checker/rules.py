@@ -1,16 +1,21 @@
 """All rules. A new one is a file with its RULES and a function `look`, and its name in WATCHING.
 
-`look` is called for every access and every history of the bytes that it touches.
+`look` is called for every access and every history of the bytes that it touches. A rule that only
+some places of a kernel concern has a function `watches` too, which is asked once for each of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from importlib import import_module
 
 from . import failures
-from .findings import Rule
+from .encounter import Encounter, Found
+from .findings import AccessEvent, Rule
 
-__all__ = ["LOOKS", "OBJECTIONS", "RULES", "WATCHING"]
+__all__ = ["LOOKS", "OBJECTIONS", "RULES", "WATCHING", "Look", "looks_at"]
+
+Look = Callable[[Encounter], Iterable[Found]]
 
 WATCHING = (
     "unwritten",
@@ -22,6 +27,12 @@ WATCHING = (
     "layouts",
 )
 _MODULES = [import_module(f".{name}", __package__) for name in WATCHING]
-LOOKS = tuple(module.look for module in _MODULES)
+LOOKS: tuple[Look, ...] = tuple(module.look for module in _MODULES)
+_WATCHES = {module.look: module.watches for module in _MODULES if hasattr(module, "watches")}
 RULES: list[Rule] = [rule for module in (*_MODULES, failures) for rule in module.RULES]
 OBJECTIONS = {rule.kind for rule in RULES if rule.is_verdict}  # kinds that kill a mutant
+
+
+def looks_at(event: AccessEvent, looks: tuple[Look, ...]) -> tuple[Look, ...]:
+    """Return those of these that the accesses of one place concern."""
+    return tuple(look for look in looks if look not in _WATCHES or _WATCHES[look](event))

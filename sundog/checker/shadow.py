@@ -109,16 +109,18 @@ Span = tuple[Region, Shadow, np.ndarray | slice]  # the granules that an access 
 def after(clocks: Clocks, state: State, new: PastAccess) -> State:
     """Return what later accesses are compared with: nothing that the new access implies."""
     if new.event.atomic:
-        kept = tuple(m for m in state.atomics if not _replaces(clocks, new, m))
-        return state._replace(written=True, atomics=(*kept, new))
+        others = [m for m in state.atomics if not _replaces(clocks, new, m)]
+        return State(True, state.writes, state.reads, (*others, new))
     if new.event.writes:
         writes, reads, atomics = (
-            tuple(m for m in marks if _outlives(clocks, new, m))
+            tuple([m for m in marks if _outlives(clocks, new, m)]) if marks else ()
             for marks in (state.writes, state.reads, state.atomics)
         )
         return State(True, (*writes, new), reads, atomics)
-    kept = tuple(m for m in state.reads if not _implies(clocks, new, m))
-    return state._replace(written=True, reads=(*kept, new))
+    if new in state.reads:
+        return state
+    kept = [m for m in state.reads if not _implies(clocks, new, m)]
+    return State(True, state.writes, (*kept, new), state.atomics)
 
 
 def _implies(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:

@@ -6,8 +6,8 @@ A signal that was heard but made no edge is kept too, so that a report can name 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ _FENCES_KEPT = 1024  # programs whose fence.sc orders later ones
 ACQUIRES, RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
 
-@dataclass(frozen=True)
-class Signal:
+class Signal(NamedTuple):
     """An atomic that may have been meant to publish."""
 
     actor: Actor
@@ -39,8 +38,7 @@ class Signal:
     validates_itself: bool = False  # a plain store that a volatile load has read
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(NamedTuple):
     """The latest signal of one actor that another has read."""
 
     signal: Signal
@@ -78,6 +76,7 @@ class Signals:
         self._pick = pick
         self._words: dict[int, Word] = {}
         self._chosen: dict[int, Message] = {}  # older messages that the current atomic reads
+        self._site: tuple | None = None  # of the current atomic, if it is in a `while` loop
         # reads that did not return the newest value, and what they missed; the last of each place
         self.stale: dict[tuple[AccessEvent, int], tuple[Message, Message]] = {}
         # of these, reads of tiles that saw one part of what another tile wrote, by who wrote it
@@ -86,20 +85,21 @@ class Signals:
             Actor, tuple[str, Clock]
         ] = {}  # what each fence.sc published, and scope
 
+    def begin(self, site: tuple | None) -> None:
+        """Begin an atomic. `site` is its place in the code if it may be a poll."""
+        self._chosen, self._site = {}, site
+
     def observe(
         self, actor: Actor, addresses: np.ndarray, held: bytes, operands: tuple[str, bytes]
     ) -> bytes | None:
         """Choose what an atomic that does not release reads; None: what the memory holds."""
-        self._chosen = {}
-        if not self._words or not addresses.size:
-            return None
-        if addresses.size > 1 and not is_poll(*operands):
+        if not self._words or (addresses.size > 1 and not is_poll(*operands)):
             return None
         size = len(held) // addresses.size
         values = []
-        for place, address in enumerate(addresses.flat):
+        for place, address in enumerate(addresses.ravel().tolist()):
             value = held[place * size : (place + 1) * size]
-            values.append(self._observe_word(actor, int(address), value, operands))
+            values.append(self._observe_word(actor, address, value, operands))
         return b"".join(values) if self._chosen else None
 
     def _observe_word(
@@ -111,7 +111,7 @@ class Signals:
         if word.newest.value != held:  # changed by an atomic of another size
             del self._words[address]
             return held
-        found = word.readable(actor, self._clocks)
+        found = word.readable(actor, self._clocks, self._site)
         if len(found) > 1 and not is_poll(*operands):
             found[1:] = [m for m in found[1:] if leaves_unchanged(*operands, m.value)]
         choice = self._pick(len(found)) if len(found) > 1 else 0
@@ -125,13 +125,14 @@ class Signals:
         clock, scope = _published(event)
         if clock is None and before == after:
             return
-        for place, address in enumerate(touch.addresses.flat):
+        for place, address in enumerate(touch.addresses.ravel().tolist()):
             lane = slice(place * size, (place + 1) * size)
-            word = self._words.get(int(address))
+            old, new = before[lane], after[lane]
+            word = self._words.get(address)
             if word is None or word.size != size:
-                word = self._words[int(address)] = Word(size, [Message(0, before[lane])])
-            if clock is not None or before[lane] != after[lane]:
-                self._append(event, word, int(address), after[lane], clock, scope)
+                word = self._words[address] = Word(size, [Message(0, old)])
+            if clock is not None or old != new:
+                self._append(event, word, address, new, clock, scope)
 
     def _append(
         self, event: AccessEvent, word: Word, address: int, value: bytes, clock: Clock | None,
@@ -164,14 +165,15 @@ class Signals:
 
     def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
         """Read the words by an atomic: learn what reaches its actor, and note what does not."""
-        for address in addresses.flat:
-            word = self._words.get(int(address))
+        for address in addresses.ravel().tolist():
+            word = self._words.get(address)
             if word is not None:
-                message = self._chosen.get(int(address), word.newest)
-                if message.value != word.newest.value:
-                    self.stale[event, int(address)] = message, word.newest
+                newest = word.messages[-1]
+                message = self._chosen.get(address, newest) if self._chosen else newest
+                if message is not newest and message.value != newest.value:
+                    self.stale[event, address] = message, newest
                 elif self.stale:
-                    self.stale.pop((event, int(address)), None)
+                    self.stale.pop((event, address), None)
                 self._hear_word(event, word, message)
         if event.tensor:
             self._note_torn(event, addresses)
@@ -192,7 +194,7 @@ class Signals:
     def _hear_word(self, event: AccessEvent, word: Word, message: Message) -> None:
         actor = event.actor
         acquires = event.sem in ACQUIRES
-        word.note_read(actor, actor.stamp(event.tensor, False), message)
+        word.note_read(actor, actor.stamp(event.tensor, False), message, self._site)
         for signal in word.signals.values():
             if signal.number > message.number:
                 continue  # not read yet
@@ -246,7 +248,7 @@ class Signals:
         actor.overheard.clear()
         for signaller, heard in actor.heard.items():
             if heard.event.actor is actor and heard.event.atomic:
-                actor.heard[signaller] = replace(heard, acquires=True)
+                actor.heard[signaller] = heard._replace(acquires=True)
 
     def _put_in_order(self, actor: Actor, scope: str, everyone: bool) -> None:
         """Order a fence.sc after those before it whose scopes reach: fences have one order."""

@@ -6,18 +6,21 @@ from collections.abc import Iterable
 
 from .clocks import Actor
 from .encounter import Encounter, Found
-from .findings import Rule
+from .findings import AccessEvent, Rule
 
-__all__ = ["NEVER_WRITTEN", "RULES", "look"]
+__all__ = ["NEVER_WRITTEN", "RULES", "look", "watches"]
 
 NEVER_WRITTEN = Rule("unwritten", "", "a kernel reads memory that nobody has written")
 RULES = [NEVER_WRITTEN]
 
 
+def watches(event: AccessEvent) -> bool:
+    """Whether a program reads."""
+    only_writes = event.writes and (not event.atomic or event.verb == "atomic STORE")
+    return isinstance(event.actor, Actor) and not only_writes
+
+
 def look(here: Encounter) -> Iterable[Found]:
-    event = here.event
-    if here.state.written or not isinstance(event.actor, Actor):
-        return ()
-    if event.writes and (not event.atomic or event.verb == "atomic STORE"):
+    if here.state.written:
         return ()
     return (Found(NEVER_WRITTEN, "nobody has written these bytes since they were allocated"),)

@@ -56,6 +56,7 @@ class Word:
     seen: dict[int, int] = field(default_factory=dict)  # by component: the newest message it met
     reads: list[tuple[Stamp, int]] = field(default_factory=list)  # that others may learn of
     stale: dict[Actor, int] = field(default_factory=dict)  # reads in a row that missed the newest
+    polled: dict[tuple, int] = field(default_factory=dict)  # the message that each poll found last
 
     @property
     def newest(self) -> Message:
@@ -70,8 +71,10 @@ class Word:
             oldest = self.messages[0].number
             self.reads = [read for read in self.reads if read[1] > oldest]
 
-    def note_read(self, actor: Actor, stamp: Stamp, message: Message) -> None:
-        """Note that the stamped access has read this message."""
+    def note_read(self, actor: Actor, stamp: Stamp, message: Message, site: tuple | None) -> None:
+        """Note that the stamped access, a poll if it has a site, has read this message."""
+        if site is not None:
+            self.polled[actor, site] = message.number
         if self.seen.get(stamp[0], -1) < message.number:
             self.seen[stamp[0]] = message.number
             if message.number > self.messages[0].number:
@@ -81,17 +84,22 @@ class Word:
         else:
             self.stale[actor] = self.stale.get(actor, 0) + 1
 
-    def readable(self, actor: Actor, clocks: Clocks) -> list[Message]:
-        """Return what coherence lets the actor read, newest first."""
+    def readable(self, actor: Actor, clocks: Clocks, site: tuple | None = None) -> list[Message]:
+        """Return what coherence lets the actor read, newest first.
+
+        A poll that finds the message that it found last has only waited longer: another schedule
+        shows the same. So it is offered the messages after that one.
+        """
         newest = self.newest
         own = max(self.seen.get(actor.zero, -1), self.seen.get(actor.warps, -1))
         if own == newest.number or self.stale.get(actor, 0) >= _MOST_STALE:
             return [newest]
         known = [own, *(number for stamp, number in self.reads if clocks.knows(actor, stamp))]
         oldest = max(known)
+        polled = self.polled.get((actor, site), -1) if site is not None else -1
         found: list[Message] = []
         for message in reversed(self.messages):
-            if message.number < oldest:
+            if message.number < oldest or (message.number <= polled and found):
                 break
             found.append(message)
             if message.stamp is None or clocks.knows(actor, message.stamp):

@@ -100,9 +100,18 @@ class Observer(Protocol):
     def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
 
     def observe(
-        self, program: Program, touch: Touch, held: bytes, operands: tuple[str, bytes], sem: str
+        self,
+        program: Program,
+        touch: Touch,
+        held: bytes,
+        operands: tuple[str, bytes],
+        sem: str,
+        site: tuple | None,
     ) -> bytes | None:
-        """Return the older values that an atomic reads; None: what the memory holds."""
+        """Return the older values that an atomic reads; None: what the memory holds.
+
+        `site` tells the places of polls apart; None where the atomic is in no `while` loop.
+        """
 
     def atomic(
         self,
@@ -196,7 +205,8 @@ class Accesses:
         older = None
         if checker is not None:
             touch = Touch(addresses, size, region)
-            older = checker.observe(program, touch, before, operands, sem)
+            site = key[0] if key is not None else None
+            older = checker.observe(program, touch, before, operands, sem, site)
         old = execute() if older is None else recall(older)
         after = read(addresses, size)
         if checker is not None and touch is not None:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.checker.clocks import Actor, Clocks
+from sundog.checker.words import Message, Word
 from sundog.device import memory
 from sundog.tools.check.schedules import Report, check_once, tokens
 
@@ -110,3 +112,17 @@ def test_a_read_before_a_release_is_known_to_who_acquires(
 ) -> None:
     """Rank 1 does not write x: rank 2 must see what rank 1 has read."""
     assert outcomes(third_party, sems, 3) == expected
+
+
+def test_a_poll_that_is_repeated_reads_on() -> None:
+    """It may find an old value once at each place: finding it again is what a late poll does."""
+    clocks = Clocks()
+    poller = Actor(0, (0, 0, 0), "k", 0, 0, *(clocks.component() for _ in range(3)), {}, {}, {})
+    other = clocks.component()
+    word = Word(4, [Message(0, b"old"), Message(1, b"new", (other, 1))])
+    here, elsewhere = ((1, 1),), ((1, 2),)
+    assert [m.value for m in word.readable(poller, clocks, here)] == [b"new", b"old"]
+    word.note_read(poller, poller.stamp(False, False), word.messages[0], here)
+    assert [m.value for m in word.readable(poller, clocks, here)] == [b"new"]
+    assert [m.value for m in word.readable(poller, clocks, elsewhere)] == [b"new", b"old"]
+    assert [m.value for m in word.readable(poller, clocks)] == [b"new", b"old"]
