@@ -114,6 +114,16 @@ def litmus(
 
 
 @app.command()
+def interleavings(
+    seconds: Annotated[float, typer.Option(min=1, help="for each op")] = 300.0, json: Json = ""
+) -> None:
+    """Run every interleaving of the collectives, each up to a time; exit 1 if one has a finding."""
+    from . import interleavings as every
+
+    raise typer.Exit(0 if every.main(seconds, json) else 1)
+
+
+@app.command()
 def suites(
     dat3m: Checkout = None, alloy: Checkout = None, gsan: Checkout = None, json: Json = ""
 ) -> None:

@@ -84,7 +84,9 @@ def demo() -> None:
 @app.command()
 def check(
     target: Target = "",
-    world: World = 4,
+    world: Annotated[
+        int | None, typer.Option(help="number of ranks (default: 4, and 2 with --exhaustive)")
+    ] = None,
     schedules: Annotated[int, typer.Option(help="number of interleavings to try")] = 50,
     seed: Annotated[int, typer.Option(help="seed of the first schedule")] = 0,
     schedule: Annotated[str, typer.Option(help="replay only this one, as a finding names it")] = "",
@@ -116,8 +118,9 @@ def check(
     from .tools.check import check_command as command
     from .tools.check import corpus as known
 
+    ranks = world if world is not None else 2 if exhaustive else 4
     options = command.CheckOptions(
-        target=target, world=world, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
+        target=target, world=ranks, schedules=schedules, seed=seed, schedule=schedule, sms=sms,
         strict=strict, exhaustive=exhaustive, seconds=seconds, torch=torch,
         mutate=mutate, corpus=corpus, json=json, html=html,
     )  # fmt: skip

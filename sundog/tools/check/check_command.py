@@ -27,7 +27,7 @@ from .._console import (
 )
 from .._subject import function_of, resolve
 from .check_options import CheckOptions
-from .exhaustive import check_all
+from .exhaustive import check_all, small_calls
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
 from .schedules import CANNOT_INTERPRET, Report, check_once, tokens
 from .space_time import content_of
@@ -46,7 +46,9 @@ def run(options: CheckOptions) -> int:
     accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
     console = Console()
     if options.exhaustive:
-        return _run_exhaustively(options, function, console)
+        found = small_calls(options.target, options.world) or {options.target: function}
+        statuses = [_run_exhaustively(options, name, each, console) for name, each in found.items()]
+        return max(statuses)
     report = _check(options, function)
     whole = bool(options.schedule) or report.schedules == options.schedules
     outcomes: list[Outcome] = []
@@ -68,7 +70,7 @@ def run(options: CheckOptions) -> int:
 
 
 def _run_exhaustively(
-    options: CheckOptions, function: Callable[[World], Any], console: Console
+    options: CheckOptions, name: str, function: Callable[[World], Any], console: Console
 ) -> int:
     """Exit with 1 if something was found, or if time ran out before all was looked at."""
     with _quiet():
@@ -77,7 +79,7 @@ def _run_exhaustively(
         )
     covered = str(coverage).split("\n")[0]
     _write(options, function, coverage.report, ([], Verdicts()), covered)
-    console.print(escape(str(coverage)), highlight=False, soft_wrap=True)
+    console.print(escape(f"{name}: {coverage}"), highlight=False, soft_wrap=True)
     return FINE if coverage.is_complete and not coverage.report.findings else FOUND
 
 

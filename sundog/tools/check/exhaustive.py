@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from ... import knobs
 from ...checker.checker import Checker
@@ -27,9 +30,10 @@ from ...machine.machine import Machine
 from ...machine.paths import Name, PathSchedule
 from ...machine.tasks import Program
 from ...world.world import World
+from .._subject import expected, output, resolve
 from .schedules import Report, run_on
 
-__all__ = ["check_all"]
+__all__ = ["Coverage", "check_all", "small_calls"]
 
 
 class Redundant(BaseException):
@@ -277,3 +281,44 @@ def check_all(
         tree.finish(is_redundant=False)
     took = time.monotonic() - begin
     return Coverage(report, tree.runs, tree.redundant, tree.is_complete, tree.share(), took)
+
+
+_PROGRAMS, _CALLS = 2, 2
+
+
+def small_calls(target: str, size: int) -> dict[str, Callable[[World], Any]]:
+    """Return a function for each algorithm of an op: two calls back to back, two programs each.
+
+    There are too many interleavings of all that `check` runs otherwise.
+    """
+    return {
+        algorithm.name: _calls(algorithm.module, algorithm.module.cases(size)[0])
+        for algorithm in resolve(target).algorithms
+    }
+
+
+def _calls(op: ModuleType, problem: Any) -> Callable[[World], Any]:
+    def run(world: World) -> None:
+        given = [op.inputs(world, problem, seed) for seed in range(_CALLS)]
+        answers = [expected(world, op, problem, each) for each in given]
+        outs = [output(world, want) for want in answers]
+        world.barrier()  # all inputs and outputs are there
+        plan = op.plan(world, problem, _small(op, problem))
+        for each, out in zip(given, outs, strict=True):
+            plan(*each, out)
+        for out, want in zip(outs, answers, strict=True):
+            torch.testing.assert_close(out.cpu(), want)
+
+    return run
+
+
+def _small(op: ModuleType, problem: Any) -> Any:
+    """Return the default for two programs, with tiles so small that each has a few to move."""
+    config = op.default(problem, _PROGRAMS)
+    names = {each.name for each in fields(config)}
+    few = {"programs": _PROGRAMS} if "programs" in names else {}
+    least = max(32, 1 << (op.cost(problem).read_bytes // 16).bit_length())
+    blocks = [least << n for n in range(6)] if "block" in names else []
+    configs = [replace(config, **few, block=block) for block in blocks]
+    allowed = (each for each in configs if op.valid(problem, each) is None)
+    return next(allowed, replace(config, **few))

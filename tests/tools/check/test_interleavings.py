@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.tools.check.exhaustive import Touched, check_all
+from sundog.tools.check.exhaustive import Touched, check_all, small_calls
 from sundog.tools.check.schedules import check, check_once
 
 HEAP = 256 << 10
@@ -118,3 +118,20 @@ def test_time_that_runs_out_is_said() -> None:
     assert 0 < coverage.share < 1
     assert "of those known so far" in str(coverage)
     assert "not covered" in str(coverage)
+
+
+@pytest.mark.parametrize("op", ["broadcast.push", "all_reduce.low_latency", "all_to_all.mail"])
+def test_an_op_is_called_twice_by_two_programs(op: str) -> None:
+    (name,) = found = small_calls(op, 2)
+    report = check_once(found[name], 2, trace=True)
+    assert name == op
+    assert report.widest == 2
+    assert report.trace is not None
+    launches = [event for event in report.trace if event[0] == "launch"]
+    assert len(launches) == 2 * 2  # calls and ranks
+    assert not report.findings, report
+
+
+def test_an_op_without_an_algorithm_means_each_of_them() -> None:
+    assert list(small_calls("all_gather", 2))[:2] == ["all_gather.push", "all_gather.pull"]
+    assert small_calls("tests.tools.check.kernels:clean", 2) == {}
