@@ -47,7 +47,8 @@ def cases(size: int) -> list[Problem]:
 
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
     torch.manual_seed(seed * 1000 + world.rank)
-    x = world.empty((problem.numel,), problem.dtype, "x")
+    skew = int(problem.numel == 1)  # off a boundary of 16 bytes: narrow loads run in the cases too
+    x = world.empty((skew + problem.numel,), problem.dtype, "x")[skew:]
     return (_reduce.randomize(x, problem.op, exact),)
 
 
