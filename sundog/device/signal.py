@@ -36,6 +36,7 @@ __all__ = [
     "barrier_programs",
     "barrier_ranks",
     "put_signal",
+    "refuse",
     "set_words",
     "signal",
     "signal_all",
@@ -301,6 +302,15 @@ def _polls_allowed(ctx):
     """Return how many polls a wait of this rank may take; 0 once one of them has expired."""
     # Relaxed: nothing is read because of it. An atomic, since another program may set it to 0.
     return tl.atomic_add(ctx + POLLS, 0, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def refuse(word, seen, most, ctx):
+    """Leave a record, as an expired wait does, that a number is outside 0 to `most`.
+
+    `word`: of `world.signals`, whose name the error has. Nothing is read or written there.
+    """
+    _run_out(word, tl.load(ctx + RANK), -1 - most, seen, ctx)  # a wait expects no negative epoch
 
 
 @triton.jit

@@ -69,6 +69,14 @@ class Waits:
             _, program, address, expected, seen, owing = self._record.tolist()
         rank, peer = ranks[member], ranks[owing] if 0 <= owing < len(ranks) else owing
         record = WaitRecord(rank, program, name_of(address), expected, seen, peer)
+        if expected < 0:  # signal.refuse
+            self.error = WaitTimeout(
+                f"rank {rank}, program {program}: {record.flag} is {seen}, outside 0 to "
+                f"{-1 - expected}: what this call gave is not complete. Change what you pass, then "
+                "call world.barrier() on every rank to go on.",
+                record,
+            )
+            raise self.error
         self.error = WaitTimeout(
             f"rank {rank}, program {program}: waited for {record.flag} to reach {expected}, "
             f"saw {seen}; rank {peer} owes the signal. Further waits on this rank return "
