@@ -70,6 +70,10 @@ class Problem:
         """Counts by expert and source, up to where tokens begin."""
         return int(triton.cdiv(4 * self.experts, WIDE.value)) * WIDE.value
 
+    @property
+    def out_bytes(self) -> int:
+        return self.counts_bytes + self.experts * self.slots * self.row
+
 
 @dataclass(frozen=True)
 class Config:
@@ -153,6 +157,8 @@ def reference(
     problem: Problem, rank: int, x: list[torch.Tensor], ids: list[torch.Tensor], *_: Any
 ) -> torch.Tensor:
     """Bytes: counts by expert and source rank, then the tokens; slots without a token are zero."""
+    if x[rank].is_meta:  # only its shape is asked for
+        return x[rank].new_empty(problem.out_bytes, dtype=torch.uint8)
     counts = torch.zeros(problem.local, problem.size, dtype=torch.int32)
     room = (problem.local, problem.size, problem.slots, problem.hidden)
     tokens = torch.zeros(room, dtype=problem.dtype)
@@ -163,7 +169,7 @@ def reference(
             if expert >= 0:
                 tokens[expert % problem.local, source, where[token, k]] = rows[token].cpu()
                 counts[expert % problem.local, source] += 1
-    out = torch.zeros(problem.counts_bytes + tokens.nbytes, dtype=torch.uint8)
+    out = torch.zeros(problem.out_bytes, dtype=torch.uint8)
     found, placed = split(problem, out)
     found.copy_(counts)
     placed.copy_(tokens.view(placed.shape))
@@ -292,7 +298,7 @@ def moe_dispatch(
     refused = unfit(problem)
     if refused is not None:
         raise ValueError(f"{OP}: {refused}")
-    nbytes = problem.counts_bytes + problem.experts * problem.slots * problem.row
+    nbytes = problem.out_bytes
     if out is None:
         out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
     if out.nbytes != nbytes or not out.is_contiguous():

@@ -243,7 +243,33 @@ def all_reduce_rms_norm_low_latency(problem: Any, config: Any, ranks: Ranks) -> 
     return [launch(ranks), barrier(ranks, 0.5, "words' way"), polled(ranks, 2 * words), normed]
 
 
+def moe_dispatch_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Number the tokens; barrier; store each to its experts' ranks; barrier."""
+    return [launch(ranks), *_tokens(problem, config, ranks, is_push=True)]
+
+
+def moe_combine_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Barrier; read each token's expert outputs and add them; barrier."""
+    return _tokens(problem, config, ranks, is_push=False)
+
+
+def _tokens(problem: Any, config: Any, ranks: Ranks, is_push: bool) -> list[Part]:
+    """As if the tokens were spread evenly over the experts."""
+    row, one, all_rows = problem.row, problem.max_tokens, problem.max_tokens * problem.topk
+    far = all_rows * row * (ranks.size - 1) / ranks.size
+    if is_push:
+        traffic, tile = Traffic(one * row, all_rows * row, 0, 0, far), Round(row, row)
+        rounds = waves(all_rows, config.programs)
+    else:
+        traffic = Traffic(all_rows * row, one * row, 0, far)
+        tile, rounds = Round(problem.topk * row, row, is_there=True), waves(one, config.programs)
+    copy = copied(ranks, "tokens", traffic, tile, rounds)
+    return [launch(ranks), barrier(ranks), copy, barrier(ranks)]
+
+
 FUSED: dict[str, Model] = {
+    "moe_dispatch.push": moe_dispatch_push,
+    "moe_combine.pull": moe_combine_pull,
     "all_reduce_rms_norm.one_shot": all_reduce_rms_norm_one_shot,
     "all_reduce_rms_norm.low_latency": all_reduce_rms_norm_low_latency,
     "all_reduce_rms_norm.two_shot": all_reduce_rms_norm_two_shot,

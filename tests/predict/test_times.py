@@ -16,6 +16,8 @@ from sundog.predict.expected import MODELS, time
 def problem_of(op: str, size: int = 8, scale: int = 1) -> Any:
     """A large problem of an op's module."""
     module = ops.find(op)
+    if "moe" in op:
+        return module.Problem(512 * scale, 4096, torch.bfloat16, size, 32, 4)
     if "matmul" in op:
         return module.Problem(4096 * scale, 3584, 8192, torch.bfloat16, size)
     if "rms_norm" in op:

@@ -45,6 +45,9 @@ COSTS = {
     "all_reduce_rms_norm": (
         (6, 100, torch.bfloat16, 4), (600 * 9, 1200 + 400 + 200, 2 * 1200, 900 + 1800),
     ),
+    # 10 tokens of 100 elements, each for two of eight experts.
+    "moe_dispatch": ((10, 100, torch.bfloat16, 4, 8, 2), (0, 2000, 4000, 3000)),
+    "moe_combine": ((10, 100, torch.bfloat16, 4, 8, 2), (4000, 4000, 2000, 3000)),
     "all_gather_matmul": (PRODUCT, (65536, 2048 + 1024, 4096, 1536)),
     "matmul_all_gather": (PRODUCT, (65536, 2048 + 1024, 4 * 4096, 3 * 4096)),
     "matmul_all_reduce": (PRODUCT, (65536, 2048 + 1024 + 4096, 2 * 4096, 2 * 3072)),
