@@ -124,14 +124,15 @@ def _combine_part(
 ):  # fmt: skip
     """BLOCK columns of a token. An expert of -1 adds nothing."""
     LOCAL: tl.constexpr = SHAPE[1] // SHAPE[0]
+    TOPK: tl.constexpr = SHAPE[2]
     rank = tl.load(ctx + context.RANK)
     column = start + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for k in tl.static_range(SHAPE[2]):
-        expert = tl.load(ids + token * SHAPE[2] + k).to(tl.int64)
-        weight = tl.load(weights + token * SHAPE[2] + k)
+    for k in tl.static_range(TOPK):
+        expert = tl.load(ids + token * TOPK + k).to(tl.int64)
+        weight = tl.load(weights + token * TOPK + k)
         is_expert = (expert >= 0) & (expert < SHAPE[1])
-        slot = tl.load(slots + token * SHAPE[2] + k, mask=is_expert, other=SHAPE[3])
+        slot = tl.load(slots + token * TOPK + k, mask=is_expert, other=SHAPE[3])
         is_there = slot < SHAPE[3]
         expert = tl.where(is_there, expert, 0)
         row = ((expert % LOCAL) * SHAPE[0] + rank) * SHAPE[3] + tl.where(is_there, slot, 0)
