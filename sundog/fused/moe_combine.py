@@ -102,6 +102,7 @@ def _combine_kernel(
 ):  # fmt: skip
     """SHAPE: ranks, experts, top-k, slots."""
     SIZE: tl.constexpr = SHAPE[0]
+    TOPK: tl.constexpr = SHAPE[2]
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
     # My y is written: what wrote it came before this kernel on the stream. The peers' programs
@@ -109,8 +110,15 @@ def _combine_kernel(
     signal.barrier_ranks(flags.ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for token in range(program, tokens, programs):
+        rows, factors = _rows_of(y, ids, slots, weights, token, hidden, ctx, SHAPE)
         for start in range(0, hidden, BLOCK):
-            _combine_part(y, ids, slots, weights, out, token, start, hidden, ctx, SHAPE, BLOCK)
+            column = start + tl.arange(0, BLOCK)
+            total = tl.zeros((BLOCK,), tl.float32)
+            for k in tl.static_range(TOPK):
+                mask = (column < hidden) & (factors[k] != 0)
+                total += factors[k] * tl.load(rows[k] + column, mask=mask, other=0.0).to(tl.float32)
+            at = token.to(tl.int64) * hidden + column
+            tl.store(out + at, total.to(out.dtype.element_ty), mask=column < hidden)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' y before the flags: they may overwrite it then.
     signal.barrier_ranks(flags.done + program * SIZE, epoch, ctx, SIZE, TRACE)
@@ -118,16 +126,15 @@ def _combine_kernel(
 
 
 @triton.jit
-def _combine_part(
-    y, ids, slots, weights, out, token, start, hidden, ctx,
-    SHAPE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """BLOCK columns of a token. An expert of -1 adds nothing."""
+def _rows_of(y, ids, slots, weights, token, hidden, ctx, SHAPE: tl.constexpr):
+    """Where a token's expert outputs are, and their weights; of what is no expert the weight is 0.
+
+    Once for all columns of the token.
+    """
     LOCAL: tl.constexpr = SHAPE[1] // SHAPE[0]
     TOPK: tl.constexpr = SHAPE[2]
     rank = tl.load(ctx + context.RANK)
-    column = start + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
+    rows, factors = (), ()
     for k in tl.static_range(TOPK):
         expert = tl.load(ids + token * TOPK + k).to(tl.int64)
         weight = tl.load(weights + token * TOPK + k)
@@ -136,11 +143,9 @@ def _combine_part(
         is_there = slot < SHAPE[3]
         expert = tl.where(is_there, expert, 0)
         row = ((expert % LOCAL) * SHAPE[0] + rank) * SHAPE[3] + tl.where(is_there, slot, 0)
-        there = memory.translate(y + row * hidden, expert // LOCAL, ctx)
-        mask = (column < hidden) & is_there
-        total += weight * tl.load(there + column, mask=mask, other=0.0).to(tl.float32)
-    at = token.to(tl.int64) * hidden + column
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=column < hidden)
+        rows = rows + (memory.translate(y + row * hidden, expert // LOCAL, ctx),)  # type: ignore[assignment]
+        factors = factors + (tl.where(is_there, weight, 0.0),)  # type: ignore[assignment]
+    return rows, factors
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

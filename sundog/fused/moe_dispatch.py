@@ -203,11 +203,12 @@ def _number_kernel(ids, slots, counts, pairs, BLOCK: tl.constexpr):
 @triton.jit
 def _send_kernel(
     x, ids, slots, counts, out, flags, ctx, pairs, n,
-    SHAPE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
+    SHAPE: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """`n`: words of a token. SHAPE: ranks, experts, top-k, slots, bytes of the counts."""
+    """`n`: words of a token. SHAPE: ranks, experts, top-k, slots, bytes of counts and of a tile."""
     SIZE: tl.constexpr = SHAPE[0]
     LOCAL: tl.constexpr = SHAPE[1] // SHAPE[0]
+    BLOCK: tl.constexpr = SHAPE[5]
     nbytes: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
@@ -255,8 +256,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     limits, unknown = (world.signals(*each) for each in names)
     ready, arrived, epochs = barrier_flags(world, OP, config.programs, "ready", "arrived")
     made = _Flags(ready, arrived, epochs, limits, unknown)
-    shape = (problem.size, problem.experts, problem.topk, problem.slots, problem.counts_bytes)
     block = min(max(triton.next_power_of_2(problem.row), WIDE.value), _LONGEST)
+    routed = (problem.size, problem.experts, problem.topk, problem.slots)
+    shape = (*routed, problem.counts_bytes, block)
 
     def launch(x: torch.Tensor, ids: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> Any:
         if problem.zeroed:
@@ -265,7 +267,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         (source, target), aligned = _copy.as_words(problem.row, x.view(-1), out)
         _send_kernel[(config.programs,)](
             source, ids, slots, counts, target, made, world.ctx, ids.numel(),
-            problem.row // source.itemsize, SHAPE=shape, BLOCK=block, ALIGNED=aligned,
+            problem.row // source.itemsize, SHAPE=shape, ALIGNED=aligned,
             TRACE=world.trace, num_warps=config.num_warps,
         )  # fmt: skip
         return out
