@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import gpu_limits
 from ..device import context, memory, signal, trace
 from ..ops.dispatch import CallOptions, call
 from ..ops.op import Cost, Plan, agree, barrier_flags
@@ -32,7 +33,7 @@ __all__ = [
 OP = "moe_combine"
 SYMMETRIC = ("y",)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_COLUMNS = 1024  # that a program adds at once
+_WIDE = 16  # bytes that a thread loads at once
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -117,7 +118,7 @@ def _combine_kernel(
             for k in tl.static_range(TOPK):
                 mask = (column < hidden) & (factors[k] != 0)
                 total += factors[k] * tl.load(rows[k] + column, mask=mask, other=0.0).to(tl.float32)
-            at = token.to(tl.int64) * hidden + column
+            at = tl.cast(token, tl.int64) * hidden + column
             tl.store(out + at, total.to(out.dtype.element_ty), mask=column < hidden)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' y before the flags: they may overwrite it then.
@@ -153,7 +154,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     agree(world, OP, problem, config, valid(problem, config))
     flags = _Flags(*barrier_flags(world, OP, config.programs, "ready", "done"))
     shape = (problem.size, problem.experts, problem.topk, problem.slots)
-    block = min(triton.next_power_of_2(problem.hidden), _COLUMNS)
+    threads = gpu_limits.here().warp_size * config.num_warps
+    block = min(triton.next_power_of_2(problem.hidden), threads * _WIDE // problem.dtype.itemsize)
 
     def launch(y: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *alike, out = rest
