@@ -43,14 +43,15 @@ def _made() -> str:
 
 
 def _summary(results: list[dict[str, Any]], names: Any) -> Iterator[str]:
-    yield "| repository | kernels run | result equal to torch's | with findings | slowest |"
-    yield "|---|---|---|---|---|"
+    yield "| repository | kernels | programs | result equal to torch's | with findings | slowest |"
+    yield "|---|---|---|---|---|---|"
     for repository, _ in names:
         rows = [each for each in results if each["repository"] == repository]
         good = sum(not row["failures"] for row in rows)
         bad = sum(bool(row["findings"]) for row in rows)
         slowest = max(row["seconds"] for row in rows)
-        yield f"| {repository} | {len(rows)} | {good} | {bad} | {slowest:.0f} s |"
+        kernels = sum(row["kernels"] for row in rows)
+        yield f"| {repository} | {kernels} | {len(rows)} | {good} | {bad} | {slowest:.0f} s |"
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:

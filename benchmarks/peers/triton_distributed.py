@@ -21,7 +21,7 @@ import triton.language as tl
 
 from sundog.compat import triton_dist
 
-from .case import Case, checkout, start
+from .case import Case, Repair, Substitution, checkout, start
 
 __all__ = ["CASES", "PACKAGE"]
 
@@ -260,17 +260,16 @@ def double_tree() -> None:
     _equal(out, _total(size, n))
 
 
-def ring(rma: bool) -> None:
+def ring() -> None:
     module, rank, size = _begin("reduce_scatter")
     n = 32
-    data, flags = _symmetric(size, n), _symmetric(size, dtype=torch.int32 if not rma else _I64)
+    data, flags = _symmetric(size, n), _symmetric(size, dtype=torch.int32)
     data.copy_(_ints(rank, size, n))
     reduced, arrived = _symmetric(size, n), _symmetric(size, dtype=_I64)
     flags.fill_(1)
     dist.barrier()
     counter, out = torch.zeros(size, dtype=torch.int32), torch.empty(n)
-    name = f"reduce_scatter_ring_push_1d_intra_node_{'rma_' * rma}kernel"
-    getattr(module, name)[(1 if rma else 2,)](
+    module.reduce_scatter_ring_push_1d_intra_node_kernel[(2,)](
         rank, size, data, flags, reduced, arrived, counter, out, n, BLOCK_SIZE=32,
         use_cooperative=False,
     )  # fmt: skip
@@ -381,6 +380,35 @@ def _case(kernel: str, file: str, program: Any, **how: Any) -> Case:
     )
 
 
+def _fence(line: int) -> Substitution:
+    call = "libshmem_device.signal_op("
+    return Substitution(f"{_NV}/allreduce.py", line, call, f"libshmem_device.fence(); {call}")
+
+
+_SIGNALS = Repair(
+    "relaxed release",
+    "signal_op is a relaxed atomic: OpenSHMEM orders no earlier store before it without a fence, "
+    "and the tile that the signal announces was stored by ordinary stores.",
+    (_fence(297), _fence(324), _fence(329)),
+)
+_COUNTED = Repair(
+    "no CTA barrier before the release",
+    "All threads store the tile and thread 0 counts its program in, with no CTA barrier between: "
+    "the release covers thread 0's part only. And the last program must acquire what the others "
+    "released before it signals the peer.",
+    (
+        Substitution(f"{_NV}/reduce_scatter.py", 330, "# set flag", "__syncthreads()  # set flag"),
+        Substitution(f"{_NV}/reduce_scatter.py", 332, 'semantic="release"', 'semantic="acq_rel"'),
+    ),
+)
+_SPLITS = Repair(
+    "no CTA barrier before the tile is read back",
+    "Some threads store the splits, and the put reads them by all threads of the block.",
+    (
+        Substitution(f"{_NV}/low_latency_all_to_all.py", 74, "cumsum_eds - cumsum_sts)",
+                     "cumsum_eds - cumsum_sts); tl.debug_barrier()"),
+    ),
+)  # fmt: skip
 _LL, _PART = "low_latency_allgather", functools.partial
 CASES = [
     _case("p2p_put_kernel, p2p_wait_signal", "p2p", p2p_put, kernels=2),
@@ -393,15 +421,16 @@ CASES = [
           world=4),
     _case("nvshmem_device_producer_p2p_put_block_kernel", "allgather", put_blocks_p2p),
     _case("all_to_all_single_2d_kernel", "all_to_all_single_2d", all_to_all_2d),
-    _case("all_to_all_kernel", "low_latency_all_to_all", _PART(all_to_all, False)),
+    _case("all_to_all_kernel", "low_latency_all_to_all", _PART(all_to_all, False),
+          repairs=(_SPLITS,)),
     _case("all_to_all_kernel, WITH_SCALE", "low_latency_all_to_all", _PART(all_to_all, True),
-          kernels=0),
+          kernels=0, repairs=(_SPLITS,)),
     _case("allreduce_one_shot_push_intra_node_kernel", "allreduce", one_shot),
     _case("allreduce_two_shot_push_intra_node_kernel", "allreduce", two_shot),
-    _case("allreduce_double_tree_intra_node_kernel", "allreduce", double_tree),
-    _case("reduce_scatter_ring_push_1d_intra_node_kernel", "reduce_scatter", _PART(ring, False)),
-    _case("reduce_scatter_ring_push_1d_intra_node_rma_kernel", "reduce_scatter",
-          _PART(ring, True)),
+    _case("allreduce_double_tree_intra_node_kernel", "allreduce", double_tree,
+          repairs=(_SIGNALS,)),
+    _case("reduce_scatter_ring_push_1d_intra_node_kernel", "reduce_scatter", ring,
+          repairs=(_COUNTED,)),
     _case("kernel_inter_node_p2p_for_same_local_rank", "reduce_scatter", inter_node),
     _case("barrier_all_intra_node_atomic_cas_block", "common_ops", cas_barrier),
     _case("barrier_all_intra_node_non_atomic_block", "common_ops", store_barrier),
