@@ -58,7 +58,7 @@ def _load(name: str) -> Any:
         tuned: Any = ModuleType("triton_dist.tune")
         tuned.autotune = lambda *args, **kwargs: lambda function: function
         tuned.to_hashable = lambda x: x
-        sys.modules["triton_dist.tune"] = tuned
+        sys.modules["triton_dist.tune"] = sys.modules["triton_dist"].tune = tuned  # type: ignore[attr-defined]
     return importlib.import_module(f"triton_dist.kernels.nvidia.{name}")
 
 

@@ -276,7 +276,7 @@ def _unknown(module: str) -> Any:
     """Give every name that is not simulated a value that says so when a kernel calls it."""
 
     def look(name: str) -> Any:
-        if name.startswith("__") or name[:1] == "_":
+        if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
 
         def refused(*args: Any, **kwargs: Any) -> Any:
