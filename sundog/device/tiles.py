@@ -108,7 +108,11 @@ def store(matrix, row, col, tile):
     COLS: tl.constexpr = tile.shape[1]
     value = tile.to(matrix.ptr.dtype.element_ty)
     mask = inside(matrix, row, col, ROWS, COLS)
-    tl.store(at(matrix, row, col, ROWS, COLS), value, mask=mask)
+    # Not `at`: Triton 3.6 would keep the offsets of a whole tile across a loop, and spill them.
+    one = tl.full((), 1, tl.int64)
+    rows = (one * row + tl.arange(0, ROWS)) * matrix.row_stride
+    cols = (one * col + tl.arange(0, COLS)) * matrix.col_stride
+    tl.store(matrix.ptr + rows[:, None] + cols[None, :], value, mask=mask)
 
 
 @triton.jit

@@ -274,7 +274,7 @@ def _problem(
     hidden = x.shape[-1]
     tokens = x.numel() // max(hidden, 1)
     kind = fp8 or fp8_of(x.device)
-    if quant and x.device.type == "cuda" and kind != fp8_of(x.device):
+    if quant and x.device.type == "cuda" and kind in FP8 and kind != fp8_of(x.device):
         raise ValueError(
             f"{OP}: fp8 {kind}: this GPU converts to {fp8_of(x.device)} only; pass that one, or "
             "leave fp8 out"
