@@ -171,7 +171,7 @@ def _time_forms(world: World) -> list[dict[str, Any]]:
             variants = []
             with world.scope():
                 for form in ("atomic", "store"):
-                    world.trace = signal_form(form, world.device, True)
+                    world.kernel_mode = signal_form(form, world.device, True)
                     variants.append(Variant(form, [_timed_call(world, op, numel)], ready=True))
                 times = measure(world, variants)
                 rows.append({"op": op, "numel": numel, **{t.name: t.median for t in times}})
@@ -183,14 +183,14 @@ def _timed_call(world: World, op: str, numel: int) -> Callable[[], Any]:
     from sundog.ops.load import find
     from sundog.tools._subject import room
 
-    module, form = find(op), world.trace
+    module, form = find(op), world.kernel_mode
     problem = module.Problem(numel, torch.bfloat16, world.size)
     given = module.inputs(world, problem, 0)
     out = room(world, module, problem, given)
     plan = module.plan(world, problem, module.default(problem, world.num_sms))
 
     def call() -> None:
-        world.trace = form
+        world.kernel_mode = form
         plan.launch(*given, out)
 
     call()

@@ -118,7 +118,7 @@ def trace(subject: TracedOp, size: int, backend: str, link: str, json_file: str)
 def _time_points(world: World, subject: TracedOp) -> tuple[str, list[Times]]:
     title, call = subject.call(world)
     recording = TraceRecording(world)
-    calls = [_with_clock(world, clock, call) for clock in (0, world.trace)]
+    calls = [_with_clock(world, clock, call) for clock in (0, world.kernel_mode)]
     variants = [Variant(name, [each]) for name, each in zip(("off", "on"), calls, strict=True)]
     times = measure(world, variants, at_least=4)
     world.barrier()
@@ -130,7 +130,7 @@ def _with_clock(world: World, clock: int, call: Callable[[], Any]) -> Callable[[
     """Return a call whose kernels have trace points that read this clock; 0: none."""
 
     def run_once() -> Any:
-        world.trace = clock
+        world.kernel_mode = clock
         return call()
 
     return run_once

@@ -77,7 +77,7 @@ def _signalling(fn: Callable[[World], Any], signals: str) -> Callable[[World], A
     _check_signals(signals)
 
     def run_rank(world: World) -> Any:
-        world.trace = signal_form(signals, world.device, True)
+        world.kernel_mode = signal_form(signals, world.device, True)
         return fn(world)
 
     return run_rank
@@ -124,7 +124,7 @@ def init(
     nbytes = _heap_size(heap_size, module.CAPABILITIES.on_gpu, local)
     world: World = open_world(members, module, nbytes, seconds)
     if signals:
-        world.trace = signal_form(signals, world.device, True)
+        world.kernel_mode = signal_form(signals, world.device, True)
     if not _initialized:
         atexit.register(_look_at_exit)
     _initialized[members.group] = world

@@ -176,7 +176,7 @@ def plan(world: sundog.World, problem: Problem, config: Config) -> Plan:
             world.ctx,
             problem.numel,
             BLOCK=config.block,
-            TRACE=world.trace,
+            TRACE=world.kernel_mode,
             num_warps=config.num_warps,
         )
         return out

@@ -258,7 +258,7 @@ def plan_spans(world: World, op: str, problem: Any, config: Config, spans: Seque
             _spans_kernel[(config.programs,)](
                 source, target, table, *flags, world.ctx, parts,
                 SIZE=size, BLOCK=config.block, ALIGNED=aligned,
-                TRACE=world.trace, num_warps=config.num_warps,
+                TRACE=world.kernel_mode, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 
@@ -307,7 +307,7 @@ def plan_pull(world: World, op: str, problem: Any, config: Config, parts: int) -
         _pull_kernel[(config.programs,)](
             source, target, *flags, world.ctx, n, world.rank % parts * n,
             SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
-            TRACE=world.trace, num_warps=config.num_warps,
+            TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -154,7 +154,7 @@ class Mail:
         _mail_kernel[(self.config.programs,)](
             source, result, table, boxes, self._sizes, self._flags, self._world.ctx,
             SIZE=self._world.size, PARTS=self._parts, BLOCK=self.config.block, ALIGNED=aligned,
-            TRACE=self._world.trace, num_warps=self.config.num_warps,
+            TRACE=self._world.kernel_mode, num_warps=self.config.num_warps,
         )  # fmt: skip
 
     def _table(self, messages: tuple[Message, ...]) -> tuple[torch.Tensor, int]:

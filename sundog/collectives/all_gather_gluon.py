@@ -204,7 +204,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _gluon_kernel[(config.programs,)](
                 source, target, *flags, world.ctx, source.numel(),
                 SIZE=problem.size, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-                VECTOR=config.vector * aligned, TRACE=world.trace,
+                VECTOR=config.vector * aligned, TRACE=world.kernel_mode,
                 num_warps=config.num_warps,
             )  # fmt: skip
         return out

@@ -70,7 +70,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _push_kernel[(config.programs,)](
                 source, target, *flags, world.ctx, source.numel(),
                 SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
-                TRACE=world.trace, num_warps=config.num_warps,
+                TRACE=world.kernel_mode, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

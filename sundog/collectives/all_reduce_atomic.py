@@ -101,7 +101,7 @@ def _add(outs, tile, at, mask, SIZE: tl.constexpr):
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. Takes any contiguous x, and a symmetric out, which is not x."""
     refused = valid(problem, config)
-    if world.trace >= signal.STORE.value:
+    if world.kernel_mode >= signal.STORE.value:
         refused = "it adds to peers' memory by atomics, and signals='store' rules them out"
     agree(world, "all_reduce.atomic", problem, config, refused)
     flags = barrier_flags(world, "all_reduce", config.programs, "zeroed", "done")
@@ -109,7 +109,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _atomic_kernel[(config.programs,)](
             x, out, *flags, world.ctx, problem.numel, SIZE=problem.size,
-            BLOCK=config.block, TRACE=world.trace, num_warps=config.num_warps,
+            BLOCK=config.block, TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -134,7 +134,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _low_latency_kernel[(programs,)](
             _reduce.storage(x), _reduce.storage(out), boxes, epochs, world.ctx,
             problem.numel, stride, OP=op, SIZE=problem.size, BLOCK=config.block,
-            POLL=config.poll, TRACE=world.trace, num_warps=config.num_warps,
+            POLL=config.poll, TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -110,7 +110,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _one_shot_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), buffer, flags, epochs, world.ctx,
             problem.numel, stride, OP=op, SIZE=problem.size, BLOCK=config.block,
-            TRACE=world.trace, num_warps=config.num_warps,
+            TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

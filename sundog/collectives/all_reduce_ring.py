@@ -140,7 +140,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _ring_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), inbox, arrived, epochs, world.ctx,
             problem.numel, slice_numel, OP=op, SIZE=problem.size, BLOCK=config.block,
-            TRACE=world.trace, num_warps=config.num_warps,
+            TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -119,7 +119,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _two_shot_pull_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), reduced, flags, epochs, world.ctx,
             problem.numel, OP=op, SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
-            TRACE=world.trace, num_warps=config.num_warps,
+            TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -50,7 +50,7 @@ def _plan(world: World) -> Plan:
 
     def launch() -> None:
         _barrier_kernel[(1,)](
-            flags, epochs, world.ctx, SIZE=world.size, TRACE=world.trace, num_warps=1
+            flags, epochs, world.ctx, SIZE=world.size, TRACE=world.kernel_mode, num_warps=1
         )
 
     return Plan(world, f"{world.size} ranks", None, (flags, epochs), launch)

@@ -135,7 +135,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _gather_kernel[(config.programs,)](
                 source, result, *flags, world.ctx, source.numel(), problem.dst,
                 SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,
-                TRACE=world.trace, num_warps=config.num_warps,
+                TRACE=world.kernel_mode, num_warps=config.num_warps,
             )  # fmt: skip
         return out
 

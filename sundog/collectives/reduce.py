@@ -152,7 +152,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
             problem.numel * (world.rank == problem.dst), OP=op, SIZE=problem.size,
             BLOCK=_reduce.block_of(config, x.dtype, aligned),
-            ALIGNED=aligned, TRACE=world.trace, num_warps=config.num_warps,
+            ALIGNED=aligned, TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

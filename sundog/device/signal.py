@@ -13,10 +13,10 @@ The context's POLLS word bounds every wait. A wait that expires leaves a record 
 which ends all other waits of this rank at once. The kernel then continues; the host raises
 WaitTimeout and does not use what the kernel computed.
 
-TRACE is a constexpr that a launch sets to `world.trace`: the clock of trace points (trace.py), plus
-STORE if signals are stores. A link without native atomics loses a read-modify-write on a peer's
-word, but keeps a store. Every flag has one writer, so both forms do. `world.signal_form` says which
-one a world uses; without TRACE it is the atomic.
+TRACE is a constexpr that a launch sets to `world.kernel_mode`: the clock of trace points
+(trace.py), plus STORE if signals are stores. A link without native atomics loses a
+read-modify-write on a peer's word, but keeps a store. Every flag has one writer, so both forms do.
+Without TRACE a signal is the atomic.
 
 Gluon kernels call these functions too (through `gluon`). Only `signal_all` and `wait_all` make a
 tile, which needs a layout there.

@@ -193,7 +193,7 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
     nbytes = 2 * world.size * STRIP.value * config.tile_n * problem.dtype.itemsize
     ahead = 3 if strips > 2 * config.programs and nbytes <= gpu_limits.here().shared else 1
     return _gemm.constants(
-        Constants, size=world.size, owners=owners, ahead=ahead, trace=world.trace
+        Constants, size=world.size, owners=owners, ahead=ahead, trace=world.kernel_mode
     )
 
 

@@ -128,7 +128,7 @@ def gather(world: World, problem: Problem, programs: int, descriptors: bool = Tr
         _gather_kernel[(programs,)](
             tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
             BY_K=problem.shard == "k", ROWS=rows,
-            COLS=cols, HINT=hint, TRACE=world.trace,
+            COLS=cols, HINT=hint, TRACE=world.kernel_mode,
             num_warps=4 if rows * cols < most else 16,
         )  # fmt: skip
 

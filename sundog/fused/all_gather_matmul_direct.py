@@ -194,7 +194,7 @@ def arguments(
     shards = _gemm.constants(
         _Shards, size=problem.size, by_k=problem.shard == "k",
         per_shard=triton.cdiv(a.shape[1], config.tile_k), cols=problem.shard_shape[1],
-        own_first=config.own_first, hint=hint_of(a), trace=world.trace,
+        own_first=config.own_first, hint=hint_of(a), trace=world.kernel_mode,
     )  # fmt: skip
     flat = to is not None or _gemm.room_beside(config, a.itemsize, out.itemsize)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation, flat)

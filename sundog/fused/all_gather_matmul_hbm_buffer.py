@@ -224,7 +224,7 @@ def arguments(
         wide=_wide(problem, config, hint_of(a)), fetchers=config.fetchers,
         first_fetchers=config.first_fetchers or config.fetchers,
         most_fetchers=config.most_fetchers, stages=config.fetch_stages, ahead=_ahead(config, a),
-        hint=hint_of(a), trace=world.trace,
+        hint=hint_of(a), trace=world.kernel_mode,
     )  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 

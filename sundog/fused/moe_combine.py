@@ -161,7 +161,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         *alike, out = rest
         _combine_kernel[(config.programs,)](
             y, *alike, out, flags, world.ctx, out.shape[0], problem.hidden,
-            SHAPE=shape, BLOCK=block, TRACE=world.trace, num_warps=config.num_warps,
+            SHAPE=shape, BLOCK=block, TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

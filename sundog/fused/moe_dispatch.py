@@ -268,7 +268,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _send_kernel[(config.programs,)](
             source, ids, slots, counts, target, made, world.ctx, ids.numel(),
             problem.row // source.itemsize, SHAPE=shape, ALIGNED=aligned,
-            TRACE=world.trace, num_warps=config.num_warps,
+            TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

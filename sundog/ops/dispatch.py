@@ -156,7 +156,7 @@ def _identity(
         return (
             asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
             x.dtype, out.dtype, x.device, out.device, x.is_neg(), out.is_neg(),
-            world._backend.stream_number, plans.heap.num_calls, world.trace,
+            world._backend.stream_number, plans.heap.num_calls, world.kernel_mode,
             torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
         )  # fmt: skip
 

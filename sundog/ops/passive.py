@@ -35,7 +35,7 @@ def stand_in(world: World, ready: torch.Tensor, done: torch.Tensor, epochs: torc
     lanes = triton.next_power_of_2(max(num_ready, num_done))
     _stand_in_kernel[(1,)](
         ready, done, epochs, world.ctx, num_ready, num_done, SIZE=world.size, LANES=lanes,
-        TRACE=world.trace,
+        TRACE=world.kernel_mode,
     )  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def plan(world: sundog.World, problem: Problem, config: Config) -> Plan:
         _kernel[(config.programs,)](
             x, out, ready, done, epochs, world.ctx, problem.numel,
             SIZE=problem.size, LANES=triton.next_power_of_2(problem.size), BLOCK=config.block,
-            TRACE=world.trace, num_warps=config.num_warps,
+            TRACE=world.kernel_mode, num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

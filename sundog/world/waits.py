@@ -16,7 +16,7 @@ SIGNALS = ("atomic", "store")  # how a kernel sets a flag of a peer: device/sign
 
 
 def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:
-    """The form of a world's signals, for `world.trace`. "": stores if peers have no atomics."""
+    """The form of signals in `world.kernel_mode`. "": stores if peers have no atomics."""
     if (asked or SIGNALS[not has_atomics]) == "atomic":
         return 0
     is_amd = device.type == "cuda" and torch.version.hip is not None

@@ -72,7 +72,7 @@ class World:
         self.device, self.num_sms = backend.device, backend.num_sms
         self._target = target.key_of(backend.device)
         self.backend, self.passive, self.owns_gpu = backend.name, backend.passive, backend.owns_gpu
-        self.trace = signal_form(knobs.signals.get(), self.device, backend.has_atomics)
+        self.kernel_mode = signal_form(knobs.signals.get(), self.device, backend.has_atomics)
         self._backend = backend
         self._ranks, self._channel, self._heap = ranks, channel, heap
         self._closed = ""
@@ -303,7 +303,7 @@ class World:
         chosen = tuple(self._ranks[r] for r in members)
         channel = f"{self._channel}/{self._num_groups}"
         group = World(self._backend, chosen, channel, heap, self._memory.origin + arena.offset)
-        group.max_plans, group.trace = self.max_plans, self.trace
+        group.max_plans, group.kernel_mode = self.max_plans, self.kernel_mode
         self._memory.groups[arena.offset] = group
         group.barrier()  # nobody talks to a member whose context is not there yet
         return group

@@ -353,7 +353,7 @@ def test_traced_calls_have_their_trace(run: Run) -> None:
         for _ in range(3):
             call()
         assert len(world._plans.repeats) == 1
-        world.trace = 1
+        world.kernel_mode = 1
         call()
         assert len(world._plans.repeats) == 2
 

@@ -37,7 +37,7 @@ def by_stores(fn: Callable[[World], Any], is_amd: bool = False) -> Callable[[Wor
     form = signal.STORE_AMD if is_amd else signal.STORE
 
     def main(world: World) -> Any:
-        world.trace = form.value
+        world.kernel_mode = form.value
         return fn(world)
 
     return main
@@ -80,7 +80,7 @@ def pass_on(world: World) -> list[int]:
     x, seen = world.zeros((64,), torch.int64, "x"), world.zeros((64,), torch.int64, "seen")
     flag = world.signals(1, "flag")
     world.barrier()
-    _pass_on[(1,)](x, flag, seen, world.ctx, TRACE=world.trace)
+    _pass_on[(1,)](x, flag, seen, world.ctx, TRACE=world.kernel_mode)
     world.synchronize()
     found: list[int] = seen.tolist()
     return found
@@ -104,7 +104,7 @@ def test_a_world_is_asked_for_stores_by_an_argument_or_a_variable(
 ) -> None:
     def form(world: World) -> tuple[int, int]:
         half = world.group([0, 1])
-        return world.trace, half.trace if half else -1
+        return world.kernel_mode, half.kernel_mode if half else -1
 
     cpu = signal_form("store", torch.device("cpu"), True)
     assert sundog.run(form, 2, "sim", signals="store") == [(cpu, cpu)] * 2

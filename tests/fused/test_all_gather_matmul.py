@@ -381,7 +381,9 @@ def test_what_the_compilers_make_of_direct(arch: str) -> None:
         config = direct.default(problem, 16)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     a, b, out, words = _tensors(problem)
-    world = SimpleNamespace(ctx=words, trace=0, size=8, rank_stride=1 << 30, peer=lambda x, rank: x)
+    world = SimpleNamespace(
+        ctx=words, kernel_mode=0, size=8, rank_stride=1 << 30, peer=lambda x, rank: x
+    )
     flags = direct._Flags(words, words, words)
     arguments = direct.arguments(problem, config, a, b, out, None, flags, world)
     made = compiled(direct._direct_kernel, arch, arguments, options)
@@ -447,7 +449,7 @@ def test_a_product_over_nothing_fetches_nothing_and_compiles(shard: str) -> None
 def _arguments(problem: Problem, config: hbm_buffer.Config) -> tuple:
     a, b, out, words = _tensors(problem)
     buffer = torch.empty(problem.size - 1, *problem.shard_shape, dtype=BF16)
-    flags, world = Flags(*[words] * 5), SimpleNamespace(ctx=words, trace=0)
+    flags, world = Flags(*[words] * 5), SimpleNamespace(ctx=words, kernel_mode=0)
     return hbm_buffer.arguments(problem, config, a, buffer, b, out, None, flags, world)
 
 

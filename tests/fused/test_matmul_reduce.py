@@ -173,7 +173,7 @@ def test_strips_that_shared_memory_has_no_room_for(
 ) -> None:
     """16 ranks' strips of 256 columns take 262,144 bytes, and an H200 has 232,448 of them."""
     problem, config = Problem(8192, 4096, 1024, dtype, size), Config(64, tile_n, 16, programs=16)
-    world = SimpleNamespace(size=size, trace=0)
+    world = SimpleNamespace(size=size, kernel_mode=0)
     assert _matmul_reduce.constants(world, problem, config, 8192 // size).ahead == ahead
 
 
@@ -192,7 +192,7 @@ def test_what_the_compilers_make_of_the_default(arch: str, op: ModuleType) -> No
     out = tiles.view(torch.empty(8192, 4096, dtype=BF16))
     flags = op._Flags(*[words] * len(op._Flags._fields))
     rows = 8192 if op is one_shot else 1024
-    world = SimpleNamespace(size=problem.size, trace=0)
+    world = SimpleNamespace(size=problem.size, kernel_mode=0)
     constants = _matmul_reduce.constants(world, problem, config, rows)
     args = (x, y, out, None, inbox, flags, words, 1024, constants, shape)
     name = {one_shot: "one_shot", two_shot: "two_shot"}.get(op, "reduce_scatter")

@@ -58,7 +58,9 @@ def _meet(world: World) -> list[int]:
     times = torch.zeros(_MEETINGS, dtype=torch.int64, device=world.device)
     world.barrier()  # everybody's flags are zero
     lanes = triton.next_power_of_2(world.size)
-    _meet_kernel[(1,)](flags, times, world.ctx, MEETINGS=_MEETINGS, LANES=lanes, TRACE=world.trace)
+    _meet_kernel[(1,)](
+        flags, times, world.ctx, MEETINGS=_MEETINGS, LANES=lanes, TRACE=world.kernel_mode
+    )
     world.barrier()
     world.free(flags)
     return list(times.tolist())
@@ -101,7 +103,7 @@ class TraceRecording:
         ):
             world.ctx[word.value] = value
         is_hip = world.device.type == "cuda" and torch.version.hip is not None
-        self._world.trace |= (points.MEMREALTIME if is_hip else points.GLOBALTIMER).value
+        self._world.kernel_mode |= (points.MEMREALTIME if is_hip else points.GLOBALTIMER).value
         self._shift, self._clock = shift(world)
 
     def reset(self) -> None:
@@ -120,14 +122,14 @@ class TraceRecording:
         events = slots.reshape(self._programs, self._events, -1)[used]
         programs = np.repeat(np.arange(self._programs), counts)
         events[:, 0] -= self._shift
-        if world.trace & points.CLOCKS == points.MEMREALTIME.value:
+        if world.kernel_mode & points.CLOCKS == points.MEMREALTIME.value:
             events[:, 0] *= 10
         dropped = int(recorded.sum() - counts.sum())
         unit = "ns" if world.device.type == "cuda" else "accesses"
         return Raw(world.rank, _flag_base(world), programs, events, dropped, unit, self._clock)
 
     def close(self) -> None:
-        self._world.trace &= ~points.CLOCKS
+        self._world.kernel_mode &= ~points.CLOCKS
         self._world.free(self._buffer)
 
 

@@ -98,7 +98,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         late_kernel[(config.programs,)](
             x, out, flags, meet, epochs, world.ctx, problem.rounds,
             LANES=triton.next_power_of_2(problem.size), LATE=LATE_RANK, DELAY=DELAY,
-            TRACE=world.trace,
+            TRACE=world.kernel_mode,
         )  # fmt: skip
         return out
 
