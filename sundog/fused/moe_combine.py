@@ -1,8 +1,8 @@
 """MoE combine: every token's expert outputs, weighted and added, back on the token's rank.
 
 `y` has the experts' outputs where moe_dispatch put their tokens. Each rank reads its own from the
-peers' memory: nobody sends what is not asked for. The sum is in float32, in the order of top-k, so
-it has the same bits at every grid and replay.
+peers' memory: nobody sends what is not asked for. The sum is in float32 and in the order of the
+experts, whatever their order in top-k, so it has the same bits at every grid and replay.
 """
 
 from __future__ import annotations
@@ -79,15 +79,16 @@ def reference(
     shape = (problem.max_tokens, problem.hidden)
     if y[rank].is_meta:  # only its shape is asked for
         return y[rank].new_empty(shape)
-    out = torch.zeros(shape)
-    for token in range(problem.max_tokens):
-        for k in range(problem.topk):
-            expert = int(ids[rank][token, k])
-            if expert >= 0:
-                at = rank * problem.slots + int(slots[rank][token, k])
-                row = y[expert // problem.local][expert % problem.local, at].float().cpu()
-                out[token] += float(weights[rank][token, k]) * row
-    return out.to(problem.dtype).to(y[rank].device)
+    experts, order = ids[rank].long().sort(dim=1, stable=True)
+    at = rank * problem.slots + slots[rank].long().gather(1, order)
+    factors = weights[rank].gather(1, order)
+    out = torch.zeros(shape, device=y[rank].device)
+    for k in range(problem.topk):
+        for peer in range(problem.size):
+            token = (experts[:, k] // problem.local == peer).nonzero().flatten()
+            rows = y[peer][experts[token, k] % problem.local, at[token, k]].float()
+            out[token] += factors[token, k, None] * rows
+    return out.to(problem.dtype)
 
 
 class _Flags(NamedTuple):
@@ -130,23 +131,41 @@ def _combine_kernel(
 def _rows_of(y, ids, slots, weights, token, hidden, ctx, SHAPE: tl.constexpr):
     """Where a token's expert outputs are, and their weights; of what is no expert the weight is 0.
 
-    Once for all columns of the token.
+    In the order of the experts, and once for all columns of the token.
     """
     LOCAL: tl.constexpr = SHAPE[1] // SHAPE[0]
     TOPK: tl.constexpr = SHAPE[2]
     rank = tl.load(ctx + context.RANK)
+    first = token * TOPK
+    places = _places(ids + first, TOPK)
     rows, factors = (), ()
-    for k in tl.static_range(TOPK):
-        expert = tl.load(ids + token * TOPK + k).to(tl.int64)
-        weight = tl.load(weights + token * TOPK + k)
+    for place in tl.static_range(TOPK):
+        entry = first
+        for k in tl.static_range(TOPK):
+            entry += tl.where(places[k] == place, k, 0)
+        expert = tl.load(ids + entry).to(tl.int64)
+        weight = tl.load(weights + entry)
         is_expert = (expert >= 0) & (expert < SHAPE[1])
-        slot = tl.load(slots + token * TOPK + k, mask=is_expert, other=SHAPE[3])
+        slot = tl.load(slots + entry, mask=is_expert, other=SHAPE[3])
         is_there = slot < SHAPE[3]
         expert = tl.where(is_there, expert, 0)
         row = ((expert % LOCAL) * SHAPE[0] + rank) * SHAPE[3] + tl.where(is_there, slot, 0)
         rows = rows + (memory.translate(y + row * hidden, expert // LOCAL, ctx),)  # type: ignore[assignment]
         factors = factors + (tl.where(is_there, weight, 0.0),)  # type: ignore[assignment]
     return rows, factors
+
+
+@triton.jit
+def _places(ids, TOPK: tl.constexpr):
+    """Of each of a token's experts: how many come before it in their order."""
+    places = ()
+    for k in tl.static_range(TOPK):
+        expert, place = tl.load(ids + k), 0
+        for other in tl.static_range(TOPK):
+            than = tl.load(ids + other)
+            place += tl.where((than < expert) | ((than == expert) & (other < k)), 1, 0)
+        places = places + (place,)  # type: ignore[assignment]
+    return places
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

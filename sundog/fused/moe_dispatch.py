@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OP", "SYMMETRIC", "Config", "Handle", "Problem", "cases", "cost", "default", "inputs",
     "moe_dispatch", "plan", "random_ids", "reference", "slots_of", "space", "split", "unfit",
-    "valid",
+    "valid", "wrong",
 ]  # fmt: skip
 
 OP = "moe_dispatch"
@@ -149,31 +149,41 @@ def inputs(
 def slots_of(ids: torch.Tensor) -> torch.Tensor:
     """How many of the entries before each one have the same expert: what the kernel finds."""
     flat = ids.flatten()
-    same = (flat[:, None] == flat[None, :]).tril(-1)
-    return same.sum(1).to(torch.int32).view(ids.shape)
+    order = flat.argsort(stable=True)
+    by_expert = flat[order]
+    numbers = torch.arange(flat.numel(), device=ids.device)
+    slots = torch.empty_like(numbers)
+    slots[order] = numbers - torch.searchsorted(by_expert, by_expert)
+    return slots.to(torch.int32).view(ids.shape)
 
 
 def reference(
     problem: Problem, rank: int, x: list[torch.Tensor], ids: list[torch.Tensor], *_: Any
 ) -> torch.Tensor:
     """Bytes: counts by expert and source rank, then the tokens; slots without a token are zero."""
-    if x[rank].is_meta:  # only its shape is asked for
-        return x[rank].new_empty(problem.out_bytes, dtype=torch.uint8)
-    counts = torch.zeros(problem.local, problem.size, dtype=torch.int32)
-    room = (problem.local, problem.size, problem.slots, problem.hidden)
-    tokens = torch.zeros(room, dtype=problem.dtype)
+    out = x[rank].new_zeros(problem.out_bytes, dtype=torch.uint8)
+    if out.is_meta:  # only its shape is asked for
+        return out
+    counts, tokens = split(problem, out)
+    rooms = tokens.view(problem.local, problem.size, problem.slots, problem.hidden)
     for source, (rows, experts) in enumerate(zip(x, ids, strict=True)):
-        where = slots_of(experts.cpu())
-        for token, k in (experts.cpu() // problem.local == rank).nonzero().tolist():
-            expert = int(experts[token, k])
-            if expert >= 0:
-                tokens[expert % problem.local, source, where[token, k]] = rows[token].cpu()
-                counts[expert % problem.local, source] += 1
-    out = torch.zeros(problem.out_bytes, dtype=torch.uint8)
-    found, placed = split(problem, out)
-    found.copy_(counts)
-    placed.copy_(tokens.view(placed.shape))
-    return out.to(x[rank].device)
+        slots = slots_of(experts)
+        is_mine = (experts // problem.local == rank) & (slots < problem.slots)
+        token, k = is_mine.nonzero(as_tuple=True)
+        expert = experts[token, k].long() % problem.local
+        rooms[expert, source, slots[token, k].long()] = rows[token]
+        counts[:, source] = torch.bincount(expert, minlength=problem.local)
+    return out
+
+
+def wrong(problem: Problem, out: torch.Tensor, expected: torch.Tensor) -> int:
+    """Counts, and bytes in slots that hold a token, that are not those of `expected`."""
+    (counts, tokens), (wanted, rows) = split(problem, out), split(problem, expected)
+    is_used = torch.arange(problem.slots, device=out.device) < wanted[..., None]
+    shape = (problem.local, problem.size * problem.slots, problem.row)
+    differs = tokens.view(torch.uint8).view(shape) != rows.view(torch.uint8).view(shape)
+    differs &= is_used.view(problem.local, -1, 1)
+    return int((counts != wanted).sum().item() + differs.sum().item())
 
 
 def split(problem: Problem, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

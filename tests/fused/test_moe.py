@@ -73,6 +73,27 @@ def test_all_tokens_to_one_rank_and_to_one_expert(run: Run) -> None:
     assert run(main, 2) == [(True, [[0, 0], [0, 0]]), (True, [[0, 0], [8, 8]])]
 
 
+def test_the_sum_is_in_the_order_of_the_experts(run: Run) -> None:
+    """2^24 + 1 is 2^24 in float32, so the order shows. Expert 1 comes twice: in its order there."""
+    large = float(2**24)
+    cases = [  # experts, weights, sum
+        ([3, 0, 2], [1.0, large, -large], 1.0),
+        ([0, 2, 3], [1.0, large, -large], 0.0),
+        ([1, 0, 1], [large, 1.0, -large], 0.0),
+        ([1, 3, 1], [large, 1.0, -large], 1.0),
+        ([2, -1, 0], [1.0, 5.0, 2.0], 3.0),
+    ]
+
+    def main(world: World) -> list[float]:
+        x = torch.ones(len(cases), 8, device=world.device)
+        ids = torch.tensor([case[0] for case in cases], device=world.device)
+        weights = torch.tensor([case[1] for case in cases], device=world.device)
+        tokens, _, handle = moe_dispatch(world, x, ids, weights, experts=4)
+        return moe_combine(world, tokens.clone(), handle)[:, 7].tolist()
+
+    assert run(main, 2) == [[case[2] for case in cases]] * 2
+
+
 def test_fp8_tokens_arrive_with_their_scales(run: Run) -> None:
     def main(world: World) -> bool:
         torch.manual_seed(world.rank)
@@ -131,16 +152,21 @@ def test_a_graph_takes_new_routing_at_every_replay(run: Run) -> None:
 def test_what_does_not_fit_is_raised_and_the_world_goes_on(
     run: Run, ids: list[list[int]], sentence: str
 ) -> None:
-    """Rank 0 alone has too many tokens of an expert, or one that is none."""
+    """Rank 0 alone has too many tokens of an expert, or one that is none, and it alone raises.
+
+    The expert's rank gets what it has room for, and counts that.
+    """
+    sent = [ids.count([expert]) for expert in range(4)]
 
     def main(world: World) -> bool:
         x = torch.ones(3, 16, device=world.device)
         weights = torch.ones(3, 1, device=world.device)
         mine = torch.tensor(ids if world.rank == 0 else [[0], [1], [2]], device=world.device)
         with pytest.raises(WaitTimeout, match=sentence) if world.rank == 0 else nullcontext():
-            moe_dispatch(world, x, mine, weights, experts=4, capacity=2)
+            _, found, _ = moe_dispatch(world, x, mine, weights, experts=4, capacity=2)
             world.synchronize()
         world.barrier()
+        assert world.rank == 0 or found[:, 0].tolist() == [min(n, 2) for n in sent[2:]]
         some = torch.tensor([[2], [1], [0]], device=world.device)
         _, counts, _ = moe_dispatch(world, x, some, weights, experts=4, capacity=2)
         return bool(counts.tolist() == ([[1, 1], [1, 1]] if world.rank == 0 else [[1, 1], [0, 0]]))
