@@ -118,18 +118,25 @@ def open_world(
 
 
 def _shared_by(group: str, rank: int, size: int, store: Any) -> str:
-    """Return the name by which torch's symmetric memory knows a group; empty: the default group."""
+    """Return the name by which torch's symmetric memory knows a group; empty: the default group.
+
+    torch takes rank, size and store from what c10d has registered under that name, and forgets
+    all names with the default group: a world that is opened after that registers its own again.
+    """
     if not group:
         return ""
     name = f"sundog:{group}"
-    if name not in _shared:
-        _shared[name] = PerGroupStore(dist.PrefixStore("symmetric memory", store))
-        set_group_info = torch._C._distributed_c10d._SymmetricMemory.set_group_info
-        set_group_info(name, rank, size, _shared[name])
+    try:
+        dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    except RuntimeError:
+        counted = PerGroupStore(dist.PrefixStore("symmetric memory", store))
+        members = dist.ProcessGroup(counted, rank, size)
+        dist.distributed_c10d._register_process_group(name, members)  # type: ignore[arg-type]
+        _shared[name] = members, counted
     return name
 
 
-_shared: dict[str, PerGroupStore] = {}  # torch keeps no reference that Python could see
+_shared: dict[str, tuple[dist.ProcessGroup, PerGroupStore]] = {}  # c10d has weak references
 
 
 class SymmBackend:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from sundog.backends import symm
 from sundog.backends._rendezvous import Facts, Locality, check, locality
 from sundog.errors import RankMismatch
 
@@ -99,3 +102,34 @@ def test_memory_of_ranks_that_share_a_gpu_adds_up():
     later = {"free": 8 << 30, "overlap": True}  # seen after another process gave some back
     assert len(refused(on("A", **small), on("A", **later))) == 1, "what is surely free counts"
     check([on("A", free=1 << 30), on("B")])
+
+
+def test_torch_finds_the_members_of_a_part_of_a_job_by_name() -> None:
+    """Its symmetric memory resolves the name in c10d, as here, and uses what it finds there."""
+    inner = dist.HashStore()
+    for machine in (0, 1):
+        name = symm._shared_by(f"@{machine}", rank=1, size=2, store=inner)
+        members = dist.distributed_c10d._resolve_process_group(name)
+        assert (members.rank(), members.size()) == (1, 2)
+        members.get_group_store().set("Symmetric/7/1", f"of machine {machine}")
+        assert symm._shared_by(f"@{machine}", 1, 2, inner) == name, "a second world of the group"
+        store = dist.distributed_c10d._resolve_process_group(name).get_group_store()
+        assert store.get("Symmetric/7/1") == f"of machine {machine}".encode()
+        dist.distributed_c10d._unregister_process_group(name)
+    assert symm._shared_by("", 0, 1, inner) == "", "torch knows its default group"
+
+
+def test_names_are_registered_again_after_torch_forgot_them() -> None:
+    """Destroying the default group ends all groups, those of closed worlds too."""
+    resolve: Any = dist.distributed_c10d._resolve_process_group
+    for job in range(2):
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            name = symm._shared_by("tp", 0, 1, store)
+            resolve(name).get_group_store().set("Symmetric/0/0", f"job {job}")
+            assert store.num_keys() > 0, "torch's keys are in this job's store"
+        finally:
+            dist.destroy_process_group()
+        with pytest.raises(RuntimeError, match="Could not resolve"):
+            resolve(name)
