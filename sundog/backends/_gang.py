@@ -233,10 +233,7 @@ class Gang:
         if len(self._machine.hosts) == 1 and self._fits(flight):
             return self._begin(flight)  # there is nobody to wait for
         self._held.append(flight)
-        answer = self._machine.block(f"the other ranks, to launch {flight.prepared.name} together")
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        return self._machine.block(f"the other ranks, to launch {flight.prepared.name} together")
 
     def synchronize(self, streams: list[Any]) -> None:
         """In a host: wait for all that its rank launched, and for what is on these streams."""
@@ -269,9 +266,7 @@ class Gang:
         if all(event.query() for event in events):
             return
         self._waiters.append(Waiter(self._machine.host, events, to_load))
-        answer = self._machine.block(what)
-        if isinstance(answer, BaseException):
-            raise answer
+        self._machine.block(what)
 
     # in the hub, when no host can run
 
@@ -303,18 +298,16 @@ class Gang:
     def _give_up(self) -> None:
         """Let a rank whose own wait has expired say so now, not when a late rank's work has ended.
 
-        That is, where its host waits until nothing runs, or to launch together with the others.
+        That is, where its host waits for others: until nothing runs, to launch together, or at an
+        exchange. Its own kernels end by themselves.
         """
-        for waiter in [each for each in self._waiters if each.to_load]:
-            error = _expired(waiter.host)
+        alone = [waiter.host for waiter in self._waiters if not waiter.to_load]
+        for host in self._machine.hosts:
+            error = None if host.done or host in alone else _expired(host)
             if error is not None:
-                self._waiters.remove(waiter)
-                self._machine.wake(waiter.host, error)
-        for flight in list(self._held):
-            error = _expired(flight.host)
-            if error is not None:
-                self._held.remove(flight)
-                self._machine.wake(flight.host, error)
+                self._waiters = [waiter for waiter in self._waiters if waiter.host is not host]
+                self._held = [flight for flight in self._held if flight.host is not host]
+                self._machine.wake(host, error)
 
     def _may_start(self) -> bool:
         if not self._held or self._machine.ready or any(w.to_load for w in self._waiters):

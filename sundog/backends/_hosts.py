@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import PeerLost
+from ..errors import PeerLost, WaitTimeout
 from ..machine.launcher import current_machine
 from ..machine.machine import Machine
 from ..machine.tasks import Host
@@ -51,7 +51,12 @@ class Meeting:
             for host in self._waiting:
                 host.waits_for = waits_for
             self._waiting.append(machine.host)
-            everyone = machine.block(waits_for)
+            try:
+                everyone = machine.block(waits_for)
+            except WaitTimeout:  # it leaves; the others see it missing until it comes again
+                self._waiting.remove(machine.host)
+                del self._values[machine.host.rank]
+                raise
         else:
             everyone = [self._values[rank] for rank in self._ranks]
             waiting, self._waiting, self._values = self._waiting, [], {}

@@ -210,15 +210,18 @@ class Machine:
         self._to_hub()
 
     def block(self, waits_for: str, may_go_on: bool = False) -> Any:
-        """The host stops until `wake`, whose mail it gets; the text is for a deadlock report.
+        """The host stops until `wake`, whose mail it gets, or raises if that is an error.
 
-        `may_go_on`: or until nobody else can run.
+        `waits_for`: for a deadlock report. `may_go_on`: or until nobody else can run.
         """
         host = self.host
         host.waits_for, host.site, host.may_go_on = waits_for, caller_frame(), may_go_on
         self._to_hub()
         host.waits_for, host.may_go_on = "", False
-        return host.mail
+        mail, host.mail = host.mail, None
+        if isinstance(mail, BaseException):
+            raise mail
+        return mail
 
     def wake(self, host: Host, mail: Any = None) -> None:
         host.mail = mail

@@ -422,3 +422,30 @@ def test_a_rank_whose_wait_expired_does_not_wait_for_a_late_one(second):
         bench.launch(Kernel("m2"))
 
     assert Bench(first, main, loads).machine.failure is error
+
+
+@pytest.mark.timeout(10)
+def test_a_rank_whose_wait_expired_leaves_an_exchange_that_a_late_one_has_not_come_to():
+    """Rank 0's kernel ends when rank 1 has left. Then both meet, and see each other's new value."""
+    error = WaitTimeout("rank 0 owes the signal", WaitRecord(1, 0, "flags", 1, 0, 0))
+    reports = [error]
+
+    def expired() -> None:
+        while reports:  # once
+            raise reports.pop()
+
+    def first(bench: Bench) -> Any:
+        bench.launch(Kernel("k0", needs=("m1",), loaded=True))
+        bench.synchronize()
+        return bench.meeting.exchange("late", "barrier")
+
+    def second(bench: Bench) -> Any:
+        bench.launch(Kernel("k1", loaded=True))
+        bench.machine.host.on_drained = expired
+        with pytest.raises(WaitTimeout, match="rank 0 owes the signal"):
+            bench.meeting.exchange("a plan", "plan")
+        bench.launch(Kernel("m1", loaded=True))
+        return bench.meeting.exchange("again", "barrier")
+
+    hosts = Bench(first, second).check().machine.hosts
+    assert [host.result for host in hosts] == [["late", "again"]] * 2
