@@ -36,7 +36,7 @@ from ..device.context import SIZE
 from ..interpreter.interpreter import replaced
 from ..interpreter.rewrite import function_tree
 
-__all__ = ["ATOMICS", "Edit", "Mutant", "called", "mutants", "shifted"]
+__all__ = ["ATOMICS", "Edit", "Mutant", "called", "idle_atomics", "mutants", "shifted"]
 
 Edit = tuple[str, int, Callable[[], None]]  # words, line, and how it is carried out
 
@@ -123,6 +123,7 @@ def _all_edits(tree: ast.FunctionDef, seen: Seen, is_library: bool) -> Iterator[
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TRACE"
         for inner in ast.walk(node)
     }  # what is done for a trace orders nothing, and is not done in a check
+    recording |= {inner for node in _never_ran(tree, seen) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if node in recording:
             continue
@@ -133,10 +134,33 @@ def _all_edits(tree: ast.FunctionDef, seen: Seen, is_library: bool) -> Iterator[
             yield from _earlier_poll(node)
         for body in (getattr(node, name, None) for name in ("body", "orelse")):
             if isinstance(body, list):
-                yield from _dropped(body)
+                yield from _dropped(body, recording)
                 yield from _swapped(body)
                 yield from [] if is_library else _late_waits(body, recording)
     yield from [] if is_library else shifted(tree, recording)
+
+
+def _never_ran(tree: ast.FunctionDef, seen: Seen) -> Iterator[ast.stmt]:
+    """Yield the atomics that are statements and did not run, if it is known which did."""
+    ran = {line for line, *_ in seen}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call) or not ran:
+            continue
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        if called(node) in ATOMICS and _is_language(node.value) and ran.isdisjoint(lines):
+            yield node
+
+
+def idle_atomics(functions: list[JITFunction], used: Used) -> Iterator[str]:
+    """Say which atomics of the user's kernels did not run: no mutant is made of them."""
+    for function in functions:
+        if (function.fn.__module__ or "").startswith(("triton.", "sundog.device.")):
+            continue
+        path = function.fn.__code__.co_filename
+        here = {entry[1:] for entry in used if entry[0] == path}
+        for node in _never_ran(function_tree(function), here):
+            where = f"{relative(path)}:{node.lineno}"
+            yield f"{where}: {ast.unparse(node)} did not run, so no mutant is made of it"
 
 
 def _weaker(call: ast.Call, seen: Seen) -> Iterator[Edit]:
@@ -201,8 +225,10 @@ def _shift(expressions: list[ast.expr], place: int, how: ast.operator) -> None:
     expressions[place] = ast.fix_missing_locations(ast.copy_location(new, old))
 
 
-def _dropped(body: list[ast.stmt]) -> Iterator[Edit]:
+def _dropped(body: list[ast.stmt], skipped: Set[ast.AST]) -> Iterator[Edit]:
     for place, statement in enumerate(body):
+        if statement in skipped:
+            continue
         name = called(statement) if isinstance(statement, ast.Expr) else ""
         what = f"{ast.unparse(statement).splitlines()[0].removesuffix(':')}: dropped"
         is_poll = isinstance(statement, ast.While) and _polls(statement)

@@ -17,7 +17,7 @@ from sundog.tools._subject import expected
 from sundog.tools.check.mutation import find_mutants, mutate
 
 Run = Callable[..., list]
-ALGOS = tuple(algorithms("matmul_all_gather"))
+ALGOS = tuple(set(algorithms("matmul_all_gather")) - {"cublas"})  # it has no tiles: test_cublas.py
 SMALL = Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4, programs=2)
 
 

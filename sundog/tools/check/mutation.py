@@ -23,7 +23,7 @@ import torch
 
 from ...callsite import relative
 from ...checker.failures import ERROR, WRONG_RESULT
-from ...checker.mutants import Mutant, mutants
+from ...checker.mutants import Mutant, idle_atomics, mutants
 from ...checker.rules import OBJECTIONS
 from ...interpreter.interpreter import recorded
 from ...world.world import World
@@ -94,6 +94,7 @@ def find_mutants(
         report = check(fn, world_size, schedules=2, num_sms=num_sms, link=link)
     if not same(first.results, report.results):
         report.results = []  # they depend on the schedule, so they say nothing about a mutant
+    report.notes += idle_atomics(functions, report.atomics)
     return [*mutants(functions, report.atomics), *hosts], report
 
 
