@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 
@@ -105,3 +106,21 @@ def test_a_traced_wait_is_a_wait_and_its_record_is_nothing():
     assert sorted(words) == [dropped, *epochs]
     (kept,) = (m.tree for m in mutants([traced]) if m.what == dropped)
     assert ast.unparse(kept.body[0]) == "pass"
+
+
+@triton.jit
+def sometimes(flag, MORE: tl.constexpr):
+    tl.atomic_add(flag, 1, sem="release", scope="sys")
+    if MORE:
+        tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+def test_an_atomic_that_did_not_run_has_no_mutants_and_is_named():
+    def main(world):
+        sometimes[(1,)](world.zeros(1, torch.int32), False)
+
+    found, report = find_mutants(main, 1)
+    assert any("atomic_add" in mutant.what for mutant in found)
+    assert not any("atomic_xchg" in mutant.what for mutant in found)
+    (note,) = report.notes
+    assert "atomic_xchg(flag, 1, sem='release', scope='sys') did not run" in note
