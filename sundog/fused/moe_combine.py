@@ -8,6 +8,7 @@ experts, whatever their order in top-k, so it has the same bits at every grid an
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .. import gpu_limits
+from ..collectives._copy import random_tensor
 from ..device import context, memory, signal, trace
 from ..ops.dispatch import CallOptions, call
 from ..ops.op import Cost, Plan, agree, barrier_flags
@@ -62,13 +64,11 @@ def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
     """Outputs of this rank's experts; experts, slots and weights of its own tokens."""
-    torch.manual_seed(seed * 1000 + world.rank)
     shape = (problem.local, problem.size * problem.slots, problem.hidden)
-    y = world.empty(shape, problem.dtype, "y")
-    y.copy_(torch.randint(-8, 8, shape) if exact else torch.randn(shape))
+    y = random_tensor(world, math.prod(shape), problem.dtype, seed, exact).view(shape)
     ids = random_ids(world, problem, seed)
-    weights = torch.randint(1, 5, ids.shape).float() / 4 if exact else torch.rand(ids.shape)
-    return y, ids, slots_of(ids.cpu()).to(ids.device), weights.to(ids.device)
+    weights = (ids % 4 + 1).float() / 4
+    return y, ids, slots_of(ids), weights
 
 
 def reference(

@@ -23,6 +23,7 @@ from ..collectives.device_barrier import device_barrier
 from ..fused import _gemm, _matmul_reduce, all_gather_matmul_barrier, all_reduce_rms_norm
 from ..fused._call import fitting
 from ..world.world import World
+from .moe_baselines import MOE
 from .nccl import (
     Baseline,
     Call,
@@ -345,6 +346,7 @@ BASELINES: dict[str, dict[str, Baseline]] = {
     "gather": distributed("gather"),
     "scatter": distributed("scatter"),
     "reduce": distributed("reduce", _is_sum),
+    **MOE,
     "all_gather_matmul": {
         "our GEMM, A gathered": Baseline(_gathered, _is_plain),
         "torch.mm, A gathered": Baseline(_torch_gathered, _is_plain),

@@ -314,7 +314,7 @@ def _own(
         entry=entry, stored=stored(entry, kind),
         expected=_expected(world, name, problem, config, kind),
     )  # fmt: skip
-    return _Ready(row, Variant(called, calls))
+    return _Ready(row, Variant(called, calls), getattr(module, "wrong", Baseline.wrong))
 
 
 def _expected(world: World, name: str, problem: Any, config: Any, kind: str) -> float:

@@ -64,3 +64,26 @@ def test_baseline_gives_the_answer(op: str, name: str) -> None:
         return torch.equal(out, wanted)
 
     assert sundog.run(main, 2, "sim") == [True, True]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("op", ["moe_dispatch", "moe_combine"])
+def test_torch_sends_tokens_to_the_same_places(op: str) -> None:
+    """Of what is compared, that is: a dispatch may leave anything in slots without a token."""
+    module, baseline = find(op), BASELINES[op]["torch index, our all_to_all"]
+    problem = module.Problem(7, 24, torch.bfloat16, 2, 4, 3)
+
+    def main(world: sundog.World) -> tuple[int, int]:
+        given = module.inputs(world, problem, 0)
+        wanted = expected(world, module, problem, given)
+        out = world.empty(wanted.shape, wanted.dtype, "out").fill_(0x7B)
+        world.barrier()
+        baseline.make(world, problem, given, out)()
+        world.barrier()
+        good = baseline.wrong(problem, out, wanted)
+        out.view(-1)[: out.numel() // 2] += 1
+        return good, baseline.wrong(problem, out, wanted)
+
+    for good, bad in sundog.run(main, 2, "sim"):
+        assert good == 0
+        assert bad > 20
