@@ -104,7 +104,7 @@ class HostFunctions(TorchFunctionMode):
         if name in _METADATA or (name == "__getitem__" and _is_slicing(args[1])):
             return func(*args, **(kwargs or {}))
         host = self.machine.host
-        if host.recording is not None:
+        if host.recording is not None and not _is_our_op(func):
             return host.recording.torch_function(func, args, kwargs or {})
         self.machine.streams.drain(host.stream)
         result = func(*args, **(kwargs or {}))
@@ -135,6 +135,9 @@ class HostOperators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if _is_our_op(func):  # its host makes, fills and launches: each is seen, as in a plain call
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
         host = self.machine.host
         if host.recording is not None:
             return host.recording.operator(func, args, kwargs)
@@ -150,6 +153,12 @@ class HostOperators(TorchDispatchMode):
 def _tell_host(checker: Observer, host: Host, touched: Accessed) -> None:
     checker.streams.learn(host.stream, checker.streams.host(host.rank))
     tell(checker, host.stream, touched, caller_frame())
+
+
+def _is_our_op(func: Any) -> bool:
+    """Is this a collective as an op of torch (sundog/torch/library.py)?"""
+    name: str = getattr(func, "_name", "") or getattr(func, "_qualified_op_name", "")
+    return name.startswith("sundog::")
 
 
 def _is_ours(frame: FrameType) -> bool:

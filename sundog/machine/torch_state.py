@@ -14,6 +14,7 @@ rank left as it should be is not loaded.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import random
 import struct
 import sys
@@ -105,23 +106,55 @@ class ProcessState:
         set_compiler_stance(self._stance)
 
 
+_COMPILER = "torch._dynamo.eval_frame"
+_UNCOMPILED = "force_eager"
+
+
 def compiler_stance() -> Any:
-    """What torch.compiler.set_stance has set; None if nobody has imported the compiler."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    return None if compiler is None else compiler._stance
+    """What torch.compiler.set_stance has set, or what waits for an import of the compiler."""
+    compiler: Any = sys.modules.get(_COMPILER)
+    return _Import.stance if compiler is None else compiler._stance
 
 
 def set_compiler_stance(stance: Any) -> None:
     """As torch.compiler.set_stance, also while a compiled function runs. None: the default."""
-    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if compiler is not None:
-        compiler._stance = compiler.DynamoStance() if stance is None else stance
+    compiler: Any = sys.modules.get(_COMPILER)
+    if compiler is None:
+        _Import.stance = stance
+        if stance is not None and _IMPORT not in sys.meta_path:
+            sys.meta_path.insert(0, _IMPORT)
+    elif stance is None or stance == _UNCOMPILED:
+        compiler._stance = compiler.DynamoStance(stance or "default")
+    else:
+        compiler._stance = stance
 
 
 def uncompiled() -> Any:
     """The stance in which compiled functions run as they were written."""
-    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
-    return None if compiler is None else compiler.DynamoStance("force_eager")
+    return _UNCOMPILED
+
+
+class _Import:
+    """Sets the stance when the compiler is imported: a watched rank may be the first to use it."""
+
+    stance: Any = None
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != _COMPILER:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_set(module: Any) -> None:
+            execute(module)
+            set_compiler_stance(_Import.stance)
+
+        spec.loader.exec_module = execute_and_set
+        return spec
+
+
+_IMPORT: Any = _Import()
 
 
 def _current_stream() -> tuple[int, int, int]:
