@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -100,17 +101,10 @@ def _time_all(world: World) -> list[list[str]]:
         )  # fmt: skip
     rows = []
     for label, (make, make_other, given) in ways.items():
-        found = [_time_or_error(world, each, given) for each in (make, make_other)]
-        rows.append(_row(label, *found))
+        rows.append([label, *_compared(world, (make, make_other), given)])
         if world.rank == 0:
             print(" | ".join(rows[-1]), flush=True)  # what is there if a later one fails
     return rows
-
-
-def _row(label: str, call: float | str, other: float | str) -> list[str]:
-    if isinstance(call, str) or isinstance(other, str):
-        return [label, str(call), str(other), ""]
-    return [label, f"{1e6 * call:.1f}", f"{1e6 * other:.1f}", f"{1e6 * (call - other):.1f}"]
 
 
 def _compiled(call: Call, mode: str | None = None) -> Call:
@@ -127,26 +121,34 @@ def _captured(world: World, call: Call, x: Tensor) -> Call:
     return lambda x: graph.replay()
 
 
-def _time_or_error(world: World, make: Make, x: Tensor) -> float | str:
-    """The median seconds of a call on the slowest rank, or what it raised, on every rank."""
+def _compared(world: World, makers: tuple[Make, Make], x: Tensor) -> list[str]:
+    """The median of the call, of the empty op and of their difference, or what a rank raised.
+
+    Samples of the two alternate: what slows the machine down for a while then slows both.
+    """
     try:
-        mine = _time(world, make(), x)
+        mine = _time_in_turn(world, [make() for make in makers], x)
     except Exception as error:  # a row of the table, not the end of the others
-        return f"{type(error).__name__}: {error}"[:200]
-    everyone = world.exchange(mine, "times")
-    slowest = sorted(max(times) for times in zip(*everyone, strict=True))
-    return slowest[len(slowest) // 2]
+        return [f"{type(error).__name__}: {error}"[:200], "", ""]
+    slowest = [
+        [max(times) for times in zip(*each, strict=True)]
+        for each in zip(*world.exchange(mine, "times"), strict=True)
+    ]
+    over = [call - empty for call, empty in zip(*slowest, strict=True)]
+    return [f"{1e6 * median(times):.1f}" for times in (*slowest, over)]
 
 
-def _time(world: World, call: Call, x: Tensor) -> list[float]:
-    for _ in range(_WARM_UP):  # plans, compiles, records
-        call(x)
-    times = []
-    for _ in range(_SAMPLES):
-        world.barrier()
-        begin = time.perf_counter()
-        for _ in range(_IN_A_ROW):
+def _time_in_turn(world: World, calls: list[Call], x: Tensor) -> list[list[float]]:
+    for call in calls:
+        for _ in range(_WARM_UP):  # plans, compiles, records
             call(x)
-        times.append((time.perf_counter() - begin) / _IN_A_ROW)
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(_SAMPLES):
+        for call, taken in zip(calls, times, strict=True):
+            world.barrier()
+            begin = time.perf_counter()
+            for _ in range(_IN_A_ROW):
+                call(x)
+            taken.append((time.perf_counter() - begin) / _IN_A_ROW)
     world.synchronize()
     return times
