@@ -121,6 +121,8 @@ def timed(world: Any) -> list[dict[str, Any]]:
         ours = _median(world, partial(world.all_reduce, x))
         gloo = _median(world, partial(dist.all_reduce, host))
         rows.append({"numel": numel, "hierarchical_s": ours, "gloo_on_host_s": gloo})
+        if world.rank == 0:
+            print(f"timed: {rows[-1]}", file=sys.stderr, flush=True)
     return rows
 
 
@@ -136,11 +138,12 @@ def _median(world: Any, call: Callable[[], Any]) -> float:
 
 
 def _noted(world: Any, name: str, run: Callable[[], bool]) -> bool:
-    """Run a case; rank 0 says how long it took, so that a hang has a name."""
+    """Run a case; rank 0 says what it saw and how long it took, so that a hang has a name."""
     begin = time.monotonic()
     same = run()
     if world.rank == 0:
-        print(f"{name}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+        seen = "same" if same else "DIFFERENT"
+        print(f"{name}: {seen}, {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     return same
 
 
