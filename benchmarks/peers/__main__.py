@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .case import Case, Repair
+from .case import Case, Repair, repaired
+from .mutate import mutate_all
 from .one import NAMES, cases
 from .page import page
 
@@ -21,18 +20,25 @@ _SECONDS = 150  # for one case; the goal is 60
 
 
 def main(
-    checkouts: Annotated[list[str], typer.Argument(help="NAME=PATH or NAME=PATH@COMMIT")],
+    checkouts: Annotated[list[str], typer.Argument(help="NAME=PATH[@COMMIT], or results as JSON")],
     json_path: Annotated[str, typer.Option("--json", help="write the results to this file")] = "",
     page_path: Annotated[str, typer.Option("--page", help="write the page to this file")] = "",
+    mutate: Annotated[bool, typer.Option(help="try mutants of the kernels instead")] = False,
 ) -> None:
     """Run and check the kernels of these repositories, and try the repair of every finding."""
-    results = []
+    results: list[dict[str, Any]] = []
     for each in checkouts:
+        if each.endswith(".json"):
+            results += json.loads(Path(each).read_text())
+            continue
         name, _, place = each.partition("=")
         path, _, commit = place.partition("@")
         if name not in NAMES or not os.path.isdir(path):
             names = ", ".join(NAMES)
             raise typer.BadParameter(f"{each!r}: expected NAME=PATH, with NAME one of {names}")
+        if mutate:
+            results.append(mutate_all(name, path, commit))
+            continue
         results += [_result(name, path, commit, n) for n in range(len(cases(name).CASES))]
     if json_path:
         Path(json_path).write_text(json.dumps(results, indent=1) + "\n")
@@ -44,6 +50,8 @@ def main(
 
 def _is_ours(result: dict[str, Any]) -> bool:
     """Whether a failure is our fault: not if it has a finding, or a repair of theirs ends it."""
+    if "mutants" in result:
+        return bool(result["survived"])
     after = result["after repair"]
     mended = after is not None and not after["failures"]
     return bool(result["failures"]) and not result["findings"] and not mended
@@ -53,7 +61,10 @@ def _result(name: str, path: str, commit: str, number: int) -> dict[str, Any]:
     case: Case = cases(name).CASES[number]
     found = _run(name, path, number)
     bad = found["findings"] or found["failures"]
-    repairs = [_repaired(name, path, number, case)] if case.repairs and bad else []
+    after = None
+    if case.repairs and bad:
+        with repaired(path, cases(name).PACKAGE, case) as folder:
+            after = _run(name, folder, number)
     shown = [f["rule"] for f in found["findings"]]
     print(f"{name} {case.kernel}: {shown or 'clean'}, {found['seconds']} s", *found["failures"])
     return {
@@ -61,7 +72,7 @@ def _result(name: str, path: str, commit: str, number: int) -> dict[str, Any]:
         "world": case.world, "schedules": case.schedules, "note": case.note,
         "kernels": case.kernels, **found,
         "repairs": [_as_json(repair) for repair in case.repairs],
-        "after repair": repairs[0] if repairs else None,
+        "after repair": after,
     }  # fmt: skip
 
 
@@ -85,26 +96,6 @@ def _run(name: str, path: str, number: int) -> dict[str, Any]:
         return {**nothing, "failures": done.stderr.strip().splitlines()[-1:]}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
-
-
-def _repaired(name: str, path: str, number: int, case: Case) -> dict[str, Any]:
-    """Run the case on a copy of the checkout with its repairs made."""
-    package = cases(name).PACKAGE
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(path, package), Path(folder, package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
-        if not Path(folder, case.path).exists():  # a test, beside the package
-            shutil.copytree(Path(path, case.path).parent, Path(folder, case.path).parent)
-        for change in (change for repair in case.repairs for change in repair.changes):
-            file = Path(folder, change.path)
-            lines = file.read_text().splitlines(keepends=True)
-            line = lines[change.line - 1]
-            if change.old not in line:
-                raise ValueError(f"{change}: the line is {line.strip()!r}: another commit?")
-            lines[change.line - 1] = line.replace(change.old, change.new)
-            file.write_text("".join(lines))
-        return _run(name, folder, number)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,30 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["Case", "Repair", "Substitution", "alone", "checkout", "device", "group", "start"]
+__all__ = [
+    "Case",
+    "Repair",
+    "Substitution",
+    "alone",
+    "checkout",
+    "device",
+    "group",
+    "repaired",
+    "start",
+]
 
 
 @dataclass(frozen=True)
@@ -89,3 +103,23 @@ def alone(path: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def repaired(path: str, package: str, case: Case) -> Iterator[str]:
+    """Yield a copy of the checkout, as far as the case needs it, with its repairs made."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(path, package), Path(folder, package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        if not Path(folder, case.path).exists():  # a test, beside the package
+            shutil.copytree(Path(path, case.path).parent, Path(folder, case.path).parent)
+        for change in (change for repair in case.repairs for change in repair.changes):
+            file = Path(folder, change.path)
+            lines = file.read_text().splitlines(keepends=True)
+            line = lines[change.line - 1]
+            if change.old not in line:
+                raise ValueError(f"{change}: the line is {line.strip()!r}: another commit?")
+            lines[change.line - 1] = line.replace(change.old, change.new)
+            file.write_text("".join(lines))
+        yield folder

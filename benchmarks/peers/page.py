@@ -23,8 +23,9 @@ To check a kernel of your own: `sundog check script.py:main --torch --world 4`.
 """
 
 
-def page(results: list[dict[str, Any]]) -> str:
-    """Return the page: a table per repository, then every finding with its repair."""
+def page(given: list[dict[str, Any]]) -> str:
+    """Return the page: a table per repository, every finding with its repair, and the mutants."""
+    results = [each for each in given if "mutants" not in each]
     parts = [_HEAD, _made()]
     names = dict.fromkeys((each["repository"], each["commit"]) for each in results)
     parts.append("\n".join(_summary(results, names)))
@@ -33,7 +34,32 @@ def page(results: list[dict[str, Any]]) -> str:
         at = f" at `{commit[:10]}`" if commit else ""
         parts.append(f"## {repository}{at}\n\n" + "\n".join(_table(rows)))
         parts += ["\n".join(_findings(row)) for row in rows if row["findings"] or row["failures"]]
+    parts += ["\n".join(_mutants([each for each in given if "mutants" in each]))]
     return "\n\n".join(parts) + "\n"
+
+
+def _mutants(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "## Mutants of their synchronisation\n"
+    yield (
+        "`python -m benchmarks.peers --mutate` removes or weakens every synchronisation of a "
+        "kernel, one at a time, also in inline PTX and in calls of their own barriers. Kernels "
+        "with findings are repaired first. A mutant is killed when the checker objects to one "
+        "program. *Not needed*: explained below; the rate leaves these out.\n"
+    )
+    yield "| repository | mutants | killed | not needed | survived | rate |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        counts = row["mutants"], row["killed"], len(row["equivalent"]), len(row["survived"])
+        rate = row["killed"] / max(1, row["mutants"] - len(row["equivalent"]))
+        yield f"| {row['repository']} | {' | '.join(map(str, counts))} | {rate:.0%} |"
+    for row in rows:
+        yield ""
+        for name, why in row["equivalent"].items():
+            yield f"- {row['repository']}, not needed: `{name.replace('`', '')}`: {why}"
+        for name in row["survived"]:
+            yield f"- {row['repository']}, survived: `{name.replace('`', '')}`"
+        for why in row["failures"]:
+            yield f"- {row['repository']}, not tried: {why.splitlines()[0]}"
 
 
 def _made() -> str:

@@ -36,7 +36,10 @@ from ..device.context import SIZE
 from ..interpreter.interpreter import replaced
 from ..interpreter.rewrite import function_tree
 
-__all__ = ["ATOMICS", "Edit", "Mutant", "called", "idle_atomics", "mutants", "shifted"]
+__all__ = [
+    "ATOMICS", "NARROWED", "RELAXED", "Edit", "Mutant", "called", "idle_atomics", "mutants",
+    "shifted",
+]  # fmt: skip
 
 Edit = tuple[str, int, Callable[[], None]]  # words, line, and how it is carried out
 
@@ -47,9 +50,9 @@ _PEERS = {"signal": 1, "put_signal": 3}
 _FLAGS = {"signal": 0, "wait": 0, "put_signal": 2}
 _NUM_RANKS = f"_sundog.tl.load(ctx + {SIZE.value})"  # see `interpreter.rewrite`
 _MASKED = {"store", "put", "put_signal"} | ATOMICS
-_RELAXED = {"acquire": ["relaxed"], "release": ["relaxed"], "acq_rel": ["acquire", "release"]}
-_NARROWED = {"sys": ["gpu", "cta"], "gpu": ["cta"]}
-_WEAKER = {"sem": _RELAXED, "scope": _NARROWED}
+RELAXED = {"acquire": ["relaxed"], "release": ["relaxed"], "acq_rel": ["acquire", "release"]}
+NARROWED = {"sys": ["gpu", "cta"], "gpu": ["cta"]}
+_WEAKER = {"sem": RELAXED, "scope": NARROWED}
 _SIGNALS = {"signal", "signal_all", "put_signal"}
 _WAITS = {"wait", "wait_all"}
 _CTA_BARRIERS = {"debug_barrier", "barrier", "thread_barrier"}  # the latter two are Gluon's
