@@ -23,7 +23,8 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 
 from sundog.callsite import relative
-from sundog.checker.mutants import ATOMICS, NARROWED, RELAXED, Edit, Mutant, called, mutants
+from sundog.checker.mutants import _WEAKER as KINDS
+from sundog.checker.mutants import ATOMICS, Edit, Mutant, called, mutants
 from sundog.compat.cuda import provide
 from sundog.compat.rank import as_rank
 from sundog.interpreter.interpreter import recorded
@@ -37,6 +38,7 @@ __all__ = ["mutate_all"]
 
 _SCHEDULES, _SECONDS = 8, 300  # of one mutant; for one program
 _ASM = "inline_asm_elementwise"
+RELAXED, NARROWED = KINDS["sem"], KINDS["scope"]
 _WEAKER = {r"\.(acquire|release|acq_rel)\b": RELAXED, r"\.(sys|gpu)\b": NARROWED}
 _ORDERS = re.compile(r"\b(atom|red|st|fence|membar|bar)\.")
 

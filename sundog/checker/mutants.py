@@ -36,10 +36,7 @@ from ..device.context import SIZE
 from ..interpreter.interpreter import replaced
 from ..interpreter.rewrite import function_tree
 
-__all__ = [
-    "ATOMICS", "NARROWED", "RELAXED", "Edit", "Mutant", "called", "idle_atomics", "mutants",
-    "shifted",
-]  # fmt: skip
+__all__ = ["ATOMICS", "Edit", "Mutant", "called", "idle_atomics", "mutants", "shifted"]
 
 Edit = tuple[str, int, Callable[[], None]]  # words, line, and how it is carried out
 
@@ -50,9 +47,9 @@ _PEERS = {"signal": 1, "put_signal": 3}
 _FLAGS = {"signal": 0, "wait": 0, "put_signal": 2}
 _NUM_RANKS = f"_sundog.tl.load(ctx + {SIZE.value})"  # see `interpreter.rewrite`
 _MASKED = {"store", "put", "put_signal"} | ATOMICS
-RELAXED = {"acquire": ["relaxed"], "release": ["relaxed"], "acq_rel": ["acquire", "release"]}
-NARROWED = {"sys": ["gpu", "cta"], "gpu": ["cta"]}
-_WEAKER = {"sem": RELAXED, "scope": NARROWED}
+_RELAXED = {"acquire": ["relaxed"], "release": ["relaxed"], "acq_rel": ["acquire", "release"]}
+_NARROWED = {"sys": ["gpu", "cta"], "gpu": ["cta"]}
+_WEAKER = {"sem": _RELAXED, "scope": _NARROWED}
 _SIGNALS = {"signal", "signal_all", "put_signal"}
 _WAITS = {"wait", "wait_all"}
 _CTA_BARRIERS = {"debug_barrier", "barrier", "thread_barrier"}  # the latter two are Gluon's
@@ -144,13 +141,14 @@ def _all_edits(tree: ast.FunctionDef, seen: Seen, is_library: bool) -> Iterator[
 
 
 def _never_ran(tree: ast.FunctionDef, seen: Seen) -> Iterator[ast.stmt]:
-    """Yield the atomics that are statements and did not run, if it is known which did."""
+    """Yield the atomics that are statements, or give a name its value, and did not run."""
     ran = {line for line, *_ in seen}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call) or not ran:
+        if not isinstance(node, ast.Expr | ast.Assign) or not isinstance(node.value, ast.Call):
             continue
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        if called(node) in ATOMICS and _is_language(node.value) and ran.isdisjoint(lines):
+        is_atomic = called(node.value) in ATOMICS and _is_language(node.value)
+        if is_atomic and ran and ran.isdisjoint(lines):
             yield node
 
 
