@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_dynamo_compiling as is_tracing
 
 from ..ops.op import NoFormula
@@ -49,7 +50,7 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _has_grad(x: Any) -> bool:
     """Is this the usual tensor of a model in training? The collective would find out, but later."""
-    if type(x) not in _USUAL or not torch.is_grad_enabled():
+    if type(x) not in _USUAL or not torch.is_grad_enabled() or is_functorch_wrapped_tensor(x):
         return False
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
         return bool(x.requires_grad)
