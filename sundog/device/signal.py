@@ -31,13 +31,9 @@ from . import memory, trace
 from .context import FLAG_DELTAS, PER_PEER, POLLS, RANK, RECORD, SIZE, TAKEN
 
 __all__ = [
-    "STORE",
-    "STORE_AMD",
     "barrier_programs",
     "barrier_ranks",
     "put_signal",
-    "refuse",
-    "set_words",
     "signal",
     "signal_all",
     "translate",
