@@ -123,9 +123,9 @@ def _all_edits(tree: ast.FunctionDef, seen: Seen, is_library: bool) -> Iterator[
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TRACE"
         for inner in ast.walk(node)
     }  # what is done for a trace orders nothing, and is not done in a check
-    recording |= {inner for node in _never_ran(tree, seen) for inner in ast.walk(node)}
+    skipped = recording | {inner for node in _never_ran(tree, seen) for inner in ast.walk(node)}
     for node in ast.walk(tree):
-        if node in recording:
+        if node in skipped:
             continue
         if isinstance(node, ast.Call):
             yield from _weaker(node, seen)
@@ -134,10 +134,10 @@ def _all_edits(tree: ast.FunctionDef, seen: Seen, is_library: bool) -> Iterator[
             yield from _earlier_poll(node)
         for body in (getattr(node, name, None) for name in ("body", "orelse")):
             if isinstance(body, list):
-                yield from _dropped(body, recording)
+                yield from _dropped(body, skipped)
                 yield from _swapped(body)
-                yield from [] if is_library else _late_waits(body, recording)
-    yield from [] if is_library else shifted(tree, recording)
+                yield from [] if is_library else _late_waits(body, skipped)
+    yield from [] if is_library else shifted(tree, skipped)
 
 
 def _never_ran(tree: ast.FunctionDef, seen: Seen) -> Iterator[ast.stmt]:
