@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python scripts/report_shots.py docs/report
 
-Needs `make assets`, Debian's chromium, playwright and matplotlib's Pillow. The tests press the same
-tabs. Pictures get a palette: each is below 100 kB.
+Needs `make assets`, Debian's chromium, playwright and matplotlib's Pillow. A test makes the same
+pictures (tests/report/test_views.py). They get a palette: each is below 100 kB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "docs" / "measured" / "h200-all-reduce-8.json.xz"
@@ -62,19 +62,25 @@ def shoot(page: Page, view: str, out: Path) -> None:
     assert size < MOST_BYTES, path
 
 
-def main(out: Path) -> None:
+def shoot_all(browser: Browser, whole: Path, both: Path, out: Path) -> None:
+    """Make a picture of each view of the report, and one of the comparison."""
     out.mkdir(parents=True, exist_ok=True)
+    page = browser.new_page(viewport={"width": 1200, "height": 780})
+    page.set_default_timeout(90_000)  # the machine may have other work
+    for report in (whole, both):
+        page.goto(report.as_uri())
+        page.get_by_role("tablist").wait_for()
+        views = [tab.inner_text() for tab in page.get_by_role("tab").all()]
+        for view in views if report is whole else views[:1]:
+            shoot(page, view, out)
+    page.close()
+
+
+def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        whole, both = make_reports(Path(folder))
         chromium = shutil.which("chromium")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 780})
-        for report in (whole, both):
-            page.goto(report.as_uri())
-            page.get_by_role("tablist").wait_for()
-            views = [tab.inner_text() for tab in page.get_by_role("tab").all()]
-            for view in views if report is whole else views[:1]:
-                shoot(page, view, out)
+        shoot_all(browser, *make_reports(Path(folder)), out)
         browser.close()
 
 

@@ -169,3 +169,13 @@ def test_a_comparison_marks_what_got_better_and_worse(show: Show, tmp_path: Path
     better = changes.filter(has_text="race: relaxed release")
     assert better.inner_text().startswith("better")
     assert changes.filter(has_text="mine.py:main").inner_text().startswith("worse")
+
+
+def test_the_docs_have_a_picture_of_every_view(chromium: Any, tmp_path: Path) -> None:
+    """Made from real data, as those of docs/report are."""
+    import report_shots  # of scripts/; it needs playwright
+
+    report_shots.shoot_all(chromium, *report_shots.make_reports(tmp_path), tmp_path / "shots")
+    made, kept = tmp_path / "shots", ROOT / "docs" / "report"
+    assert len([*made.iterdir()]) == 8
+    assert {path.name for path in made.iterdir()} == {path.name for path in kept.iterdir()}
