@@ -32,6 +32,9 @@ def collect(
     data: Annotated[
         Path | None, typer.Option(help="a dataset, data/h200: its rows are not measured again")
     ] = None,
+    remeasure: Annotated[
+        int, typer.Option(min=0, help="measure this many rows of --data again: the noise")
+    ] = 0,
     clock: Annotated[str, typer.Option(help="gpu, or made-up: without a GPU, for tests")] = "gpu",
 ) -> None:
     """Measure kernels on the GPU of this machine and write rows to a folder."""
@@ -41,7 +44,11 @@ def collect(
 
     if clock not in ("gpu", "made-up"):
         raise typer.BadParameter(f"{clock!r}: expected gpu or made-up", param_hint="--clock")
-    options = Options(out, minutes, names or [], workers, configs, clock=clock, data=data)
+    if remeasure and data is None:
+        raise typer.BadParameter("expected --data too: whose rows?", param_hint="--remeasure")
+    options = Options(
+        out, minutes, names or [], workers, configs, clock=clock, data=data, remeasure=remeasure
+    )
     typer.echo(Collector(options).run())
 
 

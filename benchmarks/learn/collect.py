@@ -28,8 +28,8 @@ from sundog.tools._pool import Failure, Worker, finished, serve
 
 from .compile_ahead import Binary, Cell, compiler
 from .measure import MAX_SHARED, Measured, Unit, made_up, on_gpu
-from .plan import CONTROLS, units
-from .record import Records, known_rows
+from .plan import CONTROLS, known_units, units
+from .record import Records, known_cells, known_rows
 from .subject import key_of
 
 __all__ = ["Collector", "Options"]
@@ -52,6 +52,7 @@ class Options:
     again: float = 0.06  # part of the time for measuring earlier rows again
     clock: str = "gpu"
     data: Path | None = None  # a dataset: what it has is not measured again
+    remeasure: int = 0  # rows of `data` to measure again, and nothing else
     seed: int = 0
 
 
@@ -62,8 +63,7 @@ class Collector:
         """`measure` stands in for the GPU in tests."""
         self.begin = time.monotonic()
         self.records = Records(options.out)
-        known = self.records.known | (known_rows(options.data) if options.data else set())
-        self.waiting = deque(units(options.names, known, options.configs))
+        self.waiting = deque(_planned(options, self.records.known))
         self.waiting.extendleft([control] for control in reversed(CONTROLS))
         self.ready: deque[Unit] = deque()
         self.controls: list[Unit] = []
@@ -202,6 +202,13 @@ class Collector:
                 f"{found['gpu_busy']:.0%}, {found['counts']}",
                 flush=True,
             )
+
+
+def _planned(options: Options, known: set[str]) -> list[list[Cell]]:
+    if options.data and options.remeasure:
+        return known_units(known_cells(options.data), options.remeasure, options.seed)
+    known = known | (known_rows(options.data) if options.data else set())
+    return units(options.names, known, options.configs)
 
 
 def _repeated(unit: Unit, number: int) -> Unit:

@@ -6,14 +6,16 @@ comes before the second of any. Binaries that serve few shapes come less often.
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from .compile_ahead import Cell, cell_key
 from .kernels import SUBJECTS
 from .subject import Config, Subject, Task
 
-__all__ = ["CONTROLS", "units"]
+__all__ = ["CONTROLS", "known_units", "units"]
 
 CONTROLS = (
     Cell("matmul", "bfloat16", {"m": 2048, "n": 4096, "k": 2048, "layout": "nn"},
@@ -33,6 +35,16 @@ def units(names: Sequence[str], known: Collection[str], most: int) -> list[list[
     ranked.sort(key=lambda pair: pair[0])
     left = [[cell for cell in cells if cell_key(cell) not in known] for _, cells in ranked]
     return [cells for cells in left if cells]
+
+
+def known_units(cells: Sequence[Cell], count: int, seed: int = 0) -> list[list[Cell]]:
+    """Draw cells that were measured before; return them as repeats, by binary."""
+    drawn = random.Random(seed).sample(cells, min(count, len(cells)))
+    by_key: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+    for cell in drawn:
+        key = (cell.name, cell.dtype, cell.task.binary_key(cell.config))
+        by_key[key].append(replace(cell, repeat=1))
+    return list(by_key.values())
 
 
 def _of(subject: Subject, most: int) -> list[tuple[tuple[float, str], list[Cell]]]:

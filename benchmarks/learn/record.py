@@ -10,7 +10,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +21,16 @@ from sundog.dataset.shards import load
 from .compile_ahead import Binary, Cell, cell_key
 from .measure import Measured
 
-__all__ = ["Records", "cell_of", "known_rows", "occupancy", "read_lines", "read_rows", "read_xz"]
+__all__ = [
+    "Records",
+    "cell_of",
+    "known_cells",
+    "known_rows",
+    "occupancy",
+    "read_lines",
+    "read_rows",
+    "read_xz",
+]
 
 _CHUNK = 600  # texts of IR that are compressed together
 _ROWS = 4000  # rows, likewise
@@ -159,9 +168,16 @@ def cell_of(row: dict[str, Any]) -> Cell:
 
 def known_rows(folder: Path) -> set[str]:
     """Return the keys of the cells that a dataset's shards have."""
-    rows = load(folder).tasks[["kernel", "dtype", "shape", "config"]].to_dict("records")
+    return {cell_key(cell) for cell in known_cells(folder, load(folder).tasks.status.unique())}
+
+
+def known_cells(folder: Path, statuses: Collection[str] = ("ok",)) -> list[Cell]:
+    """Return the cells that a dataset's shards have, of rows that ended like this."""
+    tasks = load(folder).tasks
+    chosen = tasks[tasks.status.isin(list(statuses))]
+    rows = chosen[["kernel", "dtype", "shape", "config"]].to_dict("records")
     read = ({**row, **{n: json.loads(row[n]) for n in ("shape", "config")}} for row in rows)
-    return {cell_key(cell_of(row)) for row in read}
+    return [cell_of(row) for row in read]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from benchmarks.learn.collect import Collector, Options
 from benchmarks.learn.compile_ahead import Cell, cell_key, plain_text
 from benchmarks.learn.kernels import SUBJECTS
 from benchmarks.learn.measure import Measured, Unit, made_up
-from benchmarks.learn.plan import CONTROLS, units
+from benchmarks.learn.plan import CONTROLS, known_units, units
 from benchmarks.learn.record import Records, cell_of, occupancy, read_lines, read_rows, read_xz
 from benchmarks.learn.subject import Task, shape_kind
 
@@ -71,6 +71,16 @@ def test_a_plan_that_is_cut_has_every_kernel() -> None:
     keys = [cell_key(cell) for cells in planned for cell in cells]
     assert len(keys) == len(set(keys))
     assert len(units([], set(keys[:100]), 4)) < len(planned)
+
+
+def test_rows_that_are_measured_again_are_drawn_from_what_was_measured() -> None:
+    known = [cell for cells in units(["swiglu"], set(), 4) for cell in cells]
+    again = known_units(known, 9)
+    keys = [cell_key(cell) for cells in again for cell in cells]
+    assert len(keys) == len(set(keys)) == 9
+    assert set(keys) < {cell_key(cell) for cell in known}
+    assert {cell.repeat for cells in again for cell in cells} == {1}
+    assert known_units(known, 9) == again, "a draw that can be repeated"
 
 
 def test_shapes_that_triton_specialises_apart_have_binaries_of_their_own() -> None:
