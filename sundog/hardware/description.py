@@ -12,6 +12,7 @@ floating-point operations per second, `_bytes` is bytes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -125,6 +126,13 @@ def read(name: str) -> Hardware:
             f"machine {name!r} is not known; there are: {', '.join(known())}. A path that ends "
             "in .json is read as a file, and `sundog calibrate` writes one."
         )
+    status = path.stat()
+    return _read(path, status.st_mtime_ns, status.st_ino)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, mtime: int, inode: int) -> Hardware:
+    """Read a file once until it changes: every new plan asks for its machine."""
     try:
         data = json.loads(path.read_text())
     except ValueError as error:

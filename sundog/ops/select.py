@@ -237,13 +237,25 @@ def _comparable(
 ) -> list[tuple[tuple[float, float], int, Entry]]:
     """Entries that differ in sizes, dtype and operator only: distance, work, entry."""
     found = []
-    for entry in entries(here.target):
-        if entry.op != op or entry.num_sms not in (0, here.num_sms):
-            continue
-        other = _made(module.Problem, {k: _parsed(v) for k, v in entry.problem.items()})
-        distance = None if other is None else _distance(problem, other)
-        if distance is not None:
-            found.append((distance, _work(module, other), entry))
+    for other, work, entry in _measured(_versions(here.target), op, module):
+        if entry.num_sms in (0, here.num_sms):
+            distance = _distance(problem, other)
+            if distance is not None:
+                found.append((distance, work, entry))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _measured(
+    versions: tuple[Version | None, ...], op: str, module: ModuleType
+) -> list[tuple[Any, int, Entry]]:
+    """An algorithm's entries: problem, work, entry. Every new plan asks; files rarely change."""
+    found = []
+    for entry in _overlaid(versions):
+        if entry.op == op:
+            problem = _made(module.Problem, {k: _parsed(v) for k, v in entry.problem.items()})
+            if problem is not None:
+                found.append((problem, _work(module, problem), entry))
     return found
 
 
@@ -328,12 +340,26 @@ class Entry:
     num_sms: int = 0  # of each rank; 0: it is not known, and counts for all
 
 
+class Version(NamedTuple):
+    """A file as it is now: what was read from it holds until it changes."""
+
+    path: str
+    mtime: int
+    inode: int
+
+
 def entries(target: str) -> tuple[Entry, ...]:
     """Read what was measured on a target: the package's entries, then the user's, which win."""
-    found: dict[tuple, Entry] = {}
-    for path in (package_file(target), user_file(target)):
-        for entry in read_entries(path):
-            found[key_of(entry)] = entry
+    return _overlaid(_versions(target))
+
+
+def _versions(target: str) -> tuple[Version | None, ...]:
+    return _version(package_file(target)), _version(user_file(target))
+
+
+@functools.lru_cache(maxsize=16)
+def _overlaid(versions: tuple[Version | None, ...]) -> tuple[Entry, ...]:
+    found = {key_of(entry): entry for each in versions if each for entry in _read(*each)}
     return tuple(found.values())
 
 
@@ -372,26 +398,38 @@ def key_of(entry: Entry) -> tuple[str, str, int]:
     return entry.op, json.dumps(entry.problem, sort_keys=True), entry.num_sms
 
 
+@functools.cache
 def package_file(target: str) -> Path:
     return Path(__file__).parent.parent / "targets" / f"{target}.json"
 
 
 def user_file(target: str) -> Path:
+    return _file_in(os.path.expanduser(knobs.cache.get()), target)
+
+
+@functools.cache
+def _file_in(cache: str, target: str) -> Path:
     versions = f"torch-{torch.__version__}-triton-{triton.__version__}"
-    return Path(knobs.cache.get()).expanduser() / versions / f"{target}.json"
+    return Path(cache) / versions / f"{target}.json"
 
 
-def read_entries(path: Path) -> tuple[Entry, ...]:
-    if not os.path.exists(path):  # also if its folder may not be looked into, as another's home
-        return ()
-    status = path.stat()
-    return _read(path, status.st_mtime_ns, status.st_ino)
+def read_entries(path: Path | str) -> tuple[Entry, ...]:
+    version = _version(path)
+    return _read(*version) if version else ()
+
+
+def _version(path: Path | str) -> Version | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # also if its folder may not be looked into, as another's home
+        return None
+    # The inode, too: two files that replace each other in one tick of the clock have one time.
+    return Version(str(path), status.st_mtime_ns, status.st_ino)
 
 
 @functools.lru_cache(maxsize=16)
-def _read(path: Path, mtime: int, inode: int) -> tuple[Entry, ...]:
-    # The inode, too: two files that replace each other in one tick of the clock have one time.
+def _read(path: str, mtime: int, inode: int) -> tuple[Entry, ...]:
     try:
-        return tuple(Entry(**each) for each in json.loads(path.read_text()))
+        return tuple(Entry(**each) for each in json.loads(Path(path).read_text()))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: not a list of measurements ({error}); remove it") from None

@@ -209,6 +209,16 @@ def test_the_users_entries_win_and_new_ones_are_read() -> None:
     assert sorted(e.seconds for e in entries(GPU)) == [2e-6, 7e-6]
 
 
+def test_a_file_is_worked_through_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(*[entry("push", 1 << power, power) for power in range(20)])
+    seen: list[Entry] = []
+    key_of = store.key_of
+    monkeypatch.setattr(store, "key_of", lambda each: seen.append(each) or key_of(each))
+    for numel in range(1, 20):  # each is a new plan of a serving loop
+        chosen(numel)
+    assert len(seen) == 20
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"op": "all_gather.push"}]', '{"op": 1}'])
 def test_a_file_that_is_none_is_named(text: str) -> None:
     path = user_file(GPU)
