@@ -7,13 +7,18 @@ Every process counts itself as on the machine that its number says, so each grou
 kernels of its own, and data between the groups goes through host memory and gloo. Results are
 compared with gloo's, bit by bit: reductions on whole numbers, which no order rounds. Times are of
 this arrangement alone: one GPU and one host do the work of all.
+
+OUT.json is written again after each step. If the time is over, every rank writes its threads'
+stacks into OUT.json.rankN, and they are printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +44,7 @@ _NUMEL = 48_000  # of a tensor that is compared
 _TIMED = (1 << 16, 1 << 22)  # elements of bfloat16
 _SAMPLES = 7
 _HEAP = 128 << 20  # bytes of a rank
+_TIMEOUT = 30.0
 
 
 def cases(world: Any) -> dict[str, Callable[[], bool]]:
@@ -112,18 +118,13 @@ def _refused(world: Any) -> bool:
     return False
 
 
-def timed(world: Any) -> list[dict[str, Any]]:
+def timed(world: Any, numel: int) -> dict[str, Any]:
     """Median seconds of an all_reduce over all ranks, hierarchical and by gloo alone."""
-    rows = []
-    for numel in _TIMED if world.device.type == "cuda" else _TIMED[:1]:
-        x = torch.ones(numel, dtype=torch.bfloat16, device=world.device)
-        host = x.cpu()
-        ours = _median(world, partial(world.all_reduce, x))
-        gloo = _median(world, partial(dist.all_reduce, host))
-        rows.append({"numel": numel, "hierarchical_s": ours, "gloo_on_host_s": gloo})
-        if world.rank == 0:
-            print(f"timed: {rows[-1]}", file=sys.stderr, flush=True)
-    return rows
+    x = torch.ones(numel, dtype=torch.bfloat16, device=world.device)
+    host = x.cpu()
+    ours = _median(world, partial(world.all_reduce, x))
+    gloo = _median(world, partial(dist.all_reduce, host))
+    return {"numel": numel, "hierarchical_s": ours, "gloo_on_host_s": gloo}
 
 
 def _median(world: Any, call: Callable[[], Any]) -> float:
@@ -137,37 +138,77 @@ def _median(world: Any, call: Callable[[], Any]) -> float:
     return sorted(seconds)[len(seconds) // 2]
 
 
-def _noted(world: Any, name: str, run: Callable[[], bool]) -> bool:
-    """Run a case; rank 0 says what it saw and how long it took, so that a hang has a name."""
-    begin = time.monotonic()
-    same = run()
-    if world.rank == 0:
-        seen = "same" if same else "DIFFERENT"
-        print(f"{name}: {seen}, {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
-    return same
+class Report:
+    """What rank 0 writes: the file is whole after each step, so that a hang has a place."""
+
+    def __init__(self, arguments: argparse.Namespace, rank: int, size: int) -> None:
+        self.is_writer, self._size, self._path = rank == 0, size, Path(arguments.out)
+        self._begin = time.monotonic()
+        self.content: dict[str, Any] = {
+            "kind": "nodes", "machine": machine(), "backend": arguments.backend,
+            "nodes": arguments.nodes, "ranks": size // arguments.nodes, "between": "gloo",
+            "same": [], "wrong": {}, "times": [], "is_done": False,
+        }  # fmt: skip
+
+    def case(self, name: str, run: Callable[[], bool]) -> None:
+        """Run a case on every rank, and note on which of them gloo has other bits."""
+        self.say(f"{name} ...")
+        verdicts = [torch.zeros(1) for _ in range(self._size)]
+        dist.all_gather(verdicts, torch.tensor([float(run())]))
+        wrong = [rank for rank, same in enumerate(verdicts) if not same]
+        if wrong:
+            self.content["wrong"][name] = wrong
+        else:
+            self.content["same"].append(name)
+        self.say(f"{name}: {f'DIFFERENT on ranks {wrong}' if wrong else 'same on all ranks'}")
+
+    def time(self, world: Any, numel: int) -> None:
+        self.say(f"all_reduce of {numel} ...")
+        self.content["times"].append(timed(world, numel))
+        self.say(f"{self.content['times'][-1]}")
+
+    def say(self, text: str) -> None:
+        if self.is_writer:
+            self._path.write_text(json.dumps(self.content, indent=1))
+            print(f"{time.monotonic() - self._begin:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def rank_main(arguments: argparse.Namespace) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
-    node = rank // (size // arguments.nodes)
-    where = Locality(f"machine{node}", f"boot{node}", "pids")
-    module = load(arguments.backend)
-    with open_world(members_of(None, None, None, 60.0), module, _HEAP, 60.0, where) as world:
-        assert (world.node, world.num_nodes) == (node, arguments.nodes), world
-        results = {name: _noted(world, name, run) for name, run in cases(world).items()}
-        times = timed(world)
-        results["capture is refused"] = _noted(world, "capture", lambda: _refused(world))
-        everyone = world.exchange([name for name, same in results.items() if not same])
-    if rank == 0:
-        content = {
-            "kind": "nodes", "machine": machine(), "backend": arguments.backend,
-            "nodes": arguments.nodes, "ranks": size // arguments.nodes, "between": "gloo",
-            "same": sorted(name for name in results if not any(name in each for each in everyone)),
-            "wrong": {r: each for r, each in enumerate(everyone) if each}, "times": times,
-        }  # fmt: skip
-        Path(arguments.out).write_text(json.dumps(content, indent=1))
-    dist.destroy_process_group()
+    with open(_stacks(arguments, rank), "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+        dist.init_process_group("gloo")
+        report = Report(arguments, rank, size)
+        report.say("opening the world ...")
+        node = rank // (size // arguments.nodes)
+        where = Locality(f"machine{node}", f"boot{node}", "pids")
+        members, module = members_of(None, None, None, _TIMEOUT), load(arguments.backend)
+        with open_world(members, module, _HEAP, _TIMEOUT, where) as world:
+            assert (world.node, world.num_nodes) == (node, arguments.nodes), world
+            _share(world, arguments.nodes)
+            measure(world, report)
+        report.content["is_done"] = True
+        report.say("closed the world")
+        dist.destroy_process_group()
+
+
+def _share(world: Any, nodes: int) -> None:
+    """Leave the other groups their SMs.
+
+    Machines have GPUs of their own, and a world counts the ranks of its machine alone: each group
+    would fill the GPU. Programs that fill an SM then have no place while others wait for them.
+    """
+    backend = world.local._backend
+    backend.num_sms = max(backend.num_sms // nodes, 1)
+
+
+def measure(world: Any, report: Report) -> None:
+    report.say(f"open: {world!r}, {world.local._backend.num_sms} SMs a rank")
+    for name, run in cases(world).items():
+        report.case(name, run)
+    report.case("capture is refused", lambda: _refused(world))
+    for numel in _TIMED if world.device.type == "cuda" else _TIMED[:1]:
+        report.time(world, numel)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -189,6 +230,7 @@ def main(arguments: argparse.Namespace) -> int:
         codes = [each.wait(max(deadline - time.monotonic(), 0.1)) for each in started]
     except subprocess.TimeoutExpired:
         print(f"not done after {arguments.seconds:g} s", file=sys.stderr)
+        _show_stacks(arguments, started)
         return 1
     finally:
         for each in started:
@@ -196,7 +238,24 @@ def main(arguments: argparse.Namespace) -> int:
     if any(codes):
         print(f"exit statuses of the ranks: {codes}", file=sys.stderr)
         return 1
+    for rank in range(size):
+        os.remove(_stacks(arguments, rank))
     return _print(json.loads(Path(arguments.out).read_text()))
+
+
+def _stacks(arguments: argparse.Namespace, rank: int) -> str:
+    return f"{arguments.out}.rank{rank}"
+
+
+def _show_stacks(arguments: argparse.Namespace, started: list[subprocess.Popen]) -> None:
+    """Let the ranks that still run write their stacks, and print the main thread's of each."""
+    running = [rank for rank, each in enumerate(started) if each.poll() is None]
+    for rank in running:
+        started[rank].send_signal(signal.SIGUSR1)
+    time.sleep(1)
+    for rank in running:
+        threads = Path(_stacks(arguments, rank)).read_text().split("\n\n")
+        print(f"rank {rank}: {threads[-1]}", file=sys.stderr)
 
 
 def _print(content: dict[str, Any]) -> int:
@@ -205,9 +264,9 @@ def _print(content: dict[str, Any]) -> int:
     for row in content["times"]:
         ours, gloo = 1e3 * row["hierarchical_s"], 1e3 * row["gloo_on_host_s"]
         print(f"all_reduce of {row['numel']} bfloat16: {ours:.2f} ms, gloo on the host {gloo:.2f}")
-    for rank, names in content["wrong"].items():
-        print(f"WRONG on rank {rank}: {', '.join(names)}")
-    return 1 if content["wrong"] else 0
+    for name, ranks in content["wrong"].items():
+        print(f"WRONG: {name} on ranks {ranks}")
+    return 1 if content["wrong"] or not content["is_done"] else 0
 
 
 def _arguments() -> argparse.Namespace:
