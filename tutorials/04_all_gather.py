@@ -93,7 +93,7 @@ def main(world: sundog.World, n: int = 5000, programs: int = 4) -> torch.Tensor:
     # ## Comparison with torch, and with sundog's own
     #
     # `world.all_gather` has the semantics of `torch.distributed.all_gather_into_tensor`. It takes
-    # any contiguous tensor, chooses an algorithm and a config, and can be captured in a CUDA
+    # any tensor, chooses an algorithm and a config, and can be captured in a CUDA
     # graph.
 
     expected = torch.cat(world.exchange(x.cpu()))

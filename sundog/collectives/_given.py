@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..ops.dispatch import AsyncHandle, check_contiguous
+from ..ops.dispatch import AsyncHandle, check_contiguous, packed
 
 __all__ = ["by_views", "has_views", "name_of"]
 
@@ -33,7 +33,8 @@ def by_views(
 ) -> Any:
     """Call a reduction on complex numbers as pairs of real ones."""
     name = reduce.__name__
-    check_contiguous(name, x=x, out=out)
+    x = packed(world, name, x, more.get("explain", False))
+    check_contiguous(name, out=out)
     if out is not None and out.dtype != x.dtype:
         raise ValueError(f"{name}: x is of {x.dtype} and out of {out.dtype}; they must be the same")
     room = None if out is None else torch.view_as_real(out)

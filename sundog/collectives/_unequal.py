@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import RankMismatch
-from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_contiguous, check_out, on_stream
+from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_out, on_stream, packed
 from ..ops.op import Plan
 from ._copy import Config, wrong_programs
 from ._mailbox import Mail, default_mail, messages
@@ -32,7 +32,7 @@ def gather_unequal(
     options: CallOptions,
 ) -> Any:  # fmt: skip
     """The ranks' tensors along the first dimension, of which rank r has splits[r] rows."""
-    check_contiguous("all_gather", x=x)
+    x = packed(world, "all_gather", x, options.explain)
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
     _check_splits(world, splits, rows)
     if out is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
 from ..ops.op import Cost
 from ._copy import random_tensor
 
@@ -77,7 +77,7 @@ def all_gather(
         return gather_unequal(world, x, out, splits, options)
     if repeated(world, asked, x, out, options):
         return out
-    check_contiguous("all_gather", x=x)
+    x = packed(world, "all_gather", x, explain)
     if out is None:
         shape = (world.size * x.shape[0], *x.shape[1:]) if x.dim() else (world.size,)
         out = torch.empty(shape, dtype=x.dtype, device=x.device)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, packed, repeated
 from ..ops.op import Cost
 from . import _reduce
 
@@ -80,10 +80,13 @@ def all_reduce(
             return _given.by_views(all_reduce, world, x, out, op=op, **more)
     asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
     if out is None and isinstance(x, torch.Tensor):
-        out = torch.empty_like(x)  # where the last result was, if nobody keeps that: a repetition
+        out = torch.empty_like(
+            x, memory_format=torch.contiguous_format
+        )  # where the last result was, if nobody keeps that: a repetition
     if repeated(world, asked, x, out, options):
         return out
-    check_contiguous("all_reduce", x=x, out=out)
+    x = packed(world, "all_reduce", x, explain)
+    check_contiguous("all_reduce", out=out)
     assert out is not None
     _reduce.check("all_reduce", op, x.dtype)
     if not _is_same(x, out):

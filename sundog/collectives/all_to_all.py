@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
 from ..ops.op import Cost
 from ._copy import random_tensor
 
@@ -81,7 +81,7 @@ def all_to_all(
     asked, options = ("all_to_all",), CallOptions(algo, config, async_op, explain)
     if in_splits is None is out_splits and repeated(world, asked, x, out, options):
         return out
-    check_contiguous("all_to_all", x=x)
+    x = packed(world, "all_to_all", x, explain)
     if in_splits is not None or out_splits is not None:
         from ._unequal import send_unequal  # most calls have no splits
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_contiguous, check_out
+from ..ops.dispatch import CallOptions, call, check_out, packed
 from ..ops.op import Cost, Plan, agree
 from ._copy import Config, Span, plan_spans, random_tensor
 from ._copy import default_spans as default
@@ -68,7 +68,7 @@ def broadcast(
     `async_op` a handle, whose `wait()` gives the result.
     """
     world._check_rank(src)
-    check_contiguous("broadcast", x=x)
+    x = packed(world, "broadcast", x, explain)
     if out is None:
         out = torch.empty_like(x)
     if out is not x:

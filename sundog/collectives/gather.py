@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, memory, signal, trace
-from ..ops.dispatch import AsyncHandle, CallOptions, call, check_contiguous, check_out
+from ..ops.dispatch import AsyncHandle, CallOptions, call, check_out, packed
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _copy
 from ._copy import Config, default, random_tensor, space, valid
@@ -79,7 +79,7 @@ def gather(
     returns the result.
     """
     world._check_rank(dst)
-    check_contiguous("gather", x=x)
+    x = packed(world, "gather", x, explain)
     if world.rank != dst and out is not None:
         raise ValueError(f"gather: rank {world.rank} gives an out, but rank {dst} gets the result")
     if world.rank == dst and out is None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..device import signal, trace
-from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_contiguous, check_out, on_stream
+from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_out, on_stream, packed
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _reduce
 from ._reduce import Config
@@ -96,7 +96,7 @@ def reduce(
         if _given.has_views(x, op):
             more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
             return _given.by_views(reduce, world, x, out, dst=dst, op=op, **more)
-    check_contiguous("reduce", x=x)
+    x = packed(world, "reduce", x, explain)
     _reduce.check("reduce", op, x.dtype)
     if not 0 <= dst < world.size:
         raise ValueError(f"reduce: dst {dst} is none of the ranks 0 to {world.size - 1}")

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, repeated
+from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _reduce
 from ._reduce import Config
@@ -101,7 +101,7 @@ def reduce_scatter(
     asked, options = ("reduce_scatter", op), CallOptions(algo, config, async_op, explain)
     if repeated(world, asked, x, out, options):
         return out
-    check_contiguous("reduce_scatter", x=x)
+    x = packed(world, "reduce_scatter", x, explain)
     _reduce.check("reduce_scatter", op, x.dtype)
     length = x.shape[0] if out is None and x.dim() else x.numel()
     if length % world.size:

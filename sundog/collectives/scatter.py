@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_contiguous, check_out
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, packed
 from ..ops.op import Cost, Plan, agree
 from ._copy import Config, Span, plan_spans, random_tensor
 from ._copy import default_spans as default
@@ -67,7 +67,7 @@ def scatter(
     that is. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     world._check_rank(src)
-    check_contiguous("scatter", x=x)
+    x = None if x is None else packed(world, "scatter", x, explain)
     if x is None and (out is None or world.rank == src):
         what = "x, of which it is the source" if world.rank == src else "x nor out"
         raise ValueError(f"scatter: rank {world.rank} gives no {what}")

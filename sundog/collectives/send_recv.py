@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import ASYNC_STREAM, check_contiguous, on_stream
+from ..ops.dispatch import ASYNC_STREAM, check_contiguous, on_stream, packed
 from ._copy import Config
 from ._mailbox import NOTHING, SLOTS, Mail, Message
 
@@ -41,7 +41,7 @@ def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> 
     as with torch: let one of them receive first, or give `async_op`.
     """
     mail = _mail(world, "send", dst)
-    check_contiguous("send", x=x)
+    x = packed(world, "send", x)
     told = _only(world, dst, (0, x.numel() * x.itemsize, 0, NOTHING))
     flat = x.view(-1)
     handle = on_stream(world, SEND_STREAM, lambda: mail.launch(flat, flat, told), x)

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from .. import gpu_limits
-from ..ops.dispatch import CallOptions, call
+from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import check_grad, check_plain
 from . import _gemm
 
@@ -49,19 +49,25 @@ def by_rows(
             f"{matmul.__name__}: the first dimension of a, {a.shape[0]}, does not split into "
             f"{times.denominator} equal slices; pass a.flatten(0, -2), or pad it"
         )
-    room = None if out is None else _rows_of(matmul.__name__, "out", out)
-    result = matmul(world, _rows_of(matmul.__name__, "a", a), out=room, **more)
+    op, explain = matmul.__name__, more.get("explain", False)
+    room, rows = None if out is None else _rows_of(out), _rows_of(a)
+    if out is not None and room is None:
+        raise ValueError(
+            f"{op}: out of shape {tuple(out.shape)} and strides {out.stride()} is no view of rows; "
+            "pass one that is contiguous"
+        )
+    if rows is None:
+        rows = packed(world, op, a, explain, "a").view(-1, a.shape[-1])
+    result = matmul(world, rows, out=room, **more)
     return result.view(int(first), *a.shape[1:-1], -1) if out is None else out
 
 
-def _rows_of(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _rows_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor as a matrix of rows; None if its strides allow no such view."""
     try:
         return tensor.view(-1, tensor.shape[-1])
     except RuntimeError:
-        raise ValueError(
-            f"{op}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is no view "
-            f"of rows; pass {name}.contiguous()"
-        ) from None
+        return None
 
 
 def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "call", "check_contiguous",
-    "check_out", "decide", "on_stream", "repeated",
+    "check_out", "decide", "on_stream", "packed", "repeated",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
@@ -363,22 +363,41 @@ def decide(
     return algo, modules[algo], config, lambda: f"{op}: {algo}, as asked, with {config}"
 
 
+def packed(
+    world: World, op: str, x: torch.Tensor, explain: bool = False, name: str = "x"
+) -> torch.Tensor:
+    """Return x if it is contiguous, else a copy that is: kernels read one element after another."""
+    _check_tensor(op, name, x)
+    if x.is_contiguous():
+        return x
+    if explain and world.rank == 0:
+        print(
+            f"{op}: {name} of shape {tuple(x.shape)} and strides {x.stride()} is not contiguous "
+            f"and goes through a copy of {x.nbytes} bytes that is"
+        )
+    return x.contiguous()
+
+
 def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
     for name, tensor in tensors.items():
-        if tensor is None and (name != "x" or op == "scatter"):
+        if tensor is None:
             continue
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(
-                f"{op}: {name} is a {type(tensor).__name__}, expected a tensor; the input comes "
-                "first, then the output"
-            )
-        check_grad(op, tensor, name=name)
-        check_plain(op, name, tensor)
+        _check_tensor(op, name, tensor)
         if not tensor.is_contiguous():
             raise ValueError(
                 f"{op}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
                 f"contiguous; pass {name}.contiguous()"
             )
+
+
+def _check_tensor(op: str, name: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(
+            f"{op}: {name} is a {type(tensor).__name__}, expected a tensor; the input comes "
+            "first, then the output"
+        )
+    check_grad(op, tensor, name=name)
+    check_plain(op, name, tensor)
 
 
 def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:

@@ -68,29 +68,24 @@ def _checked(op: str, x: Tensor, world: str, name: str = "x") -> int:
         raise ValueError(
             f"{op}: {name} is on {x.device}, but this rank is on {found.device}; move it"
         )
-    if name == "x" and not x.is_contiguous():
-        raise ValueError(
-            f"{op}: x of shape {tuple(x.shape)} and strides {x.stride()} is not contiguous; pass "
-            "x.contiguous()"
-        )
     return found.size
 
 
 def _same(x: Tensor, src: int, algo: str, world: str) -> Tensor:
     _checked("broadcast", x, world)
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
 def _reduced(x: Tensor, op: str, algo: str, world: str) -> Tensor:
     _checked("all_reduce", x, world)
     check("all_reduce", op, x.dtype)
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
 def _reduced_to_one(x: Tensor, dst: int, op: str, algo: str, world: str) -> Tensor:
     _checked("reduce", x, world)
     check("reduce", op, x.dtype)
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
 def _whole(op: str) -> Callable[..., Tensor]:

@@ -338,7 +338,7 @@ BAD = [
     ({"x": torch.zeros(4, dtype=torch.complex64), "op": "prod"}, "no reduction of torch.complex64"),
     ({"x": torch.zeros(4, dtype=torch.float8_e4m3fn)}, "no reduction of torch.float8_e4m3fn"),
     ({"x": torch.zeros(4, dtype=torch.bool), "op": "avg"}, "bool has no average"),
-    ({"x": torch.zeros(4, 4).t()}, r"x of shape \(4, 4\).*not contiguous"),
+    ({"out": torch.zeros(2, 2).t()}, r"out of shape \(2, 2\).*not contiguous"),
     ({"out": torch.zeros(5)}, "out has 5 elements of torch.float32, expected 4"),
     ({"out": torch.zeros(4, dtype=torch.float64)}, "4 elements of torch.float64"),
     (

@@ -222,7 +222,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "config {} is not a .*_copy.Config",
     ),
     ({"out": torch.zeros(4).half()}, "out has 4 elements of torch.float16, expected 4 of"),
-    ({"x": torch.zeros(4, 4).t()}, "not contiguous"),
+    ({"out": torch.zeros(2, 2).t()}, "out of shape.*not contiguous"),
 ]
 
 

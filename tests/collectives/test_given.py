@@ -1,4 +1,4 @@
-"""What else reductions and all_gather take: ReduceOp, complex numbers, unequal parts."""
+"""What else collectives take: ReduceOp, complex numbers, unequal parts, strided inputs."""
 
 from __future__ import annotations
 
@@ -132,5 +132,74 @@ def test_wrong_splits(run: Run) -> None:
             RankMismatch, match=r"rank 0 passed splits \[2, 3\] and rank 1 \[9, 2\]"
         ):
             world.all_gather(x, splits=[9, 2] if world.rank else [2, 3])
+
+    run(main, 2)
+
+
+STRIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.t(),
+    "a column": lambda x: x[:, 1],
+    "every other": lambda x: x[::2, ::2],
+    "expanded": lambda x: x[:, :1].expand(-1, 3),
+    "reversed twice": lambda x: x.flip(0).t()[:, 2:],
+}
+CALLS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "all_reduce": lambda world, x: world.all_reduce(x),
+    "all_gather": lambda world, x: world.all_gather(x),
+    "all_gather of parts": lambda world, x: world.all_gather(x, splits=[x.shape[0]] * world.size),
+    "reduce_scatter": lambda world, x: world.reduce_scatter(torch.cat([x] * world.size, -1).t()),
+    "all_to_all": lambda world, x: world.all_to_all(torch.cat([x] * world.size, -1).t()),
+    "broadcast": lambda world, x: world.broadcast(x, world.size - 1),
+    "reduce": lambda world, x: world.reduce(x, 0),
+    "gather": lambda world, x: world.gather(x, 0),
+    "scatter": lambda world, x: world.scatter(torch.cat([x] * world.size, -1).t()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_strided_input_has_the_result_of_its_contiguous_copy(run: Run, name: str) -> None:
+    def main(world: sundog.World) -> None:
+        for view in STRIDED.values():
+            for dtype in (torch.float32, torch.complex64):
+                if dtype.is_complex and name != "all_reduce":
+                    continue
+                x = view(part(world.rank, (6, 8), dtype).to(world.device))
+                x = x if x.dim() == 2 else x[:, None].expand(-1, 2)
+                found, wanted = CALLS[name](world, x), CALLS[name](world, x.contiguous())
+                assert (found is None) == (wanted is None)
+                if found is not None:
+                    assert found.is_contiguous()
+                    assert torch.equal(found, wanted)
+
+    run(main, 3)
+
+
+def test_explain_names_the_copy_of_a_strided_input(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.ones(6, 8, device=world.device)
+        world.all_reduce(x.t(), explain=True)
+        world.all_reduce(x, explain=True)
+        world.matmul_all_reduce(x.view(2, 3, 8).transpose(0, 1), x.t(), explain=True)
+
+    run(main, 2)
+    told = capfd.readouterr().out
+    copied = "x of shape (8, 6) and strides (1, 8) is not contiguous and goes through a copy of 192"
+    assert told.count("is not contiguous") == 2
+    assert f"all_reduce: {copied} bytes" in told
+    assert "matmul_all_reduce: a of shape (3, 2, 8) and strides (8, 24, 1) is not" in told
+
+
+def test_strided_tensors_are_sent_and_differentiated(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = part(world.rank, (4, 6), torch.float32).to(world.device)
+        sent = world.send(x.t(), 1 - world.rank, async_op=True)
+        found = world.recv(torch.empty(6, 4, device=world.device), 1 - world.rank)
+        sent.wait()
+        assert torch.equal(found.cpu(), part(1 - world.rank, (4, 6), torch.float32).t())
+        x.requires_grad_()
+        (world.all_reduce(x.t()) * 3).sum().backward()
+        assert torch.equal(x.grad, torch.full_like(x, 6.0))
 
     run(main, 2)

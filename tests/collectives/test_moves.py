@@ -243,7 +243,7 @@ def test_a_message_of_another_length_is_named() -> None:
 BAD: list[tuple[str, tuple[Any, ...], str]] = [
     ("broadcast", (torch.zeros(4), 2), "rank 2 is outside this world of 2 ranks"),
     ("broadcast", (torch.zeros(4), 0, torch.zeros(5)), "out has 5 elements of torch.float32"),
-    ("broadcast", (torch.zeros(4, 4).t(), 0), "not contiguous"),
+    ("broadcast", (torch.zeros(16), 0, torch.zeros(4, 4).t()), "not contiguous"),
     ("gather", (torch.zeros(4), -1), "rank -1 is outside"),
     ("scatter", (torch.zeros(5), 0), r"x of shape \(5,\) does not split into 2 equal parts"),
     ("scatter", (torch.zeros(4), 0, torch.zeros(3)), "out has 3 elements .* expected 2"),

@@ -106,7 +106,7 @@ BAD = [
     ({"dst": -1}, "dst -1 is none of the ranks"),
     ({"op": "and"}, "op 'and' is not known"),
     ({"x": torch.zeros(4, dtype=torch.complex64), "op": "max"}, "no reduction of torch.complex64"),
-    ({"x": torch.zeros(4, 4).t()}, "not contiguous"),
+    ({"x": None}, "x is a NoneType, expected a tensor"),
     ({"config": Config(block=3)}, "block 3 is not a power of two"),
     ({"config": Config(block=1 << 21)}, "block 2097152 is not a power of two from 1 to 1048576"),
     ({"config": Config(num_warps=3)}, "num_warps 3 is not a power of two"),

@@ -141,7 +141,7 @@ BAD = [
     ({"x": torch.zeros(3, 2)}, r"x of shape \(3, 2\) does not split into 2"),
     ({"op": "and"}, "op 'and' is not known"),
     ({"x": torch.zeros(4, dtype=torch.complex64), "op": "max"}, "no reduction of torch.complex64"),
-    ({"x": torch.zeros(4, 4).t()}, "not contiguous"),
+    ({"x": torch.zeros(8), "out": torch.zeros(2, 2).t()}, "out of shape.*not contiguous"),
     ({"out": torch.zeros(4)}, "out has 4 elements of torch.float32, expected 2"),
     ({"config": Config(block=3)}, "block 3 is not a power of two"),
 ]

@@ -44,8 +44,9 @@ def test_batches_are_views_of_rows(run: Run, name: str) -> None:
 def test_what_is_no_view_of_rows_and_what_does_not_split(run: Run) -> None:
     def main(world: sundog.World) -> None:
         a, b = torch.zeros(3, 2, 8, device=world.device), torch.zeros(8, 5, device=world.device)
-        with pytest.raises(ValueError, match=r"a of shape \(2, 3, 8\) and strides .* no view"):
-            world.matmul_all_reduce(a.transpose(0, 1), b)
+        out = torch.zeros(3, 2, 5, device=world.device).transpose(0, 1)
+        with pytest.raises(ValueError, match=r"out of shape \(2, 3, 5\) and strides .* no view"):
+            world.matmul_all_reduce(a.transpose(0, 1), b, out=out)
         with pytest.raises(ValueError, match="first dimension of a, 3, does not split into 2"):
             world.matmul_reduce_scatter(a, b)
         with pytest.raises(ValueError, match=r"pass a.flatten\(0, -2\) where matmul_all_reduce"):

@@ -270,8 +270,6 @@ def test_what_has_no_formula_says_so(run: Run) -> None:
 def test_bad_input_with_grad_is_refused_as_without(run: Run) -> None:
     def main(world: sundog.World) -> None:
         x = torch.ones(4, 4, device=world.device, requires_grad=True)
-        with pytest.raises(ValueError, match=r"all_reduce: x of shape .* is not contiguous"):
-            world.all_reduce(x.t()[:2])
         with pytest.raises(
             ValueError, match=r"reduce_scatter: x of shape .* does not split into 2"
         ):
