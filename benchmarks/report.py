@@ -347,9 +347,30 @@ def _mark(cell: dict[str, Any] | None) -> str:
     return "" if cell is None else {"CAPTURABLE": "ok"}.get(cell["verdict"], cell["verdict"])
 
 
+_TIMES_OVER_NODES = ("hierarchical_s", "gloo_on_host_s")
+
+
+def _nodes(content: dict[str, Any]) -> tuple[str, str]:
+    """Groups of processes on one GPU that stand for machines: what had gloo's bits, and times."""
+    rows = [
+        [f"{each['numel']:,}", *(f"{1e3 * each[name]:.2f}" for name in _TIMES_OVER_NODES)]
+        for each in content["times"]
+    ]
+    wrong = ", ".join(content["wrong"]) or "none"
+    text = (
+        f"{content['nodes']} groups of {content['ranks']} processes stand for machines, with "
+        f"{content['between']} between them. Bit by bit as {content['between']} on the host: "
+        f"{', '.join(content['same'])}. Others: {wrong}. One GPU and one host do the work of all, "
+        "so the times say nothing about a network.\n\n"
+    )
+    head = ["all_reduce of bfloat16 elements", "ms", "ms of gloo on the host"]
+    return f"Several machines, on `{content['backend']}`", text + _grid(head, rows)
+
+
 _SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
     "op": _op, "bound": _bound, "checks": _checks, "table": _table, "trace": _trace,
     "trace_cost": _trace_cost, "capture": _capture, "probe": _probe, "faults": _faults,
+    "nodes": _nodes,
 }  # fmt: skip
 
 
