@@ -16,7 +16,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1430,
-    "backends": 3930,
+    "backends": 3950,
     "checker": 4345,
     "collectives": 3525,
     "compat": 2080,
@@ -31,7 +31,7 @@ BUDGETS = {
     "learn": 320,
     "machine": 3375,
     "nodes": 1650,
-    "ops": 1745,  # strided inputs
+    "ops": 1745,
     "predict": 1280,
     "report": 600,
     "tools": 2740,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -145,7 +146,6 @@ class SymmBackend:
     name = "symm"
     passive = False
     has_atomics = True
-    stream_number = 0
     graph: Graph | None = None
     recording: CudaRecording | None = None
     _captured = 0  # the number of the stream whose work it records
@@ -168,6 +168,8 @@ class SymmBackend:
         self._streams: dict[int, torch.cuda.Stream] = {}  # those that kernels were launched on
         self.order = Order()
         self._numbered = {0: torch.cuda.current_stream()}
+        self._here = threading.local()
+        self._here.number = 0
         self._lost: PeerLost | None = None
         self._contexts: Contexts | None = None
         self._handle: Any = None
@@ -284,6 +286,21 @@ class SymmBackend:
         if number not in self._numbered:
             self._numbered[number] = torch.cuda.Stream(self.device)
         return torch.cuda.stream(self._numbered[number])
+
+    @property
+    def stream_number(self) -> int:
+        """Of this thread, as torch's current stream. Autograd's threads switch by torch alone."""
+        try:
+            number: int = self._here.number
+        except AttributeError:
+            handle = self._gpu.current_handle()
+            found = [n for n, stream in self._numbered.items() if stream.cuda_stream == handle]
+            number = found[0] if found else 0
+        return number
+
+    @stream_number.setter
+    def stream_number(self, number: int) -> None:
+        self._here.number = number
 
     def begin_capture(self) -> CudaRecording:
         """Begin on another stream: CUDA can't capture on the one where a process starts."""

@@ -84,6 +84,7 @@ class Plans:
         self.repeats: dict[tuple, Any] = {}  # calls with these very tensors (dispatch.py)
         self.agreed: tuple | None = None  # the problem and config that ranks have just compared
         self.count = 0  # calls so far
+        self._backend, self._order = world._backend, world._backend.order
         self._world: World = weakref.proxy(world)  # which has this: no cycle keeps the heap
         self._calls: dict[Hashable, CachedCall] = {}
         self._staging: dict[tuple[int, str], Staging] = {}
@@ -102,6 +103,7 @@ class Plans:
         """Note that this rank calls it now. Every call comes here."""
         if self._expired.value:
             self.raise_if_expired()
+        self._order.claim(self._backend.stream_number)
         self.count = call.used = count = self.count + 1
         words = self._words
         words[COUNT] = count
@@ -158,6 +160,7 @@ class Plans:
         self._world._refuse_in_capture(
             "this call", "plan made during capture", "Call it once before, with such tensors."
         )
+        self._order.claim(self._backend.stream_number)  # before it waits, which frees the streams
         # This rank's streams are idle then: what all ranks evict is nobody's any more.
         self._world.synchronize()
         place = self._progress.place

@@ -21,11 +21,15 @@ all streams fit side by side: `RankStreams.share`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
+
+import torch
 
 from ..errors import NotOrdered, SundogError
 from .capture import Graph
@@ -57,6 +61,26 @@ class Order:
     finished: int = 0  # all uses up to here have ended
     after: dict[int, dict[int, int]] = field(default_factory=dict)
     graphs: WeakSet[Graph] = field(default_factory=WeakSet)  # that may be replayed
+    callers: dict[int, int] = field(default_factory=dict)  # whose calls are on a stream: threads
+
+    def claim(self, stream: int) -> None:
+        """Note that this thread calls an op on a stream; refuse if another thread may do so too.
+
+        A backward pass has threads of its own, but who started it waits for them.
+        """
+        ident = get_ident()
+        caller = self.callers.setdefault(stream, ident)
+        if caller == ident or torch._C._current_graph_task_id() >= 0:
+            return
+        alive = {each.ident: each.name for each in threading.enumerate()}
+        if caller in alive:
+            raise NotOrdered(
+                f"threads {alive[caller]!r} and {alive.get(ident, ident)!r} both call ops on stream"
+                f" {stream}: they could come in another order on every rank, and wait for ever. "
+                "Call them in `with world.stream(n)`, another n for each thread, or call "
+                "world.synchronize() where one thread hands the stream over to the other."
+            )
+        self.callers[stream] = ident
 
     def use(self, stream: int) -> Use:
         self.count += 1
@@ -76,8 +100,9 @@ class Order:
             own[other] = max(own.get(other, 0), count)
 
     def synchronize(self) -> None:
-        """The host has waited for all streams."""
+        """The host has waited for all streams. From now on any thread may call ops on them."""
         self.finished = self.count
+        self.callers.clear()
 
 
 class RankStreams:
@@ -172,6 +197,7 @@ class RankStreams:
     def replay(self, graph: Graph, start: Callable[[], None]) -> None:
         """Start it in turn with what is on the streams whose plans the calls in it use."""
         here = self._backend.stream_number
+        self._backend.order.claim(here)
         others = sorted(graph.streams - {here})
         for number in others:
             self._follow(number)
@@ -191,6 +217,7 @@ class RankStreams:
     def mark_used(self, plan: Plan) -> None:
         """A plan is called on the current stream; refuse if another stream may still run it."""
         order, number = self._backend.order, self._backend.stream_number
+        order.claim(number)
         if plan.used and not order.is_after(number, plan.used[0]):
             raise NotOrdered(
                 f"a plan of {plan.problem} is called on stream {number}, and its last call, on "

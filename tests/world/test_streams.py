@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +13,12 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.backends import symm
 from sundog.checker.findings import Finding
 from sundog.device import signal
-from sundog.errors import Deadlock
+from sundog.errors import Deadlock, NotOrdered
 from sundog.tools.check.schedules import check
+from sundog.world.streams import Order
 
 N = 37
 
@@ -256,3 +261,89 @@ def test_a_barrier_orders_the_streams_of_all_ranks(barrier):
 
     report = check(main, world_size=2, schedules=4)
     assert (report.findings == []) is barrier, report
+
+
+def _in_thread(call: Callable[[], None], name: str) -> str:
+    """Run it in a thread to its end; what it raised."""
+    raised: list[str] = []
+
+    def target() -> None:
+        try:
+            call()
+        except NotOrdered as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=target, name=name)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else ""
+
+
+def test_a_stream_takes_the_calls_of_one_thread() -> None:
+    order = Order()
+    order.claim(0)
+    told = _in_thread(lambda: order.claim(0), "second")
+    assert told.startswith(
+        "threads 'MainThread' and 'second' both call ops on stream 0: they could"
+    )
+    assert "world.synchronize()" in told
+    assert _in_thread(lambda: order.claim(1), "beside") == ""
+    order.claim(1)  # that thread has ended
+    order.synchronize()  # this one hands both over
+
+    def take_over() -> None:
+        order.claim(0)
+        with pytest.raises(RuntimeError, match="'taker' and 'late'"):
+            raise RuntimeError(_in_thread(lambda: order.claim(0), "late"))
+
+    assert _in_thread(take_over, "taker") == ""
+
+
+def test_a_backward_pass_counts_as_the_thread_that_started_it() -> None:
+    """Its nodes run in a thread of autograd's on a GPU. Here they run in any."""
+    order, told = Order(), []
+    order.claim(0)
+    x = torch.ones(2, requires_grad=True)
+    y = 2 * x
+    y.register_hook(lambda grad: order.claim(0))
+    outside = _in_thread(lambda: order.claim(0), "other")
+    told.append(_in_thread(lambda: y.sum().backward(), "autograd"))
+    assert "'other'" in outside
+    assert told == [""]
+
+
+def test_every_call_of_an_op_claims_its_stream(run: Any) -> None:
+    """Op, plan and replay; making a plan waits for the streams, and does not hand them over."""
+
+    def main(world: sundog.World) -> list[str]:
+        order, out = world._backend.order, world.zeros(4)
+        world.barrier()
+        world.all_reduce(out, out=world.zeros(4))  # loads and makes a plan
+        with world.capture() as graph:
+            pass
+        world.synchronize()
+        order.callers[0] = threading.main_thread().ident or 0
+        calls = (lambda: world.all_reduce(out), lambda: world.all_gather(out), graph.replay)
+        told = []
+        for call in calls:
+            with pytest.raises(NotOrdered) as caught:
+                call()
+            told.append(str(caught.value).split(" both ")[0])
+        order.callers.clear()
+        return told
+
+    for told in run(main, 2):
+        assert len(told) == 3
+        assert all("'MainThread'" in each for each in told)
+
+
+def test_threads_of_a_rank_of_symm_have_streams_of_their_own() -> None:
+    """One that `world.stream` has not switched is on torch's current stream, as autograd's are."""
+    backend = object.__new__(symm.SymmBackend)
+    backend._here = threading.local()
+    backend._numbered = {n: SimpleNamespace(cuda_stream=100 + n) for n in range(3)}  # type: ignore[misc]
+    backend._gpu = SimpleNamespace(current_handle=lambda: 102)  # type: ignore[assignment]
+    backend.stream_number = 1
+    seen = []
+    assert _in_thread(lambda: seen.append(backend.stream_number), "autograd") == ""
+    assert (backend.stream_number, seen) == (1, [2])
