@@ -16,7 +16,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1430,
-    "backends": 3950,
+    "backends": 4100,
     "checker": 4345,
     "collectives": 3525,
     "compat": 2080,

@@ -61,6 +61,7 @@ class CudaRecording:
         """Begin. `holder.recording` is this object until the end; `put` starts the graph."""
         self._holder, self._put = holder, put
         self.programs = 0  # that wait for others, at one time
+        self.pointers: set[int] = set()
         self._most: dict[Any, int] = {}  # of any kernel, by stream
         self._footprint: Footprint | None = None
         self._refused: CaptureError | None = None
@@ -105,6 +106,7 @@ class CudaRecording:
                 LOAD,
                 "Call it once with such arguments before the capture, so that it is compiled.",
             )
+        self.pointers.update(prepared.pointers)
         footprint = prepared.footprint()
         if footprint is not None:
             old = self._footprint or Footprint(0, 0, 1)

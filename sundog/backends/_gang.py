@@ -5,6 +5,10 @@ a launch is compiled and loaded first, then held until every other rank's host h
 too, or waits, or has ended; then all of them start, each on its own stream. For the same reason no
 host ever blocks the process: it waits for an event, and the other hosts run on.
 
+Members of a group may have much to do before they come to what the other ranks have launched, to
+load and to capture for example, for which nothing may run. So launches whose partners have all come
+start first, and the others are held until nobody comes any more.
+
 Co-residency: all programs that wait on each other must run at once. If they don't fit on the GPU
 together, none of them starts.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +28,7 @@ from ..machine.machine import Machine
 from ..machine.tasks import Host
 from ..target import Footprint, Target
 
-__all__ = ["Device", "Flight", "Gang", "GpuEvent", "Kind", "Prepared", "check_resident"]
+__all__ = ["Device", "Flight", "Gang", "GpuEvent", "Kind", "Prepared", "check_resident", "complete"]
 
 
 class Kind(NamedTuple):
@@ -80,6 +84,25 @@ def _refusal(
     )
 
 
+def complete(partners: Mapping[int, Collection[int]], done: Collection[int]) -> set[int]:
+    """Return the ranks whose partners all launch too, and for them: the largest such set.
+
+    `partners`: by rank that has a launch held, the ranks that it may wait for, where that is known.
+    `done`: ranks that have ended, for which nobody is held back.
+    """
+    found = {rank for rank, those in partners.items() if those}
+    while True:
+        alone = {
+            rank
+            for rank in found
+            for other in set(partners[rank]) - {rank, *done}
+            if other not in found or rank not in partners[other]
+        }
+        if not alone:
+            return found
+        found -= alone
+
+
 # A rank that waits for its own kernels usually launches next: its peers' launches wait for it this
 # long, in seconds. Longer than most kernels run, far shorter than a timeout.
 _GRACE = 0.02
@@ -101,6 +124,10 @@ class Prepared(Protocol):
 
     name: str
     programs: int
+
+    @property
+    def pointers(self) -> Collection[int]:
+        """Addresses of the tensors that it is given."""
 
     @property
     def loaded(self) -> bool: ...
@@ -128,6 +155,9 @@ class Device(Protocol):
         """Let threads of which no rank knows read what is on this stream."""
 
     def prepare(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Prepared: ...
+
+    def partners(self, prepared: Prepared) -> Collection[int]:
+        """Return the ranks that it may wait for, if there are groups and it is known."""
 
 
 @dataclass(eq=False)
@@ -316,7 +346,7 @@ class Gang:
         return not self._waiters or waited > _GRACE
 
     def _start(self) -> None:
-        held, self._held = self._held, []
+        held = self._next()
         refusal = None
         if not all(self._fits(flight) for flight in held):
             refusal = self._check_resident(held)
@@ -328,6 +358,20 @@ class Gang:
                 except Exception as error:  # its own host raises it
                     answer = error
             self._machine.wake(flight.host, answer)
+
+    def _next(self) -> list[Flight]:
+        """Take what starts now: those whose partners have come, and those of which we don't know.
+
+        All, if nobody's have: a rank stays away, and the others' waits will say so.
+        """
+        held, self._held = self._held, []
+        partners = {each.host.rank: self._device.partners(each.prepared) for each in held}
+        done = [host.rank for host in self._machine.hosts if host.done]
+        found = complete(partners, done)
+        if found:
+            waiting = [each for each in held if partners[each.host.rank]]
+            self._held = [each for each in waiting if each.host.rank not in found]
+        return [each for each in held if each not in self._held]
 
     def _fits(self, flight: Flight) -> bool:
         if flight.fits is not self._fit and (flight.place, flight.kind) in self._fit:

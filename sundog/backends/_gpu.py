@@ -11,7 +11,7 @@ import ctypes
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -29,6 +29,7 @@ from ..machine.host_ops import waits
 from ..machine.launcher import Installed
 from ..target import Footprint
 from ..world.heap import Allocation
+from ._gang import Prepared
 
 __all__ = [
     "Contexts",
@@ -173,6 +174,17 @@ class Gpu:
         self._index = device.index
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._direct = Direct()
+        self.sharing: dict[int, tuple[int, ...]] = {}  # by address of a context: its world's ranks
+
+    def partners(self, prepared: Prepared) -> Collection[int]:
+        """Return the ranks of the worlds whose contexts a launch is given.
+
+        Nothing as long as all worlds have the same ranks: then it does not matter.
+        """
+        if len(set(self.sharing.values())) < 2:
+            return ()
+        found = [self.sharing[each] for each in prepared.pointers if each in self.sharing]
+        return {rank for ranks in found for rank in ranks}
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -216,9 +228,12 @@ class GpuLaunch:
             compiled = Installed.original(kernel, *args, grid=grid, warmup=True, **kwargs)
         self.compiled = compiled
         self._grid = grid_of(kernel, grid, args, kwargs)
-        self._arguments: tuple | None = in_order(kernel, args, kwargs)
+        arguments = in_order(kernel, args, kwargs)
+        self._arguments: tuple | None = arguments
         self.name = kernel.__name__
         self.programs = math.prod(self._grid) * getattr(self.compiled.metadata, "num_ctas", 1)
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        self.pointers = [each.data_ptr() for each in tensors]
 
     @property
     def loaded(self) -> bool:

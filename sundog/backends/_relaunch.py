@@ -36,6 +36,7 @@ class Again:
         arguments = in_order(kernel, args, kwargs)
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         self._kept = [each for each in tensors if _storage(each) not in given]
+        self.pointers = [each.data_ptr() for each in tensors]
         self._grid = (*grid, 1, 1)[:3]
         self._run, self._rest = _bare(
             compiled.run, self._grid,

@@ -161,6 +161,8 @@ class VirtualBackend:
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].allocated(base, allocation)
+        if allocation.is_context:
+            self._shared.gpu.sharing[base + allocation.offset] = allocation.ranks
 
     def freed(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].freed(base, allocation)

@@ -48,6 +48,7 @@ class Allocation:
     site: str
     itemsize: int = 1
     kind: str = "data"  # or "flags", "context" (what bounds waits), "arena" (a group's heap)
+    ranks: tuple[int, ...] = ()  # that share it
 
     @property
     def is_flags(self) -> bool:

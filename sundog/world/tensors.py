@@ -93,6 +93,7 @@ class Symmetric:
             )
         count = math.prod(sizes)
         block = self.heap.alloc(count * dtype.itemsize, name, dtype.itemsize, kind)
+        block.ranks = self._ranks
         self._backend.allocated(self.base(self._rank, block.is_flags), block)
         tensor = self._view(self._rank, block, dtype, count).view(sizes)
         if self.heap.guard:

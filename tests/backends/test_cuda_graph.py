@@ -57,6 +57,7 @@ class Kernel:
     waits: bool = True
     loaded: bool = True
     name: str = "kernel"
+    pointers: tuple[int, ...] = ()
 
     def footprint(self) -> Footprint | None:
         return Footprint(32 * self.programs, 0, 4) if self.waits else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sundog.backends._gang import Gang
+from sundog.backends._gang import Gang, complete
 from sundog.backends._hosts import Meeting
 from sundog.errors import Deadlock, NotResident, WaitRecord, WaitTimeout
 from sundog.machine.machine import Machine
@@ -30,6 +30,7 @@ class Kernel:
     footprint: Footprint | None = field(default_factory=lambda: Footprint(32, 0, 4))
     loaded: bool = False
     looks: int = 0  # how often one must look before it has ended
+    partners: tuple[int, ...] = ()  # ranks that it may wait for
 
 
 class Flying:
@@ -52,6 +53,7 @@ class Prepared:
     def __init__(self, device: Pretended, kernel: Kernel) -> None:
         self.device, self.kernel = device, kernel
         self.name, self.programs = kernel.name, kernel.programs
+        self.pointers = ()
 
     @property
     def loaded(self) -> bool:
@@ -102,6 +104,9 @@ class Pretended:
 
     def prepare(self, kernel: Kernel, grid: Any, args: tuple, kwargs: dict) -> Prepared:
         return Prepared(self, kernel)
+
+    def partners(self, prepared: Prepared) -> tuple[int, ...]:
+        return prepared.kernel.partners
 
 
 class Bench:
@@ -363,6 +368,42 @@ def test_a_capture_begins_when_nothing_runs_and_nothing_starts_until_it_ends():
 
     log = Bench(first, second).check().device.log
     assert log.index("captured") < log.index("start m0")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_others_launch_does_not_start_while_a_group_may_still_load(seed):
+    """Ranks 1 and 3 launch what all ranks run; 0 and 2 have two kernels of a group before that."""
+    everybody, pair = (0, 1, 2, 3), (0, 2)
+
+    def host(rank: int) -> Callable[[Bench], None]:
+        def main(bench: Bench) -> None:
+            if rank in pair:
+                for name in ("first", "second"):
+                    needs = tuple(f"{name}{other}" for other in pair)
+                    bench.launch(Kernel(f"{name}{rank}", needs, partners=pair))
+            needs = tuple(f"all{other}" for other in everybody)
+            bench.launch(Kernel(f"all{rank}", needs, loaded=True, partners=everybody))
+            bench.synchronize()
+
+        return main
+
+    Bench(*(host(rank) for rank in everybody), seed=seed).check()
+
+
+@pytest.mark.parametrize(
+    ("partners", "done", "expected"),
+    [
+        ({0: (0, 1), 1: (0, 1)}, [], {0, 1}),
+        ({0: (0, 1)}, [], set()),  # rank 1 has launched nothing
+        ({0: (0, 1)}, [1], {0}),
+        ({0: (0, 2), 1: (0, 1, 2), 2: (0, 2)}, [], {0, 2}),
+        ({0: (0, 1), 1: (1, 2), 2: (2, 3)}, [], set()),  # each waits for the next
+        ({0: (), 1: (0, 1)}, [], set()),  # of rank 0 nothing is known
+    ],
+)
+def test_a_launch_is_complete_with_its_partners(partners, done, expected):
+    assert complete(partners, done) == expected
 
 
 def test_hosts_that_wait_for_each_other_in_vain_are_told():
