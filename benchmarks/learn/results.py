@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy
+import pandas
 
 from sundog.dataset.shards import KernelData, load
 
-from .evaluate import GOALS, Score, evaluate
+from .evaluate import GOALS, Score, evaluate, kendall
 from .train import TASK
 
 __all__ = ["noise", "show"]
@@ -39,21 +41,48 @@ def table(split: str, scores: list[Score]) -> str:
     return "\n".join([f"{head}\n  {'':44} {'tau':>6}  {'near':>6}", *lines])
 
 
-def noise(data: KernelData) -> dict[str, float]:
-    """Return by how much medians of the same row differ when it is measured again, in per cent."""
+def noise(data: KernelData) -> dict[str, Any]:
+    """Return by how much medians of the same row differ when it is measured again, in per cent.
+
+    Repeats of the same collection are seconds to minutes apart, those of another one hours.
+    """
     rows = data.rows[data.rows.status == "ok"]
     again = rows[~rows.control & (rows["repeat"] > 0)]
     first = rows[~rows.control & (rows["repeat"] == 0)]
     both = first.merge(again, on=[*TASK, "config"], suffixes=("", "_again"))
-    apart = numpy.abs(numpy.log(both.median_ns_again.astype(float) / both.median_ns.astype(float)))
-    controls = rows[rows.control].groupby("kernel").median_ns
+    same = both.collection == both.collection_again
+    controls = rows[rows.control].groupby(["collection", "kernel"]).median_ns
     spread = {
-        f"control {name}": float(each.astype(float).std() / each.astype(float).mean())
-        for name, each in controls
+        f"{collection} {kernel}": _percent(each.astype(float).std() / each.astype(float).mean())
+        for (collection, kernel), each in controls
+        if len(each) > 2
     }
-    middle = {f"p{p}": float(numpy.percentile(apart, p)) for p in (50, 90, 99)} if len(both) else {}
-    percent = {name: round(100 * value, 3) for name, value in {**middle, **spread}.items()}
-    return {"rows_again": len(both), **percent}
+    return {
+        "same_collection": _apart(both[same]),
+        "another_collection": _apart(both[~same]),
+        "controls": spread,
+    }
+
+
+def _apart(both: pandas.DataFrame) -> dict[str, float]:
+    """Compare first and second medians; tau is over pairs of one task that both were repeated."""
+    if both.empty:
+        return {"rows_again": 0}
+    times, later = both.median_ns.astype(float), both.median_ns_again.astype(float)
+    apart = numpy.abs(numpy.log(later / times))
+    taus = [
+        kendall(later[group.index].to_numpy(), times[group.index].to_numpy())
+        for _, group in both.groupby(TASK)
+        if len(group) > 1
+    ]
+    known = [tau for tau in taus if not math.isnan(tau)]
+    found = {f"p{p}": _percent(numpy.percentile(apart, p)) for p in (50, 90, 99)}
+    order = {"tau": round(float(numpy.mean(known)), 3)} if known else {}
+    return {"rows_again": len(both), **found, **order}
+
+
+def _percent(part: float) -> float:
+    return round(100 * float(part), 3)
 
 
 def data_hash(data: KernelData) -> str:

@@ -39,11 +39,14 @@ def test_there_are_kernels_and_tasks_for_a_dataset_worth_training_on() -> None:
     assert sum(len(each.shapes) * len(each.dtypes) for each in SUBJECTS.values()) >= 800
 
 
-def test_kernels_without_rows_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_without_rows_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     unmeasured("h200")
-    named = capsys.readouterr().out.split()
-    assert "matmul" not in named
-    assert set(named) < set(SUBJECTS)
+    assert capsys.readouterr().out.split() == [], "the three collections have every kernel"
+    monkeypatch.setitem(SUBJECTS, "brand_new", SUBJECTS["matmul"])
+    unmeasured("h200")
+    assert capsys.readouterr().out.split() == ["brand_new"]
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -74,9 +74,26 @@ def test_a_task_in_both_parts_is_refused(data: KernelData) -> None:
 
 
 def test_noise_is_what_a_second_measurement_differs_by(data: KernelData) -> None:
-    found = noise(data)
+    found = noise(data)["same_collection"]
     assert found["rows_again"] == 1
     assert found["p50"] == pytest.approx(1.0, abs=0.01)
+    assert noise(data)["another_collection"] == {"rows_again": 0}
+
+
+def test_noise_tells_minutes_from_hours(data: KernelData) -> None:
+    """A second collection measured two configs of a task again, in the other order."""
+    task = data.tasks[data.tasks.kernel == "layer_norm"]
+    two = task[(task["shape"] == task["shape"].iloc[0]) & (task.dtype == task.dtype.iloc[0])]
+    two = two.sort_values("median_ns").iloc[[0, -1]]
+    later = two.assign(collection="later", repeat=1, median_ns=two.median_ns.to_numpy()[::-1])
+    both = KernelData(data.folder)
+    both.__dict__["rows"] = pandas.concat([data.rows, later], ignore_index=True)
+    found = noise(both)
+    assert found["same_collection"]["rows_again"] == 1
+    assert found["another_collection"]["rows_again"] == 2
+    apart = math.log(two.median_ns.max() / two.median_ns.min())
+    assert found["another_collection"]["p50"] == pytest.approx(100 * apart, abs=0.01)
+    assert found["another_collection"]["tau"] == -1.0
 
 
 def test_kendall_leaves_out_pairs_within_the_noise() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
+import pandas
 import pytest
 
 from benchmarks.learn.kernels import SUBJECTS
@@ -22,20 +24,50 @@ def data() -> KernelData:
 
 def test_it_is_whole_and_small(data: KernelData) -> None:
     assert data.verify() == []
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*")) < 12_000_000
+    parts = [*FOLDER.glob("shards/*.parquet"), *FOLDER.glob("*.ir.jsonl")]
+    assert sum(path.stat().st_size for path in parts) < 12_000_000, "shards and packed graphs"
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    packed = sum(len(zlib.compress(path.read_bytes(), 1)) for path in files)
+    assert packed < 12_000_000, "with the logs of tunings, as git stores them"
 
 
 def test_it_has_what_its_card_says(data: KernelData) -> None:
     tasks = data.tasks
     card = (FOLDER / "CARD.md").read_text()
-    assert f"{len(data.rows):,}: {len(tasks):,} first measurements" in card
-    assert len(tasks) >= 10_000
-    assert set(tasks.kernel) <= set(SUBJECTS), "more are there: the next collection's"
-    assert tasks.kernel.nunique() == 32
-    assert tasks.groupby(TASK).ngroups == 608
+    total = f"{len(data.rows):,} rows, of which {len(tasks):,} are first measurements"
+    assert total in card
+    for name, rows in data.rows.groupby("collection"):
+        assert _counted(str(name), rows) in card
+    assert set(tasks.kernel) == set(SUBJECTS)
     assert not tasks.duplicated([*TASK, "config"]).any()
     missing = [name for name in data.rows.columns if f"`{name}`" not in card]
     assert missing == [], "columns that the card does not describe"
+
+
+def _counted(name: str, rows: pandas.DataFrame) -> str:
+    """Return the part of a collection's line in the card that can be computed."""
+    first = rows[~rows.control & (rows["repeat"] == 0)]
+    counts = first.status.value_counts().to_dict()
+    told = ", ".join(f"{n:,} {'with times' if s == 'ok' else f'`{s}`'}" for s, n in counts.items())
+    again = (~rows.control & (rows["repeat"] > 0)).sum()
+    parts = [f"{len(first):,} first measurements ({told})"] if len(first) else []
+    parts += [f"{again:,} again"] if again else []
+    return f"{len(rows):,}: {', '.join([*parts, f'{rows.control.sum()} controls'])}"
+
+
+def test_it_is_as_large_as_a_model_needs(data: KernelData) -> None:
+    assert len(data.rows) >= 50_000
+    assert data.tasks.kernel.nunique() >= 60
+    assert data.tasks.groupby(TASK).ngroups >= 800
+
+
+def test_every_row_has_the_facts_that_do_not_need_a_time(data: KernelData) -> None:
+    """Registers, spills and occupancy are of the loaded kernel: missing where it was not."""
+    known = ["grid_x", "grid_y", "grid_z", "trips", "bytes", "flops", "compile_s", "shared"]
+    known += ["ttir", "ttgir", "sm_mhz", "memory_mhz", "temperature_c", "power_w"]
+    assert data.rows[known].notna().all().all()
+    loaded = data.rows[data.rows.status != "out_of_resources"]
+    assert loaded[["registers", "spills", "occupancy"]].notna().all().all()
 
 
 def test_rows_with_times_are_right_and_sampled(data: KernelData) -> None:
@@ -51,7 +83,8 @@ def test_rows_with_times_are_right_and_sampled(data: KernelData) -> None:
 
 def test_every_split_is_that_of_the_hash(data: KernelData) -> None:
     for split, (columns, _) in SPLITS.items():
-        distinct = data.rows.drop_duplicates(list(columns))
+        known = [*columns, f"test_{split}"]
+        distinct = data.rows[known].drop_duplicates(list(columns))
         for row in distinct.to_dict("records"):
             assert row[f"test_{split}"] == in_test(split, row)
         train, test = data.split(split)
