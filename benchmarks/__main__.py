@@ -238,6 +238,21 @@ def sizes(minutes: float = 6.0, world: World = 8, json: Json = "") -> None:
     sizes.main(minutes, world, json)
 
 
+@app.command("fused-rows")
+def fused_rows(
+    minutes: Annotated[float, typer.Option(help="no new rows after this time")] = 6.0,
+    world: World = 8,
+    backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
+    count: Annotated[int, typer.Option(min=1, help="rows to draw from the grid")] = 120,
+    json: Json = "",
+) -> None:
+    """Time `auto` on the layers of public models, beside all algorithms and torch's."""
+    _need_gpu("fused-rows")
+    from . import fused_rows
+
+    fused_rows.main(count, world, backend, minutes, json)
+
+
 @app.command("link-rates")
 def link_rates(json: Json = "") -> None:
     """Measure what crosses PCIe per second, by copies and by kernels."""

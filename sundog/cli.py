@@ -62,6 +62,12 @@ Op = Annotated[
     str, typer.Argument(help="an op, op.algorithm, or a module or file.py with the names of one")
 ]
 Problem = Annotated[str, typer.Option(help="fields of the problem to change, name=value,...")]
+Problems = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--problem", help="fields of the problem to change, name=value,...; may be repeated"
+    ),
+]
 World = Annotated[int, typer.Option(help="number of ranks")]
 Preset = Annotated[str, typer.Option(help="shapes of a model and its ranks: llama3-70b-tp8")]
 Link = Annotated[str, typer.Option(help="pcie: peers' data in host memory, see docs/gpu.md")]
@@ -163,10 +169,7 @@ def isa(
 @app.command()
 def tune(
     op: Op = "",
-    problem: Annotated[
-        list[str] | None,
-        typer.Option(help="fields of the problem to change, name=value,...; may be repeated"),
-    ] = None,
+    problem: Problems = None,
     preset: Preset = "",
     world: World = 8,
     budget: Annotated[int, typer.Option(help="configs to try for each algorithm")] = 200,
@@ -265,6 +268,7 @@ def bench(
     op: Op,
     suite: Annotated[str, typer.Argument(help="with OP suite: its name (published)")] = "",
     axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,...; may be repeated")] = None,
+    problem: Problems = None,
     preset: Preset = "",
     world: World = 8,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
@@ -296,9 +300,9 @@ def bench(
     from .tools.bench import bench_command as command
 
     options = command.BenchOptions(
-        op=op, suite=suite, axes=axis or [], preset=preset, world=world, backend=backend, link=link,
-        baselines=baseline or [], samples=samples, warmup=warmup, csv=csv, json=json, plot=plot,
-        bars=bars, entries=entries, html=html,
+        op=op, suite=suite, axes=axis or [], problems=problem or [], preset=preset, world=world,
+        backend=backend, link=link, baselines=baseline or [], samples=samples, warmup=warmup,
+        csv=csv, json=json, plot=plot, bars=bars, entries=entries, html=html,
     )  # fmt: skip
     raise typer.Exit(command.run(options))
 

@@ -61,7 +61,8 @@ class BenchOptions:
     html: str = ""
     bars: str = ""  # measured beside expected times
     warmup: int = 2  # samples before those that are reported
-    preset: str = ""  # named shapes and a number of ranks
+    problems: Sequence[str] = ()  # fields to change, name=value,...; with `axes` too
+    preset: str = ""  # named shapes and a number of ranks, besides `problems`
     suite: str = ""  # of ops: the name after `bench suite`
 
 
@@ -124,13 +125,14 @@ def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
         raise ValueError(f"--backend {options.backend}: expected virtual or symm, to time a GPU")
     if options.world < 1 or options.samples < 1 or options.warmup < 0:
         raise ValueError("--world and --samples must be at least 1, and --warmup at least 0")
+    texts = list(options.problems)
     if options.preset:
-        texts, ranks = preset(options.preset, options.op)
-        options = dataclasses.replace(options, world=ranks)
+        named, ranks = preset(options.preset, options.op)
+        texts, options = [*texts, *named], dataclasses.replace(options, world=ranks)
     algorithms = algorithms_of(options.op)
     axes, channels = channel_axis(options.axes)
     problems, choices = parse_axes(algorithms, axes, options.world)
-    if options.preset:
+    if texts:
         problems = [load.changed(p, load.parse(text)) for text in texts for p in problems]
     table = OVER_LINK if options.link else BASELINES
     there = with_channels(table.get(options.op.partition(".")[0], {}), channels)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import sundog
-from sundog.ops.load import find
-from sundog.tools._subject import expected
+import sundog.torch
+from sundog.ops.load import changed, find
+from sundog.tools._subject import expected, room
 from sundog.tools.baselines import BASELINES
 
 CASES = [
@@ -19,7 +23,7 @@ CASES = [
         "matmul_all_reduce",
     )
     for name in BASELINES[op]
-    if not ("nccl" in name or "gloo" in name)  # test_nccl.py: they need processes
+    if not ("nccl" in name or "gloo" in name or "symm_mem" in name)  # they need processes
 ]
 
 
@@ -87,3 +91,37 @@ def test_torch_sends_tokens_to_the_same_places(op: str) -> None:
     for good, bad in sundog.run(main, 2, "sim"):
         assert good == 0
         assert bad > 20
+
+
+@pytest.mark.sim_only
+def test_torch_s_fused_ops_give_the_same_result(tmp_path: Path) -> None:
+    """On processes of a CPU, where `enable` gives torch's ops a kernel."""
+
+    def main(world: sundog.World) -> list[int]:
+        meeting = f"file://{tmp_path}/store"
+        dist.init_process_group("gloo", meeting, rank=world.rank, world_size=world.size)
+        with sundog.torch.enable():
+            wrong = [
+                each
+                for op in ("all_gather_matmul", "matmul_reduce_scatter")
+                for each in far(world, op)
+            ]
+        dist.destroy_process_group()
+        return wrong
+
+    def far(world: sundog.World, op: str) -> list[int]:
+        module, baseline = find(op), BASELINES[op][f"symm_mem.fused_{op}"]
+        problem = changed(module.cases(2)[0], dict(m=6, n=5, k=8, dtype=torch.float32))
+        problem = changed(problem, {"shard": "m"}) if op == "all_gather_matmul" else problem
+        given = module.inputs(world, problem, 3)
+        wanted = expected(world, module, problem, given)
+        out = room(world, module, problem, given)
+        world.barrier()
+        baseline.make(world, problem, given, out)()
+        right = baseline.wrong(problem, out.cpu(), wanted)
+        return [right, baseline.wrong(problem, out.cpu() + 9, wanted)]
+
+    for first, bad, second, also_bad in sundog.run(main, 2, "shm"):
+        assert first == second == 0
+        assert bad
+        assert also_bad
