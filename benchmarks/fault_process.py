@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import faulthandler
 import importlib
+import io
 import json
 import os
 import signal
@@ -172,6 +173,8 @@ def _rank_script(case: Case, folder: Path, rank: int, port: int) -> None:
 
 def _world_script(case: Case, folder: Path) -> None:
     """Run all ranks. The error of the run is that of every rank which has said nothing by then."""
+    if case.backend == "virtual":
+        sys.stderr = _Stamped(partial(_noted_line, case, folder))
     try:
         sundog.run(
             lambda world: _noted(world, case, partial(_note, folder, world.rank)),
@@ -184,6 +187,25 @@ def _world_script(case: Case, folder: Path) -> None:
         for rank in range(case.size):
             _note(folder, rank, "error", **_told(error))
         raise
+
+
+class _Stamped(io.TextIOBase):
+    """The error output of all ranks: what is written there is noted, with the time, and written."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def write(self, text: str) -> int:
+        self._note(text)
+        return os.write(2, text.encode())
+
+
+def _noted_line(case: Case, folder: Path, text: str) -> None:
+    """Note a wait that expired and is printed, since no host can raise it yet."""
+    if text.startswith("sundog: rank") and "WaitTimeout is raised when" in text:
+        for rank in range(case.size):
+            told = {"at": time.monotonic(), "type": "WaitTimeout", "text": text}
+            _note(folder, rank, "error", **told)
 
 
 def _noted(world: Any, case: Case, note: Callable[..., None]) -> None:

@@ -10,6 +10,7 @@ a broadcast that stays away), there is nothing to notice.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
@@ -295,6 +296,7 @@ def _kill(world: Any, case: Case) -> None:
 def _sleep(world: Any, case: Case) -> None:
     """Be late by more than the timeout. Ranks that share a host are late on the GPU."""
     if case.backend == "virtual":
+        faulthandler.dump_traceback_later(case.timeout + GRACE - 0.2)  # who is not in time, and why
         torch.cuda._sleep(int(2.5 * case.timeout * _CYCLES))
     else:
         time.sleep(2.5 * case.timeout)

@@ -19,6 +19,7 @@ _GOOD = ("named", "in_time", "culprit", "status", "clean")  # the last columns
 # What ends a traceback; torch.distributed writes the rank before each of its lines.
 _SENTENCE = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w.]*\.)?(\w+): (.*)", re.MULTILINE)
 _KEPT = 600  # characters of a sentence, in the file
+_STACKS = 6000  # and of stacks
 _NAMED = {
     name
     for name, value in vars(errors).items()
@@ -41,6 +42,8 @@ class Verdict:
     sentences: list[str]
     statuses: list[int | None]
     left: str
+    after: list[float]  # seconds from the fault to each rank's sentence
+    stacks: str = ""  # of a process that was not in time
 
     @property
     def good(self) -> bool:
@@ -63,12 +66,13 @@ def judge(case: Case, folder: Path, left: str, shared: list[str]) -> Verdict:
     struck = [e["at"] for e in events[case.rank] if e["event"] == "fault"]
     seconds = max((each.at for each in said if each.is_named), default=0.0) - min(struck, default=0)
     statuses = [each["status"] for each in processes]
+    late = max((each.at for each in others), default=0.0) - min(struck, default=0)
+    in_time = late <= case.timeout + GRACE
     return Verdict(
         case,
         struck=bool(struck),
         named=bool(struck) and all(each.is_named for each in others),
-        in_time=max((each.at for each in others), default=0.0) - min(struck, default=0)
-        <= case.timeout + GRACE,
+        in_time=in_time,
         culprit=all(each.names(case) for each in others),
         status=all(status not in (0, None) for status in statuses),
         clean=not left and not any(each["hung"] for each in processes),
@@ -76,7 +80,18 @@ def judge(case: Case, folder: Path, left: str, shared: list[str]) -> Verdict:
         sentences=[each.sentence for each in said],
         statuses=statuses,
         left=left + "; hung" * any(each["hung"] for each in processes),
+        after=[round(each.at - min(struck, default=each.at), 2) for each in said],
+        stacks="" if in_time else _stacks(folder),
     )
+
+
+def _stacks(folder: Path) -> str:
+    """Return the stacks that a process wrote when its time was over, if it did."""
+    for path in sorted(folder.glob("output*.txt")):
+        _, found, stacks = path.read_text(errors="replace").partition("Timeout (")
+        if found:
+            return f"{path.stem}: {stacks[:_STACKS]}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,5 +164,6 @@ def line(verdict: Verdict) -> str:
     return (
         f"case {case.number} {case.kind}, rank {case.rank} of {case.size}, step {case.step} "
         f"{case.steps[case.step].op}, ending {case.ending}: not {', '.join(bad)}; "
-        f"{verdict.seconds} s, exit {verdict.statuses} {verdict.left}\n{said}"
+        f"{verdict.after} s, exit {verdict.statuses} {verdict.left}\n{said}"
+        + (f"\n{verdict.stacks}" if verdict.stacks else "")
     )

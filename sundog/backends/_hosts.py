@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,10 +20,16 @@ from ..machine.machine import Machine
 from ..machine.tasks import Host
 from ..world.backend import Backend, Exchange
 from ..world.heap import Heap
+from ..world.waits import RAISED
 from ..world.world import World
 from ._codec import decode, encode
 
-__all__ = ["Meeting", "left_early", "refuse_inside_a_rank", "run_rank", "with_rank"]
+__all__ = [
+    "Meeting", "left_early", "print_unraised", "refuse_inside_a_rank", "run_rank", "with_rank",
+]  # fmt: skip
+
+_LOOK_EVERY = 0.1  # seconds
+_PATIENCE = 4  # looks: a host that is free raises within milliseconds
 
 
 def refuse_inside_a_rank() -> None:
@@ -87,6 +96,41 @@ def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
         return result
     finally:
         world._end("the world was closed")
+
+
+@contextmanager
+def print_unraised(records: list[tuple[int, tuple[int, ...], torch.Tensor]]) -> Iterator[None]:
+    """Inside, print a wait that expired and that no host has raised for a moment.
+
+    A host may be inside CUDA, which loads a kernel of torch only when the GPU is idle. All hosts
+    wait then, and a rank that is late on the GPU keeps it busy. `records`: by rank, the ranks of
+    its world or group, and where waits leave their record.
+    """
+    ended = threading.Event()
+    # Not one of threading's threads: those may read results, and are served for it.
+    _thread.start_new_thread(_print_unraised, (records, ended))
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _print_unraised(records: list, ended: threading.Event) -> None:
+    seen: dict[int, int] = {}  # looks at which a record was there, by its place
+    while not ended.wait(_LOOK_EVERY):
+        for place, (rank, ranks, record) in enumerate(list(records)):
+            written, program, _, expected, value, owing = record.tolist()
+            seen[place] = seen.get(place, 0) + 1 if written not in (0, RAISED) else 0
+            if seen[place] == _PATIENCE:
+                peer = ranks[owing] if 0 <= owing < len(ranks) else owing
+                print(
+                    f"sundog: rank {rank}, program {program}: a wait for a signal to reach "
+                    f"{expected} expired, and saw {value}; rank {peer} owes it. WaitTimeout is "
+                    "raised when the hosts go on: one of them is busy, or CUDA makes it wait "
+                    "until the GPU is idle.",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def left_early(error: SystemExit, rank: int, size: int) -> BaseException:

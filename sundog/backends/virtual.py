@@ -32,7 +32,7 @@ from . import Capabilities, WorldOptions
 from ._cuda_graph import CudaRecording
 from ._gang import Flight, Gang
 from ._gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
-from ._hosts import Meeting, refuse_inside_a_rank, run_rank, with_rank
+from ._hosts import Meeting, print_unraised, refuse_inside_a_rank, run_rank, with_rank
 from ._link import check_host_memory, pinned_heap
 from ._relaunch import Again, again, is_hooked
 
@@ -61,7 +61,8 @@ class VirtualShared:
     polls: int
     num_sms: int
     has_link: bool
-    records: list[torch.Tensor] = field(default_factory=list)  # of expired waits; kernels write it
+    # Of expired waits, which kernels write: rank, the ranks of its world or group, words.
+    records: list[tuple[int, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
 
 class VirtualBackend:
@@ -88,13 +89,15 @@ class VirtualBackend:
         self.order = Order()
         self._streams = {0: shared.streams[rank]}
         self._failed = False
+        self._sharing: tuple[int, ...] = ()  # the ranks of the latest context
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return (self._shared.flags if is_flags else self._shared.segments)[rank]
 
     def record(self, num_words: int) -> torch.Tensor:
-        self._shared.records.append(pinned_words(num_words))
-        return self._shared.records[-1]
+        words = pinned_words(num_words)
+        self._shared.records.append((self.rank, self._sharing, words))
+        return words
 
     def exchange(
         self,
@@ -162,6 +165,7 @@ class VirtualBackend:
     def allocated(self, base: int, allocation: Allocation) -> None:
         self._shared.contexts[self.rank].allocated(base, allocation)
         if allocation.is_context:
+            self._sharing = allocation.ranks
             self._shared.gpu.sharing[base + allocation.offset] = allocation.ranks
 
     def freed(self, base: int, allocation: Allocation) -> None:
@@ -189,7 +193,10 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
         prepare = functools.partial(_make_blas_handle, shared.streams[rank])
         hosts.append(machine.add_host(rank, _host(fn, shared, rank), [mode], prepare))
     try:
-        with Installed(machine, shared.gang.launch, adopt=adopt):
+        with (
+            Installed(machine, shared.gang.launch, adopt=adopt),
+            print_unraised(shared.records),
+        ):
             machine.run()
         if machine.failure is not None:
             _end_kernels(shared)
@@ -362,7 +369,8 @@ def leave_running(shared: VirtualShared, streams: list[torch.cuda.Stream]) -> No
     pinned = [heap for heap in shared.segments if shared.has_link]
     if not _unfinished:  # under MPS a process that leaves its kernels running spoils the others
         atexit.register(_finish_earlier)
-    _unfinished.append((streams, [*shared.records, *pinned]))
+    records = [words for _, _, words in shared.records]
+    _unfinished.append((streams, [*records, *pinned]))
     failure = shared.machine.failure
     assert failure is not None
     if hasattr(failure, "add_note"):

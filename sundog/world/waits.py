@@ -10,9 +10,10 @@ import torch
 from ..device import context, signal
 from ..errors import WaitRecord, WaitTimeout
 
-__all__ = ["SIGNALS", "Waits", "signal_form", "table"]
+__all__ = ["RAISED", "SIGNALS", "Waits", "signal_form", "table"]
 
 SIGNALS = ("atomic", "store")  # how a kernel sets a flag of a peer: device/signal.py
+RAISED = 2  # in the first word of a record, where a kernel writes 1: the host has said so
 
 
 def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:
@@ -67,6 +68,7 @@ class Waits:
             return
         with torch._C.DisableTorchFunction():  # host memory: there is nothing to wait for
             _, program, address, expected, seen, owing = self._record.tolist()
+        self.word.value = RAISED
         rank, peer = ranks[member], ranks[owing] if 0 <= owing < len(ranks) else owing
         record = WaitRecord(rank, program, name_of(address), expected, seen, peer)
         if expected < 0:  # signal.refuse

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from sundog import target
-from sundog.backends import symm, virtual
+from sundog.backends import _hosts, symm, virtual
 from sundog.backends._rendezvous import Facts, locality
 from sundog.backends._store import open_store
 from sundog.errors import PeerLost, WaitRecord, WaitTimeout
+from sundog.world.waits import RAISED
 
 pytestmark = pytest.mark.sim_only
 TIMEOUT = 0.3
@@ -80,7 +81,7 @@ def test_the_next_world_waits_for_what_a_late_rank_left(monkeypatch: pytest.Monk
     shared: Any = SimpleNamespace(
         segments=heaps,
         flags=heaps,
-        records=[torch.zeros(6)],
+        records=[(0, (0, 1), torch.zeros(6))],
         has_link=False,
         machine=SimpleNamespace(failure=error),
     )
@@ -88,9 +89,28 @@ def test_the_next_world_waits_for_what_a_late_rank_left(monkeypatch: pytest.Monk
     stream: Any = Stream()
     virtual.leave_running(shared, [stream])
     assert marked == [(0, stream), (1, stream)] * 2, "torch keeps their memory until then"
-    assert virtual._unfinished[0][1] == shared.records, "the kernels write there"
+    assert virtual._unfinished[0][1][0] is shared.records[0][2], "the kernels write there"
     assert "a rank is late, and the GPU still runs what it launched" in error.__notes__[0]
     for _ in range(2):
         virtual._finish_earlier()
     assert stream.waited == 1
     assert virtual._unfinished == []
+
+
+def test_an_expired_wait_is_printed_if_no_host_can_raise_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts stay inside CUDA until the late rank's work has ended."""
+    monkeypatch.setattr(_hosts, "_LOOK_EVERY", 0.001)
+    fine, raised, late = ([0] * 6, [RAISED, 3, 4096, 7, 6, 0], [1, 5, 4096, 9, 8, 1])
+    records = [(n, (0, 3, 4), torch.tensor(words)) for n, words in enumerate((fine, raised, late))]
+    printed = ""
+    with _hosts.print_unraised(records):
+        deadline = time.monotonic() + 30
+        while "owes it" not in printed and time.monotonic() < deadline:
+            printed += capfd.readouterr().err
+    lines = printed.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "sundog: rank 2, program 5: a wait for a signal to reach 9 expired, and saw 8"
+    ]
+    assert "; rank 3 owes it. WaitTimeout is raised when the hosts go on" in lines[0]
