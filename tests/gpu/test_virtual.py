@@ -359,3 +359,46 @@ def test_the_error_of_a_rank_that_is_late_on_the_gpu_does_not_wait_for_it():
     assert "the GPU still runs what it launched" in caught.value.__notes__[-1]
     assert sundog.run(lambda world: main(world, False), 2, "virtual", timeout=1) == [2.0, 2.0]
     assert time.monotonic() - begin > 6, "the next world waited for the late rank"
+
+
+@only_virtual
+def test_a_group_captures_while_the_other_ranks_have_launched():
+    """What ranks 1 and 3 launched spun, and the capture of ranks 0 and 2 waited for its end."""
+
+    def main(world: World) -> bool:
+        x, y = torch.ones(1024, device=world.device), torch.ones(4099, device=world.device)
+        world.all_gather(x)
+        group = world.group((0, 2), 4 << 20)
+        if group is not None:
+            group.all_reduce(y)
+            with group.capture() as graph:
+                total = group.all_reduce(y)
+            for _ in range(3):
+                graph.replay()
+            group.barrier()
+            assert bool((total == 2).all())
+        return bool((world.all_gather(x) == 1).all())
+
+    assert sundog.run(main, 4, "virtual", heap_size=16 << 20, timeout=5) == [True] * 4
+
+
+@only_virtual
+def test_an_expired_wait_is_printed_while_torch_loads_a_kernel(capfd):
+    """CUDA loads it when the late rank's work has ended; the line comes before."""
+
+    def main(world: World) -> float:
+        x = torch.ones(64, device=world.device)
+        for _ in range(2):
+            world.all_reduce(x)
+        world.synchronize()
+        if world.rank == 0:
+            torch.cuda._sleep(int(6 * 2e9))
+        world.all_reduce(x)
+        begin = time.monotonic()
+        torch.special.bessel_j1(torch.empty(8, device=world.device, dtype=torch.float64))
+        return time.monotonic() - begin
+
+    with pytest.raises(WaitTimeout, match="rank 0 owes the signal"):
+        sundog.run(main, 2, "virtual", heap_size=16 << 20, timeout=1)
+    printed = capfd.readouterr().err
+    assert "rank 0 owes it. WaitTimeout is raised when the hosts go on" in printed
