@@ -15,7 +15,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1430,
+    "(top)": 1435,
     "backends": 4100,
     "checker": 4345,
     "collectives": 3525,
@@ -34,7 +34,7 @@ BUDGETS = {
     "ops": 1745,
     "predict": 1280,
     "report": 600,
-    "tools": 2740,
+    "tools": 2765,  # torch's fused ops as baselines
     "tools/bench": 990,
     "tools/check": 1450,
     "tools/predict": 860,
