@@ -1,0 +1,223 @@
+"""What all_reduce_rms_norm promises, measured: its time beside its goals, and the bits of its rows.
+
+    python -m benchmarks.norm times --json FILE     against the plain all-reduce, and torch's norm
+    python -m benchmarks.norm bits                  1 to 8,192 tokens against rows one at a time
+
+8 ranks of `virtual` by default. Without a GPU, `times` runs every call once on the simulator, in
+small sizes, and times nothing: so that the command is known to work before it gets a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from sundog import World, run
+from sundog.ops.load import algorithms
+from sundog.ops.select import config_for
+from sundog.target import has_gpu
+from sundog.tools._subject import room
+from sundog.tools.baselines import BASELINES
+from sundog.tools.timing import Variant, machine, measure
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Goals of all_reduce_rms_norm.", no_args_is_help=True)
+OP, PLAIN = "all_reduce_rms_norm", "all_reduce"
+UNFUSED = "our all-reduce, then torch's norm"
+FEW, SOME = 32, 256  # tokens, up to which a goal counts
+MORE_US, TIMES_BYTES, TIMES_AS_FAST = 1.5, 1.1, 1.5  # the goals
+TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
+Ranks = Annotated[int, typer.Option("--world", min=2, help="ranks")]
+Hidden = Annotated[str, typer.Option(help="elements of a row, with commas")]
+Tokens = Annotated[str, typer.Option(help="rows, with commas")]
+Json = Annotated[str, typer.Option("--json", help="also write the result to this file")]
+Seconds = Annotated[float, typer.Option(help="begin no new size after this")]
+
+
+@app.command()
+def times(
+    world: Ranks = 8, hidden: Hidden = "4096,7168", tokens: Tokens = ",".join(map(str, TOKENS)),
+    seconds: Seconds = 90, json_file: Json = "",
+) -> None:  # fmt: skip
+    """Time every algorithm beside the plain all-reduce and the unfused form; compare with goals."""
+    sizes = [(n, h) for h in _numbers(hidden) for n in _numbers(tokens)]
+    backend = "virtual" if has_gpu() else "sim"
+    heap = 4 << 30 if has_gpu() else 64 << 20
+    fn = functools.partial(_time_all, sizes=sizes, until=time.monotonic() + seconds)
+    rows = run(fn, world, backend, heap_size=heap)[0]
+    if json_file:
+        content = {"machine": machine(), "rows": rows}
+        Path(json_file).write_text(json.dumps(content, indent=1))
+    for line in table(rows, world):
+        print(line)
+    if len(rows) < len(sizes):
+        print(f"{len(sizes) - len(rows)} of {len(sizes)} sizes were left out: the time was over")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _time_all(world: World, sizes: list[tuple[int, int]], until: float) -> list[dict[str, Any]]:
+    rows = []
+    for tokens, hidden in sizes:
+        if any(world.exchange(time.monotonic() > until, "time is over")):
+            break
+        with world.scope():
+            calls = dict(_calls(world, tokens, hidden))
+            rows.append({"tokens": tokens, "hidden": hidden, "us": _micros(world, calls)})
+            world.barrier()
+    return rows
+
+
+def _micros(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Microseconds by name; 0 where nothing can be timed."""
+    if world.device.type == "cpu":
+        for call in calls.values():
+            call()
+        world.barrier()
+        return dict.fromkeys(calls, 0.0)
+    variants = [Variant(name, [call]) for name, call in calls.items()]
+    found = measure(world, variants, samples=10, at_least=20)
+    return {each.name: 1e6 * each.median for each in found}
+
+
+def _calls(world: World, tokens: int, hidden: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Every algorithm of both ops that takes the size, and the unfused form, on the same rows."""
+    modules = algorithms(OP)
+    problem = next(iter(modules.values())).Problem(tokens, hidden, torch.bfloat16, world.size)
+    given = next(iter(modules.values())).inputs(world, problem, 0)
+    for algo, module in modules.items():
+        if module.valid(problem, module.default(problem, world.num_sms)) is None:
+            yield f"{OP}.{algo}", _call(world, f"{OP}.{algo}", module, problem, given)
+    for algo, module in algorithms(PLAIN).items():
+        x = given[0].view(-1)
+        flat = module.Problem(x.numel(), torch.bfloat16, world.size)
+        config = module.default(flat, world.num_sms)
+        if algo in modules and module.valid(flat, config) is None:
+            yield f"{PLAIN}.{algo}", _call(world, f"{PLAIN}.{algo}", module, flat, (x,))
+    if world.device.type != "cpu":  # its torch kernels are not a rank's on the simulator
+        out = room(world, modules["one_shot"], problem, given)
+        yield UNFUSED, BASELINES[OP][UNFUSED].make(world, problem, given, out)
+
+
+def _call(
+    world: World, name: str, module: Any, problem: Any, given: tuple[torch.Tensor, ...]
+) -> Callable[[], Any]:
+    """A plan with the config that is measured to be best, or the default, and its launch."""
+    config = config_for(name, module, problem, world._target, world.num_sms)
+    plan = module.plan(world, problem, config)
+    out = room(world, module, problem, given)
+    return lambda: plan.launch(*given, out)
+
+
+# goals
+
+
+def table(rows: list[dict[str, Any]], world: int) -> Iterator[str]:
+    """A line per size: the best time of each, and what it says of the goal that counts there."""
+    yield f"{'hidden':>6} {'tokens':>6}  {'best of ours':22} {'plain':>22} {'unfused':>9}  goals"
+    for row in rows:
+        ours, plain, unfused = _best(row, OP), _best(row, PLAIN), row["us"].get(UNFUSED, 0.0)
+        yield (
+            f"{row['hidden']:6} {row['tokens']:6}  {_shown(*ours):22} {_shown(*plain):>22} "
+            f"{unfused:9.1f}  {'; '.join(_verdicts(row, ours, plain, unfused, world))}"
+        )
+
+
+def _best(row: dict[str, Any], op: str) -> tuple[str, float]:
+    found = {name: us for name, us in row["us"].items() if name.startswith(f"{op}.")}
+    name = min(found, key=lambda each: found[each])
+    return name.partition(".")[2], found[name]
+
+
+def _shown(algo: str, us: float) -> str:
+    return f"{algo} {us:.2f} us"
+
+
+def _verdicts(
+    row: dict[str, Any], ours: tuple[str, float], plain: tuple[str, float], unfused: float,
+    world: int,
+) -> Iterator[str]:  # fmt: skip
+    if not plain[1]:
+        return
+    if row["tokens"] <= FEW:
+        more = ours[1] - plain[1]
+        yield _said(f"{more:+.2f} us", more <= MORE_US, f"at most {MORE_US} over plain")
+    else:
+        ratio = (world + 3) / (world + 1) if ours[0] == "one_shot" else 3 / 2
+        found = ours[1] / plain[1]
+        limit = TIMES_BYTES * ratio
+        yield _said(f"{found:.2f} x plain", found <= limit, f"at most {limit:.2f}")
+    if row["tokens"] <= SOME:
+        faster = unfused / ours[1]
+        wanted = f"at least {TIMES_AS_FAST} times as fast"
+        yield _said(f"{faster:.2f} x unfused", faster >= TIMES_AS_FAST, wanted)
+
+
+def _said(found: str, is_reached: bool, goal: str) -> str:
+    return f"{found} ({goal}: {'reached' if is_reached else 'MISSED'})"
+
+
+# bits
+
+
+@app.command()
+def bits(world: Ranks = 8, hidden: Hidden = "2880,4096,7168", most: int = 8192) -> None:
+    """Rows of calls of 1 to `most` tokens, of every algorithm, against the same rows one by one."""
+    backend = "virtual" if has_gpu() else "sim"
+    heap = 2 << 30 if has_gpu() else 64 << 20
+    wrong = 0
+    for size in _numbers(hidden):
+        fn = functools.partial(_compare, hidden=size, most=most)
+        compared, found = run(fn, world, backend, heap_size=heap)[0]
+        wrong += len(found)
+        print(f"hidden {size}: {compared:,} rows compared, {len(found)} calls differ {found[:5]}")
+    raise typer.Exit(int(wrong > 0))
+
+
+def _compare(world: World, hidden: int, most: int) -> tuple[int, list[str]]:
+    torch.manual_seed(world.rank)
+    x = world.empty((most, hidden), torch.bfloat16, "x").normal_()
+    torch.manual_seed(99)
+    residual = torch.randn(most, hidden, device=world.device).bfloat16()
+    weight = torch.randn(hidden, device=world.device).bfloat16()
+    single = _rows_one_by_one(world, x, residual, weight)
+    counts = sorted({1, 2, 3, 8, 31, 32, 33, 257, 1024, 4095, most})
+    compared, wrong = 0, []
+    for count in (n for n in counts if n <= most):
+        for algo, module in algorithms(OP).items():
+            problem = module.Problem(count, hidden, torch.bfloat16, world.size)
+            if module.valid(problem, module.default(problem, world.num_sms)) is not None:
+                continue
+            found = world.all_reduce_rms_norm(x[:count], residual[:count], weight, algo=algo)
+            compared += count
+            if not all(torch.equal(a, b[:count]) for a, b in zip(found, single, strict=True)):
+                wrong.append(f"{algo}, {count} tokens")
+    return compared, [each for rank in world.exchange(wrong) for each in rank]
+
+
+def _rows_one_by_one(
+    world: World, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All rows, each of a call of its own, which reads it from one place."""
+    one, out = world.empty((1, x.shape[1]), x.dtype), world.empty((2, x.shape[1]), x.dtype)
+    normed, added = torch.empty_like(x), torch.empty_like(x)
+    for row in range(len(x)):
+        one.copy_(x[row])
+        world.all_reduce_rms_norm(one, residual[row : row + 1], weight, out=out, algo="one_shot")
+        normed[row].copy_(out[0])
+        added[row].copy_(out[1])
+    return normed, added
+
+
+if __name__ == "__main__":
+    app()
