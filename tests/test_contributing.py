@@ -6,12 +6,11 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.scripts import python
 
 ROOT = Path(__file__).parent.parent
 CODE = r"[^\n]*\n\n```python\n(.*?)```"  # after the rest of the paragraph
@@ -81,11 +80,9 @@ def test_the_example_works(name, copy):
     for command in commands.splitlines():
         status = STATUS.search(command)
         words = shlex.split(STATUS.sub("", command))
-        start = [sys.executable, "-m", "sundog"] if words[0] == "sundog" else [sys.executable]
+        start = ["-m", "sundog"] if words[0] == "sundog" else []
         environment = {**os.environ, "PYTHONPATH": str(copy)}
-        done = subprocess.run(
-            [*start, *words[1:]], cwd=copy, env=environment, capture_output=True, text=True
-        )
+        done = python([*start, *words[1:]], environment, copy)
         expected = int(status[1]) if status else 0
         assert done.returncode == expected, f"{command}\n{done.stdout}\n{done.stderr}"
         if status:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from support.scripts import python
 
 import sundog
 from sundog import backends, knobs
@@ -88,8 +87,5 @@ def test_a_new_backend_takes_a_file_and_a_line(tmp_path: Path) -> None:
     assert text.count(line) == 1
     knobs_file.write_text(text.replace(line, line.replace(")", ', "loud")')))
     program = "import sundog; print(sundog.run(lambda world: world.rank, 3, 'loud'))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    done = python(["-c", program], {"PYTHONPATH": str(tmp_path)}, tmp_path)
     assert done.stdout.splitlines() == ["3 ranks", "[0, 1, 2]"], done.stderr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.scripts import python
 
 from benchmarks.fault_process import _told
 from benchmarks.fault_programs import KINDS, MUTUAL, Case, Step, make_case
@@ -95,10 +94,7 @@ def test_a_campaign_ends_with_a_table_and_a_file(tmp_path: Path) -> None:
     """Of three faults on the simulator, each in its own processes."""
     path = tmp_path / "faults.json"
     words = ["--backend", "sim", "--count", "3", "--no-control", "--json", str(path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.faults", *words],
-        capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=110,
-    )  # fmt: skip
+    done = python(["-m", "benchmarks.faults", *words], folder=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(path.read_text())
     assert content["machine"]["command"].startswith("python -m benchmarks.faults --backend sim")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.scripts import python
 
 from benchmarks.learn.__main__ import unmeasured
 from benchmarks.learn.collect import Collector, Options
@@ -27,9 +26,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_kernels_agree_with_their_references() -> None:
     """In Triton's interpreter, which must be on before a kernel is defined."""
-    command = [sys.executable, "-m", "benchmarks.learn", "check"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = python(["-m", "benchmarks.learn", "check"], environment, ROOT)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.count("right") == len(SUBJECTS)
 

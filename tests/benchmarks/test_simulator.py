@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripts import python
 
 import sundog
 from benchmarks import simulator
@@ -71,7 +72,6 @@ def test_the_two_take_turns_and_the_medians_are_compared(
 
 def test_the_two_run_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one of the kernels, once: `python -m benchmarks simulator` runs them all."""
-    run = subprocess.run
     code = (
         "import sys; from benchmarks import simulator as sim; sim.CASES.popitem(); "
         "sim._best_of_two = lambda case, finish=int: [case(), finish(), 1.5][2]; "
@@ -80,7 +80,7 @@ def test_the_two_run_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) 
 
     def run_less(command: list[str], **options: Any) -> Any:
         assert command[1:3] == ["-m", "benchmarks.simulator"]
-        return run([command[0], "-c", code, *command[3:]], **options)
+        return python(["-c", code, *command[3:]], options["env"])
 
     monkeypatch.setattr(subprocess, "run", run_less)
     for who in ("ours", "triton"):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from corpus import PAIRS
+from support.scripts import python
 
 from sundog.checker.findings import Rule
 from sundog.checker.rules import OBJECTIONS, RULES
@@ -122,11 +121,9 @@ def test_a_new_rule_takes_one_file_and_one_line(tmp_path: Path) -> None:
 
 def check_in(folder: Path) -> list[dict]:
     """Run `sundog check` of the package in this folder; return its findings."""
-    command = [sys.executable, "-m", "sundog", "check", "target.py", "--world", "1"]
+    command = ["-m", "sundog", "check", "target.py", "--world", "1"]
     options = ["--schedules", "1", "--json", "found.json"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [*command, *options], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    done = python([*command, *options], environment, folder)
     assert done.returncode in (0, 1), done.stderr
     return json.loads((folder / "found.json").read_text())["findings"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from support.scripts import python
 
 import sundog
 from sundog.testing import check
@@ -77,5 +75,5 @@ def test_a_stance_that_was_set_early_holds_when_the_compiler_is_imported():
         "set_compiler_stance(None)\n"
         "print(compiler._stance.stance)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python(["-c", program])
     assert done.stdout.split() == ["force_eager", "default"], done.stderr

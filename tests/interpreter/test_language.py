@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from support.scripts import python
 
 import sundog
 from sundog.interpreter.interpreter import language
@@ -21,13 +20,7 @@ pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 def test_simulate_compile_simulate_in_a_fresh_process(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)  # nothing is compiled already
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("fresh_process.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = python([Path(__file__).with_name("fresh_process.py")], environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "as it was\n"
 

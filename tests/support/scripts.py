@@ -1,28 +1,33 @@
 """Scripts in processes of their own, without the two seconds of CPU that `import torch` takes.
 
-A process is forked from the one that runs the tests, which has imported torch. Then it is made to
-look as `python script.py` would find it: arguments, environment, folder, output, exit functions. A
-test that is about what a script imports starts a real interpreter instead.
+A `Script` is forked from the process that runs the tests, which has imported torch and sundog. What
+`python` starts is forked from one that has imported torch alone, so it may import another sundog.
+Both are made to look as an interpreter would find them: arguments, environment, folder, output,
+exit functions. A test that is about what a script imports starts a real interpreter instead.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
+import json
 import os
 import runpy
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import torch
 
-__all__ = ["Script"]
+__all__ = ["Script", "python"]
 
 
 class Script:
@@ -35,7 +40,8 @@ class Script:
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(path, more, [file.fileno() for file in self._output])
+            words, environment = [str(path)], {**os.environ, **more}
+            _become(words, environment, path.parent, [file.fileno() for file in self._output])
         self._pidfd = os.pidfd_open(self.pid)
         self.returncode: int | None = None  # negative: the signal that killed it
 
@@ -66,8 +72,64 @@ class Script:
             assert self.has_ended(60)
 
 
-def _become(path: Path, environment: Mapping[str, str], output: list[int]) -> NoReturn:
-    """Run the script in this child, and end as an interpreter would."""
+def python(
+    words: Sequence[str | Path],
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    seconds: float = 100,
+) -> subprocess.CompletedProcess[str]:
+    """Do what `python words` does: a script, or `-c` or `-m` with its arguments."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    own = dict(os.environ if environment is None else environment)
+    given = [str(word) for word in words]
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as errors:
+        order = given, own, str(folder or Path.cwd()), [out.name, errors.name]
+        server.stdin.write(json.dumps(order) + "\n")
+        server.stdin.flush()
+        pid = int(server.stdout.readline())
+        in_time = bool(select.select([server.stdout], [], [], seconds)[0])
+        if not in_time:
+            os.kill(pid, signal.SIGKILL)  # it is not reaped before the next line
+        status = int(server.stdout.readline())
+        texts = [file.read().decode() for file in (out, errors)]
+    assert in_time, f"it still ran after {seconds:g} s: {texts}"
+    return subprocess.CompletedProcess(given, status, *texts)
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """The process that `python` forks from. It ends with this one, which closes its input."""
+    code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import scripts; "
+    code += "sys.path.pop(0); sys.modules.pop('scripts').serve(sys.stdin, sys.stdout)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, text=True
+    )
+
+
+def serve(orders: IO[str], answers: IO[str]) -> None:
+    """Fork a process for each order; answer with its number, and with its status when it ends."""
+    gc.freeze()
+    while order := orders.readline():
+        words, environment, folder, paths = json.loads(order)
+        pid = os.fork()
+        if pid == 0:
+            output = [os.open(path, os.O_WRONLY) for path in paths]
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # its input is not that of the server
+            given = environment.get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[:1] = ["", *filter(None, given)]
+            _become(words, environment, Path(folder), output)
+        print(pid, file=answers, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=answers, flush=True)
+
+
+def _become(
+    words: list[str], environment: Mapping[str, str], folder: Path, output: list[int]
+) -> NoReturn:
+    """Run what the words say in this child, and end as an interpreter would."""
     status = 1
     try:
         atexit._clear()
@@ -78,10 +140,10 @@ def _become(path: Path, environment: Mapping[str, str], output: list[int]) -> No
             os.dup2(file, fd)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", 1, closefd=False)  # noqa: SIM115
         sys.excepthook = sys.__excepthook__
+        os.environ.clear()
         os.environ.update(environment)
-        os.chdir(path.parent)
-        sys.argv, sys.path[:0] = [str(path)], [str(path.parent)]
-        status = _status_of(path)
+        os.chdir(folder)
+        status = _status_of(words)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -89,9 +151,9 @@ def _become(path: Path, environment: Mapping[str, str], output: list[int]) -> No
         os._exit(status)
 
 
-def _status_of(path: Path) -> int:
+def _status_of(words: list[str]) -> int:
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        _run(words)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:
@@ -99,3 +161,17 @@ def _status_of(path: Path) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
+
+
+def _run(words: list[str]) -> None:
+    what, *rest = words
+    if what == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(rest[0], vars(main))
+    elif what == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[:0] = words, [os.path.dirname(what)]
+        runpy.run_path(what, run_name="__main__")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import python
 from typer.testing import CliRunner
 
 from sundog.cli import app
@@ -58,9 +58,7 @@ def test_a_home_that_cannot_be_written() -> None:
     environment.pop("TRITON_CACHE_DIR", None)
     environment.pop("TRITON_HOME", None)
     words = ["isa", "all_gather.push", "--target", "sm_90", "--world", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "sundog", *words], env=environment, capture_output=True, text=True
-    )
+    done = python(["-m", "sundog", *words], environment)
     assert done.returncode == 0, done.stderr
     assert "/proc/nowhere/.triton/cache cannot be written" in done.stderr
     assert "TRITON_CACHE_DIR" in done.stderr
