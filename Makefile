@@ -9,6 +9,10 @@ TWO := -n 2 --dist worksteal  # processes; the suite is made for two cores
 # once more, alone, and a second failure counts. The first one stays in the output.
 ALONE := --last-failed --last-failed-no-failures none --exitfirst
 
+# Every process of a test run needs the same bytecode: where an environment forbids to store it, pytest
+# rewrites 340 files per process, and each process that a test starts compiles sundog again.
+test test-compat test-nodes: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: assets demo test lint format docs wheel test-compat test-nodes gpu-wheels clean
 demo: $(VENV)/.installed
 	$(BIN)/python scripts/assets.py --within=60 --or-say-why
