@@ -16,6 +16,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_dynamo_compiling as is_tracing
 
+from ..collectives._given import name_of
 from ..ops.op import NoFormula
 from .library import ops
 
@@ -64,7 +65,7 @@ def all_reduce(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_reduce", world, config, async_op, explain, out, x)
-    return _into(out, ops.all_reduce.default(x, op, algo, world.name))
+    return _into(out, ops.all_reduce.default(x, name_of(op), algo, world.name))
 
 
 def all_gather(
@@ -82,7 +83,7 @@ def reduce_scatter(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("reduce_scatter", world, config, async_op, explain, out, x)
-    return _into(out, ops.reduce_scatter.default(x, op, algo, world.name))
+    return _into(out, ops.reduce_scatter.default(x, name_of(op), algo, world.name))
 
 
 def all_to_all(
@@ -107,7 +108,7 @@ def reduce(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     _check_call("reduce", world, config, async_op, explain, out, x)
-    result = ops.reduce.default(x, dst, op, algo, world.name)
+    result = ops.reduce.default(x, dst, name_of(op), algo, world.name)
     return _on_one(world, dst, out, result, x)
 
 

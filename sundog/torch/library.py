@@ -12,15 +12,19 @@ host at every call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty_like, is_grad_enabled
+from torch._C import _any_requires_grad as any_requires_grad
 
+from ..collectives._given import has_views
 from ..collectives._reduce import check
 from ..fused import all_reduce_rms_norm as rms_norm
 from ..fused.all_reduce_rms_norm import fp8_of
+from ..ops.dispatch import latest
 from ..ops.load import functions
 from .formulas import (
     all_gather_backward,
@@ -71,6 +75,11 @@ def _checked(op: str, x: Tensor, world: str, name: str = "x") -> int:
     return found.size
 
 
+def _check_reduction(name: str, op: str, x: Tensor) -> None:
+    if not has_views(x, op):
+        check(name, op, x.dtype)
+
+
 def _same(x: Tensor, src: int, algo: str, world: str) -> Tensor:
     _checked("broadcast", x, world)
     return x.new_empty(x.shape)  # contiguous, whatever x is
@@ -78,13 +87,13 @@ def _same(x: Tensor, src: int, algo: str, world: str) -> Tensor:
 
 def _reduced(x: Tensor, op: str, algo: str, world: str) -> Tensor:
     _checked("all_reduce", x, world)
-    check("all_reduce", op, x.dtype)
+    _check_reduction("all_reduce", op, x)
     return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
 def _reduced_to_one(x: Tensor, dst: int, op: str, algo: str, world: str) -> Tensor:
     _checked("reduce", x, world)
-    check("reduce", op, x.dtype)
+    _check_reduction("reduce", op, x)
     return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
@@ -112,7 +121,7 @@ def _gathered(x: Tensor, splits: list[int] | None, algo: str, world: str) -> Ten
 
 
 def _scattered(x: Tensor, op: str, algo: str, world: str) -> Tensor:
-    check("reduce_scatter", op, x.dtype)
+    _check_reduction("reduce_scatter", op, x)
     return _slice("reduce_scatter", x, _checked("reduce_scatter", x, world))
 
 
@@ -240,23 +249,80 @@ TABLE: dict[str, TorchOp] = {
 # kernels: the functions that a world has
 
 
-def _kernel(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    def kernel(*arguments: Any) -> Tensor:
+class _Library(torch.library.Library):
+    """Calls a kernel without another turn through the dispatcher where no gradient is wanted."""
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        if dispatch_key == "Autograd":
+            fn = _direct(_kernels[op_name], fn)
+        super().impl(op_name, fn, dispatch_key, **options)
+
+
+_kernels: dict[str, Callable[..., Any]] = {}
+# Of tensors that are dense and real data, outside every mode and function transform.
+_PLAIN = {"CPU", "CUDA", "BackendSelect", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA"}
+
+
+def _direct(kernel: Callable[..., Any], differentiated: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel of the Autograd key. `differentiated`: torch's own, which takes 4 us."""
+    is_plain: dict[int, bool] = {}  # by the keys of a call
+
+    def call(keyset: Any, *arguments: Any) -> Any:
+        keys = keyset.raw_repr()
+        if keys not in is_plain:
+            is_plain[keys] = _PLAIN.issuperset(re.findall(r"(\w+)[,)]", str(keyset)))
+        if not is_plain[keys] or (is_grad_enabled() and any_requires_grad(*arguments)):
+            return differentiated(keyset, *arguments)
+        return kernel(*arguments)
+
+    return call
+
+
+def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*arguments: Any) -> Any:
         *given, algo, name = arguments
-        result: Tensor = function(find_world(name), *given, algo=algo)
-        return result
+        return function(find_world(name), *given, algo=algo)
 
     return kernel
+
+
+_NONE: dict[str, Callable[..., Any]] = {}
 
 
 def _of_world(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, or the one that a world over several machines has for it."""
 
     def call(world: Any, *given: Any, **options: Any) -> Any:
-        spanning = getattr(type(world), "SPANNING", {})
+        spanning = getattr(type(world), "SPANNING", _NONE)
         return spanning.get(name, function)(world, *given, **options)
 
     return call
+
+
+def _all_reduce(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As it was called before, if it was, with tensors at these places: only launch.
+
+    The dispatcher has found that x is plain and needs no gradient, and `out` is made here: that is
+    less to compare than in a call of `world.all_reduce` (ops/dispatch.py).
+    """
+
+    def all_reduce(world: Any, x: Tensor, op: str, algo: str) -> Tensor:
+        if not x.is_contiguous():
+            return cast(Tensor, function(world, x, op, algo=algo))
+        out, plans = empty_like(x), world._plans
+        place = (op, algo, x.data_ptr(), out.data_ptr(), x.shape, x.dtype)
+        key = (place, world._backend.stream_number, plans.heap.num_calls, world.kernel_mode)
+        repeat = plans.repeats.get(key)
+        if repeat is not None:
+            repeat.run(world, plans, x, out)
+            return out
+        function(world, x, op, out, algo=algo)
+        repeat = latest(world, ("all_reduce", op, algo), x, out)
+        if repeat is not None:
+            plans.remember(key, repeat)
+        return out
+
+    return all_reduce
 
 
 def _to_one(function: Callable[..., Any], is_whole: bool) -> Callable[..., Any]:
@@ -295,7 +361,9 @@ def _rows_first(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _register(library: torch.library.Library) -> None:
-    found = {name: _of_world(name, function) for name, function in functions().items()}
+    given = dict(functions())
+    given["all_reduce"] = _all_reduce(given["all_reduce"])
+    found = {name: _of_world(name, function) for name, function in given.items()}
     found["reduce"] = _to_one(found["reduce"], is_whole=False)
     found["gather"] = _to_one(found["gather"], is_whole=True)
     found["all_to_all"] = _rows_first(found["all_to_all"])
@@ -303,13 +371,14 @@ def _register(library: torch.library.Library) -> None:
     found["all_reduce_rms_norm"] = _apart(found["all_reduce_rms_norm"])
     for name, row in TABLE.items():
         library.define(f"{name}({row.arguments}, str algo, str world) -> {row.returns}")
+        _kernels[name] = _kernel(found[name])
         for device in ("CPU", "CUDA"):
-            library.impl(name, _kernel(found[name]), device)
+            library.impl(name, _kernels[name], device)
         torch.library.register_fake(f"sundog::{name}", row.shape, lib=library)
         torch.library.register_autograd(
             f"sundog::{name}", row.backward, setup_context=row.save, lib=library
         )
 
 
-_library = torch.library.Library("sundog", "DEF")
+_library = _Library("sundog", "DEF")
 _register(_library)

@@ -136,7 +136,10 @@ def test_bad_input_is_named_when_it_is_traced(run: Run) -> None:
         assert "all_reduce has no backward formula for op 'max'" in text
         text = refused(lambda x: world.all_reduce(x, async_op=True), x)
         assert "where all_reduce is differentiated or compiled" in text
-        text = refused(lambda x: world.all_reduce(x), x.to(torch.complex64))
+        pairs = x.to(torch.complex64)
+        summed = torch.compile(lambda x: world.all_reduce(x), fullgraph=True, backend="aot_eager")
+        assert torch.equal(summed(pairs), 2 * pairs)  # as eager code does
+        text = refused(lambda x: world.all_reduce(x, "max"), pairs)
         assert "all_reduce: no reduction of torch.complex64" in text
         text = refused(lambda x: world.matmul_all_reduce(x, x), x)
         assert "b has shape (3, 4), expected 4 rows" in text

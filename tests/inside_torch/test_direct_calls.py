@@ -1,0 +1,94 @@
+"""An op of torch without a gradient: straight to its kernel, and only to a launch when repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sundog
+from sundog.torch import ops
+
+Run = Callable[..., list]
+
+
+class Seen(TorchDispatchMode):
+    """Notes the ops that go through the dispatcher to a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_repeated_op_reads_the_new_data(run: Run) -> None:
+    """Same tensors, other data; other operators and shapes at the same place."""
+
+    def main(world: sundog.World) -> None:
+        x = torch.zeros(2, 2, device=world.device)
+
+        def reduced(op: str, given: Tensor) -> list:
+            result: Tensor = ops.all_reduce(given, op, "auto", world.name)
+            return result.flatten().tolist()
+
+        for value in range(4):
+            x.fill_(value + world.rank)
+            assert reduced("sum", x) == [2.0 * value + 1] * 4
+            assert reduced("max", x) == [value + 1.0] * 4
+            assert reduced("sum", x[0]) == [2.0 * value + 1] * 2
+            x[0, 1] = 7
+            assert reduced("sum", x.t()) == [2.0 * value + 1, 2.0 * value + 1, 14, 2.0 * value + 1]
+
+    run(main, 2)
+
+
+def test_a_repeat_ends_with_the_plans(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.ones(4, device=world.device)
+        results = []
+        for _ in range(3):
+            results.append(ops.all_reduce(x, "sum", "auto", world.name).tolist())
+            results.append(ops.all_reduce(x, "sum", "auto", world.name).tolist())
+            world.free_plans()
+            assert not world._plans.repeats
+        assert results == [[2.0] * 4] * 6
+
+    run(main, 2)
+
+
+@pytest.mark.sim_only
+def test_a_dispatch_mode_sees_the_op(run: Run) -> None:
+    """The short way is for calls that nobody watches."""
+
+    def main(world: sundog.World) -> list[str]:
+        x = torch.ones(4, device=world.device)
+        for _ in range(2):
+            ops.all_reduce(x, "sum", "auto", world.name)
+        with Seen() as seen:
+            ops.all_reduce(x, "sum", "auto", world.name)
+        return seen.names
+
+    assert run(main, 1)[0].count("sundog::all_reduce") == 1
+
+
+@pytest.mark.sim_only
+def test_fake_tensors_and_conjugated_views_take_the_long_way(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.tensor([1 + 2j, 3 - 1j], device=world.device)
+        result = ops.all_reduce(x.conj(), "sum", "auto", world.name)
+        assert torch.equal(result, x.conj().resolve_conj())
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = ops.all_reduce(mode.from_tensor(x), "sum", "auto", world.name)
+        assert fake.shape == x.shape
+        assert hasattr(fake, "fake_mode")
+
+    run(main, 1)
