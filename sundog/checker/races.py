@@ -144,7 +144,8 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
                 "gives one on today's GPUs"
             )
         begun = heard.signal.actor.begun
-        if _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
+        waited = event.writes or _waited(heard, learner)
+        if waited and _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
             return KERNEL_BOUNDARY, (
                 f"the signal at {_at(heard.signal.event)} ({_order(heard)}) was read at "
                 f"{_at(heard.event)} ({heard.event.sem}), and the {old.event.verb} was made "
@@ -181,6 +182,16 @@ def _is_boundary(heard: Heard) -> bool:
     if not both_reach(heard.signal.event, heard.event):
         return False
     return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE)
+
+
+def _waited(heard: Heard, learner: Any) -> bool:
+    """Whether a load after the poll is made after it, on today's GPUs if not in the model.
+
+    By an acquire, by a CTA barrier between them, or by the end of the kernel that polled.
+    """
+    if heard.acquires or heard.signal.validates_itself or heard.event.actor is not learner:
+        return True
+    return bool(learner.met >= heard.barriers)
 
 
 def _ended_with(heard: Heard, learner: Any, old: PastAccess) -> bool:

@@ -44,6 +44,7 @@ class Heard(NamedTuple):
     signal: Signal
     event: AccessEvent
     acquires: bool  # by its own semantics, or by a fence after it
+    barriers: int = 0  # the reader's time of CTA barriers when it read
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ class Signals:
     def _hear_word(self, event: AccessEvent, word: Word, message: Message) -> None:
         actor = event.actor
         acquires = event.sem in ACQUIRES
+        by_lane = event.tensor or _of_own_lane(actor, message)
         word.note_read(actor, actor.stamp(event.tensor, False), message, self._site)
         for signal in word.signals.values():
             if signal.number > message.number:
@@ -201,19 +203,19 @@ class Signals:
             if event.sem == "release" and signal.actor in actor.heard:
                 continue  # meant to signal, not to wait: what was heard before counts
             if signal.actor is not actor:
-                actor.heard[signal.actor] = Heard(signal, event, acquires)
-                if event.tensor and acquires:
+                actor.heard[signal.actor] = Heard(signal, event, acquires, actor.barriers)
+                if by_lane and acquires:
                     actor.pending_from[signal.actor] = None
         reaching = _reaching(event, message)
         if not acquires:
-            by_lane = event.tensor and event.verb != "volatile load"
+            by_lane = by_lane and event.verb != "volatile load"
             for clock, who in reaching:
                 actor.overheard[id(clock)] = Overheard(clock, who, by_lane)
             return
-        if reaching and not event.tensor:
+        if reaching and not by_lane:
             actor.acquired(event)
         for clock, _ in reaching:
-            if event.tensor:
+            if by_lane:
                 actor.pending[id(clock)] = clock
             else:
                 actor.learn(clock)
@@ -314,6 +316,14 @@ class Signals:
     def forget(self, start: int, end: int) -> None:
         for address in [a for a in self._words if start <= a < end]:
             del self._words[address]
+
+
+def _of_own_lane(actor: Actor, message: Message) -> bool:
+    """Whether one lane of the reader wrote it: other threads may read earlier, up to a barrier."""
+    event = message.event
+    if event is None or event.actor is not actor or not event.tensor:
+        return False
+    return message.stamp is not None and message.stamp[1] > actor.met
 
 
 def _published(event: AccessEvent) -> tuple[Clock | None, str]:

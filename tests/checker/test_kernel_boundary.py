@@ -25,7 +25,15 @@ def write(data, rank, BLOCK: tl.constexpr):
 
 @triton.jit
 def meet_and_read(
-    data, flag, out, peer, ctx, POLL: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr
+    data,
+    flag,
+    out,
+    peer,
+    ctx,
+    POLL: tl.constexpr,
+    WRITE: tl.constexpr,
+    MEET: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     at = tl.arange(0, BLOCK)
     if WRITE:
@@ -39,17 +47,18 @@ def meet_and_read(
     else:
         while tl.atomic_add(flag, 0, sem=POLL, scope="sys") < 1:
             pass
-    tl.debug_barrier()
+    if MEET:
+        tl.debug_barrier()  # no thread loads before the poll has ended
     tl.store(out + at, memory.load(data + at, peer, ctx))
 
 
-def run(poll: str, writes: bool, strict: bool) -> Report:
+def run(poll: str, writes: bool, strict: bool, meet: bool = True) -> Report:
     def main(world: sundog.World) -> None:
         data, flag = world.zeros((BLOCK,), torch.float32, "data"), world.signals((1,), "flag")
         out, peer = torch.empty(BLOCK), 1 - world.rank
         world.barrier()
         write[(1,)](data, world.rank, BLOCK)
-        meet_and_read[(1,)](data, flag, out, peer, world.ctx, poll, writes, BLOCK)
+        meet_and_read[(1,)](data, flag, out, peer, world.ctx, poll, writes, meet, BLOCK)
         assert out[0].item() == (5 if writes else peer + 1)
 
     return check(main, 2, 4, heap_size=256 << 10, strict=strict)
@@ -72,4 +81,10 @@ def test_what_an_earlier_kernel_wrote_is_a_remark(poll: str) -> None:
 
 def test_what_the_same_kernel_wrote_is_a_race() -> None:
     report = run("acquire", True, strict=False)
+    assert RELAXED_RELEASE.name in rules(report.findings)
+
+
+@pytest.mark.parametrize("poll", ["relaxed", "volatile"])
+def test_a_load_that_may_be_made_before_the_poll_is_a_race(poll: str) -> None:
+    report = run(poll, False, strict=False, meet=False)
     assert RELAXED_RELEASE.name in rules(report.findings)

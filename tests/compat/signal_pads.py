@@ -70,6 +70,18 @@ def take(words, SEM: tl.constexpr):
 
 
 @triton.jit
+def load_acquire(word):
+    tl.inline_asm_elementwise(
+        "ld.acquire.sys.global.u32 $0, [$1];",
+        "=r,l",
+        [word],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def meet(
     pads,
     rank: tl.constexpr,
@@ -77,6 +89,7 @@ def meet(
     RELEASE: tl.constexpr = "release",
     ACQUIRE: tl.constexpr = "acquire",
     SCOPE: tl.constexpr = "sys",
+    BETWEEN: tl.constexpr = True,
 ):
     """Meet the programs of the same number on all ranks; CTA barriers are the caller's."""
     peers = tl.arange(0, size)
@@ -86,7 +99,12 @@ def meet(
     mine = tl.load(table + rank).to(tl.pointer_type(tl.uint32)) + block + peers
     if thread() < size:
         put(theirs, RELEASE, SCOPE)
-        take(mine, ACQUIRE)
+        take(mine, "relaxed" if ACQUIRE == "by all" else ACQUIRE)
+    if ACQUIRE == "by all":  # every thread acquires what one has taken
+        if BETWEEN:
+            sync_threads()  # no thread loads a word before its taker has taken it
+        for peer in tl.static_range(size):
+            load_acquire(tl.load(table + rank).to(tl.pointer_type(tl.uint32)) + block + peer)
 
 
 @triton.jit
@@ -104,6 +122,7 @@ def push_and_sum(
     RELEASE: tl.constexpr = "release",
     ACQUIRE: tl.constexpr = "acquire",
     SCOPE: tl.constexpr = "sys",
+    BETWEEN: tl.constexpr = True,
 ):
     """Write x to this rank's symmetric buffer, meet, and sum over the ranks' buffers."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -112,7 +131,7 @@ def push_and_sum(
     tl.store(mine + at, tl.load(x + at, mask=at < n), mask=at < n)
     if BEFORE:
         sync_threads()  # orders the tile before the release, which single threads make
-    meet(pads, rank, size, RELEASE, ACQUIRE, SCOPE)
+    meet(pads, rank, size, RELEASE, ACQUIRE, SCOPE, BETWEEN)
     if AFTER:
         tl.debug_barrier()  # what single threads acquired, all learn
     total = tl.zeros([BLOCK], tl.float32)

@@ -32,8 +32,9 @@ def test_program_for_torchrun_gives_torchs_result(size: int) -> None:
     assert all(torch.equal(first, each) for each in others)
 
 
-def test_right_kernel_is_clean_and_has_no_remark() -> None:
-    report = checked()
+@pytest.mark.parametrize("how", [{}, {"ACQUIRE": "by all", "AFTER": False}], ids=str)
+def test_right_kernel_is_clean_and_has_no_remark(how: dict) -> None:
+    report = checked(**how)
     assert not report.findings + report.remarks, report
 
 
@@ -45,8 +46,12 @@ def test_right_kernel_is_clean_and_has_no_remark() -> None:
         ({"RELEASE": "relaxed"}, "relaxed release"),
         ({"ACQUIRE": "relaxed"}, "relaxed acquire"),
         ({"SCOPE": "gpu"}, "scope does not reach"),
+        (
+            {"ACQUIRE": "by all", "BETWEEN": False, "AFTER": False},
+            "no CTA barrier after the acquire",
+        ),
     ],
-    ids=["no barrier before", "no barrier after", "relaxed put", "relaxed take", "gpu scope"],
+    ids=str,
 )
 def test_wrong_kernel_is_found(how: dict, rule: str) -> None:
     assert rule in rules(checked(**how))
