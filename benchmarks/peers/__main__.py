@@ -60,7 +60,7 @@ def _is_ours(result: dict[str, Any]) -> bool:
 def _result(name: str, path: str, commit: str, number: int) -> dict[str, Any]:
     case: Case = cases(name).CASES[number]
     found = _run(name, path, number)
-    bad = found["findings"] or found["failures"]
+    bad = found["findings"] or found["failures"] or found["remarks"]
     after = None
     if case.repairs and bad:
         with repaired(path, cases(name).PACKAGE, case) as folder:

@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sundog.compat.patches import current
 
-from .case import Case, device, group, start
+from .case import Case, Repair, Substitution, device, group, start
 
 __all__ = ["CASES", "PACKAGE"]
 
@@ -126,9 +126,37 @@ def _descriptor(
     return TensorDescriptor.from_tensor(whole, [block_rows, block_columns])
 
 
+_BARRIER, _GATHER = (
+    f"symm_mem_recipes/triton_{name}.py" for name in ("barrier", "all_gather_matmul")
+)
+_WORDS = Repair(
+    "relaxed acquire",
+    "The compare-and-swap that waits is relaxed, and the loads that acquire after it read the "
+    "words of block 0 in every block: only block 0 is ordered after its peers.",
+    (
+        Substitution(
+            _BARRIER,
+            149,
+            "local_signal_pad_addr + remote_rank",
+            "local_signal_pad_addr + block_id * WORLD_SIZE + remote_rank",
+        ),
+    ),
+)
+_POLL = Repair(
+    "relaxed acquire",
+    "The kernel polls by a relaxed load, which orders nothing after it, and reads by TMA what the "
+    "copy engine wrote while it ran: it needs an acquire and a proxy fence.",
+    (
+        Substitution(_GATHER, 81, "ld.global.relaxed.gpu.u32", "ld.global.acquire.sys.u32"),
+        Substitution(_GATHER, 94, "bar.sync 0;",
+                     "bar.sync 0; fence.proxy.async.global; bar.sync 0;"),
+    ),
+)  # fmt: skip
+
 CASES = [
-    Case("barrier_test_kernel", "symm_mem_recipes/triton_barrier.py", barrier),
-    Case("one_shot_all_reduce_kernel", "symm_mem_recipes/triton_one_shot_all_reduce.py", one_shot),
-    Case("matmul_kernel_tma_persistent", "symm_mem_recipes/triton_all_gather_matmul.py",
-         gather_matmul, note="names of old descriptors are provided by the adapter"),
+    Case("barrier_test_kernel", _BARRIER, barrier),
+    Case("one_shot_all_reduce_kernel", "symm_mem_recipes/triton_one_shot_all_reduce.py", one_shot,
+         repairs=(_WORDS,)),
+    Case("matmul_kernel_tma_persistent", _GATHER, gather_matmul,
+         repairs=(_POLL,), note="names of old descriptors are provided by the adapter"),
 ]  # fmt: skip

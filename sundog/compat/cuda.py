@@ -224,6 +224,10 @@ _ONLY_FOR_PROGRAMS = ("is_available", "is_initialized")  # torch and sundog want
 def install(patches: Patches) -> None:
     for name, function in _FUNCTIONS.items():
         patches.set(torch.cuda, name, for_ranks(function, getattr(torch.cuda, name)))
+    compiler: Any = sys.modules.get("torch._dynamo.device_interface")
+    for name in vars(compiler.CudaInterface).keys() & _FUNCTIONS if compiler else ():
+        # torch's compiler keeps the functions of torch.cuda
+        patches.set(compiler.CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
     for name in _ONLY_FOR_PROGRAMS:
         patches.set(torch.cuda, name, _answered(getattr(torch.cuda, name)))
     patches.set(torch.cuda, "Stream", _constructor(CudaStream, torch.cuda.Stream))

@@ -33,6 +33,7 @@ __all__ = ["Helpers", "called_by_gluon", "function_tree", "rewrite"]
 
 _HELPERS = "_sundog"
 _BUILTIN = "__triton_builtin__"
+_LIBRARY = ("ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt")
 _CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparisons
 
 
@@ -200,7 +201,12 @@ class Helpers:
 
         return call
 
-    def only_on_gpu(self, name: str) -> Callable:
+    def library(self, name: str) -> Callable:
+        """Return tl's function for one of libdevice that tl has too; others are refused."""
+        short = name.rpartition(".")[2]
+        if short in _LIBRARY:
+            return self.imported(getattr(tl.math, short))
+
         def call(*args: Any, **kwargs: Any) -> Any:
             raise CannotInterpret(f"library function {name} runs only on a GPU; use tl operations")
 
@@ -367,7 +373,7 @@ class _Rewriter(stock.ASTTransformer):
             return node
         if module.startswith("triton.language.extra.") and module.endswith(".libdevice"):
             name = ast.copy_location(ast.Constant(ast.unparse(node.func)), node)
-            node.func = ast.copy_location(_call("only_on_gpu", name), node.func)
+            node.func = ast.copy_location(_call("library", name), node.func)
         elif module.startswith("triton.language.extra."):
             self.generic_visit(node)
             node.func = ast.copy_location(_call("builtin", node.func), node.func)

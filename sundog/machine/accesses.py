@@ -337,7 +337,9 @@ def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
 
 @functools.cache
 def is_view(func: Any) -> bool:
-    """Whether an operator returns a view: it touches no memory."""
+    """Whether an operator returns a view, or peers' memory as tensors: it touches none."""
+    if func._opname == "get_remote_tensors":
+        return True
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
@@ -356,9 +358,11 @@ def tell(checker: Observer, stream: Stream, touched: Accessed, at: tuple[str, in
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors with memory of their own: not those that wrap another one."""
+    """Return the tensors with memory of their own: no wrappers, and not a compiler's fake ones."""
     found = [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
-    return [each for each in found if not is_traceable_wrapper_subclass(each)]
+    own = [each for each in found if not is_traceable_wrapper_subclass(each)]
+    with torch._C.DisableTorchFunction():
+        return [each for each in own if each.untyped_storage().device.type != "meta"]
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed._symmetric_memory as symm_mem
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sundog
+from sundog.compat.rank import as_rank
 from sundog.errors import SundogError
+from sundog.tools.check.schedules import check
 
 
 def ranks(main: Callable[[int], Any], size: int = 3) -> list[Any]:
@@ -147,6 +152,33 @@ def test_a_tensor_is_on_the_ranks_device() -> None:
         return x.is_cuda, str(x.device), kept.tolist()
 
     assert ranks(main, 2) == [(True, f"cuda:{r}", [0.0, 0.0]) for r in range(2)]
+
+
+def test_peers_memory_as_tensors_is_no_access_and_fake_tensors_have_none() -> None:
+    def main() -> None:
+        dist.init_process_group("nccl")
+        x = symm_mem.empty(4, dtype=torch.float32, device="cuda").fill_(1)
+        group: Any = dist.group.WORLD
+        theirs = torch.ops.symm_mem.get_remote_tensors(x, group.group_name)
+        assert len(theirs) == 2
+        with FakeTensorMode():
+            assert (torch.empty(2) + 1).shape == (2,)
+
+    report = check(as_rank(main), 2, schedules=2)
+    assert not report.findings + report.remarks, report
+
+
+def test_torchs_compiler_asks_the_rank_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface: Any = ModuleType("torch._dynamo.device_interface")
+    original = staticmethod(torch.cuda.get_device_properties)
+    interface.CudaInterface = type("CudaInterface", (), {"get_device_properties": original})
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+
+    def main(rank: int) -> Any:
+        return interface.CudaInterface.get_device_properties("cuda").major
+
+    assert ranks(main, 1) == [9]
+    assert interface.CudaInterface.get_device_properties is torch.cuda.get_device_properties
 
 
 def test_what_has_no_meaning_is_said() -> None:

@@ -82,6 +82,16 @@ def test_a_library_function_that_is_not_reached_does_no_harm(run: Run) -> None:
 
 
 @triton.jit
+def in_both_kernel(x_ptr):
+    tl.store(x_ptr, libdevice.rsqrt(tl.load(x_ptr)))
+
+
+@pytest.mark.sim_only
+def test_a_library_function_that_tl_has_too_runs(run: Run) -> None:
+    assert launch(run, in_both_kernel, (1,), torch.full((1,), 4.0))[0].item() == 0.5
+
+
+@triton.jit
 def chain_kernel(x_ptr, out, N: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, N))
     tl.store(out + tl.arange(0, N), 2 < x < 9)
