@@ -28,7 +28,7 @@ BUDGETS = {
     "fused": 4880,
     "hardware": 340,
     "interpreter": 3240,
-    "learn": 320,
+    "learn": 500,
     "machine": 3380,
     "nodes": 1650,
     "ops": 1745,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -86,11 +87,37 @@ def evaluate(
     data: Annotated[str, typer.Argument(help="a dataset: h200, or a folder")] = "h200",
     split: Annotated[list[str] | None, typer.Option(help="shape, kernel, dtype, random")] = None,
     json: Annotated[str, typer.Option("--json", help="also write the scores to this file")] = "",
+    networks: Annotated[
+        Path | None, typer.Option(help="a folder with SPLIT.npz that `train` made; else they train")
+    ] = None,
 ) -> None:
     """Compare cost models and searches on the fixed splits (needs scikit-learn)."""
     from .results import show
 
-    show(data, split or ["shape", "kernel", "dtype", "random"], json)
+    show(data, split or ["shape", "kernel", "dtype", "random"], json, networks)
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Argument(help="write the networks to this file")],
+    data: Annotated[str, typer.Option(help="a dataset: h200, or a folder")] = "h200",
+    split: Annotated[str, typer.Option(help="leave its test part out: shape, kernel, ...")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    epochs: Annotated[int, typer.Option(min=1)] = 50,
+    networks: Annotated[int, typer.Option(min=1, help="whose scores are averaged")] = 4,
+) -> None:
+    """Train the networks of `sundog.tune_triton`, or those of a split for `evaluate`."""
+    from sundog.dataset import load
+
+    from .evaluate import hidden_kernels
+    from .network import Settings
+    from .train import save_networks
+
+    settings = Settings(networks=networks, epochs=epochs, hide_kernel=hidden_kernels(split))
+    if not split:  # the tuner's kernels are others', and are scored before they are compiled, too
+        settings = replace(settings, hide_kernel=0.5, hide=0.15)
+    save_networks(load(data), split, out, settings, device)
+    typer.echo(f"{out}: {out.stat().st_size} bytes")
 
 
 @app.command("train-ops")

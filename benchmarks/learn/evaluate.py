@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -19,9 +20,11 @@ import pandas
 
 from sundog.dataset.shards import KernelData
 from sundog.learn.features import COMPILED, NAMES
-from sundog.tools.tune.space import Space, pattern
+from sundog.learn.kernel_model import Networks
+from sundog.tools.tune.space import Space, by_model, pattern
 
-from .train import TASK, features_of, fit, targets, usable
+from .network import Settings
+from .train import TASK, features_of, fit, networks_of, targets, tasks_hash, usable
 
 __all__ = ["GOALS", "Score", "evaluate", "kendall", "score_of", "steps_to"]
 
@@ -53,15 +56,19 @@ class Score:
     by_kernel: dict[str, float] = dataclasses.field(default_factory=dict)  # tau of each
 
 
-def evaluate(data: KernelData, split: str) -> list[Score]:
-    """Compare all models and searches on one split."""
+def evaluate(data: KernelData, split: str, networks: Path | None = None) -> list[Score]:
+    """Compare all models and searches on one split; `networks`: a file that `train` made."""
     rows = usable(data)
     test = rows[f"test_{split}"].to_numpy()
     kernels = sorted(set(rows.kernel[~test]))
     part = Part(rows, features_of(data, rows, kernels), targets(rows), test)
     _check_apart(part, split)
-    found = [score_of(name, predict(part), part, split) for name, predict in MODELS.items()]
-    return [*found, *_searches(part, split)]
+    predicted = {name: predict(part) for name, predict in MODELS.items()}
+    predicted[_NETWORKS] = by_networks(part, kernels, split, networks)
+    predicted["networks and trees"] = _average([predicted[_NETWORKS], predicted[_TREES]], part)
+    found = [score_of(name, each, part, split) for name, each in predicted.items()]
+    led = _led_by(predicted["networks and trees"], part, split)
+    return [*found, led, *_searches(part, split)]
 
 
 def _check_apart(part: Part, split: str) -> None:
@@ -82,6 +89,33 @@ def by_trees(part: Part, columns: list[str], **settings: Any) -> numpy.ndarray:
     features[:, [NAMES.index(name) for name in NAMES if name not in columns]] = numpy.nan
     trees = fit(features[~part.test], part.target[~part.test], {}, **settings)
     return trees.predict(features[part.test])
+
+
+def by_networks(part: Part, kernels: list[str], split: str, file: Path | None) -> numpy.ndarray:
+    """Load networks that were trained on the same tasks, or train them."""
+    train = part.rows[~part.test].reset_index(drop=True)
+    if file is not None and file.exists():
+        made = Networks.load(file)
+        if made.about["tasks"] != tasks_hash(train):
+            raise ValueError(f"{file} was trained on other tasks than this split's: train it again")
+    else:
+        settings = dataclasses.replace(SETTINGS, hide_kernel=hidden_kernels(split))
+        about = {"kernels": kernels}
+        made = networks_of(train, part.features[~part.test], about, settings, "cpu")
+    return made.predict(part.features[part.test])
+
+
+def hidden_kernels(split: str) -> float:
+    """A kernel's number says nothing of a kernel that is not in the training part."""
+    return 1.0 if split == "kernel" else SETTINGS.hide_kernel
+
+
+def _average(predicted: list[numpy.ndarray], part: Part) -> numpy.ndarray:
+    """Add what models predict, each around its mean over the task."""
+    rows = part.rows[part.test].reset_index(drop=True)
+    keys = [rows[name] for name in TASK]
+    frames = [pandas.Series(each) for each in predicted]
+    return sum(each - each.groupby(keys).transform("mean") for each in frames).to_numpy()
 
 
 def by_nearest_shape(part: Part) -> numpy.ndarray:
@@ -114,13 +148,15 @@ def by_roofline(part: Part) -> numpy.ndarray:
     return part.features[part.test, NAMES.index("tail")]
 
 
-LARGER = {"max_iter": 500, "max_leaf_nodes": 63, "min_samples_leaf": 8}
+_TREES, _NETWORKS = "trees, compiled, larger", "networks"
+LARGER = {"max_iter": 600, "max_leaf_nodes": 63, "min_samples_leaf": 8, "max_features": 0.25}
+SETTINGS = Settings()
 MODELS: dict[str, Predict] = {
     "roofline and last wave": by_roofline,
     "rank on the nearest shape": by_nearest_shape,
     "trees, before compiling": lambda p: by_trees(p, [n for n in NAMES if n not in COMPILED]),
     "trees, compiled": lambda p: by_trees(p, list(NAMES)),
-    "trees, compiled, larger": lambda p: by_trees(p, list(NAMES), **LARGER),
+    _TREES: lambda p: by_trees(p, list(NAMES), **LARGER),
     "trees, compiled, without the kernel's name": lambda p: by_trees(p, list(NAMES[1:])),
 }
 
@@ -157,6 +193,19 @@ def kendall(predicted: numpy.ndarray, times: numpy.ndarray) -> float:
 # searches without a model
 
 
+def _led_by(predicted: numpy.ndarray, part: Part, split: str) -> Score:
+    """Replay the tuner's search: it is corrected after each measurement."""
+    count, factor = GOALS[split]
+    near = []
+    for _, group in part.rows[part.test].assign(predicted=predicted).groupby(TASK):
+        times = dict(zip(group.config, group.median_ns.astype(float), strict=True))
+        scores = dict(zip(group.config, group.predicted, strict=True))
+        near.append(steps_to(times, by_model, count, 0, scores) <= factor)
+    return Score(
+        "networks and trees, corrected as it goes", None, float(numpy.mean(near)), len(near)
+    )
+
+
 def _searches(part: Part, split: str) -> Iterator[Score]:
     count, factor = GOALS[split]
     for name, search in (("random search", _random), ("pattern search", pattern)):
@@ -169,20 +218,29 @@ def _searches(part: Part, split: str) -> Iterator[Score]:
         yield Score(name, None, float(numpy.mean(near)), tasks)
 
 
-def steps_to(times: dict[str, float], search: Any, count: int, seed: int) -> float:
-    """Return how far from the best, as a factor, a search of the tuner ends on recorded times."""
+def steps_to(
+    times: dict[str, float], search: Any, count: int, seed: int,
+    scores: dict[str, float] | None = None,
+) -> float:  # fmt: skip
+    """Return how far from the best, as a factor, a search of the tuner ends on recorded times.
+
+    `scores`: a model's; the config that it likes most comes first.
+    """
     fields = sorted(json.loads(next(iter(times))))
     made = dataclasses.make_dataclass("Recorded", fields, frozen=True)
     by_config = {made(**json.loads(text)): time for text, time in times.items()}
+    liked = {made(**json.loads(text)): score for text, score in (scores or {}).items()}
     configs = list(by_config)
     random.Random(seed).shuffle(configs)  # a recorded space has no default that comes first
+    configs.sort(key=lambda config: liked.get(config, 0.0))
+    space = Space(tuple(configs), tuple(liked[config] for config in configs) if liked else ())
     asked: list[float] = []
 
     def measure(wanted: list[Any], generation: int) -> list[float | None]:
         asked.extend(by_config[config] for config in wanted)
         return [by_config[config] for config in wanted]
 
-    search(Space(tuple(configs)), measure, count, random.Random(seed))
+    search(space, measure, count, random.Random(seed))
     return min(asked) / min(times.values())
 
 

@@ -18,8 +18,9 @@ import pyarrow
 import pyarrow.parquet
 
 from sundog.dataset.shards import SPLITS, in_test
+from sundog.learn.features import occupancy
 
-from .record import cell_of, occupancy, read_lines, read_rows, read_xz
+from .record import cell_of, read_lines, read_rows, read_xz
 from .subject import shape_kind
 
 __all__ = ["pack", "rows_frame"]

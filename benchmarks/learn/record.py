@@ -26,7 +26,6 @@ __all__ = [
     "cell_of",
     "known_cells",
     "known_rows",
-    "occupancy",
     "read_lines",
     "read_rows",
     "read_xz",
@@ -212,12 +211,3 @@ def read_xz(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
         except (EOFError, lzma.LZMAError, json.JSONDecodeError):
             return  # a run that was killed while it wrote
-
-
-def occupancy(registers: int, shared: int, num_warps: int) -> float:
-    """Return the warps that an SM of sm_90 holds of this kernel, as a part of its 64."""
-    per_warp = -(-max(registers, 1) * 32 // 256) * 256
-    by_registers = 65536 // (per_warp * num_warps)
-    by_shared = (228 << 10) // (shared + 1024)  # the driver keeps 1 KiB of each program's
-    programs = min(by_registers, by_shared, 64 // num_warps, 32)
-    return programs * num_warps / 64

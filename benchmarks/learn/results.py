@@ -14,17 +14,18 @@ import pandas
 from sundog.dataset.shards import KernelData, load
 
 from .evaluate import GOALS, Score, evaluate, kendall
-from .train import TASK
+from .train import TASK, data_hash
 
 __all__ = ["noise", "show"]
 
 
-def show(name: str, splits: list[str], path: str) -> None:
+def show(name: str, splits: list[str], path: str, networks: Path | None) -> None:
+    """`networks`: a folder with a file for each split, made by `train`; without it they train."""
     data = load(name)
     found: dict[str, Any] = {"noise": noise(data), "data": data_hash(data), "splits": {}}
     print(f"noise: {found['noise']}")
     for split in splits:
-        scores = evaluate(data, split)
+        scores = evaluate(data, split, networks and networks / f"{split}.npz")
         found["splits"][split] = [asdict(score) for score in scores]
         print(table(split, scores), flush=True)
     if path:
@@ -83,10 +84,3 @@ def _apart(both: pandas.DataFrame) -> dict[str, float]:
 
 def _percent(part: float) -> float:
     return round(100 * float(part), 3)
-
-
-def data_hash(data: KernelData) -> str:
-    """Return the checksums' own hash: what a model was trained on."""
-    import hashlib
-
-    return hashlib.sha256((data.folder / "SHA256SUMS").read_bytes()).hexdigest()

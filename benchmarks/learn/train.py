@@ -1,14 +1,16 @@
-"""Train the cost model: gradient-boosted trees on the features of sundog/learn/features.py.
+"""Train cost models on the features of sundog/learn/features.py: boosted trees, and networks.
 
-The target is the logarithm of a config's time over the best of its task, at most log 8: what a
-tuner needs is the order within a task. scikit-learn trains, sundog.learn.op_model evaluates.
+Targets are logarithms of a config's time over another of its task, since a tuner needs the order
+within a task: for trees over the best, at most log 8, for networks over the mean. scikit-learn
+trains the trees and torch the networks; sundog.learn evaluates both with numpy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
@@ -17,7 +19,17 @@ from sundog.dataset.shards import KernelData
 from sundog.learn.features import NAMES, matrix
 from sundog.learn.op_model import Trees
 
-__all__ = ["TASK", "features_of", "fit", "targets", "usable"]
+if TYPE_CHECKING:
+    from sundog.learn.kernel_model import Networks
+
+    from .network import Settings
+
+__all__ = [
+    "TARGET", "TASK", "data_hash", "features_of", "fit", "networks_of", "numbered", "over_the_mean",
+    "save_networks", "targets", "tasks_hash", "usable",
+]  # fmt: skip
+
+TARGET, VERSION = "nvidia-h200", 1
 
 TASK = ["kernel", "shape", "dtype"]
 _MOST = numpy.log(8.0)
@@ -97,6 +109,51 @@ def _upward(threshold: numpy.ndarray) -> numpy.ndarray:
     return numpy.where(short.astype("f8") < threshold, up, short)
 
 
-def save(trees: Trees, path: Path) -> int:
-    trees.save(path)
-    return path.stat().st_size
+def over_the_mean(rows: pandas.DataFrame) -> numpy.ndarray:
+    logs = numpy.log(rows.median_ns.astype(float))
+    return (logs - logs.groupby([rows[name] for name in TASK]).transform("mean")).to_numpy()
+
+
+def numbered(rows: pandas.DataFrame) -> numpy.ndarray:
+    """Return the number of each row's task."""
+    return rows.groupby(TASK, sort=False).ngroup().to_numpy()
+
+
+def tasks_hash(rows: pandas.DataFrame) -> str:
+    """Return a hash of the tasks: what a model was trained on, and what it was not."""
+    keys = sorted(set(rows[TASK].astype(str).agg("|".join, axis=1)))
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()
+
+
+def data_hash(data: KernelData) -> str:
+    """Return the hash of the shards' checksums."""
+    return hashlib.sha256((data.folder / "SHA256SUMS").read_bytes()).hexdigest()
+
+
+def networks_of(
+    rows: pandas.DataFrame, features: numpy.ndarray, about: dict[str, Any], settings: Settings,
+    device: str,
+) -> Networks:  # fmt: skip
+    """Train networks on these rows."""
+    from .network import train_networks
+
+    return train_networks(
+        features, over_the_mean(rows), numbered(rows), settings,
+        {**about, "tasks": tasks_hash(rows), "features": list(NAMES), "settings": vars(settings)},
+        device,
+    )  # fmt: skip
+
+
+def save_networks(
+    data: KernelData, split: str, out: Path, settings: Settings, device: str
+) -> Networks:
+    """Train on the training part of a split, on all rows if it is empty, and write the file."""
+    rows = usable(data)
+    chosen = ~rows[f"test_{split}"].to_numpy() if split else numpy.ones(len(rows), dtype=bool)
+    kernels = sorted(set(rows.kernel[chosen]))
+    rows = rows[chosen].reset_index(drop=True)
+    about = {"version": VERSION, "target": TARGET, "data": data_hash(data), "split": split}
+    about |= {"kernels": kernels, "script": "python -m benchmarks.learn train"}
+    made = networks_of(rows, features_of(data, rows, kernels), about, settings, device)
+    made.save(out)
+    return made

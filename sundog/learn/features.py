@@ -4,7 +4,7 @@
 
 `known` holds the kernel's name, its dtype, shape and config, the launch (grid, trips, bytes, flops)
 and, once it is compiled, registers, spills, shared memory and the text of its TTGIR. Nothing that
-is measured is among them.
+is measured is among them. A value that is not known is NaN, and so is all that depends on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy
 
-__all__ = ["COMPILED", "NAMES", "count_ir", "matrix", "roofline_s"]
+__all__ = ["COMPILED", "GROUPS", "NAMES", "count_ir", "matrix", "occupancy", "roofline_s"]
 
 BYTES_PER_S = 4.27e12  # what a copy reaches on an H200: docs/measured.md
 FLOPS_PER_S = {"float32": 3.9e14, "float16": 7.8e14, "bfloat16": 7.8e14, "float8_e4m3fn": 1.5e15}
@@ -37,17 +37,41 @@ _OPS = (
     "arith.divf", "arith.remsi", "tt.trans",
 )  # fmt: skip
 _LAUNCH = (
-    "bits", "bytes", "flops", "intensity", "roofline_us", "programs", "grid_x", "grid_y", "trips",
-    "bytes_per_program", "flops_per_program", "waves", "tail",
+    "bits", "bytes", "programs", "grid_x", "grid_y", "bytes_per_program", "waves", "tail",
+    "threads", "bytes_per_thread",
+)  # fmt: skip
+_WORK = (
+    "flops", "intensity", "roofline_us", "trips", "flops_per_program", "steps", "bytes_per_trip",
+    "bytes_per_thread_trip",
+)  # fmt: skip
+_PADDED = (  # a size and the block that covers it: what is computed over what is needed
+    ("n", "BLOCK"), ("m", "BLOCK_M"), ("n", "BLOCK_N"), ("k", "BLOCK_K"), ("m", "ROWS"),
+    ("seq", "BLOCK_M"), ("seq", "BLOCK_N"),
+)  # fmt: skip
+_ALIGNED = ("m", "n", "k", "seq", "dim")
+_OF_SHAPE = (
+    *(f"shape_{name}" for name in _SHAPE), "layout", "causal",
+    *(f"pad_{size}_{block}" for size, block in _PADDED), "pad_power", "block_over_n",
+    *(f"align_{name}" for name in _ALIGNED),
+)  # fmt: skip
+_RESIDENT = (
+    "registers", "spills", "occupancy", "resident_waves", "resident_tail", "active", "active_warps",
+    "resident_steps", "in_flight", "tile_in_flight", "bytes_at_once",
 )  # fmt: skip
 COMPILED = (
-    "registers", "spills", "shared", "occupancy", "resident_waves", "resident_tail", "operations",
-    "largest_tile", "largest_0", "largest_1", "per_thread", "size_per_thread", *_OPS,
+    *_RESIDENT, "shared", "operations", "largest_tile", "largest_0", "largest_1", "per_thread",
+    "size_per_thread", "instructions", *_OPS,
 )  # fmt: skip
 NAMES = (
-    "kernel", *(f"shape_{name}" for name in _SHAPE), *(f"config_{name}" for name in _CONFIG),
-    *_LAUNCH, *COMPILED,
+    "kernel", *_OF_SHAPE, *(f"config_{name}" for name in _CONFIG), *_LAUNCH, *_WORK, *COMPILED,
 )  # fmt: skip
+# What is known or unknown together: of a kernel that is not ours, or one that is not compiled.
+GROUPS = {
+    "shape": _OF_SHAPE,
+    "work": (*_WORK, "resident_steps", "bytes_at_once", "instructions"),
+    "compiled": COMPILED,
+}
+_LAYOUTS = ("nn", "nt", "tn", "tt")
 
 _OPERATION = re.compile(r'(?:= |^ *)"?([a-z]+\.[a-z_0-9.]+)', re.M)
 _TENSOR = re.compile(r"tensor<((?:\d+x)+)")
@@ -56,7 +80,7 @@ _PER_THREAD = re.compile(r"sizePerThread = \[([\d, ]+)\]")
 
 def roofline_s(nbytes: float, flops: float, dtype: str) -> float:
     """Return the seconds below which no config comes, by bytes and by arithmetic."""
-    return max(nbytes / BYTES_PER_S, flops / FLOPS_PER_S[dtype])
+    return max(nbytes / BYTES_PER_S, flops / FLOPS_PER_S.get(dtype, FLOPS_PER_S["float32"]))
 
 
 def matrix(known: Sequence[Mapping[str, Any]], kernels: Sequence[str] = ()) -> numpy.ndarray:
@@ -67,29 +91,48 @@ def matrix(known: Sequence[Mapping[str, Any]], kernels: Sequence[str] = ()) -> n
 
 
 def _line(known: Mapping[str, Any], kernels: Mapping[str, float]) -> dict[str, float]:
+    config = known["config"]
     line = {"kernel": kernels.get(known["kernel"], math.nan)}
-    line |= {f"shape_{n}": _log(known["shape"][n]) for n in _SHAPE if n in known["shape"]}
-    line |= {f"config_{n}": _log(known["config"][n]) for n in _CONFIG if n in known["config"]}
+    line |= {f"config_{n}": _log(config[n]) for n in _CONFIG if n in config}
+    line |= _of_shape(known["shape"], config)
     line |= _launch(known)
-    return {**line, **_compiled(known, line["programs"])}
+    return {**line, **_compiled(known)}
+
+
+def _of_shape(shape: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float]:
+    line = {f"shape_{n}": _log(shape[n]) for n in _SHAPE if n in shape}
+    line |= {f"align_{n}": _log(math.gcd(shape[n], 128)) for n in _ALIGNED if n in shape}
+    for size, block in _PADDED:
+        if size in shape and block in config:
+            line[f"pad_{size}_{block}"] = _up(shape[size], config[block]) / shape[size]
+    if "n" in shape:
+        line["pad_power"] = 2 ** math.ceil(math.log2(shape["n"])) / shape["n"]
+        line["block_over_n"] = _log(config.get("BLOCK", math.nan) / shape["n"])
+    if shape.get("layout") in _LAYOUTS:
+        line["layout"] = _LAYOUTS.index(shape["layout"])
+    return {**line, **({"causal": float(shape["causal"])} if "causal" in shape else {})}
 
 
 def _launch(known: Mapping[str, Any]) -> dict[str, float]:
-    nbytes, flops, dtype = known["bytes"], known["flops"], known["dtype"]
+    nbytes, flops, trips, dtype = (known[name] for name in ("bytes", "flops", "trips", "dtype"))
     programs = math.prod(known["grid"])
-    per_sm = programs / SMS
+    per_sm, threads = programs / SMS, 32 * programs * known["config"].get("num_warps", 4)
     return {
-        "bits": BITS[dtype], "bytes": _log(nbytes), "flops": _log(flops),
+        "bits": BITS.get(dtype, math.nan), "bytes": _log(nbytes), "flops": _log(flops),
         "intensity": _log((flops + 1) / (nbytes + 1)),
         "roofline_us": _log(1e6 * roofline_s(nbytes, flops, dtype)),
         "programs": _log(programs), "grid_x": _log(known["grid"][0]),
-        "grid_y": _log(known["grid"][1]), "trips": _log(known["trips"]),
+        "grid_y": _log(known["grid"][1]), "trips": _log(trips), "threads": _log(threads),
         "bytes_per_program": _log(nbytes / programs), "flops_per_program": _log(flops / programs),
+        "bytes_per_thread": _log(nbytes / threads),
+        "bytes_per_trip": _log(nbytes / programs / trips),
+        "bytes_per_thread_trip": _log(nbytes / threads / trips),
         "waves": _log(per_sm), "tail": math.ceil(per_sm) / per_sm,
+        "steps": _log(math.ceil(per_sm) * trips),
     }  # fmt: skip
 
 
-def _compiled(known: Mapping[str, Any], log_programs: float) -> dict[str, float]:
+def _compiled(known: Mapping[str, Any]) -> dict[str, float]:
     """Features of the compiled kernel; none where it is not compiled, or failed to."""
     if not known.get("ttgir_text"):
         return {}
@@ -97,14 +140,40 @@ def _compiled(known: Mapping[str, Any], log_programs: float) -> dict[str, float]
     counts = dict(count_ir(known["ttgir_text"]))
     line = {name: _log(value + 1) for name, value in counts.items() if name != "size_per_thread"}
     line |= {"size_per_thread": _log(counts["size_per_thread"])}
-    line |= {"per_thread": _log(counts["largest_tile"] / (32 * warps)), "shared": known["shared"]}
-    if known.get("registers") is not None:
-        line |= {"registers": known["registers"], "spills": known["spills"]}
-        line |= {"occupancy": known["occupancy"]}
-        at_once = SMS * max(known["occupancy"] * 64 / warps, 1)
-        waves = 2**log_programs / at_once
-        line |= {"resident_waves": _log(waves), "resident_tail": math.ceil(waves) / waves}
-    return line
+    each = counts["largest_tile"] / (32 * warps)
+    work = math.ceil(math.prod(known["grid"]) / SMS) * known["trips"] * warps
+    line |= {"per_thread": _log(each), "shared": known["shared"]}
+    line |= {"instructions": _log(work * max(each, 1) * counts["operations"])}
+    if known.get("registers") is None:
+        return line
+    return {**line, **_resident(known, counts["largest_tile"])}
+
+
+def _resident(known: Mapping[str, Any], tile: float) -> dict[str, float]:
+    """Features of all programs that an SM holds at once."""
+    warps, programs = known["config"].get("num_warps", 4), math.prod(known["grid"])
+    resident = max(known["occupancy"] * 64 / warps, 1)
+    waves = programs / (SMS * resident)
+    active = min(resident, math.ceil(programs / SMS))
+    size = BITS.get(known["dtype"], math.nan) / 8
+    return {
+        "registers": known["registers"], "spills": known["spills"],
+        "occupancy": known["occupancy"], "resident_waves": _log(waves),
+        "resident_tail": math.ceil(waves) / waves, "active": _log(active),
+        "active_warps": active * warps, "resident_steps": _log(math.ceil(waves) * known["trips"]),
+        "in_flight": _log(active * max(known["shared"], 1)),
+        "tile_in_flight": _log(active * tile * size),
+        "bytes_at_once": _log(active * known["bytes"] / programs / known["trips"]),
+    }  # fmt: skip
+
+
+def occupancy(registers: int, shared: int, num_warps: int) -> float:
+    """Return the warps that an SM of sm_90 holds of this kernel, as a part of its 64."""
+    per_warp = -(-max(registers, 1) * 32 // 256) * 256
+    by_registers = 65536 // (per_warp * num_warps)
+    by_shared = (228 << 10) // (shared + 1024)  # the driver keeps 1 KiB of each program's
+    programs = min(by_registers, by_shared, 64 // num_warps, 32)
+    return programs * num_warps / 64
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -120,5 +189,11 @@ def count_ir(text: str) -> tuple[tuple[str, float], ...]:
     return tuple({**line, "size_per_thread": max(layouts, default=1)}.items())
 
 
+def _up(size: int, block: int) -> int:
+    return -(-size // block) * block
+
+
 def _log(value: float) -> float:
+    if math.isnan(value):
+        return value
     return math.log2(value) if value > 0 else -1.0

@@ -18,8 +18,9 @@ from benchmarks.learn.compile_ahead import Cell, cell_key, plain_text
 from benchmarks.learn.kernels import SUBJECTS
 from benchmarks.learn.measure import Measured, Unit, made_up
 from benchmarks.learn.plan import CONTROLS, known_units, units
-from benchmarks.learn.record import Records, cell_of, occupancy, read_lines, read_rows, read_xz
+from benchmarks.learn.record import Records, cell_of, read_lines, read_rows, read_xz
 from benchmarks.learn.subject import Task, shape_kind
+from sundog.learn.features import occupancy
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,11 +10,14 @@ from typing import Any
 import numpy
 import pandas
 import pytest
+import torch
 
 from benchmarks.learn import evaluate as evaluation
+from benchmarks.learn import network
 from benchmarks.learn import train as training
 from benchmarks.learn.evaluate import Part, evaluate, kendall, score_of, steps_to
 from benchmarks.learn.measure import Measured
+from benchmarks.learn.network import Settings, train_networks
 from benchmarks.learn.pack import pack
 from benchmarks.learn.plan import units
 from benchmarks.learn.record import Records
@@ -22,6 +25,7 @@ from benchmarks.learn.results import noise, table
 from benchmarks.learn.train import fit
 from sundog.dataset import KernelData, load
 from sundog.learn.features import NAMES, count_ir, matrix
+from sundog.learn.kernel_model import WEIGHTS, Networks, encode
 from sundog.learn.op_model import Trees
 from sundog.tools.tune.space import pattern
 
@@ -54,6 +58,7 @@ def test_trees_learn_the_order_of_unseen_shapes(
 ) -> None:
     monkeypatch.setitem(training._SETTINGS, "max_iter", 60)
     monkeypatch.setitem(evaluation.LARGER, "max_iter", 60)
+    monkeypatch.setattr(evaluation, "SETTINGS", Settings(1, 32, 60, tasks=4, rate=1e-2))
     monkeypatch.setattr(evaluation, "_SEEDS", 2)
     scores = {score.name: score for score in evaluate(data, "shape")}
     assert scores["trees, compiled"].tau > 0.85
@@ -62,7 +67,57 @@ def test_trees_learn_the_order_of_unseen_shapes(
     assert abs(scores["roofline and last wave"].tau) < 0.3
     assert scores["random search"].near < scores["trees, compiled"].near
     assert scores["trees, compiled"].tasks == scores["random search"].tasks > 5
+    assert scores["networks"].tau > 0.8
+    assert scores["networks and trees"].tau > 0.85
+    assert scores["networks and trees, corrected as it goes"].near > 0.9
     assert "trees, compiled" in table("shape", list(scores.values()))
+
+
+def test_networks_of_other_tasks_are_refused(data: KernelData, tmp_path: Path) -> None:
+    rows = training.usable(data)
+    features = training.features_of(data, rows, ["layer_norm"])
+    test = rows.test_shape.to_numpy()
+    part = Part(rows, features, training.targets(rows), test)
+    file, settings = tmp_path / "shape.npz", Settings(1, 8, epochs=1)
+    train = rows[~test].reset_index(drop=True)
+    about = {"kernels": ["layer_norm"]}
+    training.networks_of(train, features[~test], about, settings, "cpu").save(file)
+    assert len(evaluation.by_networks(part, ["layer_norm"], "shape", file)) == test.sum()
+    training.networks_of(rows, features, about, settings, "cpu").save(file)
+    with pytest.raises(ValueError, match="trained on other tasks"):
+        evaluation.by_networks(part, ["layer_norm"], "shape", file)
+
+
+def test_numpy_predicts_as_torch_does(tmp_path: Path) -> None:
+    rng = numpy.random.default_rng(0)
+    features = rng.normal(size=(60, len(NAMES)))
+    features[:, 0] = rng.integers(0, 3, 60)
+    features[rng.random(features.shape) < 0.1] = numpy.nan
+    settings = Settings(2, 16, epochs=2, tasks=3, hide=0.2)
+    tasks, target = numpy.arange(60) // 10, rng.normal(size=60)
+    made = train_networks(features, target, tasks, settings, {"kernels": ["a", "b", "c"]})
+    made.save(tmp_path / "model.npz")
+    weights = {name: torch.from_numpy(made.arrays[name]) for name in WEIGHTS}
+    read = torch.from_numpy(encode(features[:, 1:], made.arrays["mean"], made.arrays["scale"]))
+    number = torch.from_numpy(numpy.nan_to_num(features[:, 0], nan=3).astype(int))
+    wanted = network._forward(weights, read, number, 0.0).mean(0).numpy()
+    numpy.testing.assert_allclose(made.predict(features), wanted, atol=1e-5)
+    loaded = Networks.load(tmp_path / "model.npz")
+    assert loaded.about == {"kernels": ["a", "b", "c"]}
+    numpy.testing.assert_allclose(loaded.predict(features), wanted, atol=0.02)
+
+
+def test_hidden_groups_look_unknown() -> None:
+    torch.manual_seed(0)
+    count = len(NAMES) - 1
+    read = torch.cat([torch.ones(200, count), torch.zeros(200, count)], 1)
+    hidden = network._hidden(read, 0.5)
+    values, unknown = hidden[:, :count], hidden[:, count:]
+    assert ((values == 1) == (unknown == 0)).all()
+    registers, flops = NAMES.index("registers") - 1, NAMES.index("flops") - 1
+    assert 50 < unknown[:, registers].sum() < 150
+    assert (unknown[:, registers] != unknown[:, flops]).any()
+    assert not unknown[:, NAMES.index("programs") - 1].any()
 
 
 def test_a_task_in_both_parts_is_refused(data: KernelData) -> None:
