@@ -197,7 +197,10 @@ class _Stamped(io.TextIOBase):
 
     def write(self, text: str) -> int:
         self._note(text)
-        return os.write(2, text.encode())
+        return os.write(self.fileno(), text.encode())
+
+    def fileno(self) -> int:
+        return 2  # where faulthandler writes
 
 
 def _noted_line(case: Case, folder: Path, text: str) -> None:
