@@ -30,7 +30,7 @@ BUDGETS = {
     "interpreter": 3240,
     "learn": 500,
     "machine": 3380,
-    "nodes": 1650,
+    "nodes": 1710,
     "ops": 1745,
     "predict": 1280,
     "report": 600,

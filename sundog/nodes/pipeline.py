@@ -162,7 +162,7 @@ def _inside(problem: SpanProblem, hardware: Hardware) -> float:
     numel, ranks = max(problem.nbytes // 2, 1), problem.ranks
     if problem.op == "all_gather":
         return _kernel("all_gather.push", numel * problem.nodes, ranks, alone)
-    if problem.op == "all_gather_matmul":  # the product is longer: the network alone counts
+    if "matmul" in problem.op:  # the product is longer: the network alone counts
         return 0.0
     if problem.op in ("reduce_scatter", "all_to_all"):
         name = "reduce_scatter.direct" if problem.op == "reduce_scatter" else "all_to_all.push"
@@ -195,6 +195,7 @@ def _between_bytes(problem: SpanProblem, config: NodesConfig) -> float:
         "reduce_scatter": nbytes / ranks * others / nodes,
         "all_gather": nbytes * others,
         "all_gather_matmul": nbytes * others,
+        "matmul_reduce_scatter": nbytes * others / nodes,  # if n is k: the network alone counts
         "all_to_all": nbytes * others / nodes,
         "broadcast": nbytes / ranks * math.ceil(math.log2(nodes)),
     }[problem.op]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..collectives import _reduce
+from ..collectives._reduce import accumulated
 from ..errors import RankMismatch
 from ..fused._call import check_matrices
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_contiguous, check_out, on_stream
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Product", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all", "broadcast",
-    "reduce_scatter",
+    "matmul_reduce_scatter", "reduce_scatter",
 ]  # fmt: skip
 
 Algorithm = Callable[..., None]
@@ -198,6 +199,29 @@ def all_gather_matmul(
     return result
 
 
+def matmul_reduce_scatter(
+    world: SpanningWorld, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Multiply and add as World.matmul_reduce_scatter does: other machines' rows first.
+
+    While the network has those, this machine's own are multiplied.
+    """
+    op = "matmul_reduce_scatter"
+    product = Product(a, b, bias, activation, out_dtype or a.dtype, "m")
+    product.check_plain(op)
+    _check_divides(world, op, a, a.shape[0])
+    rows, k = a.shape[0] // world.size, a.shape[1]
+    out = check_matrices(op, a, b, k, bias, activation, out, rows, product.out_dtype)
+    options = CallOptions(algo, config, False, explain)
+    what = (tuple(a.shape), tuple(b.shape), activation, bias is not None)
+    known = {"hierarchical": product.run_scattered}
+    result: torch.Tensor = _call(world, op, known, options, a, out, (), what)
+    return result
+
+
 # one call
 
 
@@ -238,7 +262,7 @@ def _check_divides(world: SpanningWorld, op: str, x: torch.Tensor, length: int) 
 
 @dataclass(frozen=True)
 class Product:
-    """all_gather_matmul: the local part is multiplied while the other machines' parts come.
+    """Products of machines: the local part is multiplied while the network has the others'.
 
     Inside a machine it is the fused op. With shard "m" every machine's part gives rows of the
     output. With shard "k" it gives a partial product in float32, and these are added in the order
@@ -255,18 +279,36 @@ class Product:
     def checked(self, size: int, out: torch.Tensor | None) -> torch.Tensor:
         """Raise ValueError if these can't be multiplied; return the output."""
         op, a = "all_gather_matmul", self.a
-        for name in ("a", "b", "bias"):
-            check_grad(op, getattr(self, name), name=name)
-        if self.shard not in ("k", "m") or a.dim() != 2:
-            raise ValueError(
-                f"{op}: shard {self.shard!r}, a of shape {tuple(a.shape)}: expected 'k' or 'm', "
-                "and two dimensions"
-            )
+        self.check_plain(op)
+        if self.shard not in ("k", "m"):
+            raise ValueError(f"{op}: shard {self.shard!r}: expected 'k' or 'm'")
         rows, k = a.shape
         rows, k = (rows, k * size) if self.shard == "k" else (rows * size, k)
         return check_matrices(
             op, a, self.b, k, self.bias, self.activation, out, rows, self.out_dtype
         )
+
+    def check_plain(self, op: str) -> None:
+        for name in ("a", "b", "bias"):
+            check_grad(op, getattr(self, name), name=name)
+        if self.a.dim() != 2:
+            raise ValueError(f"{op}: a of shape {tuple(self.a.shape)}: expected two dimensions")
+
+    def run_scattered(
+        self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig
+    ) -> None:
+        """Each machine adds its ranks' products of the rows that a machine's ranks own."""
+        fused, own = levels.local.matmul_reduce_scatter, levels.between.node
+        by_node = a.chunk(levels.between.count)
+        sums = [torch.zeros_like(out) for _ in by_node]
+        for node, rows in enumerate(by_node):
+            if node != own:
+                fused(rows, self.b, None, None, self.out_dtype, sums[node])
+        coming = levels.between.all_to_all(torch.stack(sums))
+        fused(by_node[own], self.b, None, None, self.out_dtype, sums[own])
+        parts = list(coming.wait())
+        parts[own] = sums[own]
+        out.copy_(self._finished(accumulated("sum", parts).view(out.shape)))
 
     def run(self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
         """Multiply this machine's part first, then the others', which have come meanwhile."""

@@ -68,14 +68,16 @@ class SpanningWorld:
     SPANNING: ClassVar = {
         name: _named(getattr(span_calls, name))
         for name in (
-            "all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter",
+            "all_gather", "all_gather_matmul", "all_reduce", "all_to_all", "broadcast",
+            "matmul_reduce_scatter", "reduce", "reduce_scatter",
         )
     }  # fmt: skip
     all_gather = routed("all_gather", SPANNING["all_gather"])
-    all_gather_matmul = _named(span_calls.all_gather_matmul)  # its backward does not span machines
+    all_gather_matmul = routed("all_gather_matmul", SPANNING["all_gather_matmul"])
     all_reduce = routed("all_reduce", SPANNING["all_reduce"])
     all_to_all = routed("all_to_all", SPANNING["all_to_all"])
     broadcast = routed("broadcast", SPANNING["broadcast"])
+    matmul_reduce_scatter = routed("matmul_reduce_scatter", SPANNING["matmul_reduce_scatter"])
     reduce = routed("reduce", SPANNING["reduce"])
     reduce_scatter = routed("reduce_scatter", SPANNING["reduce_scatter"])
 

@@ -78,6 +78,11 @@ def _look_at_products(world: Any) -> None:
     assert torch.equal(world.all_gather_matmul(rows, b, bias, shard="m"), a @ b + bias)
     assert torch.equal(world.all_gather_matmul(columns, b, bias, shard="k"), a @ b + bias)
     assert torch.equal(world.all_gather_matmul(columns, b.T.contiguous().T, shard="k"), a @ b)
+    part, of_part = columns, b.chunk(4)[world.rank]
+    want = (a @ b + bias).chunk(4)[world.rank]
+    assert torch.equal(world.matmul_reduce_scatter(part, of_part, bias), want)
+    with pytest.raises(ValueError, match="does not split into 4 equal parts; pad it to 8"):
+        world.matmul_reduce_scatter(part[:7], of_part)
 
 
 def _look_at_gradients(world: Any) -> None:
@@ -96,9 +101,31 @@ def _look_at_gradients(world: Any) -> None:
         assert torch.equal(x.grad, gradient), (name, x.grad)
     total = world.reduce(torch.arange(3.0), 2, "sum")
     assert total is None if world.rank != 2 else total.tolist() == [0, 4, 8]
-    a = torch.ones(4, 16, requires_grad=True)
-    with pytest.raises(ValueError, match="all_gather_matmul has no backward formula"):
-        world.all_gather_matmul(a, torch.ones(16, 16), shard="m")
+    for shard in ("m", "k"):
+        _look_at_gradients_of_products(world, shard)
+
+
+def _look_at_gradients_of_products(world: Any, shard: str) -> None:
+    """Those of one rank that has all of A, with whole numbers; every rank's loss has its weight."""
+    generator = torch.Generator().manual_seed(5)
+    a = torch.randint(-2, 3, (8, 64), generator=generator).float()
+    b = torch.randint(-2, 3, (64, 16), generator=generator).float()
+    bias = torch.arange(16.0)
+    weights = torch.randint(-2, 3, (world.size, 8, 16), generator=generator).float()
+    mine = a.chunk(world.size, dim="mk".index(shard))[world.rank].contiguous()
+    given = [each.clone().requires_grad_() for each in (mine, b, bias)]
+    product = world.all_gather_matmul(*given, shard=shard)
+    (product * weights[world.rank]).sum().backward()
+    of_a = (weights.sum(0) @ b.T).chunk(world.size, dim="mk".index(shard))[world.rank]
+    want = of_a, a.T @ weights[world.rank], weights[world.rank].sum(0)
+    for name, tensor, gradient in zip(("a", "b", "bias"), given, want, strict=True):
+        assert torch.equal(tensor.grad, gradient), (shard, name)
+    left = mine.detach().clone().requires_grad_()  # rank r's loss has the weight r + 1
+    if shard == "k":
+        total = world.matmul_reduce_scatter(left, b.chunk(world.size)[world.rank])
+        (total.sum() * (world.rank + 1)).backward()
+        weight = torch.arange(1.0, world.size + 1).repeat_interleave(8 // world.size)[:, None]
+        assert torch.equal(left.grad, weight * b.chunk(world.size)[world.rank].sum(1))
 
 
 def _look_at_meshes(world: Any) -> None:
