@@ -136,8 +136,10 @@ def copy(
         head, skew, count = chunks.span(dsts[0], src, n)
         if part == parts - 1:
             _copy_ends(dsts, src, n, head, count, COUNT, WIDE // nbytes)
-        # Half as many bytes: each chunk is two loads, and more registers.
-        TILE: tl.constexpr = BLOCK // WIDE // 2 if BLOCK > WIDE else 1
+        # Each chunk is two loads. With several destinations half as many fit into the registers;
+        # with one the whole tile does (all-to-all of 12,223,399 bfloat16: 992 us, half 1,212).
+        PARTS: tl.constexpr = 2 if COUNT > 1 and BLOCK > WIDE else 1
+        TILE: tl.constexpr = BLOCK // WIDE // PARTS
         for start in range(part.to(tl.int64) * TILE, count, parts * TILE):
             chunk = start + tl.arange(0, TILE)
             tile = chunks.load(src + head, skew, chunk, chunk < count)
