@@ -248,9 +248,16 @@ class _Request:
         """Which tensors are not on the heap; None: no peer reaches it, so it may be anywhere."""
         touched = _reached(self.op, self.options.algo)
         return tuple(
-            not self.world.is_symmetric(tensor) if name in touched else None
+            self._is_ordinary(name, tensor) if name in touched else None
             for name, tensor in self.tensors.items()
         )
+
+    def _is_ordinary(self, name: str, tensor: torch.Tensor) -> bool:
+        memory = self.world._memory
+        if memory.find(tensor) is not None:
+            return False
+        memory.refuse_freed(f"{self.op}: {name}", tensor)
+        return True
 
     def _ordinary(self) -> dict[str, int]:
         """Bytes of the tensors that an algorithm may have to copy to the heap."""

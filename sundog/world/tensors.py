@@ -192,6 +192,16 @@ class Symmetric:
             )
         return block
 
+    def refuse_freed(self, what: str, tensor: torch.Tensor) -> None:
+        """Raise if a tensor that is on no live allocation lies in this heap: it was freed."""
+        address = _address(tensor)
+        if tensor.numel() and any(0 <= address - b < self.heap.capacity for _, b in self._own):
+            raise NotSymmetric(
+                f"{what} of shape {tuple(tensor.shape)} was on the heap of this world and has been "
+                "freed (world.free, the end of its scope, or of its group). Its memory may be "
+                "another tensor's soon: free it later."
+            )
+
     def inside(self, tensor: torch.Tensor, block: Allocation) -> int:
         """How many bytes into its allocation a tensor starts."""
         return _address(tensor) - self.base(self._rank, block.is_flags) - block.offset

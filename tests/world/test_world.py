@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sundog
-from sundog.errors import RankMismatch, WorldClosed
+from sundog.errors import NotSymmetric, RankMismatch, WorldClosed
 
 Run = Callable[..., list]
 WORLDS = [1, 2, 3, 4, 8]
@@ -174,6 +174,23 @@ def test_free_and_scope_give_memory_back(run: Run) -> None:
         return free - world._heap.free_bytes, states
 
     assert run(main, 2) == [(0, (True, (True, False), False, True))] * 2
+
+
+def test_a_tensor_that_was_freed_is_not_taken_for_an_ordinary_one(run: Run) -> None:
+    """Its memory may be another tensor's: an op would read or write that one."""
+
+    def main(world: sundog.World) -> None:
+        kept = world.full((4,), 1.0)
+        with world.scope():
+            freed, part = world.full((64,), 1.0), world.full((8,), 1.0)[2:]
+        for x in (freed, part):
+            with pytest.raises(NotSymmetric, match=r"all_gather: x of shape .* has been freed"):
+                world.all_gather(x)
+        with pytest.raises(NotSymmetric, match=r"all_gather: out of shape \(64,\) was on the heap"):
+            world.all_gather(kept.new_ones(64 // world.size), freed)
+        assert world.all_gather(kept).tolist() == [1.0] * 4 * world.size
+
+    run(main, 2)
 
 
 def test_scope_frees_after_an_exception(run: Run) -> None:
