@@ -31,7 +31,7 @@ BUDGETS = {
     "learn": 500,
     "machine": 3380,
     "nodes": 1710,
-    "ops": 1750,
+    "ops": 1775,
     "predict": 1280,
     "report": 600,
     "tools": 2765,

@@ -79,7 +79,7 @@ def all_reduce(
             more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
             return _given.by_views(all_reduce, world, x, out, op=op, **more)
     asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
-    if out is None and isinstance(x, torch.Tensor):
+    if out is None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
         out = torch.empty_like(
             x, memory_format=torch.contiguous_format
         )  # where the last result was, if nobody keeps that: a repetition

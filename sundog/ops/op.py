@@ -145,7 +145,20 @@ def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
         return "a view that is conjugated when it is read", "pass {0}.resolve_conj()"
     if tensor.is_neg():
         return "a view that is negated when it is read", "pass {0}.resolve_neg()"
+    if tensor.dtype in _SHELLS:
+        return f"of {tensor.dtype}, which torch can't copy", "pass {0}.view(torch.uint8)"
+    if torch._is_functional_tensor(tensor):
+        return "a functional tensor, without data", "pass a tensor that was made outside of that"
     return None
+
+
+# Names of torch's without kernels: an element takes a byte, and nothing reads it.
+_SHELLS = frozenset(
+    getattr(torch, f"{sign}int{bits}")
+    for sign in ("", "u")
+    for bits in range(1, 8)
+    if hasattr(torch, f"{sign}int{bits}")
+)
 
 
 class NoFormula(ValueError):

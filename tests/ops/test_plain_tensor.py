@@ -45,6 +45,9 @@ MAKERS: dict[str, Callable[[], torch.Tensor | None]] = {
     "on the meta device, without data": lambda: torch.ones(4, device="meta"),
     "a fake tensor, without data": lambda: _fake(),  # the simulator read address 0 and crashed
     "a NoneType, expected a tensor": lambda: None,
+    "not dense (torch._mkldnn); pass x.to_dense()": lambda: torch.eye(4).to_mkldnn(),
+    "a functional tensor, without data": lambda: torch._to_functional_tensor(torch.ones(4)),
+    "of torch.int4, which torch can't copy": lambda: torch.empty(4, dtype=torch.int4),
 }
 
 
