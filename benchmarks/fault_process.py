@@ -139,7 +139,8 @@ def as_script(target: Callable[[], None]) -> None:
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:
+    except BaseException as error:
+        sys.last_value = error  # as the interpreter does, before it prints
         sys.excepthook(*sys.exc_info())
         status = 1
     sys.stdout.flush()
