@@ -17,7 +17,7 @@ from sundog.tools.check.schedules import Report, check, check_once, tokens
 from . import PAIRS, Pair
 
 SCHEDULES = 200
-TWIN_SCHEDULES = 24  # two of each kind of schedule and number of resident programs
+TWIN_SCHEDULES = 12  # each kind of schedule with all and with few programs resident, twice
 HEAP = 256 << 10  # bytes: too small for mailboxes, which take half of the time to open a world
 
 
