@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from triton.errors import TritonError
 
 from ..callsite import relative
-from ..compiled.hoisted import Hoisted, find
+from ..compiled.hoisted import Hoisted, find_in
 from ..compiled.recorded import pointer
-from ..dataset.triton.compile import lower_source, source_of
+from ..dataset.triton.compile import source_of
 from ..machine.tasks import Launch
 from ..target import GPU_HEAP
 from .encounter import Encounter, Found
@@ -148,17 +148,17 @@ def _hoisted(suspicion: Suspicion, target: str) -> list[Hoisted] | str:
     key = suspicion.launch.version, target
     if key not in _compiled:
         try:
-            _compiled[key] = find(*_lowered(suspicion, target))
+            _compiled[key] = _find(suspicion, target)
         except (KeyError, RuntimeError, ValueError, TritonError) as error:
             _compiled[key] = str(error).strip().partition("\n")[0] or type(error).__name__
     return _compiled[key]
 
 
-def _lowered(suspicion: Suspicion, target: str) -> list[Any]:
-    """Compile the kernel as it was launched, to TTIR and to TTGIR."""
+def _find(suspicion: Suspicion, target: str) -> list[Hoisted]:
+    """Compile the kernel as it was launched."""
     launch = suspicion.launch
     source, options = source_of(launch.kernel, suspicion.arguments, launch.options, arch=target)
-    return [lower_source(source, options, arch=target, stage=stage) for stage in ("ttir", "ttgir")]
+    return find_in(source, options, target)
 
 
 def _note(suspicion: Suspicion, target: str, error: str) -> str:

@@ -10,16 +10,17 @@ operation keeps its source position, through inlined calls too, which is how its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..dataset.triton.compile import lower_stages
 from ..dataset.triton.mlir import MlirBlock, MlirOperation
 from ..dataset.triton.triton_module import read_module
 from .assembly import Place
 from .ttgir import Flow, argument_names, place_of, short, where
 
-__all__ = ["Hoisted", "find"]
+__all__ = ["Hoisted", "find", "find_in"]
 
 _POINTER_LOADS = ("load", "buffer_load", "async_copy_global_to_local", "buffer_load_to_local")
 _DESCRIPTOR_LOADS = (
@@ -53,16 +54,30 @@ class Hoisted:
 def find(ttir: Any, ttgir: Any, constant: Collection[str] = ()) -> list[Hoisted]:
     """Every load of a kernel that is issued too early, with the first acquire that it passed.
 
-    The kernel's two forms as text or as modules of Triton. `constant`: pointer arguments to words
-    that nobody writes while the kernel runs.
+    The kernel's two forms as text, as modules of Triton, or as what was read of one. `constant`:
+    pointer arguments to words that nobody writes while the kernel runs.
     """
-    source, issued = Flow(read_module(ttir)), Flow(read_module(ttgir))
+    source, issued = _read(ttir), _read(ttgir)
     found: dict[Place, Hoisted] = {}
     for load in _places(source, lambda op: _is_load(source, op, constant)):
         for acquire in _places(source, lambda op: _is_acquire(source, op)):
             if load not in found and _passes(source, issued, load, acquire):
                 found[load] = Hoisted(load, acquire)
     return list(found.values())
+
+
+def find_in(
+    source: Any, options: Mapping[str, Any], arch: str, constant: Collection[str] = ()
+) -> list[Hoisted]:
+    """Compile a kernel's source once, to TTIR and on to TTGIR, and look at both."""
+    forms = {name: _read(module) for name, module in lower_stages(source, options, arch=arch)}
+    if "ttir" not in forms:
+        raise ValueError("a Gluon kernel has no ttir: ask for ttgir")
+    return find(forms["ttir"], forms["ttgir"], constant)
+
+
+def _read(form: Any) -> Flow:
+    return form if isinstance(form, Flow) else Flow(read_module(form))
 
 
 def _passes(source: Flow, issued: Flow, load: Place, acquire: Place) -> bool:

@@ -8,7 +8,6 @@ import pytest
 from triton.compiler import ASTSource
 
 from sundog.compiled import hoisted
-from sundog.dataset.triton.compile import lower_source
 
 from .after_acquire import STAYS, product
 
@@ -35,8 +34,5 @@ def source(after: str, described: bool) -> ASTSource:
 @pytest.mark.parametrize(("target", "described"), PLACES)
 @pytest.mark.parametrize("after", STAYS)
 def test_loads_stay_after_the_acquire_or_not(after: str, target: str, described: bool) -> None:
-    forms = [
-        lower_source(source(after, described), {"num_stages": 3}, arch=target, stage=stage)
-        for stage in ("ttir", "ttgir")
-    ]
-    assert (hoisted.find(*forms) == []) == STAYS[after]
+    found = hoisted.find_in(source(after, described), {"num_stages": 3}, target)
+    assert (found == []) == STAYS[after]

@@ -32,8 +32,7 @@ def test_what_the_compiler_moves(loop: Any, target: str) -> None:
     launches = record(loops.host(loop), 2, 64 << 20, 16, 64 << 20)
     (launch,) = [each for each in launches if each.kernel is loops.consume]
     source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
-    forms = [lower_source(source, options, arch=target, stage=s) for s in ("ttir", "ttgir")]
-    assert bool(hoisted.find(*forms)) == loops.HOISTED[loop]
+    assert bool(hoisted.find_in(source, options, target)) == loops.HOISTED[loop]
 
 
 @each_loop

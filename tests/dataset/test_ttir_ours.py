@@ -11,7 +11,7 @@ import torch
 from triton_roundtrip import ARCHS, STAGES, prints, prints_of_text
 
 import sundog
-from sundog.dataset.triton.compile import lower
+from sundog.dataset.triton.compile import lower_stages, source_of
 from sundog.dataset.triton.ttir import extract_ttir_graph, rebuild_module_text
 from sundog.machine import launcher
 from sundog.ops.load import find
@@ -62,7 +62,10 @@ def test_kernels_round_trip(target: str, monkeypatch: pytest.MonkeyPatch):
         # Gluon begins as ttgir, and its layouts are for one size of a warp.
         archs, stages = (("sm_90",), ("ttgir",)) if kernel.is_gluon() else (ARCHS, STAGES)
         for arch in archs:
-            for stage in stages:
-                module = lower(kernel, args, kwargs, arch=arch, stage=stage)
+            seen = []
+            source, options = source_of(kernel, args, kwargs, arch=arch)
+            for stage, module in lower_stages(source, options, arch=arch):
                 record = extract_ttir_graph(module)
                 assert prints_of_text(rebuild_module_text(record)) == prints(module)
+                seen.append(stage)
+            assert tuple(seen) == stages

@@ -9,13 +9,13 @@ The arguments are bound and specialised by the code that a real launch uses (dty
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
-__all__ = ["gpu_target", "lower", "lower_source", "source_of"]
+__all__ = ["gpu_target", "lower", "lower_source", "lower_stages", "source_of"]
 
 STAGES = ("ttir", "ttgir")
 
@@ -71,10 +71,20 @@ def lower_source(
     source: Any, options: Mapping[str, Any], *, arch: str = "sm_90", stage: str = "ttgir"
 ) -> Any:
     """Do the same from an explicit `triton.compiler.ASTSource`: signature, constexprs, attrs."""
-    from triton.compiler.compiler import make_backend
-
     if stage not in STAGES:
         raise ValueError(f"stage is {stage!r}: give one of {', '.join(STAGES)}")
+    for name, module in lower_stages(source, options, arch=arch):
+        if name == stage:
+            return module
+    raise ValueError(f"a Gluon kernel has no {stage}: ask for ttgir")
+
+
+def lower_stages(
+    source: Any, options: Mapping[str, Any], *, arch: str = "sm_90"
+) -> Iterator[tuple[str, Any]]:
+    """Yield each stage's name and module. The next stage changes the module of the one before."""
+    from triton.compiler.compiler import make_backend
+
     target = gpu_target(arch)
     backend = make_backend(target)
     parsed = backend.parse_options({**options, **source.parse_options()})
@@ -85,12 +95,10 @@ def lower_source(
     backend.add_stages(stages, parsed, source.language)
     names = list(stages)
     metadata = {"target": target, **parsed.__dict__}
-    if stage not in names[names.index(source.ext) :]:
-        raise ValueError(f"a Gluon kernel has no {stage}: ask for ttgir")
-    for name in names[names.index(source.ext) : names.index(stage) + 1]:
+    for name in names[names.index(source.ext) : names.index(STAGES[-1]) + 1]:
         module = stages[name](module, metadata)
-    module.context = context
-    return module
+        module.context = context
+        yield name, module
 
 
 def _launch_knobs(kernel: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
