@@ -2,6 +2,7 @@
 
     python examples/train_llama_block.py                         # four simulated ranks
     STEPS=50 torchrun --nproc-per-node 4 examples/train_llama_block.py
+    STEPS=50 COMPILED=1 SUNDOG_BACKEND=virtual python examples/train_llama_block.py
 
 Tensor and sequence parallel: each rank has a part of the tokens between the layers, and a part of
 the heads and of the hidden features inside them. The weights of the whole model are split by
@@ -22,6 +23,7 @@ from sundog.torch.modules import Colwise, Rowwise, SequenceParallelNorm
 
 WORDS, WIDTH, HEADS, HIDDEN, LENGTH = 16, 48, 24, 24, 24  # what 2, 3, 4 and 8 ranks can share
 STEPS = int(os.environ.get("STEPS", "2"))
+COMPILED = os.environ.get("COMPILED") == "1"  # the split model, forward and backward
 
 
 class Block(nn.Module):
@@ -68,10 +70,11 @@ def split(model: Model, world: sundog.World) -> Model:
 def train(model: Model, tokens: Tensor, targets: Tensor, world: sundog.World | None) -> Tensor:
     """Return the loss of each step; with a world, of this rank's tokens."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    forward = torch.compile(model, fullgraph=True) if COMPILED and world is not None else model
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = cross_entropy(model(tokens), targets, reduction="sum")
+        loss = cross_entropy(forward(tokens), targets, reduction="sum")
         loss.backward()
         if world is not None:  # the embedding is whole on every rank, which sees its tokens alone
             model.words.weight.grad = world.all_reduce(model.words.weight.grad)
