@@ -391,8 +391,8 @@ class SymmBackend:
         return again(run, given, self._start_again)
 
     def _start_again(self, launches: list[Again]) -> bool:
-        if self.recording is not None or is_hooked():
-            return False
+        if self.recording is not None or is_hooked() or self._gpu.is_capturing():
+            return False  # a graph, ours or torch's, keeps the plan: ops/dispatch.py notes it
         handle = self._current_handle()
         for launch in launches:
             launch.put(handle)

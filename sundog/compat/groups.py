@@ -119,7 +119,7 @@ class SimulatedGroup(SundogGroup):
     def __repr__(self) -> str:
         return f"SimulatedGroup(rank={self._world.rank}, size={self._world.size})"
 
-    def _fall_back(self, name: str, why: str) -> Any:
+    def _fall_back(self, name: str, why: str, x: Any = None) -> Any:
         raise NotImplementedError(f"{name} with {why} is not simulated")
 
     def shutdown(self) -> None:

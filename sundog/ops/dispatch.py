@@ -118,10 +118,8 @@ class _Repeat:
         if self.start is not None and self.start():
             return
         backend = world._backend
-        if backend.graph is not None:
-            world._streams.mark_captured(self.call)
-            self.call.run((x, out))
-        elif self.is_known:
+        world._streams.mark_captured(self.call)
+        if self.is_known or backend.graph is not None:
             self.call.run((x, out))
         else:
             self.start = backend.relaunch(lambda: self.call.run((x, out)), (x, out))

@@ -234,6 +234,7 @@ class Plans:
         """Forget all: plans know their world, and would keep it and its heap."""
         self._calls.clear()
         self.repeats.clear()
+        self._world._streams.kept.clear()
         self._staging.clear()
         self._retired.clear()
 

@@ -4,8 +4,9 @@
     dist.init_process_group("sundog")            # or "cuda:sundog,cpu:gloo"
 
 It opens a world over the processes of the group: on `symm` if there is a GPU, else on `shm`. What
-sundog has no kernel for (a reduction by a bitwise operator, tensors on another device) goes to a
-gloo group of the same processes, and the first such call says so. torch takes a group written in
+sundog has no kernel for (a reduction by a bitwise operator, tensors on another device) goes to
+another group of the same processes, and the first such call says so: NCCL for CUDA tensors where
+each rank has a GPU to itself, else gloo. torch takes a group written in
 Python for all devices, so "cuda:sundog,cpu:gloo" is this group with its gloo for the CPU. A
 collective is complete, or ordered on the stream, when it returns: the Work of `async_op=True` has
 nothing left to wait for.
@@ -83,7 +84,7 @@ def _of_device(method: Callable[..., Any]) -> Callable[..., Any]:
         x = next(_tensors(args), None)
         if x is None or x.device.type == group._device_type:
             return method(group, *args, **kwargs)
-        other = group._fall_back(method.__name__, f"tensors on {x.device.type}")
+        other = group._fall_back(method.__name__, f"tensors on {x.device.type}", x)
         given = [each for each in args if each is not None]  # options that are left out
         return other(*given, **kwargs)
 
@@ -108,9 +109,11 @@ class SundogGroup(_ProcessGroup):
         below = dist.PrefixStore("sundog", store)
         name = f"group {next(_number)}"  # its store is its own: it is the first world there
         self._world: Any = load(backend).open_world(rank, size, below, nbytes, seconds, name)
-        self._other: Any = dist.ProcessGroupGloo(
+        self._gloo: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), rank, size, timeout
         )
+        self._nccl: Any = None  # made for the first call that needs it
+        self._store = store
         self._device_type = self._world.device.type
         self._reported: set[str] = set()
 
@@ -139,7 +142,7 @@ class SundogGroup(_ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         op = self._operator("allreduce", opts, tensors)
         if op is None:
-            return self._other.allreduce(tensors, opts)
+            return self._other(tensors[0])[0].allreduce(tensors, opts)
         for x in tensors:
             x.copy_(self._world.all_reduce(_flat(x), op).view(x.shape))
         return Done(tensors)
@@ -150,7 +153,7 @@ class SundogGroup(_ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
         op = self._operator("reduce", opts, tensors)
         if op is None:
-            return self._other.reduce(tensors, opts)
+            return self._other(tensors[0])[0].reduce(tensors, opts)
         for x in tensors:
             result = self._world.reduce(_flat(x), opts.rootRank, op)
             if result is not None:
@@ -163,9 +166,8 @@ class SundogGroup(_ProcessGroup):
     ) -> Any:
         op = self._operator("reduce_scatter", opts, outputs)
         if op is None or any(len({p.shape for p in parts}) > 1 for parts in inputs):
-            return self._fall_back("reduce_scatter", "parts of different sizes, or its operator")(
-                outputs, inputs, opts
-            )
+            why = "parts of different sizes, or its operator"
+            return self._fall_back("reduce_scatter", why, outputs[0])(outputs, inputs, opts)
         for out, parts in zip(outputs, inputs, strict=True):
             whole = torch.cat([_flat(part).view(-1) for part in parts])
             out.copy_(self._world.reduce_scatter(whole, op).view(out.shape))
@@ -260,13 +262,31 @@ class SundogGroup(_ProcessGroup):
     # the rest
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
-        return self._fall_back("send", "messages with tags")(tensors, dst, tag)
+        call = self._fall_back("send", "messages with tags", tensors[0])
+        return call(self._reachable(tensors), dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Any:
-        return self._fall_back("recv", "messages with tags")(tensors, src, tag)
+        call = self._fall_back("recv", "messages with tags", tensors[0])
+        return self._received(tensors, lambda given: call(given, src, tag))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
-        return self._fall_back("recv_anysource", "messages of any rank")(tensors, tag)
+        call = self._fall_back("recv_anysource", "messages of any rank", tensors[0])
+        return self._received(tensors, lambda given: call(given, tag))
+
+    def _reachable(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Copies in host memory, if gloo gets CUDA tensors: it has no messages of those."""
+        by_gloo = self._other(tensors[0])[1] == "gloo"
+        return [x.cpu() if by_gloo and x.is_cuda else x for x in tensors]
+
+    def _received(self, tensors: list[Tensor], receive: Callable[[list[Tensor]], Any]) -> Any:
+        given = self._reachable(tensors)
+        work = receive(given)
+        if all(one is other for one, other in zip(tensors, given, strict=True)):
+            return work
+        work.wait()
+        for x, each in zip(tensors, given, strict=True):
+            x.copy_(each)
+        return Done(tensors)
 
     def barrier(self, opts: Any = None) -> Any:
         self._world.barrier()
@@ -289,17 +309,29 @@ class SundogGroup(_ProcessGroup):
         bad = [x.dtype for x in tensors if x.dtype not in DTYPES]
         if op is None or bad or (op == "avg" and tensors[0].dtype == torch.bool):
             operator = getattr(asked, "op", asked)
-            self._fall_back(name, f"{str(operator).rpartition('.')[2]} of {tensors[0].dtype}")
+            why = f"{str(operator).rpartition('.')[2]} of {tensors[0].dtype}"
+            self._fall_back(name, why, tensors[0])
             return None
         return op
 
-    def _fall_back(self, name: str, why: str) -> Callable[..., Any]:
+    def _fall_back(self, name: str, why: str, x: Tensor) -> Callable[..., Any]:
+        group, called = self._other(x)
         if why not in self._reported:
             self._reported.add(why)
             if self._world.rank == 0:
-                print(f"sundog: {name} goes to gloo: no kernel for {why}", file=sys.stderr)
-        call: Callable[..., Any] = getattr(self._other, _GLOO_NAMES.get(name, name))
+                print(f"sundog: {name} goes to {called}: no kernel for {why}", file=sys.stderr)
+        call: Callable[..., Any] = getattr(group, _GLOO_NAMES.get(name, name))
         return call
+
+    def _other(self, x: Tensor) -> tuple[Any, str]:
+        """The group for what has no kernel, and its name. NCCL refuses two ranks on one GPU."""
+        if not (x.is_cuda and self._world.owns_gpu and dist.is_nccl_available()):
+            return self._gloo, "gloo"
+        if self._nccl is None:
+            kind: Any = dist.ProcessGroupNCCL
+            store = dist.PrefixStore("nccl", self._store)
+            self._nccl = kind(store, self._world.rank, self._world.size, kind.Options())
+        return self._nccl, "nccl"
 
 
 def _flat(x: Tensor) -> Tensor:

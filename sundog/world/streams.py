@@ -110,6 +110,8 @@ class RankStreams:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._has_graphs = backend.device.type == "cuda"  # of torch's own
+        self.kept: set[CachedCall] = set()  # what those hold
         self.numbers = [0]  # streams that plans were made on, besides the first
 
     def share(self) -> int:
@@ -230,16 +232,23 @@ class RankStreams:
             graph.plans.append(plan)
 
     def mark_captured(self, call: CachedCall | None = None) -> None:
-        """A capture records a call (world.all_gather): keep its plan, and its stream's order."""
+        """A capture records a call (world.all_gather): keep its plan, and its stream's order.
+
+        torch.cuda.graph and cudagraph trees do not say when a graph ends: a plan that one of them
+        holds is kept as long as the world.
+        """
         graph = self._backend.graph
-        if graph is not None:
+        if graph is None:
+            if call is not None and self._has_graphs and torch.cuda.is_current_stream_capturing():
+                self.kept.add(call)
+        else:
             graph.streams.add(self._backend.stream_number)
             if call is not None:
                 graph.calls.add(call)
 
     def captured_calls(self) -> set[Any]:
         """The cached calls that a graph of this rank holds."""
-        return {call for graph in self._backend.order.graphs for call in graph.calls}
+        return self.kept.union(*[graph.calls for graph in self._backend.order.graphs])
 
     def check_unused(self, memory: Symmetric, offset: int) -> None:
         """Raise if a graph uses a plan that has a workspace at this offset."""

@@ -92,3 +92,32 @@ def test_fake_tensors_and_conjugated_views_take_the_long_way(run: Run) -> None:
         assert hasattr(fake, "fake_mode")
 
     run(main, 1)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_torchs_graphs_keep_their_plans(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_repeated: bool
+) -> None:
+    """torch.cuda.graph gives no notice of its end, so a plan in it stays as long as the world."""
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+
+    def main(world: sundog.World) -> None:
+        nonlocal capturing
+        world.max_plans = 1
+        world._streams._has_graphs = True  # as on a GPU
+        x, out = torch.ones(4), torch.empty(4)
+        world.all_reduce(x, out=out)
+        capturing = True
+        world.all_reduce(x, out=out if is_repeated else None)
+        capturing = False
+        (held,) = world._plans
+        for length in (5, 6, 7):
+            world.all_reduce(torch.ones(length))
+        world.free_plans()
+        assert list(world._plans) == [held]
+        world.close()
+        assert not world._streams.kept
+
+    run(main, 1)

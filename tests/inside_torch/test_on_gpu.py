@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.jobs import job
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+import sundog
 import sundog.torch.process_group
 
 NAME = "cuda:sundog,cpu:gloo"
@@ -62,3 +64,28 @@ def test_the_same_on_a_cpu(capfd: pytest.CaptureFixture) -> None:
     job(lambda rank: use_group(rank, 2, "cpu"), 2, NAME)
     said = capfd.readouterr().err
     assert "symm_mem.one_shot_all_reduce of [(4,)]: sundog's CPU kernel" in said
+
+
+@pytest.mark.gpu("symm")
+def test_torchs_graph_outlives_the_cache_of_plans(run: Callable[..., list]) -> None:
+    """torch.cuda.graph holds a call whose plan would be evicted; the replay still gives the sum."""
+
+    def main(world: sundog.World) -> None:
+        x, out = torch.ones(64, device="cuda"), torch.empty(64, device="cuda")
+        for _ in range(3):
+            world.all_reduce(x, out=out)
+        world.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            world.all_reduce(x, out=out)
+        world.max_plans = 1
+        for length in range(65, 70):
+            world.all_reduce(torch.ones(length, device="cuda"))
+        world.free_plans()
+        x.fill_(3)
+        world.barrier()
+        graph.replay()
+        world.synchronize()
+        assert out.tolist() == [3.0 * world.size] * 64
+
+    run(main, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -135,6 +137,55 @@ def test_tensors_on_another_device_go_to_gloo(name: str, capfd: pytest.CaptureFi
     assert [line for line in lines if "tensors on cpu" in line] == [
         "sundog: allreduce goes to gloo: no kernel for tensors on cpu"
     ]
+
+
+def test_cuda_tensors_without_a_kernel_go_to_nccl(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """Where each rank has a GPU to itself. A gloo stands for NCCL here, CPU tensors for CUDA's."""
+
+    class Nccl:
+        Options = staticmethod(lambda: timedelta(seconds=30))
+
+        def __new__(cls, *given: object) -> object:
+            return dist.ProcessGroupGloo(*given)
+
+    def main(rank: int) -> list[int]:
+        group = dist.group.WORLD
+        group.world.owns_gpu = True
+        x = torch.tensor([5, 3][rank]).as_subclass(OnCuda)
+        dist.all_reduce(x, dist.ReduceOp.BAND)
+        y = torch.tensor(7 + rank).as_subclass(OnCuda)
+        if rank == 0:
+            dist.send(y, 1)
+        else:
+            dist.recv(y, 0)
+        assert group._nccl is not None
+        group.world.owns_gpu = False  # two ranks on one GPU: gloo, through host memory
+        z = torch.tensor(8 + rank).as_subclass(OnCuda)
+        if rank == 0:
+            dist.send(z, 1)
+        else:
+            dist.recv(z, 0)
+        return [int(each) for each in (x, y, z)]
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    assert job(main, RANKS, "sundog") == [[1, 7, 8], [1, 7, 8]]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "goes to" in line]
+    assert lines == [
+        "sundog: allreduce goes to nccl: no kernel for BAND of torch.int64",
+        "sundog: send goes to nccl: no kernel for messages with tags",
+    ]
+
+
+class OnCuda(torch.Tensor):
+    """A CPU tensor that says it is CUDA's."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+    def cpu(self, *given: object) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor).clone()
 
 
 def test_dtensor() -> None:
