@@ -60,6 +60,7 @@ _PLAIN = (ast.Assign, ast.AugAssign, ast.Expr, ast.If, ast.Pass)  # what the bod
 _LANGUAGES = {"tl", "gl", "ttgl"}
 Used = Set[tuple[str, int, str, str]]  # atomics that ran: file, line, sem and scope
 _FOR_THE_COMPILER = {"_hold_loads"}
+_OF_EXPIRED_WAITS = {"_polls_allowed", "_run_out"}  # no wait expires in a check
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _mutants_of(function: JITFunction, used: Used) -> Iterator[Mutant]:
     module = function.fn.__module__ or ""
     if module.startswith("triton."):
         return  # the standard library of the language does not synchronise
-    if function.fn.__name__ in _FOR_THE_COMPILER:
+    if function.fn.__name__ in _FOR_THE_COMPILER | _OF_EXPIRED_WAITS:
         return
     original, path = function_tree(function), function.fn.__code__.co_filename
     is_library = module.startswith("sundog.device.")  # shifts there are those of its callers

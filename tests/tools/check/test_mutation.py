@@ -99,6 +99,12 @@ def test_what_changes_nothing_is_no_mutant():
     assert sorted(masks) == ["mask lane < 2: one less", "mask lane < n: one less"]
 
 
+def test_the_bound_of_waits_is_not_mutated():
+    """No wait expires in a check, so no mutant of it could be killed."""
+    assert mutants([signal._polls_allowed, signal._run_out]) == []
+    assert mutants([signal.wait]) != []
+
+
 def test_a_traced_wait_is_a_wait_and_its_record_is_nothing():
     words = [mutant.what for mutant in mutants([traced])]
     dropped = "signal.wait(flag, 0, epoch, ctx, TRACE): dropped"
