@@ -1,0 +1,29 @@
+"""The goals of MoE dispatch and combine: which one counts for which size."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.moe import BARE, COPY, lines
+
+
+def _line(tokens: int, us: float) -> str:
+    """An all-to-all takes 100 us; copies take 1000 us for 512 MiB, read and written."""
+    row = {"op": "moe_dispatch", "tokens": tokens, "bytes": 1 << 29}
+    times = {"moe_dispatch": us, BARE: 100.0, COPY: 1000.0}
+    return list(lines([{**row, "us": times}]))[1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "us", "text"),
+    [
+        (128, 129.0, "1.29 x all_to_all (at most 1.3: reached); DeepEP on eight GPUs 35.1"),
+        (16, 131.0, "1.31 x all_to_all (at most 1.3: MISSED)"),
+        (4096, 1111.0, "0.90 of the copy limit (at least 0.85: reached)"),
+        (4096, 1250.0, "0.80 of the copy limit (at least 0.85: MISSED)"),
+    ],
+)
+def test_few_tokens_are_held_to_the_all_to_all_and_many_to_the_copy(
+    tokens: int, us: float, text: str
+) -> None:
+    assert _line(tokens, us).endswith(text)
