@@ -23,6 +23,7 @@ from sundog.learn.features import COMPILED, NAMES
 from sundog.learn.kernel_model import Networks
 from sundog.tools.tune.space import Space, by_model, pattern
 
+from .helion_search import lfbo
 from .network import Settings
 from .train import TASK, features_of, fit, networks_of, targets, tasks_hash, usable
 
@@ -30,7 +31,7 @@ __all__ = ["GOALS", "Score", "evaluate", "kendall", "score_of", "steps_to"]
 
 NOISE = 0.02
 GOALS = {"shape": (5, 1.02), "kernel": (10, 1.05), "dtype": (5, 1.02), "random": (5, 1.02)}
-_SEEDS = 20
+_SEEDS, _HELION_SEEDS = 20, 3
 
 Predict = Callable[["Part"], numpy.ndarray]  # a number for each test row; the least is the best
 
@@ -216,6 +217,18 @@ def _searches(part: Part, split: str) -> Iterator[Score]:
             for seed in range(_SEEDS):
                 near.append(steps_to(times, search, count, seed) <= factor)
         yield Score(name, None, float(numpy.mean(near)), tasks)
+    yield _by_helion(part, split)
+
+
+def _by_helion(part: Part, split: str) -> Score:
+    count, factor = GOALS[split]
+    near, tasks = [], 0
+    for _, group in part.rows[part.test].groupby(TASK):
+        times = dict(zip(group.config, group.median_ns.astype(float), strict=True))
+        tasks += 1
+        for seed in range(_HELION_SEEDS):
+            near.append(min(lfbo(times, count, seed)) <= factor * min(times.values()))
+    return Score("Helion's LFBO", None, float(numpy.mean(near)), tasks)
 
 
 def steps_to(

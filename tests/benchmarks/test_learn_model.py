@@ -16,6 +16,7 @@ from benchmarks.learn import evaluate as evaluation
 from benchmarks.learn import network
 from benchmarks.learn import train as training
 from benchmarks.learn.evaluate import Part, evaluate, kendall, score_of, steps_to
+from benchmarks.learn.helion_search import lfbo
 from benchmarks.learn.measure import Measured
 from benchmarks.learn.network import Settings, train_networks
 from benchmarks.learn.pack import pack
@@ -60,6 +61,7 @@ def test_trees_learn_the_order_of_unseen_shapes(
     monkeypatch.setitem(evaluation.LARGER, "max_iter", 60)
     monkeypatch.setattr(evaluation, "SETTINGS", Settings(1, 32, 60, tasks=4, rate=1e-2))
     monkeypatch.setattr(evaluation, "_SEEDS", 2)
+    monkeypatch.setattr(evaluation, "lfbo", lambda times, count, seed: list(times.values())[:count])
     scores = {score.name: score for score in evaluate(data, "shape")}
     assert scores["trees, compiled"].tau > 0.85
     assert scores["trees, compiled"].near > 0.9
@@ -67,6 +69,7 @@ def test_trees_learn_the_order_of_unseen_shapes(
     assert abs(scores["roofline and last wave"].tau) < 0.3
     assert scores["random search"].near < scores["trees, compiled"].near
     assert scores["trees, compiled"].tasks == scores["random search"].tasks > 5
+    assert 0 < scores["Helion's LFBO"].near < 1
     assert scores["networks"].tau > 0.8
     assert scores["networks and trees"].tau > 0.85
     assert scores["networks and trees, corrected as it goes"].near > 0.9
@@ -177,6 +180,18 @@ def test_a_search_ends_with_its_best() -> None:
     }
     assert steps_to(times, pattern, len(times), 0) == 1.0
     assert steps_to(times, pattern, 1, 0) >= 1.0
+
+
+def test_helions_search_asks_for_recorded_configs_alone() -> None:
+    pytest.importorskip("helion")
+    times = {
+        json.dumps({"BLOCK": 2**n, "num_warps": w}): 1.0 + abs(n - 4) + w
+        for n in range(8) for w in (1, 2, 4) if (n, w) != (4, 1)
+    }  # fmt: skip
+    asked = lfbo(times, 10, 0)
+    assert len(asked) == 10
+    assert set(asked) <= set(times.values())
+    assert min(lfbo(times, 20, 1)) < 4.5, "it chooses after the first population"
 
 
 def test_exported_trees_predict_as_scikit_learn_does(tmp_path: Path) -> None:
