@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from .launch import init, run
     from .tools.probe.probe import probe
     from .tools.tune.tune import tune
+    from .tools.tune.tune_triton import tune_triton
     from .world.world import World
 
-__all__ = ["Sim", "World", "init", "probe", "run", "tune"]
+__all__ = ["Sim", "World", "init", "probe", "run", "tune", "tune_triton"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "probe": ".tools.probe.probe",
     "run": ".launch",
     "tune": ".tools.tune.tune",
+    "tune_triton": ".tools.tune.tune_triton",
 }
 
 

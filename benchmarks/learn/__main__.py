@@ -120,6 +120,17 @@ def train(
     typer.echo(f"{out}: {out.stat().st_size} bytes")
 
 
+@app.command()
+def outside(
+    out: Annotated[Path, typer.Argument(help="write what was measured to this file")],
+    seconds: Annotated[float, typer.Option(min=1, help="begin no task after these")] = 90.0,
+) -> None:
+    """Tune tasks that the dataset does not have, on the GPU: model, pattern search, all configs."""
+    from .outside import measure_all
+
+    measure_all(out, "cuda", seconds)
+
+
 @app.command("train-ops")
 def train_ops(
     folder: Annotated[Path, typer.Argument(help="recorded tunings: data/h200", exists=True)],

@@ -41,6 +41,7 @@ __all__ = [
     "classify",
     "inspect_launch",
     "judge",
+    "resources",
 ]
 
 _ATOMIC = re.compile(r"\batomic_(?:rmw )?(\w+)(?:, | )([a-z_]+), ([a-z]+),")
@@ -93,7 +94,7 @@ def inspect_launch(op: str, launch: RecordedLaunch, target: str) -> Kernel:
     shared = compiled.metadata.shared
     kernel = CompiledKernel(flow, met, launch.roles, threads, target, shared)
     roles = classify(kernel)
-    registers, spills = _ptx_resources(compiled.asm["cubin"]) if is_ptx else _amd_resources(text)
+    registers, spills = resources(compiled, target)
     moves = {kind: _widths(read.moves, kind, met) for kind in ("load", "store")}
     return Kernel(
         op, launch.kernel.__name__, target, registers, spills, shared,
@@ -101,6 +102,13 @@ def inspect_launch(op: str, launch: RecordedLaunch, target: str) -> Kernel:
         read.tensor_cores, read.tma, _sites(met, roles),
         judge(kernel, roles, spills) + _hoisted(compiled.asm, launch.roles),
     )  # fmt: skip
+
+
+def resources(compiled: Any, target: str) -> tuple[int, int]:
+    """Return a compiled kernel's registers and bytes of spills, per thread."""
+    if gpu_target(target).backend == "cuda":
+        return _ptx_resources(compiled.asm["cubin"])
+    return _amd_resources(compiled.asm["amdgcn"])
 
 
 def _hoisted(asm: dict[str, Any], roles: dict[str, str]) -> list[IsaMark]:

@@ -94,7 +94,7 @@ class Space:
 
     @functools.cached_property
     def _names(self) -> list[str]:
-        return [field.name for field in dataclasses.fields(self.configs[0])]
+        return [field.name for field in dataclasses.fields(self.configs[0]) if field.compare]
 
     @functools.cached_property
     def _by_key(self) -> dict[tuple, Any]:
@@ -284,4 +284,5 @@ def _error_near(config: Any, errors: list[tuple[tuple[Any, ...], float]]) -> flo
 
 
 def _values(config: Any) -> tuple[Any, ...]:
-    return tuple(getattr(config, field.name) for field in dataclasses.fields(config))
+    fields = [field for field in dataclasses.fields(config) if field.compare]
+    return tuple(getattr(config, field.name) for field in fields)
