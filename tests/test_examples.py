@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.scripts import Script
+from support.scripts import torchrun
 
 from sundog.tools._subject import function_of
 
@@ -24,23 +24,8 @@ def test_example_in_process(path: Path, world_size: int, run, request, monkeypat
 
 @pytest.mark.sim_only
 def test_examples_under_torchrun(tmp_path: Path):
-    """All of them in the same four processes, one after the other: each starts and ends a world.
-
-    torchrun's agent forks them from a process that has imported torch, which saves 20 s of CPU.
-    """
-    script = tmp_path / "torchrun.py"
-    script.write_text(
-        "import runpy\n"
-        "from torch.distributed.launcher.api import elastic_launch\n"
-        "from torch.distributed.run import config_from_args, parse_args\n"
-        "def main():\n"
-        f"    for path in {[str(path) for path in EXAMPLES]}:\n"
-        "        runpy.run_path(path, run_name='__main__')\n"
-        "words = '--rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id examples '\n"
-        "words += '--nproc-per-node 4 --start-method fork main'\n"
-        "config = config_from_args(parse_args(words.split()))[0]\n"
-        "elastic_launch(config, main)()\n"
-    )
-    status, out, errors = Script(script, {"SUNDOG_BACKEND": "shm"}).end(100)
+    """All of them in the same four processes, one after the other: each starts and ends a world."""
+    paths = [str(path) for path in EXAMPLES]
+    status, out, errors = torchrun(tmp_path, paths, 4, {"SUNDOG_BACKEND": "shm"})
     assert status == 0, errors[-3000:]
     assert out.count("4 ranks") == len(EXAMPLES) > 3, out

@@ -10,7 +10,6 @@ before: its launch, a scalar acquire, a CTA barrier.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -89,9 +88,8 @@ class _Order:
         self._programs: dict[tuple[int, int, int], _Program] = {}
         self._chains: dict[Lane, list[tuple[int, Event]]] = {}  # releases that can still be read
         self.nodes = [self._add(event) for event in trace]  # per event, a node per lane
-        for middle, node in itertools.product(range(len(self.after)), repeat=2):  # rule 6
-            if self.comes_before(node, middle):
-                self.after[node] |= self.after[middle]
+        for middle, later in enumerate(self.after):  # rule 6
+            self.after[:] = [each | later if each >> middle & 1 else each for each in self.after]
 
     def comes_before(self, a: int, b: int) -> int:
         return self.after[a] >> b & 1
@@ -159,10 +157,10 @@ def races(trace: Sequence[Event]) -> list[Race]:
             for byte in range(address, address + size):
                 lost, racing = False, list[int]()
                 for a, earlier in reversed(visits[byte]):
-                    since = [trace[c] for c, _ in visits[byte] if c > a]
+                    since = (trace[c] for c, _ in visits[byte] if c > a)
                     if taken(since, trace[a], event):
                         pass
-                    elif conflict(trace[a], event) and not order.comes_before(earlier, later):
+                    elif not order.comes_before(earlier, later) and conflict(trace[a], event):
                         assert not order.comes_before(later, earlier), "the trace runs backwards"
                         hidden = lost or any(order.comes_before(earlier, c) for c in racing)
                         found.append(Race(a, b, byte, hidden))

@@ -9,22 +9,19 @@ import io
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.scripts import Script
+from support.scripts import Script, torchrun
 
 import sundog
 from sundog.backends import shm
 from sundog.backends.sim import Sim
 from sundog.errors import WaitTimeout
 
-HERE = Path(sundog.__file__).parent.parent
 Way = Callable[[torch.Tensor], Any]
 
 
@@ -234,18 +231,13 @@ print("saved", world.rank)
 def test_torchrun_fails_if_a_rank_skips_a_collective(tmp_path: Path) -> None:
     """The others printed NaN, saved it, and exited with 0."""
     (tmp_path / "script.py").write_text(TORCHRUN)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "script.py"]
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *words], env={**os.environ, "SUNDOG_TIMEOUT": "6", "PYTHONPATH": path},
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode != 0
+    status, out, errors = torchrun(tmp_path, ["script.py"], 3, {"SUNDOG_TIMEOUT": "6"})
+    assert status != 0
     # It may have ended already, since it has nothing to wait for.
     named = r"rank 1 (owes the signal|of 3 ended without closing its world)"
-    assert re.search(named, done.stderr), done.stderr
-    assert "saved 0" not in done.stdout
-    assert "saved 2" not in done.stdout
+    assert re.search(named, errors), errors
+    assert "saved 0" not in out
+    assert "saved 2" not in out
     saved = sorted(tmp_path.glob("*.pt"))
     assert [path.name for path in saved] == ["out0-0.pt", "out1-0.pt", "out1-1.pt", "out2-0.pt"]
     assert all(torch.equal(torch.load(path), torch.full((4,), 3.0)) for path in saved)

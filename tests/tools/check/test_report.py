@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.scripts import python
 
 from sundog.checker.findings import Finding
 from sundog.machine.schedule import from_token
@@ -120,9 +120,9 @@ def test_the_pytest_fixture_checks_a_users_kernel(tmp_path):
         "def test_clean(sundog_check): sundog_check(kernels.clean, 2, schedules=1)\n"
         "def test_racy(sundog_check): sundog_check(kernels.racy, 2, schedules=1)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "sundog.testing", str(test)]
+    command = ["-m", "pytest", "-q", "-p", "sundog.testing", str(test)]
     options = ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-o", "addopts="]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100)
+    done = python([*command, *options])
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "no CTA barrier before the release" in done.stdout
 
