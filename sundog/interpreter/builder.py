@@ -407,6 +407,13 @@ class Builder(Atomics):
             found = run_ptx(self, assembly, handles, results, more[-1])
         return SimpleNamespace(get_result=lambda place: found[place])
 
+    def create_grid_dependency_wait(self) -> None:
+        """Wait for the kernel before (`gdc_wait`, which was inline PTX before Triton 3.9)."""
+        self.machine.accesses.grid_wait()
+
+    def create_grid_dependency_launch_dependents(self) -> None:
+        """Do nothing: a kernel that is launched early starts when it is put on the stream."""
+
     def create_extern_elementwise(self, lib: str, path: str, symbol: str, *args: Any) -> Any:
         raise CannotInterpret(f"extern function {symbol} runs only on a GPU; use tl operations")
 
