@@ -110,7 +110,7 @@ def _write_page(report: Report) -> str:
     except ValueError as error:
         return f"skipped: {error}"
     options = CheckOptions("sundog.demo:racy", 4, 1, 1)
-    race = content_of(options, racy, report, ([], Verdicts()), "")
+    race = content_of(options, [(racy, report)], ([], Verdicts()), "")
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "all_gather.json")
         write(trace_op(TraceOptions("all_gather", world=4, backend="sim")), trace)

@@ -47,15 +47,14 @@ def run(options: CheckOptions) -> int:
     console = Console()
     if options.exhaustive:
         found = small_calls(options.target, options.world) or {options.target: function}
-        statuses = [_run_exhaustively(options, name, each, console) for name, each in found.items()]
-        return max(statuses)
+        return _run_exhaustively(options, found, console)
     report = _check(options, function)
     whole = bool(options.schedule) or report.schedules == options.schedules
     outcomes: list[Outcome] = []
     if options.mutate and whole and not report.findings:
         outcomes, whole = _mutate(options, function, strict=not report.remarks)
     verdicts = judge(outcomes, accept if whole and outcomes else {})
-    _write(options, function, report, (outcomes, verdicts))
+    _write(options, [(function, report)], (outcomes, verdicts))
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
     if options.mutate and (whole or outcomes):
         _print_mutants(console, report, outcomes, verdicts)
@@ -70,17 +69,22 @@ def run(options: CheckOptions) -> int:
 
 
 def _run_exhaustively(
-    options: CheckOptions, name: str, function: Callable[[World], Any], console: Console
+    options: CheckOptions, functions: dict[str, Callable[[World], Any]], console: Console
 ) -> int:
     """Exit with 1 if something was found, or if time ran out before all was looked at."""
-    with _quiet():
-        coverage = check_all(
-            function, options.world, options.sms, seconds=options.seconds, strict=options.strict
-        )
-    covered = str(coverage).split("\n")[0]
-    _write(options, function, coverage.report, ([], Verdicts()), covered)
-    console.print(escape(f"{name}: {coverage}"), highlight=False, soft_wrap=True)
-    return FINE if coverage.is_complete and not coverage.report.findings else FOUND
+    covered, checked, status = [], [], FINE
+    for name, function in functions.items():
+        with _quiet():
+            coverage = check_all(
+                function, options.world, options.sms, seconds=options.seconds, strict=options.strict
+            )
+        covered.append(f"{name}: {coverage}".split("\n")[0])
+        checked.append((function, coverage.report))
+        console.print(escape(f"{name}: {coverage}"), highlight=False, soft_wrap=True)
+        if not coverage.is_complete or coverage.report.findings:
+            status = FOUND
+    _write(options, checked, ([], Verdicts()), "\n".join(covered))
+    return status
 
 
 def _check_options(options: CheckOptions) -> None:
@@ -161,15 +165,14 @@ def _print_mutants(
 
 def _write(
     options: CheckOptions,
-    function: Callable[[World], Any],
-    report: Report,
+    checked: list[tuple[Callable[[World], Any], Report]],
     mutants: tuple[list[Outcome], Verdicts],
     coverage: str = "",
 ) -> None:
     """Write what was found, and how the schedules that showed it went, for tools and people."""
     if options.json or options.html:
         with _quiet():
-            content = content_of(options, function, report, mutants, coverage)
+            content = content_of(options, checked, mutants, coverage)
         if options.json:
             write_json(options.json, content, indent=None if content["runs"] else 1)
         write_page(options.html, content, options.target)

@@ -251,12 +251,10 @@ def _memory(touch: Touch | None) -> str:
 
 def record_runs(
     fn: Callable[[World], Any], size: int, findings: list[Finding], num_sms: int = 0
-) -> tuple[list[Run], dict[str, Any]]:
-    """Run the findings' schedules again; return what happened, and the source lines of it."""
+) -> list[Run]:
+    """Run the findings' schedules again; return what happened."""
     tokens = list(dict.fromkeys(finding.token for finding in findings if finding.token))
-    runs = [_record(fn, size, token, num_sms) for token in tokens[:_MOST_RUNS]]
-    paths = {file: path for run in runs for file, path in run.paths.items()}
-    return runs, _source(paths, {(p.file, p.line) for run in runs for p in run.places})
+    return [_record(fn, size, token, num_sms) for token in tokens[:_MOST_RUNS]]
 
 
 def _record(fn: Callable[[World], Any], size: int, token: str, num_sms: int) -> Run:
@@ -289,8 +287,10 @@ def _hosts(message: str) -> Iterator[dict[str, Any]]:
         yield {"rank": int(rank), "state": state, "waits_for": waits_for, "at": at}
 
 
-def _source(paths: dict[str, str], places: set[tuple[str, int]]) -> dict[str, Any]:
+def _source(runs: list[Run]) -> dict[str, Any]:
     """Return the lines around all places of each file: {file: {first, lines}}."""
+    paths = {file: path for run in runs for file, path in run.paths.items()}
+    places = {(place.file, place.line) for run in runs for place in run.places}
     found = {}
     for file, full in sorted(paths.items()):
         lines = linecache.getlines(full)
@@ -304,34 +304,40 @@ def _source(paths: dict[str, str], places: set[tuple[str, int]]) -> dict[str, An
 
 def content_of(
     options: CheckOptions,
-    fn: Callable[[World], Any],
-    report: Report,
+    checked: list[tuple[Callable[[World], Any], Report]],
     mutants: tuple[list[Outcome], Verdicts],
     coverage: str,
 ) -> dict[str, Any]:
-    """Return what `check --json` writes; docs/report.md describes it."""
-    found = [*report.findings, *report.remarks]
-    runs, source = record_runs(fn, options.world, found, options.sms)
+    """Return what `check --json` writes, of one function or of several; see docs/report.md."""
+    runs: list[Run] = []
+    findings: list[dict[str, Any]] = []
+    remarks: list[dict[str, Any]] = []
+    for fn, report in checked:
+        found = [*report.findings, *report.remarks]
+        shown = record_runs(fn, options.world, found, options.sms)
+        findings += [_placed(finding, shown, len(runs)) for finding in report.findings]
+        remarks += [_placed(finding, shown, len(runs)) for finding in report.remarks]
+        runs += shown
     outcomes, verdicts = mutants
     return {
         "kind": "check", "schema_version": CHECK_SCHEMA_VERSION, "machine": machine(),
         "target": options.target, "world": options.world, "coverage": coverage,
-        "schedules": report.schedules, "asked": options.schedules,
-        "findings": [_placed(finding, runs) for finding in report.findings],
-        "notes": report.notes,
-        "remarks": [_placed(finding, runs) for finding in report.remarks],
+        "schedules": sum(report.schedules for _, report in checked), "asked": options.schedules,
+        "findings": findings,
+        "notes": list(dict.fromkeys(note for _, report in checked for note in report.notes)),
+        "remarks": remarks,
         "mutants": [
             {"name": o.name, "where": o.mutant.where, "what": o.mutant.what,
              "killed_by": o.killed_by, "accepted": verdicts.accepted.get(o.name, ""),
              "schedules": o.report.schedules, "diff": o.mutant.diff}
             for o in outcomes
         ],
-        "runs": [run.as_json() for run in runs], "source": source,
+        "runs": [run.as_json() for run in runs], "source": _source(runs),
     }  # fmt: skip
 
 
-def _placed(finding: Finding, runs: list[Run]) -> dict[str, Any]:
-    """A finding with the run that shows it, and its two events there."""
-    shown = {run.token: (number, run) for number, run in enumerate(runs)}
+def _placed(finding: Finding, runs: list[Run], before: int) -> dict[str, Any]:
+    """A finding with the run that shows it, of all with some before, and its two events there."""
+    shown = {run.token: (before + number, run) for number, run in enumerate(runs)}
     number, run = shown.get(finding.token, (-1, None))
     return finding.as_json() | {"run": number, "events": run.pair(finding) if run else []}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.tools.check import check_command
+from sundog.tools.check.check_options import CheckOptions
 from sundog.tools.check.exhaustive import Touched, check_all, small_calls
 from sundog.tools.check.schedules import check, check_once
 
@@ -135,3 +139,19 @@ def test_an_op_is_called_twice_by_two_programs(op: str) -> None:
 def test_an_op_without_an_algorithm_means_each_of_them() -> None:
     assert list(small_calls("all_gather", 2))[:2] == ["all_gather.push", "all_gather.pull"]
     assert small_calls("tests.tools.check.kernels:clean", 2) == {}
+
+
+def test_the_file_has_what_every_algorithm_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, clean = world_of(rare, 2, bad=1, STEPS=1), world_of(mixed, 2, STEPS=1)
+    functions = {"op.one": bad, "op.two": clean, "op.three": bad}
+    monkeypatch.setattr(check_command, "small_calls", lambda *_: functions)
+    path = tmp_path / "check.json"
+    options = CheckOptions("all_gather", 1, 1, 0, exhaustive=True, json=str(path))
+    assert check_command.run(options) == 1
+    written = json.loads(path.read_text())
+    assert [line.split(":")[0] for line in written["coverage"].splitlines()] == [*functions]
+    assert [each["run"] for each in written["findings"]] == [0, 1]
+    assert len(written["runs"]) == 2
+    assert written["schedules"] > 3
