@@ -27,7 +27,7 @@ BUDGETS = {
     "device": 1030,
     "fused": 4880,
     "hardware": 340,
-    "interpreter": 3250,
+    "interpreter": 3330,
     "learn": 500,
     "machine": 3380,
     "nodes": 1710,

@@ -20,6 +20,7 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, TensorDescHandle
 from triton.runtime.jit import JITFunction
 
+from ..errors import CannotInterpret
 from .numerics import (
     Value,
     constant,
@@ -27,6 +28,7 @@ from .numerics import (
     is_raw,
     narrow,
     np_dtype,
+    scalar,
     tile,
     to_integer,
     toward_zero,
@@ -252,6 +254,22 @@ def scan(input: Any, axis: Any, combine_fn: JITFunction, reverse: Any = False, *
     if backwards:
         arrays = [np.flip(data, place) for data in arrays]
     return _like(input, [tile(data, dtype) for data, dtype in zip(arrays, dtypes, strict=True)])
+
+
+def map_elementwise(scalar_fn: JITFunction, *args: Any, pack: Any = 1, **_: Any) -> Any:
+    """Do as `tl.map_elementwise`: call the function for each element, which may branch on it."""
+    if tl.core._unwrap_if_constexpr(pack) != 1:
+        raise CannotInterpret(f"tl.map_elementwise with pack={pack} is not simulated; leave it out")
+    arrays = np.broadcast_arrays(*(each.handle.data for each in args))
+    dtypes = [each.dtype for each in args]
+    rows = zip(*(data.ravel() for data in arrays), strict=True)
+    results = [scalar_fn(*map(scalar, row, dtypes)) for row in rows]
+    columns = zip(*map(_tiles, results), strict=True)
+    made = []
+    for column in columns:
+        data = np.concatenate([each.handle.data.ravel() for each in column])
+        made.append(tile(data.reshape(arrays[0].shape), column[0].dtype))
+    return _like(results[0], made)
 
 
 def _reduce(arrays: Arrays, axis: int, combine: JITFunction, dtypes: list[tl.dtype]) -> Arrays:

@@ -30,8 +30,8 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITFunction, mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..errors import CannotInterpret
-from .arithmetic import reduce, scan
+from ..errors import CannotInterpret, KernelError
+from .arithmetic import map_elementwise, reduce, scan
 from .builder import Builder
 from .numerics import Block, Tile, Value, is_raw, np_dtype, scalar
 from .rewrite import Helpers, called_by_gluon, function_tree, rewrite
@@ -102,6 +102,70 @@ class Semantic(TritonSemantic):
             if isinstance(right, Block):
                 return _splat(lhs, right), rhs
         return super().broadcast_impl_value(lhs, rhs)
+
+
+def multiple_of(input: Any, values: Any) -> Any:
+    """Check the hint: what begins a run of neighbours, along any axis, must be a multiple."""
+    values = _unwrapped(values)
+    begins = np.array(True)
+    for axis in range(len(values)):
+        data, step = _along(input, axis)
+        begins = begins & np.moveaxis(_breaks(data, data.shape[-1], step, first=True), -1, axis)
+    data = np.moveaxis(_along(input, 0)[0], -1, 0)
+    for value in values:
+        _must_hold("multiple_of", value, data, begins & (data % value != 0))
+    return input
+
+
+def max_contiguous(input: Any, values: Any) -> Any:
+    """Check the hint: each group of this many elements must be neighbours."""
+    for axis, value in enumerate(_unwrapped(values)):
+        data, step = _along(input, axis)
+        _must_hold("max_contiguous", value, data, _breaks(data, value, step))
+    return input
+
+
+def max_constancy(input: Any, values: Any) -> Any:
+    """Check the hint: each group of this many elements must be equal."""
+    for axis, value in enumerate(_unwrapped(values)):
+        data, _ = _along(input, axis)
+        _must_hold("max_constancy", value, data, _breaks(data, value, 0))
+    return input
+
+
+def _unwrapped(values: Any) -> list[int]:
+    values = tl.core._unwrap_if_constexpr(values)
+    several = values if isinstance(values, list | tuple | tl.core.tuple) else [values]
+    return [int(tl.core._unwrap_if_constexpr(value)) for value in several]
+
+
+def _along(x: Any, axis: int) -> tuple[np.ndarray, int]:
+    """Return the values with one axis last, and the distance of two neighbours."""
+    data = x.handle.data.reshape(x.type.shape if x.type.is_block() else (1,))
+    if data.dtype == np.uint64:
+        data = data.view(np.int64)
+    step = x.dtype.element_ty.primitive_bitwidth // 8 if x.dtype.is_ptr() else 1
+    return np.moveaxis(data, axis, -1), max(step, 1)
+
+
+def _breaks(data: np.ndarray, value: int, step: int, first: bool = False) -> np.ndarray:
+    """Say which elements do not follow the one before them, in groups of `value`.
+
+    The first of a group has none before it, which is a break or not.
+    """
+    found = np.zeros(data.shape, bool)
+    found[..., 1:] = data[..., 1:] != data[..., :-1] + step
+    found[..., ::value] = first
+    return found
+
+
+def _must_hold(hint: str, value: int, data: np.ndarray, wrong: np.ndarray) -> None:
+    if wrong.any():
+        at = tuple(np.argwhere(wrong)[0].tolist())
+        raise KernelError(
+            f"tl.{hint}({value}) is false: element {list(at)} is {data[at]}. Compiled code relies "
+            "on it and may access other memory; leave the hint out, or make it true."
+        )
 
 
 def _splat(value: Any, like: Block) -> Tile:
@@ -188,6 +252,7 @@ class Language:
     def _own_changes(self) -> dict[tuple[Any, str], Any]:
         changes: dict[tuple[Any, str], Any] = {
             (JITFunction, "__call__"): _call_twin,
+            (JITFunction, "__get__"): _bound,
             # numpy 2.4 refuses int() of an array with one axis
             (tl.tensor, "__index__"): lambda tensor: int(tensor.handle.data.item()),
         }
@@ -195,6 +260,11 @@ class Language:
             changes[lang, "range"] = self.helpers.range
             changes[lang, "reduce"] = reduce
             changes[lang, "associative_scan"] = scan
+            changes[lang, "map_elementwise"] = map_elementwise
+            changes[lang, "multiple_of"] = multiple_of
+            changes[lang, "max_contiguous"] = max_contiguous
+            changes[lang, "max_constancy"] = max_constancy
+            changes[lang, "dot_scaled"] = _no_scaled_product
         for kind in (tl.dtype, tl.pointer_type, tl.block_type):
             changes[kind, "to_ir"] = lambda dtype, builder: dtype  # our builder takes it as it is
         for name in _OPERATORS:
@@ -235,6 +305,16 @@ def _as_method(function: JITFunction) -> Callable:
 def _call_twin(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("_semantic", None)
     return twin(self)(*args, **kwargs)
+
+
+def _bound(self: JITFunction, instance: Any, owner: Any = None) -> Any:
+    """Return a method of an aggregate, bound to it; elsewhere the function as it is."""
+    is_method = instance is not None and hasattr(owner, "__triton_aggregate__")
+    return functools.partial(self, instance) if is_method else self
+
+
+def _no_scaled_product(*args: Any, **kwargs: Any) -> Any:
+    raise CannotInterpret("tl.dot_scaled is not simulated: scale the tiles and use tl.dot")
 
 
 @contextmanager

@@ -254,6 +254,8 @@ def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
     body = _code_named(_code_named(code, "outer"), fn.__name__)
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     cells.update({name: types.CellType(value) for name, value in given.items()})
+    if fn.__name__ not in cells:  # one that calls itself, which `outer` would take for its own
+        cells[fn.__name__] = types.CellType(fn.__globals__.get(fn.__name__))
     closure = tuple(cells[name] for name in body.co_freevars)
     twin = types.FunctionType(body, fn.__globals__, fn.__name__, fn.__defaults__, closure)
     twin.__kwdefaults__ = fn.__kwdefaults__
