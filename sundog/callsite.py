@@ -43,10 +43,12 @@ def _nearest(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Frame
     return frame
 
 
+@functools.cache  # it is asked for every frame of every operation of a checked host
 def _is_theirs(path: str) -> bool:
     return not path.startswith(_OURS) or path in _EXAMPLES
 
 
+@functools.cache
 def _is_ops(path: str) -> bool:
     """Tell an op or a tool from the world, and from the call path of ops, by its folder."""
     return os.path.dirname(path) not in _INNER

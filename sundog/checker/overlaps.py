@@ -33,13 +33,11 @@ def look(here: Encounter) -> Iterable[Found]:
     if ("tile", event) in event.actor.suspected:
         return ()
     event.actor.suspected.add(("tile", event))
-    addresses = here.touch.addresses.ravel()
-    if (
-        addresses[1:] > addresses[:-1]
-    ).all():  # as in most tiles; np.unique takes 300 times as long
+    addresses = here.touch.addresses
+    flat = addresses.ravel()
+    if (flat[1:] > flat[:-1]).all():  # most tiles
         return ()
-    ordered = np.sort(addresses)
-    equal = np.count_nonzero(ordered[1:] == ordered[:-1])
+    equal = addresses.size - np.unique(addresses).size
     if not equal:
         return ()
     why = f"{equal} of the tile's {addresses.size} elements have the address of another element"

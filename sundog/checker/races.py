@@ -135,7 +135,7 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
     if heard is None:
         heard = _heard_from_later_kernel(here, old)
     mixed = old.event.atomic != event.atomic
-    if heard is not None and not (mixed and lo <= heard.signal.address < hi):
+    if heard is not None and not (mixed and any(lo <= a < hi for a in heard.signal.addresses)):
         if _ended_with(heard, learner, old):
             return KERNEL_BOUNDARY, (
                 f"the signal at {_at(heard.signal.event)} ({heard.signal.event.sem}) was read at "

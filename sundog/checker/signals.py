@@ -15,12 +15,13 @@ from ..machine.accesses import Touch
 from .clocks import Actor, Clock, Clocks, join
 from .findings import AccessEvent
 from .shadow import PastAccess
-from .words import Message, Word, is_poll, leaves_unchanged
+from .words import Message, Word, Words, is_poll, leaves_unchanged
 
 __all__ = ["ACQUIRES", "RELEASES", "Heard", "Signals", "both_reach"]
 
 _WIDEST = 8  # bytes of an atomic
 _SCOPES = ("cta", "gpu", "sys")  # from the narrowest
+_WIDE = 8  # lanes of a tile
 _FENCES_KEPT = 1024  # programs whose fence.sc orders later ones
 ACQUIRES, RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
@@ -32,7 +33,7 @@ class Signal(NamedTuple):
     event: AccessEvent
     barriers: int
     step: int
-    address: int
+    addresses: list[int]
     number: int  # of its message
     releases: bool  # by its own semantics, or by a fence before it
     validates_itself: bool = False  # a plain store that a volatile load has read
@@ -75,11 +76,12 @@ class Signals:
     def __init__(self, clocks: Clocks, pick: Callable[[int], int]) -> None:
         self._clocks = clocks
         self._pick = pick
-        self._words: dict[int, Word] = {}
+        self._words = Words()
         self._chosen: dict[int, Message] = {}  # older messages that the current atomic reads
         self._site: tuple | None = None  # of the current atomic, if it is in a `while` loop
-        # reads that did not return the newest value, and what they missed; the last of each place
-        self.stale: dict[tuple[AccessEvent, int], tuple[Message, Message]] = {}
+        self._is_new: bool | None = None  # whether all lanes of the current atomic read the newest
+        # reads that did not return the newest value, and what they missed; the last of each address
+        self.stale: dict[AccessEvent, dict[int, tuple[Message, Message]]] = {}
         # of these, reads of tiles that saw one part of what another tile wrote, by who wrote it
         self.torn: dict[AccessEvent, AccessEvent] = {}
         self._ordered: dict[
@@ -88,37 +90,50 @@ class Signals:
 
     def begin(self, site: tuple | None) -> None:
         """Begin an atomic. `site` is its place in the code if it may be a poll."""
-        self._chosen, self._site = {}, site
+        self._chosen, self._site, self._is_new = {}, site, None
 
     def observe(
         self, actor: Actor, addresses: np.ndarray, held: bytes, operands: tuple[str, bytes]
     ) -> bytes | None:
         """Choose what an atomic that does not release reads; None: what the memory holds."""
-        if not self._words or (addresses.size > 1 and not is_poll(*operands)):
+        if not self._words:
+            return None
+        polls = is_poll(*operands)
+        if addresses.size > 1 and not polls:
             return None
         size = len(held) // addresses.size
         values = []
-        for place, address in enumerate(addresses.ravel().tolist()):
-            value = held[place * size : (place + 1) * size]
-            values.append(self._observe_word(actor, address, value, operands))
+        for lane, word in self._words.each(addresses.ravel().tolist()):
+            count = 1 if word is None else len(word.addresses)
+            value = held[lane * size : (lane + count) * size]
+            if word is None or len(word.messages) == 1:
+                values.append(value)
+            elif word.newest.value != value:  # changed by an atomic of another size
+                self._words.drop(word.addresses)
+                values.append(value)
+            else:
+                found = word.readable(actor, self._clocks, self._site)
+                if len(found) > 1 and not polls:
+                    found[1:] = [m for m in found[1:] if leaves_unchanged(*operands, m.value)]
+                values.append(self._choose(word, found, addresses.size))
         return b"".join(values) if self._chosen else None
 
-    def _observe_word(
-        self, actor: Actor, address: int, held: bytes, operands: tuple[str, bytes]
-    ) -> bytes:
-        word = self._words.get(address)
-        if word is None or len(word.messages) == 1:
-            return held
-        if word.newest.value != held:  # changed by an atomic of another size
-            del self._words[address]
-            return held
-        found = word.readable(actor, self._clocks, self._site)
-        if len(found) > 1 and not is_poll(*operands):
-            found[1:] = [m for m in found[1:] if leaves_unchanged(*operands, m.value)]
-        choice = self._pick(len(found)) if len(found) > 1 else 0
-        if choice:
-            self._chosen[address] = found[choice]
-        return found[choice].value
+    def _choose(self, word: Word, found: list[Message], lanes: int) -> bytes:
+        """Choose what each lane reads. All lanes of a wide tile read the newest half of the time.
+
+        If each lane chose for itself alone, they would hardly ever.
+        """
+        if len(found) > 1 and lanes > _WIDE and self._is_new is None:
+            self._is_new = self._pick(2) == 0
+        if len(found) == 1 or self._is_new:
+            return found[0].value
+        values = []
+        for lane, address in enumerate(word.addresses):
+            choice = self._pick(len(found))
+            if choice:
+                self._chosen[address] = found[choice]
+            values.append(word.value(found[choice], lane))
+        return b"".join(values)
 
     def publish(self, event: AccessEvent, touch: Touch, before: bytes, after: bytes) -> None:
         """Append to the words what an atomic wrote. A poll that adds 0 writes no message."""
@@ -126,19 +141,34 @@ class Signals:
         clock, scope = _published(event)
         if clock is None and before == after:
             return
-        for place, address in enumerate(touch.addresses.ravel().tolist()):
-            lane = slice(place * size, (place + 1) * size)
-            old, new = before[lane], after[lane]
-            word = self._words.get(address)
-            if word is None or word.size != size:
-                word = self._words[address] = Word(size, [Message(0, old)])
+        for lane, word in self._known(touch.addresses.ravel().tolist(), size, before):
+            lanes = slice(lane * size, (lane + len(word.addresses)) * size)
+            old, new = before[lanes], after[lanes]
             if clock is not None or old != new:
-                self._append(event, word, address, new, clock, scope)
+                self._append(event, word, new, clock, scope)
+
+    def _known(self, addresses: list[int], size: int, before: bytes) -> list[tuple[int, Word]]:
+        """Return the words of an access, each with its first lane; make those that are new."""
+        found = [(i, w) for i, w in self._words.each(addresses) if w is not None and w.size == size]
+        if sum(len(word.addresses) for _, word in found) == len(addresses):
+            return found
+        if not found and len(set(addresses)) == len(addresses):
+            self._words.drop([a for a in addresses if self._words.get(a) is not None])
+            word = Word(size, addresses, [Message(0, before)])
+            self._words.add(word)
+            return [(0, word)]
+        made = []
+        for lane, address in enumerate(addresses):
+            known = self._words.get(address)
+            if known is None or known.size != size:
+                known = Word(size, [address], [Message(0, before[lane * size : (lane + 1) * size])])
+                self._words.add(known)
+            made.append((lane, known))
+        return made
 
     def _append(
-        self, event: AccessEvent, word: Word, address: int, value: bytes, clock: Clock | None,
-        scope: str,
-    ) -> None:  # fmt: skip
+        self, event: AccessEvent, word: Word, value: bytes, clock: Clock | None, scope: str
+    ) -> None:
         actor, newest = event.actor, word.newest
         last = word.signals.get(actor)
         number = newest.number + 1
@@ -158,7 +188,7 @@ class Signals:
             fenced = event.sem not in RELEASES and actor.fence is not None
             barriers = 1 + (actor.fence.met if fenced else actor.met)
             says = clock is not None
-            signal = Signal(actor, event, barriers, actor.steps, address, number, says)
+            signal = Signal(actor, event, barriers, actor.steps, word.addresses, number, says)
             word.signals[actor] = actor.sent = signal
         stamp = actor.stamp(event.tensor, event.proxy)
         releases = newest.releases + (clock is not None)
@@ -166,18 +196,35 @@ class Signals:
 
     def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
         """Read the words by an atomic: learn what reaches its actor, and note what does not."""
-        for address in addresses.ravel().tolist():
-            word = self._words.get(address)
-            if word is not None:
-                newest = word.messages[-1]
-                message = self._chosen.get(address, newest) if self._chosen else newest
-                if message is not newest and message.value != newest.value:
-                    self.stale[event, address] = message, newest
-                elif self.stale:
-                    self.stale.pop((event, address), None)
-                self._hear_word(event, word, message)
+        places = addresses.ravel().tolist()
+        if (missed := self.stale.get(event)) is not None:
+            for address in places:
+                missed.pop(address, None)
+        for _, word in self._words.each(places):
+            if word is None:
+                continue
+            newest = word.newest
+            if not self._chosen:
+                self._hear_word(event, word, newest)
+                continue
+            self._note_stale(event, word)
+            seen = [self._chosen.get(address, newest) for address in word.addresses]
+            read = {message.number: message for message in seen}
+            for number in sorted(read):
+                self._hear_word(event, word, read[number])
         if event.tensor:
             self._note_torn(event, addresses)
+
+    def _note_stale(self, event: AccessEvent, word: Word) -> None:
+        """Note the lanes that read an older value than there is."""
+        for lane, address in enumerate(word.addresses):
+            if address in self._chosen:
+                read, newest = (
+                    message._replace(value=word.value(message, lane))
+                    for message in (self._chosen[address], word.newest)
+                )
+                if read.value != newest.value:
+                    self.stale.setdefault(event, {})[address] = read, newest
 
     def _note_torn(self, event: AccessEvent, addresses: np.ndarray) -> None:
         """Note whether a tile read the newest of some words, and not of others, of one writer."""
@@ -277,7 +324,8 @@ class Signals:
 
     def _lag(self, address: int) -> int:
         read = self._chosen.get(address)
-        return 0 if read is None else self._words[address].newest.releases - read.releases
+        word = self._words.get(address)
+        return 0 if read is None or word is None else word.newest.releases - read.releases
 
     def hear_plainly(self, event: AccessEvent, address: int) -> None:
         """Note a plain scalar load of a word that others signal on."""
@@ -289,7 +337,9 @@ class Signals:
     def hear_payload(self, event: AccessEvent, stored: PastAccess, address: int) -> None:
         """Note a volatile load of a word that a plain store wrote: its payload is its flag."""
         sender = stored.event.actor
-        signal = Signal(sender, stored.event, stored.stamp[1], stored.step, address, 0, False, True)
+        signal = Signal(
+            sender, stored.event, stored.stamp[1], stored.step, [address], 0, False, True
+        )
         event.actor.heard[sender] = Heard(signal, event, acquires=False)
 
     def break_chains(self, addresses: np.ndarray, size: int, plain: bool = True) -> None:
@@ -299,23 +349,28 @@ class Signals:
         """
         if not self._words or not addresses.size:
             return
-        if addresses.size == 1:
-            at = int(addresses.flat[0])
-            near = [a for a in range(at - _WIDEST + 1, at + size) if a in self._words]
-        else:
-            lo, hi = int(addresses.min()) - _WIDEST, int(addresses.max()) + size
-            near = [a for a in self._words if lo < a < hi]
-        for start in near:
-            width = np.uint64(self._words[start].size)
-            begins, word = addresses.ravel(), np.uint64(start)
-            if not plain and width == size and (begins == word).any():
-                continue
-            if ((begins < word + width) & (begins + np.uint64(size) > word)).any():
-                del self._words[start]
+        begins = addresses.ravel()
+        first, last = int(begins.min()), int(begins.max())
+        near = self._words.near(first - _WIDEST + 1, last + size)
+        if not near:
+            return
+        starts = np.array(near, np.uint64)
+        widths = np.array([self._words.size_at(a) for a in near], np.uint64)
+        overlaps = _overlaps(starts, widths, np.sort(begins), size)
+        if not plain:
+            overlaps &= ~(np.isin(starts, begins) & (widths == size))
+        self._words.drop([a for a, gone in zip(near, overlaps.tolist(), strict=True) if gone])
 
     def forget(self, start: int, end: int) -> None:
-        for address in [a for a in self._words if start <= a < end]:
-            del self._words[address]
+        self._words.drop(self._words.near(start, end))
+
+
+def _overlaps(starts: np.ndarray, widths: np.ndarray, begins: np.ndarray, size: int) -> np.ndarray:
+    """Say which words overlap one of these elements; their addresses come in order."""
+    # the last element that begins before the end of a word is the one that reaches furthest
+    places = np.searchsorted(begins, starts + widths, "left")
+    before = begins[np.maximum(places - 1, 0)]
+    return (places > 0) & (before + np.uint64(size) > starts)
 
 
 def _of_own_lane(actor: Actor, message: Message) -> bool:

@@ -7,6 +7,11 @@ newest, since nothing comes between the two in the modification order. One that 
 it is, such as a poll that adds 0, may read an older message: it stands right after that message,
 and the next writer read the same value from it. A release must not stand there: the next
 writer may have acquired without it.
+
+The words of a tile that atomics have touched only as a whole have one history, so they are one
+`Word` with several addresses, whose values lie side by side. It is split when an access touches a
+part of it. If the lanes of one read see different messages, all count as having seen the newest of
+them: later reads have fewer values to choose from, and never one that coherence forbids.
 """
 
 from __future__ import annotations
@@ -21,13 +26,16 @@ import numpy as np
 from .clocks import Actor, Clock, Clocks, Stamp
 from .findings import AccessEvent
 
-__all__ = ["READS", "VOLATILE", "VOLATILE_TILE", "Message", "Word", "is_poll", "leaves_unchanged"]
+__all__ = [
+    "READS", "VOLATILE", "VOLATILE_TILE", "Message", "Word", "Words", "is_poll", "leaves_unchanged",
+]  # fmt: skip
 
 VOLATILE = "VOLATILE"  # a volatile load: relaxed, at system scope
 VOLATILE_TILE = "volatile load of a tile"
 READS = ("LOAD", VOLATILE)
 
 _KEPT = 8  # messages of a word: how old a value may be
+_PAGE = 10  # bits of an address within a page: words are found by their pages
 _MOST_STALE = 4  # reads of a program in a row that miss the newest message: a poll sees it in time
 
 Published = Mapping[
@@ -48,9 +56,10 @@ class Message(NamedTuple):
 
 @dataclass
 class Word:
-    """The newest messages of one address, and who has read which of them."""
+    """The newest messages of one address, or of a tile's, and who has read which of them."""
 
     size: int
+    addresses: list[int]
     messages: list[Message]
     signals: dict[Actor, Any] = field(default_factory=dict)  # signals.Signal: the latest of each
     seen: dict[int, int] = field(default_factory=dict)  # by component: the newest message it met
@@ -61,6 +70,20 @@ class Word:
     @property
     def newest(self) -> Message:
         return self.messages[-1]
+
+    def value(self, message: Message, lane: int) -> bytes:
+        """Return what a message has for one address."""
+        return message.value[lane * self.size : (lane + 1) * self.size]
+
+    def alone(self, lane: int) -> Word:
+        """Return a word of one of the addresses, with this history."""
+        at = [self.addresses[lane]]
+        messages = [m._replace(value=self.value(m, lane)) for m in self.messages]
+        signals = {actor: s._replace(addresses=at) for actor, s in self.signals.items()}
+        return Word(
+            self.size, at, messages, signals, dict(self.seen), list(self.reads), dict(self.stale),
+            dict(self.polled),
+        )  # fmt: skip
 
     def append(self, message: Message) -> None:
         self.messages.append(message)
@@ -105,6 +128,67 @@ class Word:
             if message.stamp is None or clocks.knows(actor, message.stamp):
                 break
         return found
+
+
+class Words:
+    """The words of all memory, by address."""
+
+    def __init__(self) -> None:
+        self._words: dict[int, Word] = {}
+        self._pages: dict[int, dict[int, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def get(self, address: int) -> Word | None:
+        return self._words.get(address)
+
+    def size_at(self, address: int) -> int:
+        """Return the bytes of the word there, which must be known."""
+        return self._words[address].size
+
+    def each(self, addresses: list[int]) -> list[tuple[int, Word | None]]:
+        """Return the words that an access touches, each with its first lane; None: not known.
+
+        A word of a tile that the access does not touch as it is is split.
+        """
+        first = self._words.get(addresses[0]) if addresses else None
+        if first is not None and first.addresses == addresses:
+            return [(0, first)]
+        if len(addresses) == 1 and first is None:
+            return [(0, None)]
+        for address in addresses:
+            word = self._words.get(address)
+            if word is not None and len(word.addresses) > 1:
+                self._split(word)
+        return [(lane, self._words.get(address)) for lane, address in enumerate(addresses)]
+
+    def add(self, word: Word) -> None:
+        for address in word.addresses:
+            self._words[address] = word
+            self._pages.setdefault(address >> _PAGE, {})[address] = None
+
+    def near(self, start: int, end: int) -> list[int]:
+        """Return the addresses of words from `start`, up to but not including `end`."""
+        pages = range(start >> _PAGE, ((end - 1) >> _PAGE) + 1)
+        if len(pages) > len(self._pages):
+            return [address for address in self._words if start <= address < end]
+        found = (self._pages.get(page, ()) for page in pages)
+        return [address for page in found for address in page if start <= address < end]
+
+    def drop(self, addresses: list[int]) -> None:
+        """Forget these. What is left of a tile's word is split."""
+        touched = {id(word): word for word in map(self._words.pop, addresses)}
+        for address in addresses:
+            del self._pages[address >> _PAGE][address]
+        for word in touched.values():
+            self._split(word)
+
+    def _split(self, word: Word) -> None:
+        """Put a word of one address in the place of each that is not forgotten."""
+        for lane, address in enumerate(word.addresses):
+            if address in self._words:
+                self._words[address] = word.alone(lane)
 
 
 def is_poll(op: str, operand: bytes) -> bool:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 import sundog
 from sundog.checker.clocks import Actor, Clocks
-from sundog.checker.words import Message, Word
+from sundog.checker.words import Message, Word, Words
 from sundog.device import memory
 from sundog.tools.check.schedules import Report, check_once, tokens
 
@@ -119,10 +119,34 @@ def test_a_poll_that_is_repeated_reads_on() -> None:
     clocks = Clocks()
     poller = Actor(0, (0, 0, 0), "k", 0, 0, *(clocks.component() for _ in range(3)), {}, {}, {})
     other = clocks.component()
-    word = Word(4, [Message(0, b"old"), Message(1, b"new", (other, 1))])
+    word = Word(4, [64], [Message(0, b"old"), Message(1, b"new", (other, 1))])
     here, elsewhere = ((1, 1),), ((1, 2),)
     assert [m.value for m in word.readable(poller, clocks, here)] == [b"new", b"old"]
     word.note_read(poller, poller.stamp(False, False), word.messages[0], here)
     assert [m.value for m in word.readable(poller, clocks, here)] == [b"new"]
     assert [m.value for m in word.readable(poller, clocks, elsewhere)] == [b"new", b"old"]
     assert [m.value for m in word.readable(poller, clocks)] == [b"new", b"old"]
+
+
+def _tile_of_words() -> Words:
+    words = Words()
+    words.add(Word(4, [64, 68, 72, 76], [Message(0, b"aaaabbbbccccdddd")]))
+    return words
+
+
+def test_the_words_of_a_tile_are_one_until_a_part_is_touched() -> None:
+    words = _tile_of_words()
+    assert len(words.each([64, 68, 72, 76])) == 1
+    parts = words.each([68, 72])
+    assert [word.newest.value for _, word in parts if word is not None] == [b"bbbb", b"cccc"]
+    assert [word.newest.value for _, word in words.each([64, 68, 72, 76]) if word] == [
+        b"aaaa", b"bbbb", b"cccc", b"dddd",
+    ]  # fmt: skip
+
+
+def test_what_is_left_of_a_tile_keeps_its_history() -> None:
+    words = _tile_of_words()
+    words.drop(words.near(66, 73))
+    found = [words.get(address) for address in (64, 68, 72, 76)]
+    assert [word and word.newest.value for word in found] == [b"aaaa", None, None, b"dddd"]
+    assert words.near(0, 1 << 20) == [64, 76]

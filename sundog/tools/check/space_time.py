@@ -151,7 +151,7 @@ class _Recording(Checker):
     def _hear(self, actor: Any, heard: Heard, here: int) -> None:
         """Draw an edge from a signal that was read now; a later poll that reads it adds none."""
         signal = heard.signal
-        key = (actor, (signal.actor, signal.step, signal.address))
+        key = (actor, (signal.actor, signal.step, signal.addresses[0]))
         source = self._sent.get((signal.actor, signal.step))
         if key in self._edges_of or source is None or self._latest.get(heard.event) != here:
             return
