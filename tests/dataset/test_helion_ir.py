@@ -11,8 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -29,6 +27,7 @@ import helion
 import networkx
 import torch
 from helion_kernels import CASES
+from support.scripts import Script
 
 from sundog.dataset.helion.device_ir import IrEdge, IrGraphMeta, IrNode, extract_ir_graph
 from sundog.dataset.helion.device_rebuild import differences, graph_differences, rebuild
@@ -437,13 +436,15 @@ def test_gap_8_no_absolute_path_is_kept() -> None:
 
 
 _OTHER = """
-import json, sys
-sys.path[:0] = [sys.argv[1] + "/tests/dataset", sys.argv[3]]
+import sys
+sys.path[:0] = [{place!r} + "/tests/dataset", {root!r}]
+sys.modules.pop("helion_kernels", None)
 from sundog.dataset.ir_graph import canonical_json
 from sundog.dataset.helion.device_ir import extract_ir_graph
-from helion_kernels import CASES
-for name in sys.argv[2].split(","):
-    kernel, args = CASES[name]()
+import helion_kernels
+assert helion_kernels.__file__.startswith({place!r})
+for name in {names}:
+    kernel, args = helion_kernels.CASES[name]()
     bound = kernel.bind(args)
     print(canonical_json(extract_ir_graph(bound.host_function.device_ir, env=bound.env,
           run_id="r", kernel_id="k", kernel_name="n", input_shapes=[[2, 3]])))
@@ -460,13 +461,12 @@ def test_gap_8_another_checkout_gives_the_same_bytes(tmp_path: Path) -> None:
             (folder.parent.parent / package.relative_to(here.parents[2]) / "__init__.py").touch()
     names = ["softmax", "attention", "branch"]
     root = os.fspath(here.parents[2])
-    command = [sys.executable, "-c", _OTHER, os.fspath(tmp_path / "another place")]
-    done = subprocess.run(
-        [*command, ",".join(names), root], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    script, place = tmp_path / "other.py", os.fspath(tmp_path / "another place")
+    script.write_text(_OTHER.format(place=place, root=root, names=names))
+    status, out, errors = Script(script).end(100)
+    assert status == 0, errors
     expected = [canonical_json(extract(name)) for name in names]
-    assert done.stdout.splitlines() == expected
+    assert out.splitlines() == expected
 
 
 @pytest.mark.parametrize("name", CASES)
