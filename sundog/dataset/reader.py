@@ -211,10 +211,10 @@ def _runs_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
     known = [{column: _shown(record.get(column)) for column in columns} for record in records]
     frame = pd.DataFrame(known, columns=list(columns))
     texts = ["run_id", "kernel_id", "session", "kernel_name", "backend", "ir_id", "error"]
-    frame = frame.astype(dict.fromkeys([*texts, "rows_hash", "span_hash"], "string"))
+    strings = dict.fromkeys([*texts, "rows_hash", "span_hash"], "string")
     numbers = {"seconds": "float64", "best_perf_ms": "float64", "num_configs": "Int64"}
     counts = dict.fromkeys(("unwritten", "num_rows", "rows_end", "end_line"), "Int64")
-    return frame.astype({**numbers, **counts, "ended": bool})
+    return frame.astype({**strings, **numbers, **counts, "ended": bool})
 
 
 def _load_graphs(

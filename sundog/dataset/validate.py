@@ -224,16 +224,19 @@ def _check_graphs(data: Dataset, progress: Callable[[int, int], None] | None) ->
     """Check that each graph has a run, is what its id says, and has links between its nodes."""
     named = {i for ids in data.rows.ir_id.unique() for i in ids.split()} | set(data.runs.ir_id)
     sessions = set(data.runs.run_id)
-    graphs = data.graphs[["ir_id", "run_id", "line"]].itertuples(index=False, name=None)
-    for done, (ir_id, run_id, line) in enumerate(graphs):
+    sizes: dict[str, list[int]] = {}  # of the first line with each id: `record` reads that one
+    columns = ["ir_id", "run_id", "line", "num_nodes", "num_links"]
+    graphs = data.graphs[columns].itertuples(index=False, name=None)
+    for done, (ir_id, run_id, line, *size) in enumerate(graphs):
         if ir_id not in named and run_id not in sessions:
             yield line, f"graph {ir_id[:12]} belongs to no run"
-        yield from ((line, text) for text in _check_graph(data, ir_id))
+        said = sizes.setdefault(ir_id, size)
+        yield from ((line, text) for text in _check_graph(data, ir_id, said))
         if progress is not None:
             progress(done + 1, len(data.graphs))
 
 
-def _check_graph(data: Dataset, ir_id: str) -> Iterator[str]:
+def _check_graph(data: Dataset, ir_id: str, said: list[int]) -> Iterator[str]:
     try:
         record = data.record(ir_id)
         if ir_id_of(record) != ir_id:
@@ -245,8 +248,7 @@ def _check_graph(data: Dataset, ir_id: str) -> Iterator[str]:
         return
     if loose or len(nodes) != len(record["nodes"]):
         yield f"{len(loose)} links end at no node, or two nodes have one id"
-    summary = data.graphs.loc[data.graphs.ir_id == ir_id, ["num_nodes", "num_links"]]
-    if summary.iloc[0].tolist() != [len(record["nodes"]), len(record["links"])]:
+    if said != [len(record["nodes"]), len(record["links"])]:
         yield f"graph {ir_id[:12]} has other numbers of nodes and links than its line says"
 
 
