@@ -94,6 +94,8 @@ def cases(world: Any) -> dict[str, Callable[[], bool]]:
         gathered(noise).chunk(world.size)[-1],
     )
     found["all_gather_matmul m"] = lambda: _matmul(world, gathered)
+    found["matmul_reduce_scatter"] = lambda: _scattered(world)
+    found["gradients of all_gather_matmul"] = lambda: _gradients(world)
     return found
 
 
@@ -105,6 +107,32 @@ def _matmul(world: Any, gathered: Callable[[torch.Tensor], torch.Tensor]) -> boo
     dist.broadcast(shared := b.cpu(), 0)
     got = world.all_gather_matmul(a, shared.to(world.device), shard="m", out_dtype=torch.float32)
     return torch.equal(got.cpu(), gathered(a).float() @ shared.float())
+
+
+def _whole(world: Any, *shape: int, seed: int) -> torch.Tensor:
+    """Whole numbers, the same on every rank that has the same seed."""
+    made = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=made).to(world.device, torch.float32)
+
+
+def _scattered(world: Any) -> bool:
+    a, b = _whole(world, 128, 64, seed=world.rank), _whole(world, 64, 64, seed=100 + world.rank)
+    dist.all_reduce(total := (a @ b).cpu())
+    return torch.equal(world.matmul_reduce_scatter(a, b).cpu(), total.chunk(world.size)[world.rank])
+
+
+def _gradients(world: Any) -> bool:
+    """Against one rank's that has all of A; each rank's loss has weights of its own."""
+    a, b = _whole(world, 128, 64, seed=1), _whole(world, 64, 64, seed=2)
+    weights = [_whole(world, 128, 64, seed=3 + rank) for rank in range(world.size)]
+    mine = a.chunk(world.size)[world.rank].clone().requires_grad_()
+    b.requires_grad_()
+    (world.all_gather_matmul(mine, b, shard="m") * weights[world.rank]).sum().backward()
+    assert mine.grad is not None
+    assert b.grad is not None
+    of_a = sum(weights[1:], weights[0]).cpu() @ b.detach().cpu().T
+    same_a = torch.equal(mine.grad.cpu(), of_a.chunk(world.size)[world.rank])
+    return same_a and torch.equal(b.grad.cpu(), a.cpu().T @ weights[world.rank].cpu())
 
 
 def _refused(world: Any) -> bool:
