@@ -25,7 +25,7 @@ BUDGETS = {
     "dataset/helion": 1950,
     "dataset/triton": 1750,
     "device": 1030,
-    "fused": 4880,
+    "fused": 5060,
     "hardware": 340,
     "interpreter": 3330,
     "learn": 500,

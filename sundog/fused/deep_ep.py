@@ -1,0 +1,232 @@
+"""A front with the names, arguments and results of DeepEP's Buffer, on our dispatch and combine.
+
+    buffer = Buffer(world)
+    recv_x, recv_count, handle, event, hook = buffer.low_latency_dispatch(
+        x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=True)
+    out, event, hook = buffer.low_latency_combine(y, topk_idx, topk_weights, handle)
+
+The ops keep a block of slots for each source rank. DeepEP's callers expect the rows of an expert,
+or of all its peers, side by side: `_Packing` moves them, by torch's kernels and without the host.
+Everything is in order on the current stream, so events and hooks have nothing left to do. A row
+comes from the source ranks in their order, and sums are in the order of experts or ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .moe_combine import moe_combine
+from .moe_dispatch import Handle, moe_dispatch
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = ["Buffer", "EventOverlap", "Sent"]
+
+_Tensor = torch.Tensor
+_GROUP = 128  # columns that share a scale
+_LIMIT = 448.0  # the largest number of float8_e4m3fn
+_LEAST = 1e-4  # of a group's largest element, so that groups of zeros have a scale
+
+
+class EventOverlap:
+    """What DeepEP's calls return to wait for. They are in order already."""
+
+    def current_stream_wait(self) -> None:
+        """Do nothing: what follows on the stream comes after the call."""
+
+
+class _Packing(NamedTuple):
+    """Where rows lie: with a block of slots for each source, and side by side."""
+
+    packed: torch.Tensor  # [experts, rows]: from which slot the row at a place comes
+    slots: torch.Tensor  # [experts, ranks * slots]: at which place the row of a slot is
+
+    @classmethod
+    def of(cls, counts: torch.Tensor, slots: int) -> _Packing:
+        """Of counts [experts, ranks]; places and slots without a row name some other row."""
+        ends = counts.long().cumsum(1)
+        begins = ends - counts
+        rows = torch.arange(counts.shape[1] * slots, device=counts.device)
+        place = rows.expand(counts.shape[0], -1).contiguous()
+        source = torch.searchsorted(ends, place, right=True).clamp_(max=counts.shape[1] - 1)
+        slot = (place - begins.gather(1, source)).clamp_(0, slots - 1)
+        inside = (begins[:, :, None] + rows[:slots]).flatten(1).clamp_(max=len(rows) - 1)
+        return cls(source * slots + slot, inside)
+
+    def pack(self, rows: torch.Tensor) -> torch.Tensor:
+        return _taken(rows, self.packed)
+
+    def unpack(self, rows: torch.Tensor) -> torch.Tensor:
+        return _taken(rows, self.slots)
+
+
+def _taken(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows [experts, n, columns] in another order, by their bytes."""
+    plain = rows.contiguous().view(torch.uint8)
+    found = plain.gather(1, index[..., None].expand(-1, -1, plain.shape[-1]))
+    return found.view(rows.dtype)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a combine needs of its dispatch."""
+
+    handle: Handle
+    packing: _Packing
+    rows: int  # that the dispatch returned
+
+
+class Buffer:
+    """Expert parallelism for callers of DeepEP, on a world.
+
+    `num_nvl_bytes`, `num_rdma_bytes`, `low_latency_mode` and `num_qps_per_rank` are taken and not
+    used: plans take what they need of the world's heap.
+    """
+
+    def __init__(
+        self, group: World, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False, num_qps_per_rank: int = 1,
+    ) -> None:  # fmt: skip
+        if not hasattr(group, "moe_dispatch"):
+            raise ValueError(
+                f"Buffer: {type(group).__name__} is no world; pass sundog.init(group=group)"
+            )
+        self.world, self.rank, self.group_size = group, group.rank, group.size
+
+    # decode: every token to each of its experts
+
+    def low_latency_dispatch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
+        num_experts: int, use_fp8: bool = True, async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Any, torch.Tensor, Sent, EventOverlap, Callable[[], None]]:  # fmt: skip
+        """Rows [local experts, ranks * most, hidden], of which an expert's first `count` are there.
+
+        With `use_fp8` rows are a pair, of float8_e4m3fn and of float32 scales for 128 columns each.
+        Returns rows, counts [local experts], handle, event and hook.
+        """
+        most = num_max_dispatch_tokens_per_rank
+        rows, scales = _quantised(x) if use_fp8 else (x, None)
+        weights = torch.ones(topk_idx.shape, device=x.device)  # those of combine count
+        found, counts, handle = moe_dispatch(
+            self.world, rows, topk_idx, weights, experts=num_experts, max_tokens=most,
+            capacity=most, scales=scales,
+        )  # fmt: skip
+        packing = _Packing.of(counts, most)
+        packed = tuple(packing.pack(each) for each in (found if use_fp8 else (found,)))
+        sent = Sent(handle, packing, packed[0].shape[1])
+        count = counts.sum(1, dtype=torch.int32)
+        return packed if use_fp8 else packed[0], count, sent, EventOverlap(), _nothing
+
+    def low_latency_combine(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Sent,
+        async_finish: bool = False, return_recv_hook: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None]]:  # fmt: skip
+        """The weighted sum of each token's rows, [tokens, hidden]: in float32, by expert."""
+        if topk_idx.shape != handle.handle.ids.shape or topk_weights.shape != topk_idx.shape:
+            raise ValueError(
+                f"low_latency_combine: topk_idx is {tuple(topk_idx.shape)} and topk_weights "
+                f"{tuple(topk_weights.shape)}, and those of the dispatch were "
+                f"{tuple(handle.handle.ids.shape)}"
+            )
+        weighted = handle.handle._replace(weights=topk_weights.float().contiguous())
+        found = moe_combine(self.world, handle.packing.unpack(x), weighted, out=out)
+        return found, EventOverlap(), _nothing
+
+    # prefill: every token once to each rank that has one of its experts
+
+    def get_dispatch_layout(
+        self, topk_idx: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
+        """Tokens for each rank, None, tokens for each expert, and which token goes where."""
+        local = num_experts // self.group_size
+        ranks = _ranks_of(topk_idx, local, self.group_size)
+        experts = torch.bincount(topk_idx.flatten() + 1, minlength=num_experts + 1)[1:]
+        is_sent = torch.zeros(len(topk_idx), self.group_size + 1, device=topk_idx.device)
+        is_sent.scatter_(1, (ranks + 1).long(), 1.0)
+        inside = is_sent[:, 1:].bool()
+        return inside.sum(0, dtype=torch.int32), None, experts.int(), inside, EventOverlap()
+
+    def dispatch(
+        self, x: torch.Tensor, *, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+        num_tokens_per_expert: torch.Tensor, num_worst_tokens: int = 0, max_tokens: int = 0,
+        handle: None = None, **layout: Any,
+    ) -> tuple[_Tensor, _Tensor, _Tensor, list[int], Sent, EventOverlap]:  # fmt: skip
+        """Rows for this rank [n, hidden], their local experts (-1: another rank's) and weights.
+
+        The host waits for n, as in DeepEP, unless `num_worst_tokens` says how many rows to return;
+        then the list of tokens by expert is empty, and rows that are not there have experts -1.
+        `max_tokens`: of any rank, the same everywhere (default: this rank's, if all have as many).
+        `layout`: what else get_dispatch_layout found, and DeepEP's configs and events; not needed.
+        """
+        if handle is not None:
+            raise ValueError("dispatch: a cached handle is not taken; pass topk_idx again")
+        ids, topk = topk_idx.to(torch.int32), topk_idx.shape[1]
+        local = num_tokens_per_expert.numel() // self.group_size
+        rows = [each.contiguous().view(torch.uint8) for each in (x, ids, topk_weights.float())]
+        ranks = _ranks_of(ids, local, self.group_size)
+        ones, most = torch.ones(ranks.shape, device=x.device), max_tokens or len(x)
+        found, counts, made = moe_dispatch(
+            self.world, torch.cat(rows, 1), ranks, ones, experts=self.group_size,
+            max_tokens=most, capacity=most,
+        )  # fmt: skip
+        packing = _Packing.of(counts, most)
+        number = num_worst_tokens or int(counts.sum())
+        packed = packing.pack(found)[0, :number]
+        width = x.shape[1] * x.itemsize
+        experts = packed[:, width : width + 4 * topk].view(torch.int32) - self.rank * local
+        is_there = torch.arange(len(packed), device=x.device)[:, None] < counts.sum()
+        is_mine = is_there & (experts >= 0) & (experts < local)
+        experts = torch.where(is_mine, experts, -1)
+        weights = torch.where(is_mine, packed[:, width + 4 * topk :].view(torch.float32), 0.0)
+        numbers = [] if num_worst_tokens else _numbers(experts, local)
+        sent = Sent(made, packing, number)
+        return packed[:, :width].view(x.dtype), experts, weights, numbers, sent, EventOverlap()
+
+    def combine(
+        self, x: torch.Tensor, handle: Sent, topk_weights: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """The sum of each token's rows over the ranks that had it; of `topk_weights` the same."""
+        if len(x) != handle.rows:
+            raise ValueError(f"combine: x has {len(x)} rows, the dispatch returned {handle.rows}")
+        weights = None if topk_weights is None else self._sum(topk_weights, handle)
+        return self._sum(x, handle), weights, EventOverlap()
+
+    def _sum(self, rows: torch.Tensor, sent: Sent) -> torch.Tensor:
+        missing = sent.packing.packed.shape[1] - len(rows)
+        whole = torch.nn.functional.pad(rows, (0, 0, 0, max(missing, 0)))
+        return moe_combine(self.world, sent.packing.unpack(whole[None]), sent.handle)
+
+
+def _nothing() -> None:
+    """Receive nothing: it is there when the stream comes to it."""
+
+
+def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows in FP8 and a scale for each 128 columns."""
+    if x.shape[1] % _GROUP:
+        raise ValueError(f"use_fp8: hidden {x.shape[1]} is no multiple of {_GROUP}")
+    grouped = x.float().view(len(x), -1, _GROUP)
+    scales = grouped.abs().amax(-1).clamp(min=_LEAST) / _LIMIT
+    rows = (grouped / scales[..., None]).clamp(-_LIMIT, _LIMIT).to(torch.float8_e4m3fn)
+    return rows.view(x.shape), scales
+
+
+def _ranks_of(ids: torch.Tensor, local: int, size: int) -> torch.Tensor:
+    """The ranks of a token's experts, each once: -1 in the place of a repetition."""
+    ranks = torch.where(ids < 0, -1, ids // local).to(torch.int32)
+    ordered = ranks.sort(1).values
+    is_new = torch.ones_like(ordered, dtype=torch.bool)
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return torch.where(is_new, ordered, -1).contiguous()
+
+
+def _numbers(experts: torch.Tensor, local: int) -> list[int]:
+    """Rows of each local expert, read by the host."""
+    return [int((experts == expert).sum()) for expert in range(local)]

@@ -1,0 +1,141 @@
+"""The front with DeepEP's names: the same layer by either way, packed rows, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import sundog
+from sundog import World
+from sundog.fused.deep_ep import Buffer
+
+Run = Callable[..., list[Any]]
+BF16 = torch.bfloat16
+LOCAL, HIDDEN, TOPK, MOST = 2, 128, 2, 4
+
+
+def _given(rank: int, size: int) -> tuple[torch.Tensor, ...]:
+    """Tokens, other numbers of them on each rank; no expert twice for a token, some are none."""
+    torch.manual_seed(rank)
+    tokens = MOST - rank % 2
+    x = torch.randint(-4, 5, (tokens, HIDDEN)).to(BF16)
+    ids = torch.rand(tokens, LOCAL * size).topk(TOPK).indices
+    ids[0, 1] = -1
+    return x, ids, torch.randint(1, 9, (tokens, TOPK)).float() / 8
+
+
+def _dense(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Expert e multiplies by e + 1."""
+    parts = torch.where(ids >= 0, weights * (ids + 1), 0.0)
+    return (x.float()[:, None] * parts[..., None]).sum(1).to(x.dtype)
+
+
+def _low_latency(world: World, use_fp8: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    x, ids, weights = (each.to(world.device) for each in _given(world.rank, world.size))
+    buffer = Buffer(world, low_latency_mode=True)
+    rows, count, handle, event, hook = buffer.low_latency_dispatch(
+        x, ids, MOST, LOCAL * world.size, use_fp8=use_fp8, return_recv_hook=True
+    )
+    hook()
+    event.current_stream_wait()
+    if use_fp8:
+        fp8, scales = rows
+        rows = (fp8.float().view(*fp8.shape[:2], -1, 128) * scales[..., None]).flatten(2).to(BF16)
+    factor = world.rank * LOCAL + torch.arange(LOCAL, device=x.device) + 1
+    is_there = torch.arange(rows.shape[1], device=x.device) < count[:, None]
+    y = torch.where(is_there[..., None], rows, 0) * factor[:, None, None]  # only what is there
+    found, event, hook = buffer.low_latency_combine(y.to(BF16), ids, weights, handle)
+    return found.cpu(), count.cpu()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_layer_by_low_latency(run: Run, size: int) -> None:
+    """Rows of an expert lie side by side: what comes after `count` of them is set to zero."""
+    every = [_given(rank, size) for rank in range(size)]
+    for rank, (found, count) in enumerate(run(lambda world: _low_latency(world, False), size)):
+        assert torch.equal(found, _dense(*every[rank]))
+        experts = torch.arange(rank * LOCAL, (rank + 1) * LOCAL)
+        wanted = sum((ids[..., None] == experts).sum((0, 1)) for _, ids, _ in every)
+        assert count.tolist() == wanted.tolist()
+
+
+def test_fp8_rows_come_with_their_scales(run: Run) -> None:
+    for rank, (found, _) in enumerate(run(lambda world: _low_latency(world, True), 2)):
+        wanted = _dense(*_given(rank, 2)).float()
+        assert (found.float() - wanted).abs().max() <= wanted.abs().max() / 16  # 3 bits of mantissa
+
+
+def _prefill(world: World, worst: int) -> tuple[torch.Tensor, torch.Tensor, list[int], int]:
+    """Each rank weighs and adds its experts' outputs; combine adds the ranks'."""
+    x, ids, weights = (each.to(world.device) for each in _given(world.rank, world.size))
+    buffer = Buffer(world)
+    names = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert")
+    *layout, inside, _ = buffer.get_dispatch_layout(ids, LOCAL * world.size)
+    rows, experts, factors, numbers, handle, _ = buffer.dispatch(
+        x, topk_idx=ids, topk_weights=weights, is_token_in_rank=inside, num_worst_tokens=worst,
+        max_tokens=MOST, **dict(zip(names, layout, strict=True)),
+    )  # fmt: skip
+    known = torch.where(experts >= 0, factors * (experts + world.rank * LOCAL + 1), 0.0)
+    y = torch.where((experts >= 0).any(1)[:, None], rows.float(), 0.0) * known.sum(1, keepdim=True)
+    found, back, _ = buffer.combine(y, handle, factors)
+    assert back is not None
+    wanted = torch.where(ids >= 0, weights, 0.0)
+    return found.cpu(), (back - wanted).abs().max().cpu(), numbers, len(rows)
+
+
+@pytest.mark.parametrize("worst", [0, 7])
+def test_a_layer_by_dispatch_and_combine(run: Run, worst: int) -> None:
+    """A token goes to a rank once; with num_worst_tokens the host reads nothing."""
+    every = [_given(rank, 2) for rank in range(2)]
+    for rank, (found, off, numbers, rows) in enumerate(run(lambda w: _prefill(w, worst), 2)):
+        assert torch.equal(found.to(BF16), _dense(*every[rank]))
+        assert off == 0
+        here = [(ids >= 0) & (ids // LOCAL == rank) for _, ids, _ in every]
+        sent = sum(int(each.any(1).sum()) for each in here)
+        assert rows == (worst or sent)
+        experts = [rank * LOCAL + e for e in range(LOCAL)]
+        wanted = [sum(int((ids == e).sum()) for _, ids, _ in every) for e in experts]
+        assert numbers == ([] if worst else wanted)
+
+
+def test_the_layout_says_where_tokens_go() -> None:
+    ids = torch.tensor([[0, 1], [1, 3], [-1, 2]])
+
+    def main(world: World) -> list[Any]:
+        ranks, _, experts, inside, _ = Buffer(world).get_dispatch_layout(ids, 4)
+        return [ranks.tolist(), experts.tolist(), inside.tolist()]
+
+    wanted = [[2, 2], [1, 2, 1, 1], [[True, False], [True, True], [False, True]]]
+    assert sundog.run(main, 2, "sim") == [wanted] * 2
+
+
+def test_what_is_refused() -> None:
+    def main(world: World) -> list[str]:
+        told = []
+        x, ids, weights = _given(0, 1)
+        buffer = Buffer(world)
+        given: dict[str, Any] = {"topk_idx": ids, "topk_weights": weights}
+        given["num_tokens_per_expert"] = torch.zeros(LOCAL)
+        *_, handle, _ = buffer.dispatch(x, **given)
+        *_, sent, _, _ = buffer.low_latency_dispatch(x, ids, MOST, LOCAL, use_fp8=False)
+        for call in (
+            lambda: Buffer("nccl"),  # type: ignore[arg-type]
+            lambda: buffer.combine(x[:1], handle),
+            lambda: buffer.low_latency_combine(x, ids[:, :1], weights, sent),
+            lambda: buffer.low_latency_dispatch(x[:, :40], ids, MOST, LOCAL),
+            lambda: buffer.dispatch(x, **given, handle=handle),
+        ):
+            with pytest.raises(ValueError, match=r"Buffer|combine|use_fp8|dispatch") as caught:
+                call()
+            told.append(str(caught.value))
+        return told
+
+    (told,) = sundog.run(main, 1, "sim")
+    assert told[0] == "Buffer: str is no world; pass sundog.init(group=group)"
+    assert told[1] == "combine: x has 1 rows, the dispatch returned 4"
+    assert "topk_idx is (4, 1)" in told[2]
+    assert told[3] == "use_fp8: hidden 40 is no multiple of 128"
+    assert told[4] == "dispatch: a cached handle is not taken; pass topk_idx again"
