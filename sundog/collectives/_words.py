@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..device import signal
 
-__all__ = ["BITS", "POLLS", "element", "load_word", "wait_words"]
+__all__ = ["BITS", "POLLS", "bits", "element", "load_word", "wait_words"]
 
 BITS = tl.constexpr(32)  # of data in a word, below the epoch
 # How a reader looks at a word: by an atomic that adds nothing, which the cache works on in turn, or
@@ -23,23 +23,24 @@ _ATOMIC = tl.constexpr(POLLS[0])
 @triton.jit
 def load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
     """Elements `at`, and of 16 bits those STEP further too, as 32 bits of data."""
-    word = _bits(tl.load(x + at, mask=at < numel, other=0))
+    word = bits(tl.load(x + at, mask=at < numel, other=0))
     if PER == 2:
         second = tl.load(x + at + STEP, mask=at + STEP < numel, other=0)
-        word |= _bits(second) << 16
+        word |= bits(second) << 16
     return word
 
 
 @triton.jit
-def _bits(element):
+def bits(element):
+    """The bits of elements of at most 4 bytes, as integers of 8 bytes."""
     width: tl.constexpr = element.dtype.primitive_bitwidth
     if width == 32:
-        bits = element.to(tl.uint32, bitcast=True)
+        found = element.to(tl.uint32, bitcast=True)
     elif width == 16:
-        bits = element.to(tl.uint16, bitcast=True)
+        found = element.to(tl.uint16, bitcast=True)
     else:
-        bits = element.to(tl.uint8, bitcast=True)
-    return bits.to(tl.int64)
+        found = element.to(tl.uint8, bitcast=True)
+    return found.to(tl.int64)
 
 
 @triton.jit

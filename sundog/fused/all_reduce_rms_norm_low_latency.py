@@ -43,7 +43,8 @@ __all__ = [
 
 SYMMETRIC = ()
 LARGEST = 128 << 10  # bytes of x: every one crosses as two, to all ranks
-_WORDS = 16  # that a thread holds, of all ranks: 32 registers
+_WARPS = 8  # at most: a thread may then hold all 255 registers
+_WORDS = 32  # that a thread holds, of all ranks: 64 registers, and as many while it polls
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -67,19 +68,20 @@ def _low_latency_kernel(
     # program with this number had seen before it sent those of the last call, which I have seen.
     half = boxes + (epoch % 2) * cfg.size * stride
     trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
-    for token in range(program, tokens, programs):
+    for number in range(program, tokens, programs):
+        token = tl.minimum(number, tokens - 1)  # always `number`: see two_shot
         for start in tl.static_range(0, cfg.padded, CHUNK):
             box = half + (token * cfg.padded + start) // PER
             _send(x, box, token, start, stride, epoch, ctx, cfg, PER, CHUNK)
     trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
-    for token in range(program, tokens, programs):
+    for number in range(program, tokens, programs):
+        token = tl.minimum(number, tokens - 1)
         totals, starts = (), ()
         for start in tl.static_range(0, cfg.padded, CHUNK):
             box = half + (token * cfg.padded + start) // PER
             words = _receive(x, box, token, start, stride, epoch, ctx, cfg, PER, CHUNK)
-            for part in tl.static_range(PER):
-                totals = totals + (_sum(words, part, x.dtype.element_ty, cfg.size),)  # type: ignore[assignment]
-                starts = starts + (start + part * (CHUNK // PER),)  # type: ignore[assignment]
+            totals = totals + (_sum(words, x.dtype.element_ty, cfg.size, PER),)  # type: ignore[assignment]
+            starts = starts + (start,)  # type: ignore[assignment]
         _rms_norm.finish_row(totals, starts, token, _rms_norm.here(out), given, cfg, 1)
     trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
@@ -87,12 +89,14 @@ def _low_latency_kernel(
 
 @triton.jit
 def _chunk_of(x, token, start, epoch, cfg, PER: tl.constexpr, CHUNK: tl.constexpr):
-    """A chunk of a row as words, and which of them have data."""
-    at = start + tl.arange(0, CHUNK // PER)
+    """A chunk of a row as words of PER neighbours, and which of them have data."""
+    column = start + tl.arange(0, CHUNK)
     row = x + token.to(tl.int64) * cfg.hidden
-    return (epoch << _words.BITS) | _words.load_word(
-        row, at, cfg.hidden, CHUNK // PER, PER
-    ), at < cfg.hidden
+    bits = _words.bits(tl.load(row + column, mask=column < cfg.hidden, other=0))
+    if PER == 2:
+        low, high = tl.split(tl.reshape(bits, (CHUNK // 2, 2)))
+        bits = low | high << 16
+    return (epoch << _words.BITS) | bits, start + PER * tl.arange(0, CHUNK // PER) < cfg.hidden
 
 
 @triton.jit
@@ -123,8 +127,17 @@ def _receive(
 
 
 @triton.jit
-def _sum(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr):
-    """One element of each word, added over the ranks in their order."""
+def _sum(words, DTYPE: tl.constexpr, SIZE: tl.constexpr, PER: tl.constexpr):
+    """The elements of the words, added over the ranks in their order."""
+    total = _sum_part(words, 0, DTYPE, SIZE)
+    if PER == 2:
+        total = tl.interleave(total, _sum_part(words, 1, DTYPE, SIZE))
+    return total
+
+
+@triton.jit
+def _sum_part(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+    """One element of each word."""
     total = _reduce.widen(_words.element(words[0], part, DTYPE))
     for peer in tl.static_range(1, SIZE):
         total = _reduce.combine(
@@ -136,13 +149,15 @@ def _sum(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr):
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate boxes for two epochs. The plan takes any contiguous tensors."""
     agree(world, f"{OP}.low_latency", problem, config, valid(problem, config))
-    block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
+    block = _rms_norm.block_of(problem.hidden)
+    num_warps = min(_rms_norm.warps_of(problem.hidden), _WARPS)
     per = 2 if problem.dtype.itemsize == 2 else 1
     stride = problem.tokens * _rms_norm.padded_of(problem.hidden) // per
     boxes = world.signals((2, problem.size, stride), f"{OP}.boxes")
     epochs = world.signals(config.programs, f"{OP}.epochs")
     world.barrier()  # everybody's boxes are empty before the first word
-    chunk = _chunk(block, num_warps, problem.size, per)
+    words = max(_WORDS // triton.next_power_of_2(problem.size), 1)  # of each rank
+    chunk = _chunk(block, num_warps, words * per)
     between = gaps(problem)
 
     def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -159,7 +174,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     return Plan(world, problem, config, (boxes, epochs), launch)
 
 
-def _chunk(block: int, num_warps: int, size: int, per: int) -> int:
-    """Elements of a chunk: a thread's words of all ranks stay in its registers."""
-    most = 32 * num_warps * max(_WORDS // triton.next_power_of_2(size), 1) * per
-    return int(min(block, max(most, per * _rms_norm.GROUP.value)))
+def _chunk(block: int, num_warps: int, elements: int) -> int:
+    """Elements of a chunk, `elements` a thread: its words of all ranks stay in its registers."""
+    return int(min(block, max(32 * num_warps * elements, 2 * _rms_norm.GROUP.value)))
