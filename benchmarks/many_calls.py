@@ -156,13 +156,13 @@ def streams(calls: Calls = 10_000, world: Ranks = 4, json_file: Json = "") -> No
 
 
 @app.command()
-def forms(world: Ranks = 8, json_file: Json = "") -> None:
+def forms(world: Ranks = 8, seconds: float = 50.0, json_file: Json = "") -> None:
     """Time every op of the mix with atomics and with stores; the second over the first."""
-    rows = run(_time_forms, world, _backend(), heap_size=256 << 20)[0]
-    print(f"{'op':36} {'size':>9}  {'atomic':>9}  {'store':>9}  store over atomic")
-    for row in rows:
-        print(f"{row['op']:36} {row['size']:>9}  " + _verdict(row))
-    _write(json_file, rows)
+    header = f"{'op':36} {'size':>9}  {'atomic':>9}  {'store':>9}  store over atomic"
+    print(header, flush=True)
+    until = time.monotonic() + seconds
+    fn = functools.partial(_time_forms, until=until, json_file=json_file)
+    run(fn, world, _backend(), heap_size=256 << 20)
 
 
 def _verdict(row: dict[str, Any]) -> str:
@@ -174,22 +174,32 @@ def _verdict(row: dict[str, Any]) -> str:
     return f"{shown}  {ratio:.3f} (at most {_MOST_OVER_ATOMIC}: {reached})"
 
 
-def _time_forms(world: World) -> list[dict[str, Any]]:
-    rows = []
+def _time_forms(world: World, until: float, json_file: str) -> None:
+    """Rank 0 prints and writes each row as it comes, since the run may be cut."""
+    rows: list[dict[str, Any]] = []
     for op, sizes in _cases(world):
         for shown, problem in sizes.items():
+            if any(world.exchange(time.monotonic() > until, "time is over")):
+                return
             with world.scope():
-                calls, outs = {}, []
-                for form in _FORMS:
-                    world.kernel_mode = signal_form(form, world.device, True)
-                    calls[form], out = _timed_call(world, op, problem)
-                    outs.append(out.clone())
+                rows.append({"op": op, "size": shown, **_both_forms(world, op, problem)})
                 world.barrier()
-                if not all(world.exchange(torch.equal(*outs), "both forms give the same")):
-                    raise SystemExit(f"{op}, {shown}: the results of the two forms differ")
-                rows.append({"op": op, "size": shown, **_seconds(world, calls)})
-                world.barrier()
-    return rows
+            if world.rank == 0:
+                print(f"{op:36} {shown:>9}  " + _verdict(rows[-1]), flush=True)
+                _write(json_file, rows)
+
+
+def _both_forms(world: World, op: str, problem: Any) -> dict[str, float]:
+    """Seconds by form, once both have given the same bits."""
+    calls, outs = {}, []
+    for form in _FORMS:
+        world.kernel_mode = signal_form(form, world.device, True)
+        calls[form], out = _timed_call(world, op, problem)
+        outs.append(out.clone())
+    world.barrier()
+    if not all(world.exchange(torch.equal(*outs), "both forms give the same")):
+        raise SystemExit(f"{op} of {problem}: the results of the two forms differ")
+    return _seconds(world, calls)
 
 
 def _cases(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -210,7 +220,8 @@ def _seconds(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, flo
     """Of a call, by form; 0 where nothing can be timed."""
     if world.device.type == "cpu":
         return dict.fromkeys(calls, 0.0)
-    times = measure(world, [Variant(form, [call], ready=True) for form, call in calls.items()])
+    variants = [Variant(form, [call], ready=True) for form, call in calls.items()]
+    times = measure(world, variants, samples=10)
     return {each.name: each.median for each in times}
 
 

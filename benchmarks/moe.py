@@ -27,7 +27,7 @@ from sundog.tools._subject import room
 from sundog.tools.baselines import BASELINES
 from sundog.tools.timing import Variant, machine, measure
 
-__all__ = ["lines"]
+__all__ = ["line_of"]
 
 MODULES = {"moe_dispatch": moe_dispatch, "moe_combine": moe_combine}
 BARE = "our all_to_all, equal parts"
@@ -48,13 +48,11 @@ def main(
 ) -> None:
     """Time dispatch and combine beside a bare all-to-all and the copy limit."""
     sizes = [int(word) for word in tokens.split(",")]
-    fn = functools.partial(_time_all, sizes=sizes, until=time.monotonic() + seconds)
+    print(HEADER, flush=True)
+    until = time.monotonic() + seconds
+    fn = functools.partial(_time_all, sizes=sizes, until=until, json_file=json_file)
     more = {} if has_gpu() else {"heap_size": 64 << 20}
     rows = run(fn, world, "virtual" if has_gpu() else "sim", **more)[0]  # type: ignore[arg-type]
-    if json_file:
-        Path(json_file).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
-    for line in lines(rows):
-        print(line)
     if len(rows) < len(MODULES) * len(sizes):
         print(f"{len(MODULES) * len(sizes) - len(rows)} figures were left out: the time was over")
 
@@ -67,7 +65,8 @@ def _problem(op: str, tokens: int, size: int) -> Any:
     return moe_dispatch.Problem(tokens, hidden, torch.bfloat16, size, experts, topk, capacity)
 
 
-def _time_all(world: World, sizes: list[int], until: float) -> list[dict[str, Any]]:
+def _time_all(world: World, sizes: list[int], until: float, json_file: str) -> list[dict[str, Any]]:
+    """All rows. Rank 0 prints and writes each as it comes, since the run may be cut."""
     rows: list[dict[str, Any]] = []
     for tokens in sizes:
         for op in MODULES:
@@ -79,6 +78,11 @@ def _time_all(world: World, sizes: list[int], until: float) -> list[dict[str, An
                 world.barrier()
             moved = 2 * world.size * tokens * problem.topk * problem.row  # read and written
             rows.append({"op": op, "tokens": tokens, "us": us, "bytes": moved})
+            if world.rank == 0:
+                print(line_of(rows[-1]), flush=True)
+                if json_file:
+                    content = {"machine": machine(), "rows": rows}
+                    Path(json_file).write_text(json.dumps(content, indent=1))
     return rows
 
 
@@ -109,17 +113,18 @@ def _micros(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, floa
     return {each.name: 1e6 * each.median for each in found}
 
 
-def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A line per figure, with the goal that counts for its size."""
-    yield f"{'op':13} {'tokens':>6} {'us':>9} {'all_to_all':>10} {'copying':>9}  goal"
-    for row in rows:
-        us, bare = row["us"][row["op"]], row["us"][BARE]
-        rate = 2 * (256 << 20) / row["us"][COPY] if row["us"][COPY] else 0.0  # bytes a us
-        limit = row["bytes"] / rate if rate else 0.0
-        yield (
-            f"{row['op']:13} {row['tokens']:6} {us:9.1f} {bare:10.1f} {limit:9.1f}  "
-            f"{_verdict(row, us, bare, limit)}"
-        )
+HEADER = f"{'op':13} {'tokens':>6} {'us':>9} {'all_to_all':>10} {'copying':>9}  goal"
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """The figures, and the goal that counts for the size."""
+    us, bare = row["us"][row["op"]], row["us"][BARE]
+    rate = 2 * (256 << 20) / row["us"][COPY] if row["us"][COPY] else 0.0  # bytes a us
+    limit = row["bytes"] / rate if rate else 0.0
+    return (
+        f"{row['op']:13} {row['tokens']:6} {us:9.1f} {bare:10.1f} {limit:9.1f}  "
+        f"{_verdict(row, us, bare, limit)}"
+    )
 
 
 def _verdict(row: dict[str, Any], us: float, bare: float, limit: float) -> str:

@@ -40,24 +40,24 @@ Hidden = Annotated[str, typer.Option(help="elements of a row, with commas")]
 Tokens = Annotated[str, typer.Option(help="rows, with commas")]
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file")]
 Seconds = Annotated[float, typer.Option(help="begin no new size after this")]
+Algos = Annotated[str, typer.Option(help="algorithms of both ops; fewer compile faster")]
 
 
 @app.command()
 def times(
     world: Ranks = 8, hidden: Hidden = "4096,7168", tokens: Tokens = ",".join(map(str, TOKENS)),
-    seconds: Seconds = 90, json_file: Json = "",
+    seconds: Seconds = 90, algos: Algos = "low_latency,one_shot,two_shot", json_file: Json = "",
 ) -> None:  # fmt: skip
     """Time every algorithm beside the plain all-reduce and the unfused form; compare with goals."""
     sizes = [(n, h) for h in _numbers(hidden) for n in _numbers(tokens)]
     backend = "virtual" if has_gpu() else "sim"
     heap = 4 << 30 if has_gpu() else 64 << 20
-    fn = functools.partial(_time_all, sizes=sizes, until=time.monotonic() + seconds)
+    until = time.monotonic() + seconds
+    print(HEADER, flush=True)
+    fn = functools.partial(
+        _time_all, sizes=sizes, chosen=algos.split(","), until=until, json_file=json_file
+    )
     rows = run(fn, world, backend, heap_size=heap)[0]
-    if json_file:
-        content = {"machine": machine(), "rows": rows}
-        Path(json_file).write_text(json.dumps(content, indent=1))
-    for line in table(rows, world):
-        print(line)
     if len(rows) < len(sizes):
         print(f"{len(sizes) - len(rows)} of {len(sizes)} sizes were left out: the time was over")
 
@@ -66,15 +66,23 @@ def _numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def _time_all(world: World, sizes: list[tuple[int, int]], until: float) -> list[dict[str, Any]]:
-    rows = []
+def _time_all(
+    world: World, sizes: list[tuple[int, int]], chosen: list[str], until: float, json_file: str
+) -> list[dict[str, Any]]:
+    """All rows. Rank 0 prints and writes each as it comes, since the run may be cut."""
+    rows: list[dict[str, Any]] = []
     for tokens, hidden in sizes:
         if any(world.exchange(time.monotonic() > until, "time is over")):
             break
         with world.scope():
-            calls = dict(_calls(world, tokens, hidden))
+            calls = dict(_calls(world, tokens, hidden, chosen))
             rows.append({"tokens": tokens, "hidden": hidden, "us": _micros(world, calls)})
             world.barrier()
+        if world.rank == 0:
+            print(line_of(rows[-1], world.size), flush=True)
+            if json_file:
+                content = {"machine": machine(), "rows": rows}
+                Path(json_file).write_text(json.dumps(content, indent=1))
     return rows
 
 
@@ -90,9 +98,11 @@ def _micros(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, floa
     return {each.name: 1e6 * each.median for each in found}
 
 
-def _calls(world: World, tokens: int, hidden: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Every algorithm of both ops that takes the size, and the unfused form, on the same rows."""
-    modules = algorithms(OP)
+def _calls(
+    world: World, tokens: int, hidden: int, chosen: list[str]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """These algorithms of both ops, if they take the size, and the unfused form, on one input."""
+    modules = {algo: module for algo, module in algorithms(OP).items() if algo in chosen}
     problem = next(iter(modules.values())).Problem(tokens, hidden, torch.bfloat16, world.size)
     given = next(iter(modules.values())).inputs(world, problem, 0)
     for algo, module in modules.items():
@@ -105,7 +115,7 @@ def _calls(world: World, tokens: int, hidden: int) -> Iterator[tuple[str, Callab
         if algo in modules and module.valid(flat, config) is None:
             yield f"{PLAIN}.{algo}", _call(world, f"{PLAIN}.{algo}", module, flat, (x,))
     if world.device.type != "cpu":  # its torch kernels are not a rank's on the simulator
-        out = room(world, modules["one_shot"], problem, given)
+        out = room(world, next(iter(modules.values())), problem, given)
         yield UNFUSED, BASELINES[OP][UNFUSED].make(world, problem, given, out)
 
 
@@ -122,15 +132,17 @@ def _call(
 # goals
 
 
-def table(rows: list[dict[str, Any]], world: int) -> Iterator[str]:
-    """A line per size: the best time of each, and what it says of the goal that counts there."""
-    yield f"{'hidden':>6} {'tokens':>6}  {'best of ours':22} {'plain':>22} {'unfused':>9}  goals"
-    for row in rows:
-        ours, plain, unfused = _best(row, OP), _best(row, PLAIN), row["us"].get(UNFUSED, 0.0)
-        yield (
-            f"{row['hidden']:6} {row['tokens']:6}  {_shown(*ours):22} {_shown(*plain):>22} "
-            f"{unfused:9.1f}  {'; '.join(_verdicts(row, ours, plain, unfused, world))}"
-        )
+HEADER = f"{'hidden':>6} {'tokens':>6}  {'best of ours':22} {'plain':>22} {'unfused':>9}  goals"
+
+
+def line_of(row: dict[str, Any], world: int) -> str:
+    """The best time of each, and what it says of the goals that count for the size."""
+    ours, plain, unfused = _best(row, OP), _best(row, PLAIN), row["us"].get(UNFUSED, 0.0)
+    goals = "; ".join(_verdicts(row, ours, plain, unfused, world))
+    return (
+        f"{row['hidden']:6} {row['tokens']:6}  {_shown(*ours):22} {_shown(*plain):>22} "
+        f"{unfused:9.1f}  {goals}"
+    )
 
 
 def _best(row: dict[str, Any], op: str) -> tuple[str, float]:
@@ -171,52 +183,67 @@ def _said(found: str, is_reached: bool, goal: str) -> str:
 
 
 @app.command()
-def bits(world: Ranks = 8, hidden: Hidden = "2880,4096,7168", most: int = 8192) -> None:
-    """Rows of calls of 1 to `most` tokens, of every algorithm, against the same rows one by one."""
+def bits(
+    world: Ranks = 8, hidden: Hidden = "2880,4096,7168", most: int = 8192, singles: int = 256,
+    algos: Algos = "low_latency,one_shot,two_shot",
+) -> None:  # fmt: skip
+    """Rows of calls of 1 to `most` tokens, of every algorithm, against rows one at a time.
+
+    The largest call is compared with `singles` rows spread over it, the other calls with it.
+    """
     backend = "virtual" if has_gpu() else "sim"
     heap = 2 << 30 if has_gpu() else 64 << 20
     wrong = 0
     for size in _numbers(hidden):
-        fn = functools.partial(_compare, hidden=size, most=most)
+        chosen = algos.split(",")
+        fn = functools.partial(_compare, hidden=size, most=most, singles=singles, chosen=chosen)
         compared, found = run(fn, world, backend, heap_size=heap)[0]
         wrong += len(found)
-        print(f"hidden {size}: {compared:,} rows compared, {len(found)} calls differ {found[:5]}")
+        print(
+            f"hidden {size}: {compared:,} rows compared, {len(found)} differ {found[:5]}",
+            flush=True,
+        )
     raise typer.Exit(int(wrong > 0))
 
 
-def _compare(world: World, hidden: int, most: int) -> tuple[int, list[str]]:
+def _compare(
+    world: World, hidden: int, most: int, singles: int, chosen: list[str]
+) -> tuple[int, list[str]]:
     torch.manual_seed(world.rank)
     x = world.empty((most, hidden), torch.bfloat16, "x").normal_()
     torch.manual_seed(99)
     residual = torch.randn(most, hidden, device=world.device).bfloat16()
     weight = torch.randn(hidden, device=world.device).bfloat16()
-    single = _rows_one_by_one(world, x, residual, weight)
+    whole = [each.clone() for each in world.all_reduce_rms_norm(x, residual, weight)]
+    wrong = _wrong_rows(world, (x, residual, weight), whole, singles)
+    compared = min(singles, most)
     counts = sorted({1, 2, 3, 8, 31, 32, 33, 257, 1024, 4095, most})
-    compared, wrong = 0, []
     for count in (n for n in counts if n <= most):
         for algo, module in algorithms(OP).items():
             problem = module.Problem(count, hidden, torch.bfloat16, world.size)
-            if module.valid(problem, module.default(problem, world.num_sms)) is not None:
+            config = module.default(problem, world.num_sms)
+            if algo not in chosen or module.valid(problem, config) is not None:
                 continue
             found = world.all_reduce_rms_norm(x[:count], residual[:count], weight, algo=algo)
             compared += count
-            if not all(torch.equal(a, b[:count]) for a, b in zip(found, single, strict=True)):
+            if not all(torch.equal(a, b[:count]) for a, b in zip(found, whole, strict=True)):
                 wrong.append(f"{algo}, {count} tokens")
     return compared, [each for rank in world.exchange(wrong) for each in rank]
 
 
-def _rows_one_by_one(
-    world: World, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """All rows, each of a call of its own, which reads it from one place."""
+def _wrong_rows(
+    world: World, given: tuple[torch.Tensor, ...], whole: list[torch.Tensor], singles: int
+) -> list[str]:
+    """Rows that are others in a call of their own, which reads them from one place."""
+    x, residual, weight = given
     one, out = world.empty((1, x.shape[1]), x.dtype), world.empty((2, x.shape[1]), x.dtype)
-    normed, added = torch.empty_like(x), torch.empty_like(x)
-    for row in range(len(x)):
+    wrong = []
+    for row in range(0, len(x), max(len(x) // singles, 1)):
         one.copy_(x[row])
         world.all_reduce_rms_norm(one, residual[row : row + 1], weight, out=out, algo="one_shot")
-        normed[row].copy_(out[0])
-        added[row].copy_(out[1])
-    return normed, added
+        if not (torch.equal(out[0], whole[0][row]) and torch.equal(out[1], whole[1][row])):
+            wrong.append(f"row {row}")
+    return wrong
 
 
 if __name__ == "__main__":

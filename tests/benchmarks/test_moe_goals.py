@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.moe import BARE, COPY, lines
+from benchmarks.moe import BARE, COPY, line_of
 
 
 def _line(tokens: int, us: float) -> str:
     """An all-to-all takes 100 us; copies take 1000 us for 512 MiB, read and written."""
     row = {"op": "moe_dispatch", "tokens": tokens, "bytes": 1 << 29}
     times = {"moe_dispatch": us, BARE: 100.0, COPY: 1000.0}
-    return list(lines([{**row, "us": times}]))[1]
+    return line_of({**row, "us": times})
 
 
 @pytest.mark.parametrize(

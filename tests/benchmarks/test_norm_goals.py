@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.many_calls import _verdict
-from benchmarks.norm import OP, PLAIN, UNFUSED, table
+from benchmarks.norm import OP, PLAIN, UNFUSED, line_of
 
 
 def _row(tokens: int, ours: float, plain: float, unfused: float, algo: str) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def _row(tokens: int, ours: float, plain: float, unfused: float, algo: str) -> d
 
 
 def _goals(*given: Any) -> str:
-    return list(table([_row(*given)], 8))[1]
+    return line_of(_row(*given), 8)
 
 
 def test_few_tokens_have_a_goal_in_microseconds() -> None:
