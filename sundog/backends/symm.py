@@ -109,7 +109,7 @@ def open_world(
     rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
 ) -> World:
     """Map everybody's heap. All members of torch's default group, or of `group`, call it."""
-    if not dist.is_initialized():
+    if not group and not dist.is_initialized():  # the default group itself may be sundog's
         raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
     local = int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local % torch.cuda.device_count())

@@ -116,6 +116,7 @@ class SundogGroup(_ProcessGroup):
         self._store = store
         self._device_type = self._world.device.type
         self._reported: set[str] = set()
+        self._called = ""
 
     def getBackendName(self) -> str:
         return "sundog"
@@ -127,7 +128,9 @@ class SundogGroup(_ProcessGroup):
 
     @property
     def pg_name(self) -> str:
-        return str(dist.distributed_c10d._world.pg_names[self])
+        """Its name in c10d, which asks for it once more after it has forgotten the group."""
+        self._called = dist.distributed_c10d._world.pg_names.get(self, self._called)
+        return self._called
 
     @property
     def group_name(self) -> Any:
@@ -144,7 +147,7 @@ class SundogGroup(_ProcessGroup):
         if op is None:
             return self._other(tensors[0])[0].allreduce(tensors, opts)
         for x in tensors:
-            x.copy_(self._world.all_reduce(_flat(x), op).view(x.shape))
+            _put(x, self._world.all_reduce(_flat(x), op))
         return Done(tensors)
 
     allreduce_coalesced = allreduce
@@ -157,7 +160,7 @@ class SundogGroup(_ProcessGroup):
         for x in tensors:
             result = self._world.reduce(_flat(x), opts.rootRank, op)
             if result is not None:
-                x.copy_(result.view(x.shape))
+                _put(x, result)
         return Done(tensors)
 
     @_of_device
@@ -170,7 +173,7 @@ class SundogGroup(_ProcessGroup):
             return self._fall_back("reduce_scatter", why, outputs[0])(outputs, inputs, opts)
         for out, parts in zip(outputs, inputs, strict=True):
             whole = torch.cat([_flat(part).view(-1) for part in parts])
-            out.copy_(self._world.reduce_scatter(whole, op).view(out.shape))
+            _put(out, self._world.reduce_scatter(whole, op))
         return Done(outputs)
 
     @_of_device
@@ -178,7 +181,7 @@ class SundogGroup(_ProcessGroup):
         op = self._operator("reduce_scatter_single", opts, [x])
         if op is None:
             return self.reduce_scatter([out], [list(x.chunk(self._world.size))], opts)
-        out.copy_(self._world.reduce_scatter(_flat(x).view(-1), op).view(out.shape))
+        _put(out, self._world.reduce_scatter(_flat(x).view(-1), op))
         return Done([out])
 
     def reduce_scatter_single_coalesced(
@@ -193,14 +196,16 @@ class SundogGroup(_ProcessGroup):
     @_of_device
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         for parts, x in zip(outputs, inputs, strict=True):
-            whole = self._world.all_gather(_flat(x).view(-1)).chunk(self._world.size)
+            sizes = [out.numel() for out in parts]
+            splits = sizes if len(set(sizes)) > 1 else None
+            whole = self._world.all_gather(_flat(x).view(-1), splits=splits).split(sizes)
             for out, part in zip(parts, whole, strict=True):
-                out.copy_(part.view(out.shape))
+                _put(out, part)
         return Done([out for parts in outputs for out in parts])
 
     @_of_device
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
-        out.copy_(self._world.all_gather(_flat(x).view(-1)).view(out.shape))
+        _put(out, self._world.all_gather(_flat(x).view(-1)))
         return Done([out])
 
     def all_gather_single_coalesced(
@@ -218,7 +223,7 @@ class SundogGroup(_ProcessGroup):
     @_of_device
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
         for x in tensors:
-            x.copy_(self._world.broadcast(_flat(x), opts.rootRank).view(x.shape))
+            _put(x, self._world.broadcast(_flat(x), opts.rootRank))
         return Done(tensors)
 
     @_of_device
@@ -226,7 +231,7 @@ class SundogGroup(_ProcessGroup):
         whole = self._world.gather(_flat(inputs[0]).view(-1), opts.rootRank)
         if whole is not None:
             for out, part in zip(outputs[0], whole.chunk(self._world.size), strict=True):
-                out.copy_(part.view(out.shape))
+                _put(out, part)
         return Done([out for parts in outputs for out in parts])
 
     @_of_device
@@ -234,7 +239,7 @@ class SundogGroup(_ProcessGroup):
         out, x = torch.empty_like(_flat(outputs[0]).view(-1)), None
         if self._world.rank == opts.rootRank:
             x = torch.cat([_flat(part).view(-1) for part in inputs[0]])
-        outputs[0].copy_(self._world.scatter(x, opts.rootRank, out).view(outputs[0].shape))
+        _put(outputs[0], self._world.scatter(x, opts.rootRank, out))
         return Done(outputs)
 
     @_of_device
@@ -247,7 +252,7 @@ class SundogGroup(_ProcessGroup):
         if not (in_splits or out_splits):
             sent = received = None
         result = self._world.all_to_all(x, in_splits=sent, out_splits=received)
-        out.copy_(result.view(out.shape))
+        _put(out, result)
         return Done([out])
 
     @_of_device
@@ -256,7 +261,7 @@ class SundogGroup(_ProcessGroup):
         sent, received = [part.numel() for part in inputs], [out.numel() for out in outputs]
         parts = self._world.all_to_all(x, in_splits=sent, out_splits=received).split(received)
         for out, part in zip(outputs, parts, strict=True):
-            out.copy_(part.view(out.shape))
+            _put(out, part)
         return Done(outputs)
 
     # the rest
@@ -285,7 +290,7 @@ class SundogGroup(_ProcessGroup):
             return work
         work.wait()
         for x, each in zip(tensors, given, strict=True):
-            x.copy_(each)
+            _put(x, each)
         return Done(tensors)
 
     def barrier(self, opts: Any = None) -> Any:
@@ -337,6 +342,16 @@ class SundogGroup(_ProcessGroup):
 def _flat(x: Tensor) -> Tensor:
     """A contiguous tensor without a graph: c10d's collectives are no steps of autograd's."""
     return x.detach().contiguous()
+
+
+def _put(out: Tensor, result: Tensor) -> None:
+    """Copy a result to where c10d wants it; also into a parameter, as gloo does."""
+    if out.numel() != result.numel():
+        raise ValueError(
+            f"the result has {result.numel()} elements, and the tensor for it has shape "
+            f"{tuple(out.shape)}: pass one that holds it"
+        )
+    out.detach().copy_(result.view(out.shape))
 
 
 def register() -> None:

@@ -42,6 +42,9 @@ def world_of_group(name: str, is_cuda: bool) -> Any:
                 f"there is no process group named {name!r}: it was destroyed, or was never made in "
                 f"this process. Pass group.group_name of a group that exists. And {error}"
             ) from None
+    own = getattr(group, "world", None)  # of the process group "sundog", which closes it
+    if own is not None and own.device.type == ("cuda" if is_cuda else "cpu"):
+        return own
     key = "" if group is dist.group.WORLD else name
     world = launch._initialized.get(key)
     if world is None or world._closed:

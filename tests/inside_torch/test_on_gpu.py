@@ -10,50 +10,56 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.jobs import job
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import sundog
 import sundog.torch.process_group
+from sundog.torch.symm_mem import world_of_group
 
 NAME = "cuda:sundog,cpu:gloo"
 
 
 def use_group(rank: int, size: int, device: str) -> None:
-    """Collectives of the device's tensors and of the CPU's, DTensor, the fused ops."""
+    """Collectives of the device's tensors and of the CPU's, DTensor, the fused ops.
+
+    In a group beside the default one, which the ranks of `symm` have already.
+    """
+    group = dist.new_group(list(range(size)), timedelta(seconds=30), backend=NAME)
     for where in (device, "cpu"):
         x = torch.arange(4.0, device=where) + rank
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=group)
         assert x.tolist() == [size * n + size * (size - 1) / 2 for n in range(4)]
         whole = torch.empty(2 * size, device=where)
-        dist.all_gather_into_tensor(whole, torch.full((2,), float(rank), device=where))
+        mine = torch.full((2,), float(rank), device=where)
+        dist.all_gather_into_tensor(whole, mine, group=group)
         assert whole.tolist() == [float(r) for r in range(size) for _ in range(2)]
-    mesh = init_device_mesh(device, (size,))
+    mesh = DeviceMesh.from_group(group, device)
     full = torch.arange(4.0 * size, device=device).view(2 * size, 2)
     rows = distribute_tensor(full, mesh, [Shard(0)])
     assert torch.equal(rows.redistribute(placements=[Shard(1)]).full_tensor(), full)
-    group = dist.group.WORLD.group_name
     with sundog.torch.enable(cuda=device == "cuda", explain=True):
-        ones = torch.ones(4, device=device)
-        total = torch.ops.symm_mem.one_shot_all_reduce(ones, "sum", group)
-        assert torch.equal(total, size * ones)
-        a = torch.full((16, 16), float(rank), device=device, dtype=torch.bfloat16)
-        b = torch.eye(16, device=device, dtype=torch.bfloat16)
-        gathered, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, group)
-        assert torch.equal(gathered, product)
-        assert gathered[:, 0].tolist() == [float(r) for r in range(size) for _ in range(16)]
+        use_fused(rank, size, device, group.group_name)
+        assert world_of_group(group.group_name, device == "cuda") is group.world
+    dist.barrier(group)
+    dist.destroy_process_group(group)
+
+
+def use_fused(rank: int, size: int, device: str, group: str) -> None:
+    ones = torch.ones(4, device=device)
+    total = torch.ops.symm_mem.one_shot_all_reduce(ones, "sum", group)
+    assert torch.equal(total, size * ones)
+    a = torch.full((16, 16), float(rank), device=device, dtype=torch.bfloat16)
+    b = torch.eye(16, device=device, dtype=torch.bfloat16)
+    gathered, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, group)
+    assert torch.equal(gathered, product)
+    assert gathered[:, 0].tolist() == [float(r) for r in range(size) for _ in range(16)]
 
 
 @pytest.mark.gpu("symm")
 def test_a_group_of_two_devices(ranks: Any, capfd: pytest.CaptureFixture) -> None:
     """`enable(cuda=True)` puts sundog's kernels in place of torch's, and says which ran."""
-    store = dist.PrefixStore("two devices", ranks._store)
-    options = {"store": store, "rank": ranks._rank, "world_size": ranks._size}
-    dist.init_process_group(NAME, timeout=timedelta(seconds=30), **options)
-    try:
-        use_group(ranks._rank, ranks._size, "cuda")
-    finally:
-        dist.destroy_process_group()
+    use_group(ranks._rank, ranks._size, "cuda")
     said = capfd.readouterr().err
     assert "symm_mem.one_shot_all_reduce of [(4,)]: sundog's CUDA kernel" in said
     assert "symm_mem.fused_all_gather_matmul of [(16, 16)]: sundog's CUDA kernel" in said
@@ -61,7 +67,7 @@ def test_a_group_of_two_devices(ranks: Any, capfd: pytest.CaptureFixture) -> Non
 
 @pytest.mark.sim_only
 def test_the_same_on_a_cpu(capfd: pytest.CaptureFixture) -> None:
-    job(lambda rank: use_group(rank, 2, "cpu"), 2, NAME)
+    job(lambda rank: use_group(rank, 2, "cpu"), 2)
     said = capfd.readouterr().err
     assert "symm_mem.one_shot_all_reduce of [(4,)]: sundog's CPU kernel" in said
 

@@ -139,6 +139,27 @@ def test_tensors_on_another_device_go_to_gloo(name: str, capfd: pytest.CaptureFi
     ]
 
 
+def test_unequal_parts_parameters_and_groups_that_end() -> None:
+    def main(rank: int) -> str:
+        parts = [torch.empty(1), torch.empty(2)]
+        dist.all_gather(parts, torch.full((rank + 1,), float(rank)))
+        assert [part.tolist() for part in parts] == [[0.0], [1.0, 1.0]]
+        weight = nn.Parameter(torch.full((2,), float(rank)))
+        dist.broadcast(weight, 1)
+        assert weight.tolist() == [1.0, 1.0]
+        pair = dist.new_group([0, 1])
+        dist.all_reduce(weight, group=pair)
+        assert weight.tolist() == [2.0, 2.0]
+        dist.barrier()
+        dist.destroy_process_group(pair)
+        with pytest.raises(ValueError, match="the result has 4 elements") as error:
+            dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
+        return str(error.value)
+
+    said = "the tensor for it has shape (3,): pass one that holds it"
+    assert all(said in text for text in job(main, RANKS, "sundog"))
+
+
 def test_cuda_tensors_without_a_kernel_go_to_nccl(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
