@@ -51,8 +51,11 @@ def main() -> int:
     begin = time.perf_counter()
     each = -(-options.cases // options.processes)
     tasks = [(each, options.seed + i * 1000) for i in range(options.processes)]
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        found = pool.starmap(fuzz, tasks)
+    if options.processes == 1:
+        found = [fuzz(*tasks[0])]
+    else:
+        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+            found = pool.starmap(fuzz, tasks)
     seconds = time.perf_counter() - begin
     counts = sum((counts for counts, _, _ in found), Counter[str]())
     failures = [failure for _, failures, _ in found for failure in failures]
