@@ -254,6 +254,7 @@ class _Request:
         memory = self.world._memory
         if memory.find(tensor) is not None:
             return False
+        self.world._check_open()  # a group that has ended: its tensors were freed with it
         memory.refuse_freed(f"{self.op}: {name}", tensor)
         return True
 
