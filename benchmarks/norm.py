@@ -50,6 +50,8 @@ def times(
 ) -> None:  # fmt: skip
     """Time every algorithm beside the plain all-reduce and the unfused form; compare with goals."""
     sizes = [(n, h) for h in _numbers(hidden) for n in _numbers(tokens)]
+    if not set(algos.split(",")) <= set(algorithms(OP)):
+        raise typer.BadParameter(f"--algos {algos}: there are {', '.join(algorithms(OP))}")
     backend = "virtual" if has_gpu() else "sim"
     heap = 4 << 30 if has_gpu() else 64 << 20
     until = time.monotonic() + seconds
@@ -147,6 +149,8 @@ def line_of(row: dict[str, Any], world: int) -> str:
 
 def _best(row: dict[str, Any], op: str) -> tuple[str, float]:
     found = {name: us for name, us in row["us"].items() if name.startswith(f"{op}.")}
+    if not found:
+        return "none fits", 0.0
     name = min(found, key=lambda each: found[each])
     return name.partition(".")[2], found[name]
 
@@ -159,9 +163,11 @@ def _verdicts(
     row: dict[str, Any], ours: tuple[str, float], plain: tuple[str, float], unfused: float,
     world: int,
 ) -> Iterator[str]:  # fmt: skip
-    if not plain[1]:
+    if not ours[1]:
         return
-    if row["tokens"] <= FEW:
+    if not plain[1]:
+        yield "no plain all-reduce to compare with"
+    elif row["tokens"] <= FEW:
         more = ours[1] - plain[1]
         yield _said(f"{more:+.2f} us", more <= MORE_US, f"at most {MORE_US} over plain")
     else:

@@ -34,6 +34,14 @@ def test_more_tokens_have_a_goal_by_their_bytes() -> None:
     assert "unfused" not in _goals(4096, 17.0, 10.0, 30.0, "two_shot")
 
 
+def test_a_size_that_an_op_does_not_take() -> None:
+    row = {"tokens": 16, "hidden": 7168, "us": {f"{OP}.one_shot": 9.0, UNFUSED: 18.0}}
+    assert line_of(row, 8).endswith(
+        "no plain all-reduce to compare with; 2.00 x unfused (at least 1.5 times as fast: reached)"
+    )
+    assert "none fits 0.00 us" in line_of({**row, "us": {UNFUSED: 18.0}}, 8)
+
+
 def test_stores_against_atomics() -> None:
     assert _verdict({"atomic": 5e-6, "store": 5.4e-6}).endswith("1.080 (at most 1.1: reached)")
     assert _verdict({"atomic": 5e-6, "store": 6e-6}).endswith("1.200 (at most 1.1: MISSED)")
