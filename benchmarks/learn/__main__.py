@@ -121,6 +121,23 @@ def train(
 
 
 @app.command()
+def graphs(
+    data: Annotated[str, typer.Argument(help="a dataset: h200, or a folder")] = "h200",
+    split: Annotated[str, typer.Option(help="shape, kernel, dtype or random")] = "shape",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    epochs: Annotated[int, typer.Option(min=1)] = 40,
+) -> None:
+    """Train a graph model on a split and print its scores, beside those of `evaluate`."""
+    from sundog.dataset import load
+
+    from .graph_network import evaluate_graphs
+    from .network import Settings
+    from .results import table
+
+    typer.echo(table(split, evaluate_graphs(load(data), split, Settings(epochs=epochs), device)))
+
+
+@app.command()
 def outside(
     out: Annotated[Path, typer.Argument(help="write what was measured to this file")],
     seconds: Annotated[float, typer.Option(min=1, help="begin no task after these")] = 90.0,

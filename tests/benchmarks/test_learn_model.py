@@ -16,6 +16,7 @@ from benchmarks.learn import evaluate as evaluation
 from benchmarks.learn import network
 from benchmarks.learn import train as training
 from benchmarks.learn.evaluate import Part, evaluate, kendall, score_of, steps_to
+from benchmarks.learn.graph_network import predict_by_graphs
 from benchmarks.learn.helion_search import lfbo
 from benchmarks.learn.measure import Measured
 from benchmarks.learn.network import Settings, train_networks
@@ -108,6 +109,29 @@ def test_numpy_predicts_as_torch_does(tmp_path: Path) -> None:
     loaded = Networks.load(tmp_path / "model.npz")
     assert loaded.about == {"kernels": ["a", "b", "c"]}
     numpy.testing.assert_allclose(loaded.predict(features), wanted, atol=0.02)
+
+
+def test_a_graph_model_sees_what_is_in_the_graph() -> None:
+    """The time depends on how many nodes are of operation 2, and on nothing else."""
+    rng = numpy.random.default_rng(0)
+    arrays = []
+    for number in range(24):
+        node = numpy.zeros((12, 5), dtype="f4")
+        node[:, 1] = 1
+        node[: number % 12, 1] = 2
+        edge = numpy.stack([numpy.arange(11), numpy.arange(1, 12)])
+        arrays.append({"node": node, "edge": edge})
+    place = rng.integers(0, 24, 400)
+    rows = pandas.DataFrame(
+        {"kernel": "k", "dtype": "d", "shape": [str(n // 20) for n in range(400)]}
+    )
+    rows["median_ns"] = numpy.exp(0.2 * (place % 12))
+    test = numpy.arange(400) >= 300
+    found = predict_by_graphs(
+        arrays, place, numpy.zeros((400, 1)), rows, test, 2,
+        Settings(width=16, epochs=40, tasks=4),
+    )  # fmt: skip
+    assert numpy.corrcoef(found, place[test] % 12)[0, 1] > 0.9
 
 
 def test_hidden_groups_look_unknown() -> None:
