@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from .case import Case, Repair, Substitution, checkout, device, start
+from .case import Case, Repair, Substitution, checkout, device, group, start
 
 __all__ = ["CASES", "PACKAGE"]
 
@@ -61,6 +61,22 @@ def pushed() -> None:
 
 def pulled() -> None:
     quantized(p2p=True)
+
+
+def barrier() -> None:
+    """Read what a peer wrote before the barrier, and write again after the next one."""
+    module = _load("flashinfer.comm.all_gather_matmul.all_gather_matmul_triton")
+    start()
+    x = symm_mem.empty(64, device=device(), dtype=torch.float32)
+    handle: Any = symm_mem.rendezvous(x, group())
+    size = handle.world_size
+    pads = tuple(handle.get_signal_pad(r, (size,), torch.int32, 0) for r in range(size))
+    theirs = handle.get_buffer((handle.rank + 1) % size, (64,), torch.float32)
+    for n in range(2):
+        x.fill_(n)
+        module.barrier_triton(pads, handle.rank)
+        assert theirs.eq(n).all().item()
+        module.barrier_triton(pads, handle.rank)
 
 
 def gather_matmul() -> None:
@@ -121,6 +137,8 @@ _REUSE = Repair(
     ),
 )  # fmt: skip
 CASES = [
+    Case("barrier_triton_kernel, alone", _GATHER, barrier, world=2, repairs=_REPAIRS[:1],
+         kernels=0),
     Case("_fp8_blockscale_2shot_kernel", _QUANTIZED, pushed, world=2),
     Case("_fp8_blockscale_2shot_kernel, P2P_PHASE3", _QUANTIZED, pulled, world=2,
          repairs=(_REUSE,)),

@@ -137,17 +137,78 @@ _ASSUMED = (
 )
 
 
-def _assumed(path: str, line: int) -> tuple[Repair, ...]:
+_EARLY = (
+    "The test fills its tensors and starts the kernel with no barrier between: a rank reads or "
+    "changes a peer's tensor before the peer has filled it."
+)
+_ALL_WRITE = (
+    "All ranks store to the same words of every rank. They store the same values, and that is a "
+    "race too. The repair lets each rank store to the next one only."
+)
+_FLAG = (
+    "The producer stores the flag to its own memory, and the consumer polls its own: it waits "
+    "forever. Plain stores and loads of a flag order nothing either."
+)
+_SCOPE = (
+    "The atomics have the default scope, gpu, and add to words of other GPUs: they are not atomic "
+    "to those of the words' owner."
+)
+_TILE = (
+    "One thread makes the release, and no CTA barrier stands between it and the tile that all "
+    "threads store: it does not publish what the other warps stored."
+)
+_ATOMICS = "examples/08_gemm_atomics_all_reduce/gemm_atomics_all_reduce.py"
+_SYS = (
+    Substitution(_ATOMICS, 239, "mask=sub_mask)", 'mask=sub_mask, scope="sys")'),
+    Substitution(_ATOMICS, 247, "mask=sub_mask,", 'mask=sub_mask, scope="sys",'),
+)
+_UNITS = {
+    "load": 62, "store": 61, "get": 66, "put": 60, "atomic_add": 75, "atomic_cas": 59,
+    "atomic_xchg": 58,
+}  # fmt: skip
+
+
+def _early(name: str) -> tuple[Repair, ...]:
+    path = f"tests/unittests/test_{name}.py"
+    line = "grid = lambda meta: (1,)"
+    change = Substitution(path, _UNITS[name], line, f"shmem.barrier(); {line}")
+    found = [Repair("no order", _EARLY, (change,))]
+    if name in ("store", "put"):
+        own, at = ("destination_rank", 29) if name == "store" else ("cur_rank", 28)
+        following = f"({own} + 1) % num_ranks"
+        once = Substitution(path, at, "range(num_ranks)", f"range({following}, {following} + 1)")
+        found.append(Repair("no order", _ALL_WRITE, (once,)))
+    return tuple(found)
+
+
+def _flag(file: str, signal: int, *polls: int, reset: int) -> tuple[Repair, ...]:
+    path, word = f"examples/06_message_passing/{file}.py", "flag + pid"
+    far = "producer_rank, consumer_rank, heap_bases_ptr"
+    order = 'scope="sys"'
+    changes = [
+        Substitution(path, signal, f"tl.store({word}, 1)",
+                     f'tl.debug_barrier(); iris.atomic_xchg({word}, 1, {far}, sem="release", '
+                     f"{order})"),
+        *(Substitution(path, line, f"tl.load({word})",
+                       f'tl.atomic_add({word}, 0, sem="acquire", {order})') for line in polls),
+        Substitution(path, reset, f"tl.store({word}, 0)",
+                     f'tl.atomic_xchg({word}, 0, sem="relaxed", {order})'),
+    ]  # fmt: skip
+    return (Repair("plain access to a flag", _FLAG, tuple(changes)),)
+
+
+def _assumed(path: str, line: int, *more: Repair) -> tuple[Repair, ...]:
     changes = [
         Substitution(f"examples/{path}.py", line + n, f"pid_{axis} > 0", f"pid_{axis} >= 0")
         for n, axis in enumerate("mn")
     ]
-    return (Repair("wrong assumption", _ASSUMED, tuple(changes)),)
+    return (Repair("wrong assumption", _ASSUMED, tuple(changes)), *more)
 
 
 def _unit(name: str, *args: Any, **how: Any) -> Case:
     path = f"tests/unittests/test_{name}.py"
-    return Case(f"{name}_kernel (unit test)", path, _PART(unit, name, *args), world=2, **how)
+    return Case(f"{name}_kernel (unit test)", path, _PART(unit, name, *args), world=2,
+                repairs=_early(name), **how)  # fmt: skip
 
 
 def _example(kernel: str, path: str, program: Any, **how: Any) -> Case:
@@ -166,9 +227,11 @@ CASES = [
     _example("atomic_xchg_kernel", "05_atomic_xchg/atomic_xchg_bench",
              _PART(_atomic, "atomic_xchg")),
     _example("producer_kernel, consumer_kernel", "06_message_passing/message_passing_load_store",
-             _PART(message, "message_passing_load_store"), kernels=2),
+             _PART(message, "message_passing_load_store"), kernels=2,
+             repairs=_flag("message_passing_load_store", 49, 68, 70, reset=90)),
     _example("producer_kernel, consumer_kernel", "06_message_passing/message_passing_put",
-             _PART(message, "message_passing_put"), kernels=2),
+             _PART(message, "message_passing_put"), kernels=2,
+             repairs=_flag("message_passing_put", 40, 59, 61, reset=78)),
     _example("persistent_gemm_all_scatter", "07_gemm_all_scatter/gemm_all_scatter",
              _PART(gemm, "07_gemm_all_scatter", "gemm_all_scatter",
                    "persistent_gemm_all_scatter"),
@@ -176,9 +239,14 @@ CASES = [
     _example("persistent_gemm_all_reduce", "08_gemm_atomics_all_reduce/gemm_atomics_all_reduce",
              _PART(gemm, "08_gemm_atomics_all_reduce", "gemm_atomics_all_reduce",
                    "persistent_gemm_all_reduce"),
-             repairs=_assumed("08_gemm_atomics_all_reduce/gemm_atomics_all_reduce", 171)),
+             repairs=_assumed("08_gemm_atomics_all_reduce/gemm_atomics_all_reduce", 171,
+                              Repair("scope does not reach", _SCOPE, _SYS))),
     _example("persistent_gemm_all_reduce", "09_gemm_one_shot_all_reduce/gemm_one_shot_all_reduce",
              _PART(gemm, "09_gemm_one_shot_all_reduce", "gemm_one_shot_all_reduce",
                    "persistent_gemm_all_reduce"),
-             repairs=_assumed("09_gemm_one_shot_all_reduce/gemm_one_shot_all_reduce", 171)),
+             repairs=_assumed("09_gemm_one_shot_all_reduce/gemm_one_shot_all_reduce", 171,
+                              Repair("no CTA barrier before the release", _TILE, (Substitution(
+                                  "examples/09_gemm_one_shot_all_reduce/gemm_one_shot_all_reduce.py",
+                                  205, "tl.store(C_, c, c_mask)",
+                                  "tl.store(C_, c, c_mask); tl.debug_barrier()"),)))),
 ]  # fmt: skip

@@ -11,7 +11,8 @@ import torch.distributed._symmetric_memory as symm_mem
 from .case import Case, Repair, Substitution, device, group, start
 
 __all__ = [
-    "AFTER", "CASES", "COPIES", "FENCE", "PACKAGE", "REDUCE", "SCATTER", "WAIT", "both",
+    "AFTER", "CASES", "COPIES", "EQUIVALENT", "FENCE", "PACKAGE", "REDUCE", "SCATTER", "WAIT",
+    "both",
 ]  # fmt: skip
 
 PACKAGE = "kraken"
@@ -50,13 +51,25 @@ def _each_equals(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[
     return [x.cpu() for x in found]
 
 
+def _overwrite(handle: Any, like: torch.Tensor) -> None:
+    """Write to the next rank's buffer, as a caller may after a kernel that ends with a barrier."""
+    peer = (handle.rank + 1) % handle.world_size
+    handle.get_buffer(peer, like.shape, like.dtype).zero_()
+
+
+def _workspace(like: torch.Tensor) -> Any:
+    return symm_mem.get_symm_mem_workspace(group().group_name, like.nbytes)
+
+
 def one_shot() -> list[torch.Tensor]:
     import kraken
 
     start()
     x = _symmetric((32, 64), fill=True)
+    given = x.clone()
     found = [kraken.comm.one_shot_all_reduce(x, BLOCK_SIZE=1024, num_warps=4) for _ in range(2)]
-    return _each_equals(found, [_sum(x)] * 2)
+    _overwrite(symm_mem.rendezvous(x, group()), x)
+    return _each_equals(found, [_sum(given)] * 2)
 
 
 def two_shot() -> list[torch.Tensor]:
@@ -65,6 +78,7 @@ def two_shot() -> list[torch.Tensor]:
     start()
     given = [_small(32, 64) for _ in range(2)]
     found = [kraken.comm.two_shot_all_reduce(x, BLOCK_SIZE=256, num_warps=4) for x in given]
+    _overwrite(_workspace(given[0]), given[0])
     return _each_equals(found, [_sum(x) for x in given])
 
 
@@ -75,6 +89,7 @@ def _bias(function: Any, **how: int) -> list[torch.Tensor]:
     found = [torch.empty_like(x) for x in given]
     for x, y in zip(given, found, strict=True):
         function(buffer, x, bias, y, **how)
+    _overwrite(symm_mem.rendezvous(buffer, group()), buffer)
     return _each_equals(found, [_sum(x) + bias for x in given])
 
 
@@ -96,6 +111,7 @@ def _norm(function: Any) -> None:
     buffer, bias, weight = _symmetric((rows, width)), _same(rows, width), _same(width)
     x, y = _small(rows, width), torch.empty(rows, width, dtype=_B16, device=device())
     function(buffer, x, bias, weight, y)
+    _overwrite(symm_mem.rendezvous(buffer, group()), buffer)
     z = _sum(x).float() + bias.float()
     wanted = z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
     torch.testing.assert_close(y, wanted.to(_B16), rtol=4e-2, atol=4e-2)
@@ -120,6 +136,7 @@ def gemm_all_reduce() -> list[torch.Tensor]:
     a, b = _small(32, 32).float(), _small(32, 64).float()
     how = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
     found = [gemm_one_shot_all_reduce(a, b, **how) for _ in range(2)]
+    _overwrite(_workspace(found[0]), found[0])
     return _each_equals(found, [_sum(a @ b)] * 2)
 
 
@@ -129,6 +146,7 @@ def gemm_scatter() -> list[torch.Tensor]:
     rank = start()
     a, b = _small(128, 32).float(), _small(32, 32).float()
     found = gemm_reduce_scatter(a, b, BLOCK_SIZE_M=32, BLOCK_SIZE_N=32, BLOCK_SIZE_K=32)
+    _overwrite(_workspace(a @ b), a @ b)
     wanted = _sum(a @ b).chunk(dist.get_world_size())[rank]
     return _each_equals([found], [wanted])
 
@@ -202,6 +220,11 @@ AFTER = Substitution(
     "backend_stream.wait_stream(torch.cuda.current_stream())\n    with backend_stream",
 )  # fmt: skip
 
+EQUIVALENT = {
+    "gemm_reduce_scatter_ce_persistent.py:128 _gemm_producer_persistent_kernel: atomic_add: "
+    'sem="release" becomes "relaxed"': "with the repair the copies wait for the end of the "
+    "kernel, and nothing relies on what the counter publishes",
+}
 CASES = [
     Case("one_shot_all_reduce_kernel", "kraken/comm/one_shot_all_reduce.py", one_shot),
     Case("two_shot_all_reduce_kernel", "kraken/comm/two_shot_all_reduce.py", two_shot),

@@ -40,11 +40,15 @@ def barrier() -> None:
     module = importlib.import_module("symm_mem_recipes.triton_barrier")
 
     start()
-    x = _symmetric(4096, dtype=torch.int32).fill_(0)
+    x = _symmetric(64, dtype=torch.int32)
     handle = _SymmetricMemory.rendezvous(x)
-    module.barrier_test_kernel[(4, 1, 1)](
-        handle.signal_pad_ptrs_dev, RANK=handle.rank, WORLD_SIZE=handle.world_size
-    )
+    given = handle.signal_pad_ptrs_dev, handle.rank, handle.world_size
+    theirs = handle.get_buffer((handle.rank + 1) % handle.world_size, (64,), torch.int32)
+    for n in range(2):  # one barrier before what peers read, one after it
+        x.fill_(n + 1)
+        module.barrier_test_kernel[(4, 1, 1)](*given)
+        assert theirs.eq(n + 1).all().item()
+        module.barrier_test_kernel[(4, 1, 1)](*given)
     dist.barrier()  # the host reads plainly what peers' atomics have written
     assert handle.get_signal_pad(handle.rank).eq(0).all().item()
 
@@ -154,7 +158,7 @@ _POLL = Repair(
 )  # fmt: skip
 
 CASES = [
-    Case("barrier_test_kernel", _BARRIER, barrier),
+    Case("barrier_test_kernel", _BARRIER, barrier, repairs=(_WORDS,)),
     Case("one_shot_all_reduce_kernel", "symm_mem_recipes/triton_one_shot_all_reduce.py", one_shot,
          repairs=(_WORDS,)),
     Case("matmul_kernel_tma_persistent", _GATHER, gather_matmul,

@@ -187,7 +187,8 @@ class Clocks:
     def end(self, actors: list[Actor], stream: StreamActor) -> None:
         """End a kernel: the stream knows all that its programs knew and did."""
         for actor in actors:
-            stream.heard |= actor.heard
+            own = {who: heard for who, heard in actor.heard.items() if heard.event.actor is actor}
+            stream.heard |= own  # not what it inherited: others may have heard newer signals
             join(stream.clock, actor.clock)
             for clock in actor.pending.values():
                 join(stream.clock, clock)

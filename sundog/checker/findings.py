@@ -13,7 +13,8 @@ __all__ = ["SILENCE", "AccessEvent", "Finding", "FoundAccess", "Rule"]
 
 SILENCE = "no signal, barrier or launch stands between them in either direction"
 
-_DEVICE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "device")
+_SUNDOG = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(_SUNDOG, name) for name in ("device", "compat"))
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ class AccessEvent:
 
     @property
     def where(self) -> tuple[str, int, str]:
-        """Return the line to show: the user's, also if a primitive of sundog makes the access."""
-        user = (at for at in self.stack if not at[0].startswith(_DEVICE))
+        """Return the line to show: the user's, also if one of sundog's primitives makes it."""
+        user = (at for at in self.stack if not at[0].startswith(_OURS))
         return next(user, self.stack[0] if self.stack else ("?", 0, ""))
 
     @property
