@@ -1,4 +1,4 @@
-"""Tune a Triton kernel that is not an op of ours: the configs of its `@triton.autotune`, or any others.
+"""Tune a Triton kernel that is not one of our ops: its `@triton.autotune` configs, or others.
 
     tuned = sundog.tune_triton(matmul_kernel, grid, (a, b, c, m, n, k), budget=5)
     matmul_kernel[grid](a, b, c, m, n, k)       # launches tuned.config from now on
