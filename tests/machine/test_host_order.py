@@ -237,7 +237,7 @@ def _two_layers(world: sundog.World, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "size", "steps"), [("sim", 8, 40), ("sim", 64, 3), ("shm", 4, 20)]
+    ("backend", "size", "steps"), [("sim", 8, 100), ("sim", 64, 3), ("shm", 4, 20)]
 )
 def test_two_layers_forward_and_backward(backend: str, size: int, steps: int) -> None:
     sundog.run(lambda world: _two_layers(world, steps), size, backend)
