@@ -62,7 +62,7 @@ def test_trees_learn_the_order_of_unseen_shapes(
     monkeypatch.setitem(evaluation.LARGER, "max_iter", 60)
     monkeypatch.setattr(evaluation, "SETTINGS", Settings(1, 32, 60, tasks=4, rate=1e-2))
     monkeypatch.setattr(evaluation, "_SEEDS", 2)
-    monkeypatch.setattr(evaluation, "lfbo", lambda times, count, seed: list(times.values())[:count])
+    monkeypatch.setattr(evaluation, "lfbo", lambda times, count, seed: [min(times.values())])
     scores = {score.name: score for score in evaluate(data, "shape")}
     assert scores["trees, compiled"].tau > 0.85
     assert scores["trees, compiled"].near > 0.9
@@ -70,7 +70,7 @@ def test_trees_learn_the_order_of_unseen_shapes(
     assert abs(scores["roofline and last wave"].tau) < 0.3
     assert scores["random search"].near < scores["trees, compiled"].near
     assert scores["trees, compiled"].tasks == scores["random search"].tasks > 5
-    assert 0 < scores["Helion's LFBO"].near < 1
+    assert scores["Helion's LFBO"].near == 1.0, "a stand-in that finds the best at once"
     assert scores["networks"].tau > 0.8
     assert scores["networks and trees"].tau > 0.85
     assert scores["networks and trees, corrected as it goes"].near > 0.9
