@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 import sundog
 from sundog import testing
+from sundog.collectives._copy import Config
 from sundog.errors import RankMismatch
+from sundog.tools.check.mutation import find_mutants, mutate
 
 Run = Callable[..., list]
 
@@ -203,3 +205,22 @@ def test_strided_tensors_are_sent_and_differentiated(run: Run) -> None:
         assert torch.equal(x.grad, torch.full_like(x, 6.0))
 
     run(main, 2)
+
+
+def _unequal(world: sundog.World) -> None:
+    """One part is longer than all slots of its mail: only its sender waits for an empty one."""
+    for splits in ((30, 0), (0, 3)):
+        parts = [torch.arange(37.0 * n).view(n, 37) + 1000 * r for r, n in enumerate(splits)]
+        config = Config(512, world.size, 1)
+        out = world.all_gather(parts[world.rank], splits=list(splits), config=config)
+        assert torch.equal(out, torch.cat(parts))
+
+
+@pytest.mark.sim_only
+def test_the_slots_of_an_unequal_gather_have_no_mutant_that_survives() -> None:
+    found, report = find_mutants(_unequal, 2)
+    assert report.findings == []
+    slots = [m for m in found if m.owner == "_mail_kernel" and "-" in m.diff and "slot," in m.diff]
+    assert len(slots) >= 5
+    survived = [o for o in mutate(_unequal, 2, slots, schedules=10) if not o.killed_by]
+    assert not survived, "\n".join(o.mutant.diff for o in survived)
