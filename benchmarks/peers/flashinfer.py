@@ -18,7 +18,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from .case import Case, Repair, Substitution, checkout, device, group, start
 
-__all__ = ["CASES", "PACKAGE"]
+__all__ = ["CASES", "EQUIVALENT", "PACKAGE"]
 
 PACKAGE = "flashinfer/comm"
 
@@ -136,6 +136,11 @@ _REUSE = Repair(
         ),
     ),
 )  # fmt: skip
+_KERNEL = 'barrier_triton_kernel: atomic_cas: sem="acq_rel" (the default) becomes'
+EQUIVALENT = {
+    f'all_gather_matmul_triton.py:26 {_KERNEL} "release"': "it signals, and acquires nothing",
+    f'all_gather_matmul_triton.py:32 {_KERNEL} "acquire"': "it waits, and publishes nothing",
+}
 CASES = [
     Case("barrier_triton_kernel, alone", _GATHER, barrier, world=2, repairs=_REPAIRS[:1],
          kernels=0),

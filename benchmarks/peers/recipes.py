@@ -22,7 +22,7 @@ from sundog.compat.patches import current
 
 from .case import Case, Repair, Substitution, device, group, start
 
-__all__ = ["CASES", "PACKAGE"]
+__all__ = ["CASES", "EQUIVALENT", "PACKAGE"]
 
 PACKAGE = "symm_mem_recipes"
 _B16 = torch.bfloat16
@@ -157,6 +157,10 @@ _POLL = Repair(
     ),
 )  # fmt: skip
 
+EQUIVALENT = {
+    "triton_all_gather_matmul.py:75 wait_signal: `ld.global.acquire.sys.u32 $0, [$1]`: sys becomes "
+    "gpu": "the flags are on the kernel's own GPU, and a stream of that GPU writes them",
+}
 CASES = [
     Case("barrier_test_kernel", _BARRIER, barrier, repairs=(_WORDS,)),
     Case("one_shot_all_reduce_kernel", "symm_mem_recipes/triton_one_shot_all_reduce.py", one_shot,
