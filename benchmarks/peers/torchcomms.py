@@ -124,10 +124,9 @@ def _load_ib(name: str) -> Any:
     )  # fmt: skip
     package = ModuleType("ib")
     package.__path__ = [os.path.join(checkout(), _IB)]
-    for module in (library, package):
-        sys.modules.setdefault(module.__name__, module)
-    module: Any = with_triton
-    module.has_triton = lambda: True  # the files ask whether there is a GPU
+    for stand_in in (library, package):
+        sys.modules.setdefault(stand_in.__name__, stand_in)
+    vars(with_triton)["has_triton"] = lambda: True  # the files ask whether there is a GPU
     return importlib.import_module(f"ib.{name}")
 
 
