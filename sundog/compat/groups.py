@@ -58,7 +58,8 @@ class HostWorld:
     def reduce_scatter(self, x: torch.Tensor, op: str) -> torch.Tensor:
         return self.all_reduce(x, op).chunk(self.size)[self.rank]
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor, splits: Sequence[int] | None = None) -> torch.Tensor:
+        """Gather the parts; their sizes may differ, and are known without `splits`."""
         return torch.cat(self._everyone(x, "all_gather"))
 
     def broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
