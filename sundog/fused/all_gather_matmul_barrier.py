@@ -152,10 +152,10 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *bias, out = rest
+        [y] = rooms.wide(b)  # on a passive rank too, and first: it launches what rank 0 does
         fill(a)
         if not world.passive:
             added = bias[0] if bias else None
-            [y] = rooms.wide(b)
             _gemm.matmul(padded, y, out, added, problem.activation, config, config.programs)
         return out
 

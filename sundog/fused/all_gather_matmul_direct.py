@@ -169,11 +169,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         *given, out = rest
         # Peers read the copy: my kernel, which follows it, says that it is there.
         a = _aligned.aligned(a, room, config, config.programs)
+        [b] = rooms.wide(b)  # on a passive rank too: all launch as many kernels, one for one
         if world.passive:
             stand_in(world, *flags)
             return out
         bias = given[0] if given else None
-        [b] = rooms.wide(b)
         _direct_kernel[(config.programs,)](
             *arguments(problem, config, a, b, out, bias, flags, world),
             num_warps=config.num_warps, num_stages=config.num_stages,

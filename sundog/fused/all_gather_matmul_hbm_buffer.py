@@ -163,11 +163,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         *given, out = rest
         # Peers fetch from the copy: my kernel, which follows it, says that it is there.
         a = _aligned.aligned(a, room, config, config.programs)
+        [b] = rooms.wide(b)  # on a passive rank too: all launch as many kernels, one for one
         if world.passive:
             stand_in(world, flags.ready, flags.done[:busy], flags.epochs)
             return out
         bias = given[0] if given else None
-        [b] = rooms.wide(b)
         _hbm_buffer_kernel[(config.programs,)](
             *arguments(problem, config, a, buffer, b, out, bias, flags, world),
             num_warps=config.num_warps, num_stages=config.num_stages,
