@@ -132,8 +132,9 @@ def install(patches: Patches) -> list[Callable[[], None]]:
     for name in _PER_RANK:
         patches.set(symm_mem, name, PerRank(name, getattr(symm_mem, name)))
     for name, function in _SYMMETRIC.items():
-        replaced = for_ranks(function, getattr(_SymmetricMemory, name))
-        patches.set(_SymmetricMemory, name, staticmethod(replaced))
+        if hasattr(_SymmetricMemory, name):  # torch 2.11 lacks is_symm_mem_tensor
+            replaced = for_ranks(function, getattr(_SymmetricMemory, name))
+            patches.set(_SymmetricMemory, name, staticmethod(replaced))
     operator = torch.ops.symm_mem.stream_write_value32_
     replaced = for_ranks(operators.write_value, operator)
     patches.set(torch.ops.symm_mem, "stream_write_value32_", replaced)
