@@ -356,7 +356,7 @@ def test_the_error_of_a_rank_that_is_late_on_the_gpu_does_not_wait_for_it():
     with pytest.raises(WaitTimeout, match="rank 1 owes the signal") as caught:
         sundog.run(lambda world: main(world, True), 2, "virtual", timeout=1)
     assert time.monotonic() - begin < 5
-    assert "the GPU still runs what it launched" in caught.value.__notes__[-1]
+    assert any("the GPU still runs what it launched" in note for note in caught.value.__notes__)
     assert sundog.run(lambda world: main(world, False), 2, "virtual", timeout=1) == [2.0, 2.0]
     assert time.monotonic() - begin > 6, "the next world waited for the late rank"
 
