@@ -9,7 +9,7 @@ import pytest
 from sundog.checker import pipelined
 from sundog.checker.pipelined import BARRIER_IN_LOOP
 from sundog.compiled import hoisted
-from sundog.dataset.triton.compile import lower_source, source_of
+from sundog.dataset.triton.compile import source_of
 from sundog.tools import isa
 from sundog.tools._launches import record
 from sundog.tools.check.schedules import Report, check
@@ -73,12 +73,12 @@ def test_isa_marks_the_line() -> None:
 def test_a_target_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known about the order there, so the report says so."""
 
-    def lower(*args: Any, arch: str, **options: Any) -> Any:
+    def find(source: Any, options: Any, arch: str) -> Any:
         if arch == "gfx942":
             raise RuntimeError("PassManager::run failed\nand more")
-        return lower_source(*args, arch=arch, **options)
+        return hoisted.find_in(source, options, arch)
 
-    monkeypatch.setattr(pipelined, "lower_source", lower)
+    monkeypatch.setattr(pipelined, "find_in", find)
     monkeypatch.setattr(pipelined, "_compiled", {})
     report = check(loops.host(loops.dot), 2, schedules=2)
     (finding,) = report.findings
@@ -90,7 +90,7 @@ def test_a_target_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_kernel_without_suspicious_loads_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelined, "lower_source", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(pipelined, "find_in", lambda *args: 1 / 0)
     monkeypatch.setattr(pipelined, "_compiled", {})
     report = check(loops.host(loops.dot_and_barrier), 2, schedules=2)
     assert not report.findings
