@@ -212,7 +212,8 @@ def test_export_to_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
         before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
         # Room for 2 KB: what a full disk does, in the middle of the file.
         code = (
-            "import resource, signal\n"
+            "import resource, signal, sys\n"
+            "sys.dont_write_bytecode = True\n"  # cut off, it would end every later import
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
             "from sundog.dataset.data_command import app\n"
             f"resource.setrlimit(resource.RLIMIT_FSIZE, (2000, {resource.RLIM_INFINITY}))\n"
