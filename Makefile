@@ -11,9 +11,9 @@ ALONE := --last-failed --last-failed-no-failures none --exitfirst
 
 # Every process of a test run needs the same bytecode: where an environment forbids to store it, pytest
 # rewrites 340 files per process, and each process that a test starts compiles sundog again.
-test test-compat test-nodes: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-compat test-nodes: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: assets demo test lint format docs wheel test-compat test-nodes gpu-wheels clean
+.PHONY: assets demo test lint format docs wheel test-long test-compat test-nodes gpu-wheels clean
 demo: $(VENV)/.installed
 	$(BIN)/python scripts/assets.py --within=60 --or-say-why
 	$(BIN)/python -m sundog demo
@@ -21,6 +21,11 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest tests $(TWO) || { echo "== once more, alone, what failed"; \
 	  $(BIN)/python -m pytest tests $(ALONE); }
+
+# The longest tests, of which each takes many seconds.
+test-long: $(VENV)/.installed
+	$(BIN)/python -m pytest tests -m long $(TWO) || { echo "== once more, alone, what failed"; \
+	  $(BIN)/python -m pytest tests -m long $(ALONE); }
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -73,6 +73,7 @@ def test_each_takes_one_file_and_one_line(name):
     assert len(TRY.findall(text)) == 1
 
 
+@pytest.mark.long
 @pytest.mark.sim_only
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_example_works(name, copy):

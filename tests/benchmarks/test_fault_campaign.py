@@ -90,6 +90,7 @@ def test_a_case_that_never_struck_is_no_injected_fault(tmp_path: Path) -> None:
     assert not verdict.good
 
 
+@pytest.mark.long
 def test_a_campaign_ends_with_a_table_and_a_file(tmp_path: Path) -> None:
     """Of three faults on the simulator, each in its own processes."""
     path = tmp_path / "faults.json"

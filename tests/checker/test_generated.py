@@ -143,6 +143,7 @@ def test_one_operation_per_line() -> None:
     assert [op for _, op in text.ops.values()] == [TILE, BARRIER, _signal(), _wait(), READ]
 
 
+@pytest.mark.long
 def test_checker_and_oracle_agree() -> None:
     counts: list[int] = []
     each_case(150, 0, counts.append)

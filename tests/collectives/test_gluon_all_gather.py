@@ -127,6 +127,7 @@ def test_defaults_and_the_space_are_valid() -> None:
         assert all(in_gluon.valid(problem, config) is None for config in space)
 
 
+@pytest.mark.long
 @pytest.mark.compat
 @pytest.mark.sim_only
 def test_every_mutant_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -538,6 +538,7 @@ def _measure(base: Path) -> Any:
     return checked(base).rows.query("status == 'ok'")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_job_runs_in_helion_s_worker_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

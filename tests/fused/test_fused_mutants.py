@@ -64,6 +64,7 @@ def again(op: ModuleType, problem: Any, config: Any) -> Callable[[sundog.World],
     return main
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_every_mutant_is_killed(name: str) -> None:
     """Of sundog/device for two of them: together they call all of it that the others do."""

@@ -299,6 +299,7 @@ def test_a_complex_sum_has_a_gradient(run: Run) -> None:
     run(main, SIZE)
 
 
+@pytest.mark.long
 def test_opcheck_accepts_every_op(run: Run) -> None:
     """Schema, fake kernel, autograd registration and AOTAutograd, also with symbolic shapes."""
 

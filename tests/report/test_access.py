@@ -48,6 +48,7 @@ def serious(page: Any, view: str, scheme: str, options: str) -> list[tuple[str, 
     ]
 
 
+@pytest.mark.long
 def test_axe_finds_no_serious_violation(show: Callable[..., Any]) -> None:
     if not AXE.is_file():
         pytest.skip("axe-core is not installed: npm ci in frontend/")
@@ -70,6 +71,7 @@ def test_printing_shows_every_view(show: Callable[..., Any]) -> None:
     assert page.get_by_role("img", name="roofline").is_visible()
 
 
+@pytest.mark.long
 def test_firefox_shows_every_view(assets: None, tmp_path: Path) -> None:
     firefox, node = shutil.which("firefox-esr"), shutil.which("node", path=asset_build.node_path())
     if firefox is None or node is None:

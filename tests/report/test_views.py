@@ -171,6 +171,7 @@ def test_a_comparison_marks_what_got_better_and_worse(show: Show, tmp_path: Path
     assert changes.filter(has_text="mine.py:main").inner_text().startswith("worse")
 
 
+@pytest.mark.long
 def test_the_docs_have_a_picture_of_every_view(chromium: Any, tmp_path: Path) -> None:
     """Made from real data, as those of docs/report are."""
     import report_shots  # of scripts/; it needs playwright

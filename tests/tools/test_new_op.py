@@ -24,6 +24,7 @@ def sundog_command(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.long
 @pytest.mark.sim_only
 @pytest.mark.compat
 def test_every_command_passes_on_a_new_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

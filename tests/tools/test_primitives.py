@@ -28,6 +28,7 @@ def test_every_mutant_of_the_device_barrier_is_killed_or_accepted() -> None:
     assert "2 accepted" in done.output
 
 
+@pytest.mark.long
 def test_probe_has_a_row_for_each() -> None:
     done = CliRunner().invoke(app, ["probe", *PRIMITIVES, "--backend", "sim", "--replays", "2"])
     assert done.exit_code == 0, done.output

@@ -71,6 +71,7 @@ def world_of(
     return main
 
 
+@pytest.mark.long
 def test_no_outcome_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all steps count as dependent, the reduction runs every interleaving."""
     few, everything = set(), set()

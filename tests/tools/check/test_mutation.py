@@ -20,6 +20,7 @@ from . import kernels
 EXAMPLES = ["examples/ring.py", "examples/all_gather.py", "examples/counter.py", "all_gather.push"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", EXAMPLES)
 def test_every_mutant_is_killed(target: str):
     function = function_of(target, 3)

@@ -59,6 +59,7 @@ def end_by(number: signal.Signals, path: Path, *more: str) -> tuple[int, str]:
     raise AssertionError("its workers still run")
 
 
+@pytest.mark.long
 def test_interrupted_then_killed_then_resumed(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     code, errors = end_by(signal.SIGINT, path)
