@@ -82,7 +82,10 @@ def lower_source(
 def lower_stages(
     source: Any, options: Mapping[str, Any], *, arch: str = "sm_90"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each stage's name and module. The next stage changes the module of the one before."""
+    """Yield name and module of each of STAGES. The next one changes the module of the one before.
+
+    Gluon has no ttir; what Triton 3.9 has before its ttgir is not yielded.
+    """
     from triton.compiler.compiler import make_backend
 
     target = gpu_target(arch)
@@ -98,7 +101,8 @@ def lower_stages(
     for name in names[names.index(source.ext) : names.index(STAGES[-1]) + 1]:
         module = stages[name](module, metadata)
         module.context = context
-        yield name, module
+        if name in STAGES:
+            yield name, module
 
 
 def _launch_knobs(kernel: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
