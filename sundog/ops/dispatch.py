@@ -391,10 +391,10 @@ def packed(
 
 
 def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is None:
+    for name, given in tensors.items():
+        if given is None and name != "x":
             continue
-        _check_tensor(op, name, tensor)
+        tensor = _check_tensor(op, name, given)
         if not tensor.is_contiguous():
             raise ValueError(
                 f"{op}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
@@ -402,7 +402,7 @@ def check_contiguous(op: str, **tensors: torch.Tensor | None) -> None:
             )
 
 
-def _check_tensor(op: str, name: str, tensor: Any) -> None:
+def _check_tensor(op: str, name: str, tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(
             f"{op}: {name} is a {type(tensor).__name__}, expected a tensor; the input comes "
@@ -410,6 +410,7 @@ def _check_tensor(op: str, name: str, tensor: Any) -> None:
         )
     check_grad(op, tensor, name=name)
     check_plain(op, name, tensor)
+    return tensor
 
 
 def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:

@@ -13,6 +13,7 @@ import sundog
 from sundog import testing
 from sundog.collectives._copy import Config
 from sundog.errors import RankMismatch
+from sundog.ops.dispatch import check_contiguous
 from sundog.tools.check.mutation import find_mutants, mutate
 
 Run = Callable[..., list]
@@ -174,6 +175,13 @@ def test_a_strided_input_has_the_result_of_its_contiguous_copy(run: Run, name: s
                     assert torch.equal(found, wanted)
 
     run(main, 3)
+
+
+def test_an_input_that_is_missing_is_named() -> None:
+    """Worlds over several machines ask this way; an output may be missing."""
+    with pytest.raises(ValueError, match="all_reduce: x is a NoneType, expected a tensor"):
+        check_contiguous("all_reduce", x=None, out=None)
+    check_contiguous("all_reduce", x=torch.zeros(2), out=None)
 
 
 def test_explain_names_the_copy_of_a_strided_input(
