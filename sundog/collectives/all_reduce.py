@@ -80,9 +80,8 @@ def all_reduce(
             return _given.by_views(all_reduce, world, x, out, op=op, **more)
     asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
     if out is None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
-        out = torch.empty_like(
-            x, memory_format=torch.contiguous_format
-        )  # where the last result was, if nobody keeps that: a repetition
+        # Where the last result was, if nobody keeps that: a repetition.
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if repeated(world, asked, x, out, options):
         return out
     x = packed(world, "all_reduce", x, explain)
