@@ -25,7 +25,9 @@ from sundog.fused import moe_combine, moe_dispatch
 from sundog.target import has_gpu
 from sundog.tools._subject import room
 from sundog.tools.baselines import BASELINES
-from sundog.tools.timing import Variant, machine, measure
+from sundog.tools.timing import machine
+
+from .norm import micros
 
 __all__ = ["line_of"]
 
@@ -74,7 +76,7 @@ def _time_all(world: World, sizes: list[int], until: float, json_file: str) -> l
                 return rows
             problem = _problem(op, tokens, world.size)
             with world.scope():
-                us = _micros(world, dict(_calls(world, op, problem)))
+                us = micros(world, dict(_calls(world, op, problem)), samples=8, at_least=4)
                 world.barrier()
             moved = 2 * world.size * tokens * problem.topk * problem.row  # read and written
             rows.append({"op": op, "tokens": tokens, "us": us, "bytes": moved})
@@ -99,18 +101,6 @@ def _calls(world: World, op: str, problem: Any) -> Iterator[tuple[str, Callable[
         yield COPY, lambda: target.copy_(source)
     else:
         yield COPY, lambda: None
-
-
-def _micros(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds by name; 0 where nothing can be timed."""
-    if world.device.type == "cpu":
-        for call in calls.values():
-            call()
-        world.barrier()
-        return dict.fromkeys(calls, 0.0)
-    variants = [Variant(name, [call]) for name, call in calls.items()]
-    found = measure(world, variants, samples=8, at_least=4)
-    return {each.name: 1e6 * each.median for each in found}
 
 
 HEADER = f"{'op':13} {'tokens':>6} {'us':>9} {'all_to_all':>10} {'copying':>9}  goal"

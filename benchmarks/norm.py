@@ -27,7 +27,7 @@ from sundog.tools._subject import room
 from sundog.tools.baselines import BASELINES
 from sundog.tools.timing import Variant, machine, measure
 
-__all__ = ["app"]
+__all__ = ["app", "micros"]
 
 app = typer.Typer(help="Goals of all_reduce_rms_norm.", no_args_is_help=True)
 OP, PLAIN = "all_reduce_rms_norm", "all_reduce"
@@ -78,7 +78,13 @@ def _time_all(
             break
         with world.scope():
             calls = dict(_calls(world, tokens, hidden, chosen))
-            rows.append({"tokens": tokens, "hidden": hidden, "us": _micros(world, calls)})
+            rows.append(
+                {
+                    "tokens": tokens,
+                    "hidden": hidden,
+                    "us": micros(world, calls, samples=10, at_least=20),
+                }
+            )
             world.barrier()
         if world.rank == 0:
             print(line_of(rows[-1], world.size), flush=True)
@@ -88,7 +94,9 @@ def _time_all(
     return rows
 
 
-def _micros(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def micros(
+    world: World, calls: dict[str, Callable[[], Any]], samples: int, at_least: int
+) -> dict[str, float]:
     """Microseconds by name; 0 where nothing can be timed."""
     if world.device.type == "cpu":
         for call in calls.values():
@@ -96,7 +104,7 @@ def _micros(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, floa
         world.barrier()
         return dict.fromkeys(calls, 0.0)
     variants = [Variant(name, [call]) for name, call in calls.items()]
-    found = measure(world, variants, samples=10, at_least=20)
+    found = measure(world, variants, samples=samples, at_least=at_least)
     return {each.name: 1e6 * each.median for each in found}
 
 
