@@ -122,7 +122,7 @@ def repaired() -> list[float]:
 
 
 def main(world: sundog.World) -> list[float]:
-    """Run the repaired program as a rank of any world: what `torch=True` and `--torch` do."""
+    """Run the repaired program as a rank on the CPU: what `torch=True` and `--torch` do."""
     return as_rank(repaired)(world)
 
 

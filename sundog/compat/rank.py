@@ -96,6 +96,11 @@ def as_rank(main: Callable[..., Any]) -> Callable[[World], Any]:
 
     @functools.wraps(main)
     def run(world: World) -> Any:
+        if world.device.type != "cpu":
+            raise ValueError(
+                f"as_rank: device `cuda` would be CPU memory, and this world is on {world.device}: "
+                "use backend 'sim' or 'shm', or start the program with torchrun"
+            )
         machine = current_machine()
         rank = Rank(world, {} if machine is None else _shared.setdefault(machine, {}))
         with entered(rank, install), cuda.CudaIsHere(rank):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,3 +202,6 @@ def test_what_has_no_meaning_is_said() -> None:
 
     with pytest.raises(SundogError, match="run it with --world 8"):
         sundog.run(other_size, 2, "sim", torch=True)
+
+    with pytest.raises(ValueError, match="this world is on cuda:1: use backend 'sim' or 'shm'"):
+        as_rank(other_size)(SimpleNamespace(device=torch.device("cuda", 1)))
