@@ -34,6 +34,7 @@ class Ranks:
         os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
         if "RANK" not in os.environ:
             pytest.skip("--backend symm: start one pytest per rank, as scripts/gpu-check does")
+        _limit_sms(int(os.environ.get("SUNDOG_TEST_SMS", 0)))
         self._rank, self._size, self._store = join(_SECONDS)
         self._runs = 0
 
@@ -67,3 +68,10 @@ class Ranks:
             if world is not None:
                 world.__exit__(type(error), error, error.__traceback__)
             return None, _picklable(error), traceback.format_exc()
+
+
+def _limit_sms(most: int) -> None:
+    """Let a world take at most `most` SMs per rank: another world runs beside it."""
+    fits = symm.largest_that_fits
+    if most:
+        symm.largest_that_fits = lambda first, measure: fits(min(first, most), measure)
