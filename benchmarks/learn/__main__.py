@@ -105,6 +105,9 @@ def train(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     epochs: Annotated[int, typer.Option(min=1)] = 50,
     networks: Annotated[int, typer.Option(min=1, help="whose scores are averaged")] = 4,
+    fold: Annotated[
+        int, typer.Option(min=-1, max=4, help="leave this fifth of the training tasks out as well")
+    ] = -1,
 ) -> None:
     """Train the networks of `sundog.tune_triton`, or those of a split for `evaluate`."""
     from sundog.dataset import load
@@ -116,7 +119,7 @@ def train(
     settings = Settings(networks=networks, epochs=epochs, hide_kernel=hidden_kernels(split))
     if not split:  # the tuner's kernels are others', and are scored before they are compiled, too
         settings = replace(settings, hide_kernel=0.5, hide=0.15)
-    save_networks(load(data), split, out, settings, device)
+    save_networks(load(data), split, out, settings, device, fold)
     typer.echo(f"{out}: {out.stat().st_size} bytes")
 
 
@@ -126,15 +129,13 @@ def graphs(
     split: Annotated[str, typer.Option(help="shape, kernel, dtype or random")] = "shape",
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     epochs: Annotated[int, typer.Option(min=1)] = 40,
+    json: Annotated[str, typer.Option("--json", help="also write the scores to this file")] = "",
 ) -> None:
     """Train a graph model on a split and print its scores, beside those of `evaluate`."""
-    from sundog.dataset import load
-
-    from .graph_network import evaluate_graphs
     from .network import Settings
-    from .results import table
+    from .results import show_graphs
 
-    typer.echo(table(split, evaluate_graphs(load(data), split, Settings(epochs=epochs), device)))
+    show_graphs(data, split, json, Settings(epochs=epochs), device)
 
 
 @app.command()

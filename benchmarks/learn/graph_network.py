@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,7 +152,9 @@ def _fit(
             schedule.step()
 
 
-def evaluate_graphs(data: KernelData, split: str, settings: Settings, device: str) -> list[Score]:
+def evaluate_graphs(
+    data: KernelData, split: str, settings: Settings, device: str
+) -> Iterator[Score]:
     """Score the graph in place of what is counted in the compiled kernel, and beside it."""
     rows = usable(data)
     test = rows[f"test_{split}"].to_numpy()
@@ -161,14 +163,12 @@ def evaluate_graphs(data: KernelData, split: str, settings: Settings, device: st
     ids = sorted(set(rows.ttir))
     arrays = _read(data, ids)
     place = rows.ttir.map({ir_id: n for n, ir_id in enumerate(ids)}).to_numpy()
-    found = []
     plain = [n for n, name in enumerate(NAMES) if n and name not in COMPILED]
     for name, columns in (("graph", plain), ("graph, compiled", list(range(1, len(NAMES))))):
         predicted = predict_by_graphs(
             arrays, place, features[:, columns], rows, test, len(data.vocabulary), settings, device
         )
-        found.append(score_of(name, predicted, part, split))
-    return found
+        yield score_of(name, predicted, part, split)
 
 
 def _read(data: KernelData, ids: list[str]) -> _Arrays:

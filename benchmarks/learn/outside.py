@@ -60,17 +60,21 @@ class OutsideTask:
 
 def outside_tasks() -> list[OutsideTask]:
     bf16, f32 = torch.bfloat16, torch.float32
-    made = [
-        *(_matmul(*size) for size in ((3072, 3072, 3072), (1536, 6144, 2048), (200, 5000, 4096))),
-        _rows(3000, 6144, bf16), _rows(700, 20000, f32),
-        _pointwise(3000 * 5000, bf16), _pointwise(1000 * 1500, f32),
-        _tiles(2500, 7000, bf16), _tiles(600, 3000, bf16),
+    return [  # of each kind one first: a run may be cut
+        _matmul(3072, 3072, 3072),
+        _rows(3000, 6144, bf16),
+        _pointwise(3000 * 5000, bf16),
+        _tiles(2500, 7000, bf16),
         _of_subject("layer_norm", {"m": 3000, "n": 6144}),
         _of_subject("log_softmax", {"m": 3000, "n": 6000}),
+        _rows(700, 20000, f32),
+        _pointwise(1000 * 1500, f32),
+        _tiles(600, 3000, bf16),
+        _matmul(1536, 6144, 2048),
         _of_subject("softmax_online", {"m": 700, "n": 20000}),
         _of_subject("matmul", {"m": 1792, "n": 2304, "k": 3328, "layout": "nn"}),
-    ]  # fmt: skip
-    return made
+        _matmul(200, 5000, 4096),
+    ]
 
 
 def _some(space: Mapping[str, Sequence[int]], fits: Callable[[Config], bool]) -> list[Config]:
@@ -291,20 +295,14 @@ def measure_all(out: Path, device: str, seconds: float) -> None:
             break
         found.append(measure(task, device))
         out.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"{time.monotonic() - begin:5.1f} s  {_line(found[-1])}", flush=True)
     print(table(found))
 
 
 def table(found: list[dict[str, Any]]) -> str:
     head = (f"{'':34}{'model, 5':^24}{'pattern, 20':^24}{'all':^14}\n{'task':34}"
             + f"{'until':>6}{'ends at':>9}{'s':>7}  " * 2 + f"{'configs':>8}{'s':>7}")  # fmt: skip
-    lines = []
-    for each in found:
-        line = f"{each['task']:34}"
-        for name in ("model", "pattern"):
-            part = each[name]
-            until = part["until_near"] or "-"
-            line += f"{until:>6}{part['over_best']:9.3f}{part['seconds']:7.2f}  "
-        lines.append(f"{line}{each['configs']:8}{each['exhaustive']['seconds']:7.2f}")
+    lines = [_line(each) for each in found]
     near = {
         n: sum(each[n]["until_near"] is not None for each in found) for n in ("model", "pattern")
     }
@@ -316,3 +314,12 @@ def table(found: list[dict[str, Any]]) -> str:
     names = ("model", "pattern", "exhaustive")
     took = [f"{n} {statistics.mean(each[n]['seconds'] for each in found):.2f}" for n in names]
     return "\n".join([head, *lines, "mean seconds: " + ", ".join(took)])
+
+
+def _line(each: dict[str, Any]) -> str:
+    line = f"{each['task']:34}"
+    for name in ("model", "pattern"):
+        part = each[name]
+        until = part["until_near"] or "-"
+        line += f"{until:>6}{part['over_best']:9.3f}{part['seconds']:7.2f}  "
+    return f"{line}{each['configs']:8}{each['exhaustive']['seconds']:7.2f}"

@@ -14,9 +14,10 @@ import pandas
 from sundog.dataset.shards import KernelData, load
 
 from .evaluate import GOALS, Score, evaluate, kendall
+from .network import Settings
 from .train import TASK, data_hash
 
-__all__ = ["noise", "show"]
+__all__ = ["noise", "show", "show_graphs"]
 
 
 def show(name: str, splits: list[str], path: str, networks: Path | None) -> None:
@@ -30,6 +31,23 @@ def show(name: str, splits: list[str], path: str, networks: Path | None) -> None
         print(table(split, scores), flush=True)
     if path:
         Path(path).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def show_graphs(name: str, split: str, path: str, settings: Settings, device: str) -> None:
+    """Train the graph model on one split; write its scores as `show` does."""
+    from .graph_network import evaluate_graphs
+
+    data = load(name)
+    found: dict[str, Any] = {
+        "data": data_hash(data),
+        "settings": asdict(settings),
+        "splits": {split: []},
+    }
+    for score in evaluate_graphs(data, split, settings, device):
+        print(table(split, [score]), flush=True)
+        found["splits"][split].append(asdict(score))
+        if path:
+            Path(path).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def table(split: str, scores: list[Score]) -> str:

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from .network import Settings
 
 __all__ = [
-    "TARGET", "TASK", "data_hash", "features_of", "fit", "networks_of", "numbered", "over_the_mean",
-    "save_networks", "targets", "tasks_hash", "usable",
+    "FOLDS", "TARGET", "TASK", "data_hash", "features_of", "fit", "folds_of", "networks_of",
+    "numbered", "over_the_mean", "save_networks", "targets", "tasks_hash", "usable",
 ]  # fmt: skip
 
 TARGET, VERSION = "nvidia-h200", 1
 
 TASK = ["kernel", "shape", "dtype"]
+FOLDS = 5
 _MOST = numpy.log(8.0)
 _SETTINGS: dict[str, Any] = {
     "max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31, "min_samples_leaf": 12,
@@ -144,15 +145,34 @@ def networks_of(
     )  # fmt: skip
 
 
+def folds_of(rows: pandas.DataFrame) -> numpy.ndarray:
+    """Return a number below FOLDS for each row, by a hash of its kernel and shape.
+
+    What is to be chosen is chosen on a fold that networks have not seen: never on a test part.
+    """
+    keys = "fold\n" + rows["kernel"] + "\n" + rows["shape"]
+    numbers = {key: _number(key) % FOLDS for key in keys.unique()}
+    return keys.map(numbers).to_numpy()
+
+
+def _number(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
 def save_networks(
-    data: KernelData, split: str, out: Path, settings: Settings, device: str
+    data: KernelData, split: str, out: Path, settings: Settings, device: str, fold: int = -1
 ) -> Networks:
-    """Train on the training part of a split, on all rows if it is empty, and write the file."""
+    """Train on the training part of a split, on all rows if it is empty, and write the file.
+
+    `fold`: this fifth of the training part is left out as well.
+    """
     rows = usable(data)
     chosen = ~rows[f"test_{split}"].to_numpy() if split else numpy.ones(len(rows), dtype=bool)
+    chosen &= folds_of(rows) != fold
     kernels = sorted(set(rows.kernel[chosen]))
     rows = rows[chosen].reset_index(drop=True)
     about = {"version": VERSION, "target": TARGET, "data": data_hash(data), "split": split}
+    about |= {"fold": fold} if fold >= 0 else {}
     about |= {"kernels": kernels, "script": "python -m benchmarks.learn train"}
     made = networks_of(rows, features_of(data, rows, kernels), about, settings, device)
     made.save(out)

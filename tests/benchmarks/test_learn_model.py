@@ -92,6 +92,19 @@ def test_networks_of_other_tasks_are_refused(data: KernelData, tmp_path: Path) -
         evaluation.by_networks(part, ["layer_norm"], "shape", file)
 
 
+def test_a_fold_leaves_a_fifth_of_the_training_tasks_out(data: KernelData, tmp_path: Path) -> None:
+    """A shape is in one fold, in every dtype, and no fold has a task of the test part."""
+    rows = training.usable(data)
+    train = rows[~rows.test_shape].reset_index(drop=True)
+    folds = pandas.Series(training.folds_of(train))
+    assert folds.groupby([train.kernel, train["shape"]]).nunique().max() == 1
+    assert sorted(set(folds)) == list(range(training.FOLDS))
+    settings = Settings(networks=1, epochs=1, width=8)
+    made = training.save_networks(data, "shape", tmp_path / "net.npz", settings, "cpu", 2)
+    assert made.about["tasks"] == training.tasks_hash(train[folds != 2])
+    assert made.about["fold"] == 2
+
+
 def test_numpy_predicts_as_torch_does(tmp_path: Path) -> None:
     rng = numpy.random.default_rng(0)
     features = rng.normal(size=(60, len(NAMES)))
