@@ -66,10 +66,11 @@ class Order:
     def claim(self, stream: int) -> None:
         """Note that this thread calls an op on a stream; refuse if another thread may do so too.
 
-        A backward pass has threads of its own, but who started it waits for them.
+        A backward pass has threads of its own, but who started it waits for them. So they claim
+        nothing: the stream stays with the thread that started it.
         """
         ident = get_ident()
-        caller = self.callers.setdefault(stream, ident)
+        caller = self.callers.get(stream)
         if caller == ident or torch._C._current_graph_task_id() >= 0:
             return
         alive = {each.ident: each.name for each in threading.enumerate()}

@@ -312,6 +312,19 @@ def test_a_backward_pass_counts_as_the_thread_that_started_it() -> None:
     assert told == [""]
 
 
+def test_a_backward_pass_that_comes_first_claims_no_stream() -> None:
+    order, told = Order(), []
+    y = 2 * torch.ones(2, requires_grad=True)
+    y.register_hook(lambda grad: order.claim(0))
+
+    def backward_and_stay() -> None:
+        y.sum().backward()
+        told.append(_in_thread(lambda: order.claim(0), "who started it"))
+
+    assert _in_thread(backward_and_stay, "autograd") == ""
+    assert told == [""]
+
+
 def test_every_call_of_an_op_claims_its_stream(run: Any) -> None:
     """Op, plan and replay; making a plan waits for the streams, and does not hand them over."""
 
