@@ -16,6 +16,7 @@ import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -73,26 +74,36 @@ class Script:
 
 
 def torchrun(
-    folder: Path, paths: Sequence[str], ranks: int, environment: Mapping[str, str]
+    folder: Path, paths: Sequence[str], size: int, environment: Mapping[str, str]
 ) -> tuple[int, str, str]:
     """Do as `torchrun` does with scripts, one after the other; return status, output and errors.
 
-    Its agent forks the ranks from a process that has imported torch: 2 s of CPU less per rank.
+    The ranks are forked by this process, and not by torchrun's agent: threads of the agent serve
+    the store. A rank that is forked while one of them holds a lock of the C library (the server
+    looks up the name of each caller) waits for that lock for ever. One rank in 60 did.
     """
-    script = folder / "torchrun.py"
-    script.write_text(
-        "import runpy\n"
-        "from torch.distributed.launcher.api import elastic_launch\n"
-        "from torch.distributed.run import config_from_args, parse_args\n"
-        "def main():\n"
-        f"    for path in {list(paths)}:\n"
-        "        runpy.run_path(path, run_name='__main__')\n"
-        "words = '--rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id scripts '\n"
-        f"words += '--nproc-per-node {ranks} --start-method fork main'\n"
-        "config = config_from_args(parse_args(words.split()))[0]\n"
-        "elastic_launch(config, main)()\n"
+    ranks, store = folder / "ranks.py", folder / "store.py"
+    ranks.write_text(
+        f"import runpy\nfor path in {list(paths)}:\n    runpy.run_path(path, run_name='__main__')\n"
     )
-    return Script(script, environment).end(100)
+    with socket.create_server(("127.0.0.1", 0)) as door:  # open before anybody knocks
+        port = door.getsockname()[1]
+        store.write_text(
+            "import signal\nfrom torch.distributed import TCPStore\n"
+            f"store = TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False, "
+            f"master_listen_fd={door.fileno()})\nsignal.pause()\n"
+        )
+        agent = Script(store)
+    common = {**environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    common["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 opens none
+    started = [Script(ranks, {**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
+    try:
+        statuses, outputs, errors = zip(*[rank.end(100) for rank in started], strict=True)
+    finally:
+        for process in (*started, agent):
+            process.kill()
+    return max(map(abs, statuses)), "".join(outputs), "".join(errors)
 
 
 def python(
