@@ -12,12 +12,13 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy
 import torch
 
 from ... import gpu_limits
@@ -26,7 +27,7 @@ from .._subject import algorithms_of, problem_of
 
 __all__ = [
     "SEARCHES", "Job", "Space", "around_the_best", "by_model", "exhaustive", "fields_text",
-    "first_asked", "jobs", "pattern", "proposals", "random_search", "spaces",
+    "first_asked", "jobs", "pattern", "proposals", "random_search", "spaces", "update",
 ]  # fmt: skip
 
 _PROGRAMS = ("programs", "fetchers", "first_fetchers")  # fields of configs that count them
@@ -160,7 +161,7 @@ Search = Callable[[Space, Evaluate, int, random.Random], None]
 
 _FIRST_SHARE = 5  # pattern: this part of the budget is spent on random configs first
 _TOGETHER = 4  # and a generation tries the neighbours of this many of the best
-_PROPOSED = 4  # by the model, for a generation; the first has the default as well
+_PROPOSED = 4  # by the model, for a generation at most; the first has the default as well
 
 
 def exhaustive(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
@@ -198,10 +199,10 @@ def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -
 
 
 def by_model(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
-    """Try the default and what the model expects to be fast, then what it expects after that.
+    """Try the default and what the model expects to be fastest, then what may be faster than that.
 
-    The model proposes, the GPU decides, and what was measured corrects the model nearby. Where it
-    knows nothing, the pattern search runs.
+    The model proposes, the GPU decides, and what was measured updates the model: a small budget is
+    spent one config at a time. Where the model knows nothing, the pattern search runs.
     """
     if not space.scores:
         pattern(space, evaluate, budget, rng)
@@ -209,7 +210,7 @@ def by_model(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) 
     times: dict[Any, float | None] = {}
     generation = 0
     while len(times) < min(budget, len(space.configs)):
-        wanted = proposals(space, times, _PROPOSED)
+        wanted = proposals(space, times, min(max(budget // 10, 1), _PROPOSED))
         if not times:
             wanted = list(dict.fromkeys([space.configs[0], *wanted]))
         wanted = wanted[: budget - len(times)]
@@ -264,25 +265,71 @@ def _untried(space: Space, times: dict[Any, float | None], rng: random.Random) -
 
 
 def proposals(space: Space, times: dict[Any, float | None], count: int) -> list[Any]:
-    """Return untried configs by the model's score, corrected by the error at those near them."""
-    scores = dict(zip(space.configs, space.scores, strict=True))
-    logs = {c: math.log(t) for c, t in times.items() if t is not None and c in scores}
-    middle = sum(logs[c] - scores[c] for c in logs) / max(len(logs), 1)
-    errors = [(_values(c), logs[c] - scores[c] - middle) for c in logs]
+    """Return untried configs: those that are likely to be faster than the best by most come first.
+
+    Before anything is measured, those with the least scores do.
+    """
+    numbers = {config: number for number, config in enumerate(space.configs)}
+    known = {numbers[c]: t for c, t in times.items() if t is not None and c in numbers}
+    mean, gain = update([_values(config) for config in space.configs], space.scores, known)
     left = [config for config in space.configs if config not in times]
-    return sorted(left, key=lambda config: scores[config] + _error_near(config, errors))[:count]
-
-
-def _error_near(config: Any, errors: list[tuple[tuple[Any, ...], float]]) -> float:
-    """Return the mean error of what was measured, near configs first, drawn towards nothing."""
-    mine = _values(config)
-    total = weight = 0.0
-    for values, error in errors:
-        near = math.exp(-sum(a != b for a, b in zip(mine, values, strict=True)))
-        total, weight = total + near * error, weight + near
-    return total / (weight + math.exp(-2))
+    return sorted(left, key=lambda c: (-gain[numbers[c]], mean[numbers[c]]))[:count]
 
 
 def _values(config: Any) -> tuple[Any, ...]:
     fields = [field for field in dataclasses.fields(config) if field.compare]
     return tuple(getattr(config, field.name) for field in fields)
+
+
+# how measurements update a model: its error is a Gaussian process over the configs, since configs
+# whose fields are alike err alike. The figures were chosen on tasks that no test part has: see
+# benchmarks/learn/README.md.
+
+_ERROR = 0.15  # of a score, in logarithms of time: what the model gets wrong
+_REACH = 2.0  # of an error: to a field four times as large, or to another word
+_NOISE = 0.02  # of a measurement
+_LEVEL = 5.0  # of the factor that all configs of a problem share: nothing is known of it
+
+
+def update(
+    configs: Sequence[Sequence[Any]], scores: Sequence[float], times: Mapping[int, float]
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Return the expected logarithm of each config's time, and its expected improvement.
+
+    `configs`: the values of each one's fields. `times`: by the number of the config.
+    """
+    expected = numpy.asarray(scores, dtype=float)
+    if not times:
+        return expected, numpy.zeros(len(expected))
+    seen = list(times)
+    logs = numpy.log([times[number] for number in seen])
+    shared = _covariance(configs, seen)
+    among = shared[seen] + _NOISE**2 * numpy.eye(len(seen))
+    weights = numpy.linalg.solve(among, shared.T)
+    mean = expected + weights.T @ (logs - expected[seen])
+    left = _ERROR**2 + _LEVEL**2 - (shared * weights.T).sum(axis=1)
+    return mean, _improvement(logs.min() - mean, numpy.sqrt(numpy.maximum(left, 1e-12)))
+
+
+def _covariance(configs: Sequence[Sequence[Any]], seen: list[int]) -> numpy.ndarray:
+    """Return the covariance of each config's error with those of the measured ones."""
+    far = numpy.zeros((len(configs), len(seen)))
+    for values in zip(*configs, strict=True):
+        far += _apart(values, seen)
+    return _ERROR**2 * numpy.exp(-far / (2 * _REACH**2)) + _LEVEL**2
+
+
+def _apart(values: tuple[Any, ...], seen: list[int]) -> numpy.ndarray:
+    """Return squared distances in one field: of logarithms; of what is no number, 0 or 4."""
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        words = numpy.array([str(value) for value in values])
+        return 4.0 * (words[:, None] != words[seen])
+    places = numpy.log2(numpy.maximum(numpy.array(values, dtype=float), 0.5))
+    return (places[:, None] - places[seen]) ** 2
+
+
+def _improvement(ahead: numpy.ndarray, spread: numpy.ndarray) -> numpy.ndarray:
+    """Return the mean of what is above zero of a normal distribution."""
+    z = ahead / spread
+    below = numpy.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in z])
+    return spread * (z * below + numpy.exp(-z * z / 2) / math.sqrt(2 * math.pi))

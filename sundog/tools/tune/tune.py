@@ -45,7 +45,17 @@ from .compile_configs import Compilers, compile_config, graph_writer, launches_o
 from .evaluate import Evaluator
 from .farm import Farm
 from .measure import WHERE, Timer, TunePlace, Where, serve_world, time_on_gpu
-from .space import SEARCHES, Job, Space, around_the_best, fields_text, first_asked, jobs, spaces
+from .space import (
+    SEARCHES,
+    Job,
+    Space,
+    around_the_best,
+    fields_text,
+    first_asked,
+    jobs,
+    proposals,
+    spaces,
+)
 
 __all__ = ["TunePlace", "Tuned", "describe_all", "tune", "warm_cache_keys"]
 
@@ -310,6 +320,8 @@ def _search(
         evaluator.after = after
         if options.search == "pattern":
             evaluator.ahead = functools.partial(around_the_best, space)
+        elif options.search == "model" and space.scores:
+            evaluator.ahead = functools.partial(proposals, space, count=len(compilers.workers))
         whole = False
         try:
             rng = random.Random(options.seed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import pytest
 
 from benchmarks.learn.train_ops import data_hash, examples, replayed, train
@@ -13,7 +15,16 @@ from benchmarks.tuning_runs import sessions
 from sundog.learn import op_model
 from sundog.learn.op_model import MODEL, Trees, fields_of, predict
 from sundog.tools.tune.measure import Where
-from sundog.tools.tune.space import SEARCHES, Space, by_model, jobs, pattern, proposals
+from sundog.tools.tune.space import (
+    SEARCHES,
+    Space,
+    _improvement,
+    by_model,
+    jobs,
+    pattern,
+    proposals,
+    update,
+)
 from sundog.tools.tune.tune import describe_all
 
 DATA = Path(__file__).parents[3] / "data" / "h200"
@@ -46,10 +57,55 @@ def test_what_is_measured_corrects_the_model() -> None:
     """All of y = 0 was slower than expected, so the rest falls back; a failure says nothing."""
     space = Space(POINTS, tuple(0.1 * p.y for p in POINTS))
     measured = {Point(0, 0): 9.0, Point(1, 0): 9.0, Point(0, 1): 1.0, Point(5, 5): None}
-    wanted = proposals(space, measured, 4)
-    assert all(point.y == 1 for point in wanted), wanted
+    wanted = proposals(space, measured, 16)
+    assert all(point.y > 0 for point in wanted), wanted
+    assert not set(measured) & set(wanted), "nothing is proposed twice"
+    without: dict[Point, float | None] = {p: t for p, t in measured.items() if t is not None}
+    assert [p for p in proposals(space, without, 17) if p != Point(5, 5)][:16] == wanted
     before = proposals(space, {}, 4)
     assert all(point.y == 0 for point in before)
+
+
+def test_a_small_budget_is_spent_one_config_at_a_time() -> None:
+    """Each measurement counts for the next proposal; a large budget asks for several at once."""
+    space = Space(POINTS, tuple(float(p.x + p.y) for p in POINTS))
+    for budget, most in ((5, 1), (20, 2), (36, 3)):
+        asked: list[int] = []
+
+        def evaluate(
+            configs: list[Point], generation: int, asked: list[int] = asked
+        ) -> list[float | None]:
+            asked.append(len(configs))
+            return [1.0 + p.x for p in configs]
+
+        by_model(space, evaluate, budget, random.Random(0))
+        assert max(asked) == most
+        assert sum(asked) == budget
+
+
+def test_an_update_draws_what_is_alike_with_it() -> None:
+    """Two configs took longer than the model said: others with their `kind` and size follow."""
+    configs = [(kind, size) for kind in ("row", "column") for size in (64, 128, 1024)]
+    scores = [0.0] * 6
+    mean, gain = update(configs, scores, {0: 1.3, 3: 1.0})
+    assert mean[0] == pytest.approx(math.log(1.3), abs=0.02)
+    assert mean[3] == pytest.approx(0.0, abs=0.02)
+    assert mean[1] > mean[4], "as slow as its neighbour"
+    assert abs(mean[1] - mean[0]) < abs(mean[2] - mean[0]), "what is far away is drawn less"
+    assert gain[4] > gain[1]
+    assert min(gain) >= 0
+    nothing, none = update(configs, scores, {})
+    assert list(nothing) == scores
+    assert list(none) == [0.0] * 6
+
+
+def test_expected_improvement_is_the_mean_of_what_is_gained() -> None:
+    steps = numpy.linspace(-8, 8, 20_001)
+    weight = numpy.exp(-steps * steps / 2) / math.sqrt(2 * math.pi) * (steps[1] - steps[0])
+    for ahead, spread in ((0.1, 0.2), (-0.3, 0.2), (0.0, 1.0)):
+        wanted = (numpy.maximum(ahead + spread * steps, 0) * weight).sum()
+        (found,) = _improvement(numpy.array([ahead]), numpy.array([spread]))
+        assert found == pytest.approx(wanted, rel=1e-4)
 
 
 def test_without_scores_the_pattern_search_runs() -> None:
