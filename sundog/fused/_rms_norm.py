@@ -23,14 +23,16 @@ __all__ = [
     "Given",
     "Outputs",
     "RowConstants",
+    "add",
+    "add_row",
     "block_of",
     "constants",
     "expected",
     "expected_fp8",
+    "fetch_row",
     "finish_row",
     "given",
     "here",
-    "padded_of",
     "sum_row",
     "there",
     "warps_of",
@@ -90,22 +92,19 @@ def block_of(hidden: int) -> int:
     return min(max(triton.next_power_of_2(hidden), _LEAST_BLOCK), _LARGEST_BLOCK)
 
 
-def padded_of(hidden: int) -> int:
-    """Elements of all parts of a row."""
-    return triton.cdiv(hidden, block_of(hidden)) * block_of(hidden)
-
-
 def warps_of(hidden: int) -> int:
     """8 elements a thread of short rows, 16 of long ones."""
     return min(max(block_of(hidden) // (32 * 8), 1), 8)
 
 
-def constants(problem: Any, trace: Any) -> RowConstants:
+def constants(problem: Any, block: int, trace: Any) -> RowConstants:
+    """For parts of `block` elements."""
+    padded = triton.cdiv(problem.hidden, block) * block
     return _gemm.constants(
-        RowConstants, hidden=problem.hidden, block=block_of(problem.hidden),
-        padded=padded_of(problem.hidden), eps=problem.eps, gemma=problem.gemma,
-        quant=problem.quant, normed=not problem.quant or problem.both, groups=problem.groups,
-        limit=float(torch.finfo(problem.fp8).max), size=problem.size, trace=trace,
+        RowConstants, hidden=problem.hidden, block=block, padded=padded, eps=problem.eps,
+        gemma=problem.gemma, quant=problem.quant, normed=not problem.quant or problem.both,
+        groups=problem.groups, limit=float(torch.finfo(problem.fp8).max),
+        size=problem.size, trace=trace,
     )  # fmt: skip
 
 
@@ -194,12 +193,30 @@ def _others(out):
 
 
 @triton.jit
-def sum_row(rows, token, cfg):
-    """The parts of a row, each added over the ranks in their order, and where they begin."""
-    totals, starts = (), ()
+def fetch_row(rows, token, tokens, cfg):
+    """The parts of a row; zeros of one after the last.
+
+    What no peer sends is fetched before a wait: it comes while the program waits.
+    """
+    parts = ()
     for start in tl.static_range(0, cfg.padded, cfg.block):
         column = start + tl.arange(0, cfg.block)
         at = token.to(tl.int64) * cfg.hidden + column
+        mask = (column < cfg.hidden) & (token < tokens)
+        parts = parts + (tl.load(rows + at, mask=mask, other=0.0),)
+    return parts
+
+
+@triton.jit
+def sum_row(rows, skip, token, cfg):
+    """The parts of a row, each added over the ranks in their order.
+
+    `skip`: elements before the first row, at every rank.
+    """
+    totals = ()
+    for start in tl.static_range(0, cfg.padded, cfg.block):
+        column = start + tl.arange(0, cfg.block)
+        at = skip + token.to(tl.int64) * cfg.hidden + column
         tiles = ()
         for peer in tl.static_range(cfg.size):  # all loads first: they wait for memory together
             tiles = tiles + (tl.load(rows[peer] + at, mask=column < cfg.hidden),)
@@ -207,42 +224,46 @@ def sum_row(rows, token, cfg):
         for peer in tl.static_range(1, cfg.size):
             total = _reduce.combine(total, _reduce.widen(tiles[peer]), "sum")
         totals = totals + (total.to(rows[0].dtype.element_ty),)
-        starts = starts + (start,)
-    return totals, starts
+    return totals
 
 
 @triton.jit
-def finish_row(totals, starts, token, to, given, cfg, RANKS: tl.constexpr):
-    """Add bias and residual to a row's `totals`, normalise, scale, and store at RANKS ranks.
-
-    `starts`: where each part of the row begins, a constant. Orders nothing.
-    """
-    first = token.to(tl.int64) * cfg.hidden
+def add_row(totals, residuals, bias, cfg):
+    """The parts of a new residual: a sum over ranks, plus bias, plus the old one."""
     parts = ()
     for n in tl.static_range(len(totals)):
-        column = starts[n] + tl.arange(0, totals[n].shape[0])
+        parts = parts + (add(totals[n], residuals[n], bias, n * cfg.block, cfg),)
+    return parts
+
+
+@triton.jit
+def add(total, residual, bias, start, cfg):
+    """One part of it. As torch adds: rounded to the dtype after each."""
+    if bias is not None:
+        column = start + tl.arange(0, cfg.block)
+        more = tl.load(bias + column, mask=column < cfg.hidden, other=0.0)
+        total = (total.to(tl.float32) + more.to(tl.float32)).to(total.dtype)
+    return (total.to(tl.float32) + residual.to(tl.float32)).to(total.dtype)
+
+
+@triton.jit
+def finish_row(added, weights, token, to, scale, cfg, RANKS: tl.constexpr):
+    """Normalise and scale a row of the new residual; store both at RANKS ranks. Orders nothing."""
+    first = token.to(tl.int64) * cfg.hidden
+    parts = ()
+    for n in tl.static_range(len(added)):
+        column = n * cfg.block + tl.arange(0, cfg.block)
         inside = column < cfg.hidden
-        added = _add(totals[n], column, first, inside, given)
-        _store(to[1], first + column, added, inside, RANKS)
-        parts = parts + (tl.where(inside, added.to(tl.float32), 0.0),)  # type: ignore[assignment]
-    values = _normalise(parts, starts, given.weight, cfg)
-    for n in tl.static_range(len(totals)):
-        column = starts[n] + tl.arange(0, totals[n].shape[0])
+        _store(to[1], first + column, added[n], inside, RANKS)
+        parts = parts + (tl.where(inside, added[n].to(tl.float32), 0.0),)  # type: ignore[assignment]
+    values = _normalise(parts, weights, cfg)
+    for n in tl.static_range(len(added)):
+        column = n * cfg.block + tl.arange(0, cfg.block)
         if cfg.normed:
             normed = values[n].to(to[0][0].dtype.element_ty)
             _store(to[0], first + column, normed, column < cfg.hidden, RANKS)
     if cfg.quant != "":
-        _store_fp8(values, starts, token, to, given.scale, cfg, RANKS)
-
-
-@triton.jit
-def _add(total, column, first, inside, given):
-    """As torch adds: rounded to the dtype after each."""
-    if given.bias is not None:
-        bias = tl.load(given.bias + column, mask=inside, other=0.0)
-        total = (total.to(tl.float32) + bias.to(tl.float32)).to(total.dtype)
-    residual = tl.load(given.residual + first + column, mask=inside, other=0.0)
-    return (total.to(tl.float32) + residual.to(tl.float32)).to(total.dtype)
+        _store_fp8(values, token, to, scale, cfg, RANKS)
 
 
 @triton.jit
@@ -252,19 +273,19 @@ def _store(pointers, at, tile, mask, RANKS: tl.constexpr):
 
 
 @triton.jit
-def _normalise(parts, starts, weight, cfg):
-    """The parts of a row, normalised and scaled, in float32. `expected` is the same."""
-    peak = _peak(parts[0])
-    for n in tl.static_range(1, len(parts)):
-        peak = tl.maximum(peak, _peak(parts[n]))
+def _normalise(parts, weights, cfg):
+    """The parts of a row, normalised and scaled, in float32. `expected` is the same.
+
+    Parts are joined element by element before the threads compare or add: one exchange for each.
+    """
+    peak = _peak(parts)
     exponent = tl.minimum(tl.maximum(254 - (peak >> _MANTISSA), 0), _MOST_EXPONENT)
     power = (exponent << _MANTISSA).to(tl.float32, bitcast=True)
-    squares = tl.full((), 0, tl.int64)
-    for n in tl.static_range(len(parts)):
-        scaled = parts[n] * power
-        square = tl.where(peak < _TOO_LARGE, scaled * scaled * _UNIT, 0.0)
-        squares += tl.sum(square.to(tl.int32).to(tl.int64), 0)
-    mean = tl.div_rn(squares.to(tl.float32), tl.full((), _UNIT, tl.float32))
+    squares = _squares(parts[0], peak, power)
+    for n in tl.static_range(1, len(parts)):
+        squares += _squares(parts[n], peak, power)
+    total = tl.sum(squares, 0)
+    mean = tl.div_rn(total.to(tl.float32), tl.full((), _UNIT, tl.float32))
     mean = tl.div_rn(mean, tl.full((), cfg.hidden, tl.float32))
     # By powers of two: a fused multiplication and addition has the same bits.
     root = tl.sqrt_rn(mean + tl.full((), cfg.eps, tl.float32) * power * power)
@@ -272,12 +293,19 @@ def _normalise(parts, starts, weight, cfg):
     inverse = tl.where(peak > _INFINITE, float("nan"), inverse)
     values = ()
     for n in tl.static_range(len(parts)):
-        column = starts[n] + tl.arange(0, parts[n].shape[0])
-        factor = tl.load(weight + column, mask=column < cfg.hidden, other=0.0).to(tl.float32)
+        factor = weights[n].to(tl.float32)
         if cfg.gemma:
             factor += 1.0
         values = values + (parts[n] * power * inverse * factor,)
     return values
+
+
+@triton.jit
+def _squares(part, peak, power):
+    """Integers, which have no order when they are added."""
+    scaled = part * power
+    square = tl.where(peak < _TOO_LARGE, scaled * scaled * _UNIT, 0.0)
+    return square.to(tl.int32).to(tl.int64)
 
 
 @triton.jit
@@ -287,28 +315,31 @@ def _absolute(tile):
 
 
 @triton.jit
-def _peak(tile):
-    return tl.max(_absolute(tile), 0)
+def _peak(parts):
+    """The bits of the largest absolute value of a row."""
+    largest = _absolute(parts[0])
+    for n in tl.static_range(1, len(parts)):
+        largest = tl.maximum(largest, _absolute(parts[n]))
+    return tl.max(largest, 0)
 
 
 @triton.jit
-def _store_fp8(values, starts, token, to, scale, cfg, RANKS: tl.constexpr):
+def _store_fp8(values, token, to, scale, cfg, RANKS: tl.constexpr):
     """A row in FP8 and its scales, which are given or those of its largest elements."""
     first = token.to(tl.int64) * cfg.hidden
     if cfg.quant != "group":
         whole = _scale_of_row(values, token, to[3], scale, cfg, RANKS)
-    WIDTH: tl.constexpr = values[0].shape[0]  # of all parts; Triton 3.6 takes it once only
     for n in tl.static_range(len(values)):
-        grouped = tl.reshape(values[n], (WIDTH // GROUP, GROUP))
+        grouped = tl.reshape(values[n], (cfg.block // GROUP, GROUP))
         if cfg.quant == "group":
-            used = _scales_of_groups(grouped, starts[n], token, to[3], scale, cfg, RANKS)
+            used = _scales_of_groups(grouped, n * cfg.block, token, to[3], scale, cfg, RANKS)
             ratio = tl.div_rn(grouped, tl.broadcast_to(used[:, None], grouped.shape))
         else:
             ratio = tl.div_rn(grouped, tl.broadcast_to(whole, grouped.shape))
         ratio = tl.where(ratio > cfg.limit, cfg.limit, ratio)
         ratio = tl.where(ratio < -cfg.limit, -cfg.limit, ratio)
-        column = starts[n] + tl.arange(0, WIDTH)
-        tile = tl.reshape(ratio, (WIDTH,)).to(to[2][0].dtype.element_ty)
+        column = n * cfg.block + tl.arange(0, cfg.block)
+        tile = tl.reshape(ratio, (cfg.block,)).to(to[2][0].dtype.element_ty)
         _store(to[2], first + column, tile, column < cfg.hidden, RANKS)
 
 
@@ -318,10 +349,7 @@ def _scale_of_row(values, token, to, scale, cfg, RANKS: tl.constexpr):
     if scale is not None:
         used = tl.load(scale + (token if cfg.quant == "token" else 0))
     else:
-        peak = _peak(values[0])
-        for n in tl.static_range(1, len(values)):
-            peak = tl.maximum(peak, _peak(values[n]))
-        used = _scale(peak, cfg.limit)
+        used = _scale(_peak(values), cfg.limit)
         _store(to, token.to(tl.int64), used, None, RANKS)
     return used
 

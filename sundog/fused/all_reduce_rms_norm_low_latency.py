@@ -1,13 +1,16 @@
-"""All-reduce and RMSNorm, low latency: one shot in which every word carries its own flag.
+"""All-reduce and RMSNorm, low latency: two shots in which every word carries its own flag.
 
 As all_reduce.low_latency: a word of 64 bits holds up to 4 bytes of data and the epoch, so a reader
-that sees the epoch has the data. A program sends all its rows, then waits for each and normalises
-it. Every byte crosses as two: for a few rows only. Nobody touches a peer's tensors: they may lie
-anywhere.
+that sees the epoch has the data. A row is as many parts as there are ranks, and a rank owns one of
+them. Every rank sends the owner its part; the owner adds them, and the residual, and sends the sum
+to all, who normalise the row. One program does that for a row. In one shot it would have to send
+and read the rows of all ranks, and its SM takes longer for those than a second message does.
+Nobody touches a peer's tensors: they may lie anywhere.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,15 +24,12 @@ from . import _rms_norm
 from . import all_reduce_rms_norm as norm
 from .all_reduce_rms_norm import (
     OP,
-    Config,
     Problem,
     cases,
     cost,
-    default,
     gaps,
     inputs,
     reference,
-    space,
     split,
 )
 
@@ -42,88 +42,165 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ()
-LARGEST = 128 << 10  # bytes of x: every one crosses as two, to all ranks
+LARGEST = 512 << 10  # bytes of x: every one crosses as two, twice
 _WARPS = 8  # at most: a thread may then hold all 255 registers
-_WORDS = 32  # that a thread holds, of all ranks: 64 registers, and as many while it polls
+_WORDS = 32  # that a thread holds of a row: 64 registers, and as many while it polls
+
+
+@dataclass(frozen=True)
+class Config(norm.Config):
+    poll: str = "load"  # or "atomic": see _words.POLLS
 
 
 def valid(problem: Problem, config: Config) -> str | None:
     nbytes = problem.tokens * problem.hidden * problem.dtype.itemsize
     if nbytes > LARGEST:
         return f"low_latency of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
+    words = problem.size * _block(problem) // _per(problem)
+    if words > 32 * _WARPS * _WORDS:
+        return f"low_latency of rows of {problem.hidden} elements: too many words; use one_shot"
+    if config.poll not in _words.POLLS:
+        return f"poll {config.poll!r}: expected one of {', '.join(_words.POLLS)}"
     return norm.valid(problem, config)
+
+
+def space(problem: Problem) -> list[Config]:
+    return [
+        Config(programs, poll)
+        for programs in _rms_norm.PROGRAMS
+        for poll in _words.POLLS
+        if programs <= max(problem.tokens, 1)
+    ]
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return Config(norm.default(problem, num_sms).programs)
+
+
+def _block(problem: Problem) -> int:
+    """Elements of a part: the owner's, a power of two. The last ranks may own nothing."""
+    share = triton.next_power_of_2(triton.cdiv(problem.hidden, problem.size))
+    return int(max(share, _rms_norm.GROUP.value))
+
+
+def _per(problem: Problem) -> int:
+    """Elements in a word."""
+    return 2 if problem.dtype.itemsize == 2 else 1
 
 
 @triton.jit
 def _low_latency_kernel(
-    x, given, out, boxes, epochs, ctx, tokens, stride, cfg, PER: tl.constexpr, CHUNK: tl.constexpr
+    x, given, out, boxes, epochs, ctx, tokens, cfg, PER: tl.constexpr, POLL: tl.constexpr
 ):
-    """`boxes`: of two epochs, for every rank, `stride` words. PER: elements in a word.
+    """`boxes`: for every rank, what it sends me of my part; then for every owner, its sum.
 
-    CHUNK: elements of a row that are waited for at once.
+    One set of boxes serves all calls. An owner reads my words before it sends me its sum, and I
+    wait for that before I send again; it sends the next sum after it has my next words, which I
+    send when I have read the last one.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
+    # These loads wait for memory together: none needs what another one brings.
     epoch = tl.load(epochs + program) + 1
-    # Nobody looks at these boxes any more: the last but one call's, whose words every peer's
-    # program with this number had seen before it sent those of the last call, which I have seen.
-    half = boxes + (epoch % 2) * cfg.size * stride
+    row = _rms_norm.fetch_row(x, program, tokens, cfg)
+    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, cfg)
     trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
-    for number in range(program, tokens, programs):
-        token = tl.minimum(number, tokens - 1)  # always `number`: see two_shot
-        for start in tl.static_range(0, cfg.padded, CHUNK):
-            box = half + (token * cfg.padded + start) // PER
-            _send(x, box, token, start, stride, epoch, ctx, cfg, PER, CHUNK)
+    for token in range(program, tokens, programs):
+        _send_parts(row, boxes, token, tokens, epoch, ctx, cfg, PER)
+        row = _rms_norm.fetch_row(x, token + programs, tokens, cfg)
     trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
-    for number in range(program, tokens, programs):
-        token = tl.minimum(number, tokens - 1)
-        totals, starts = (), ()
-        for start in tl.static_range(0, cfg.padded, CHUNK):
-            box = half + (token * cfg.padded + start) // PER
-            words = _receive(x, box, token, start, stride, epoch, ctx, cfg, PER, CHUNK)
-            totals = totals + (_sum(words, x.dtype.element_ty, cfg.size, PER),)  # type: ignore[assignment]
-            starts = starts + (start,)  # type: ignore[assignment]
-        _rms_norm.finish_row(totals, starts, token, _rms_norm.here(out), given, cfg, 1)
+    for token in range(program, tokens, programs):
+        _send_sum(given, boxes, token, tokens, epoch, ctx, x.dtype.element_ty, cfg, PER, POLL)
+    for token in range(program, tokens, programs):
+        added = _receive_row(boxes, token, tokens, epoch, ctx, x.dtype.element_ty, cfg, PER, POLL)
+        _rms_norm.finish_row(added, weights, token, _rms_norm.here(out), given.scale, cfg, 1)
     trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _chunk_of(x, token, start, epoch, cfg, PER: tl.constexpr, CHUNK: tl.constexpr):
-    """A chunk of a row as words of PER neighbours, and which of them have data."""
-    column = start + tl.arange(0, CHUNK)
-    row = x + token.to(tl.int64) * cfg.hidden
-    bits = _words.bits(tl.load(row + column, mask=column < cfg.hidden, other=0))
-    if PER == 2:
-        low, high = tl.split(tl.reshape(bits, (CHUNK // 2, 2)))
-        bits = low | high << 16
-    return (epoch << _words.BITS) | bits, start + PER * tl.arange(0, CHUNK // PER) < cfg.hidden
-
-
-@triton.jit
-def _send(
-    x, box, token, start, stride, epoch, ctx, cfg, PER: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    """Store a chunk's words into every peer's box for this rank."""
+def _send_parts(row, boxes, token, tokens, epoch, ctx, cfg, PER: tl.constexpr):
+    """Store each part of a row of x into its owner's box for this rank."""
     rank = tl.load(ctx + context.RANK)
-    word, inside = _chunk_of(x, token, start, epoch, cfg, PER, CHUNK)
-    for peer in tl.static_range(cfg.size):
+    for owner in tl.static_range(len(row)):
+        place = _box(signal.translate(boxes, owner, ctx), rank, token, tokens, cfg, PER)
+        inside = _inside(owner, cfg, PER)
         # Relaxed: data and epoch are one word, and nothing else is published by it.
-        place = signal.translate(box, peer, ctx) + rank * stride + tl.arange(0, CHUNK // PER)
-        signal.set_words(place, word, inside & (peer != rank), cfg.trace)
+        signal.set_words(place, _pack(row[owner], epoch, cfg, PER), inside, cfg.trace)
 
 
 @triton.jit
-def _receive(
-    x, box, token, start, stride, epoch, ctx, cfg, PER: tl.constexpr, CHUNK: tl.constexpr
+def _send_sum(
+    given, boxes, token, tokens, epoch, ctx, DTYPE: tl.constexpr, cfg,
+    PER: tl.constexpr, POLL: tl.constexpr,
 ):  # fmt: skip
-    """Every rank's words of a chunk, once all are there; mine need no box."""
+    """Wait for my part of a row from all ranks; store its sum, plus bias and residual, to all."""
     rank = tl.load(ctx + context.RANK)
-    word, inside = _chunk_of(x, token, start, epoch, cfg, PER, CHUNK)
+    column = rank * cfg.block + tl.arange(0, cfg.block)
+    at = token.to(tl.int64) * cfg.hidden + column
+    residual = tl.load(given.residual + at, mask=column < cfg.hidden, other=0.0)
+    inside = _inside(rank, cfg, PER)
     words = ()
+    for _ in tl.static_range(cfg.size):
+        words = words + (_awaited(inside, epoch),)  # type: ignore[assignment]
+    first, stride = _box(boxes, 0, token, tokens, cfg, PER), tokens * (cfg.block // PER)
+    words = _words.wait_words(words, first, stride, epoch, ctx, cfg.size, POLL)
+    total = _sum(words, DTYPE, cfg.size, PER)
+    word = _pack(_rms_norm.add(total, residual, given.bias, rank * cfg.block, cfg), epoch, cfg, PER)
     for peer in tl.static_range(cfg.size):
-        is_awaited = inside & (peer != rank)
-        words = words + (tl.where(is_awaited, (epoch - 1) << _words.BITS, word),)  # type: ignore[assignment]
-    return _words.wait_words(words, box + tl.arange(0, CHUNK // PER), stride, epoch, ctx, cfg.size)
+        mine = signal.translate(boxes, peer, ctx)
+        # Relaxed, as above.
+        place = _box(mine, cfg.size + rank, token, tokens, cfg, PER)
+        signal.set_words(place, word, inside, cfg.trace)
+
+
+@triton.jit
+def _receive_row(
+    boxes, token, tokens, epoch, ctx, DTYPE: tl.constexpr, cfg,
+    PER: tl.constexpr, POLL: tl.constexpr,
+):  # fmt: skip
+    """The parts of a row of the new residual, once all owners have sent theirs."""
+    OWNERS: tl.constexpr = cfg.padded // cfg.block
+    words = ()
+    for owner in tl.static_range(OWNERS):
+        words = words + (_awaited(_inside(owner, cfg, PER), epoch),)  # type: ignore[assignment]
+    first, stride = _box(boxes, cfg.size, token, tokens, cfg, PER), tokens * (cfg.block // PER)
+    words = _words.wait_words(words, first, stride, epoch, ctx, OWNERS, POLL)
+    parts = ()
+    for owner in tl.static_range(OWNERS):
+        part = _words.element(words[owner], 0, DTYPE)
+        if PER == 2:
+            part = tl.interleave(part, _words.element(words[owner], 1, DTYPE))
+        parts = parts + (part,)  # type: ignore[assignment]
+    return parts
+
+
+@triton.jit
+def _box(boxes, sender, token, tokens, cfg, PER: tl.constexpr):
+    """Where a sender's words of one part of a row lie."""
+    WORDS: tl.constexpr = cfg.block // PER
+    return boxes + (sender * tokens + token) * WORDS + tl.arange(0, WORDS)
+
+
+@triton.jit
+def _inside(owner, cfg, PER: tl.constexpr):
+    """Which words of an owner's part have data."""
+    return owner * cfg.block + PER * tl.arange(0, cfg.block // PER) < cfg.hidden
+
+
+@triton.jit
+def _awaited(inside, epoch):
+    """Words of which those inside are yet to come."""
+    return (epoch - inside.to(tl.int64)) << _words.BITS
+
+
+@triton.jit
+def _pack(part, epoch, cfg, PER: tl.constexpr):
+    """A part of a row as words of PER neighbours."""
+    bits = _words.bits(part)
+    if PER == 2:
+        low, high = tl.split(tl.reshape(bits, (cfg.block // 2, 2)))
+        bits = low | high << 16
+    return (epoch << _words.BITS) | bits
 
 
 @triton.jit
@@ -147,33 +224,24 @@ def _sum_part(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate boxes for two epochs. The plan takes any contiguous tensors."""
+    """Allocate boxes. The plan takes any contiguous tensors."""
     agree(world, f"{OP}.low_latency", problem, config, valid(problem, config))
-    block = _rms_norm.block_of(problem.hidden)
-    num_warps = min(_rms_norm.warps_of(problem.hidden), _WARPS)
-    per = 2 if problem.dtype.itemsize == 2 else 1
-    stride = problem.tokens * _rms_norm.padded_of(problem.hidden) // per
-    boxes = world.signals((2, problem.size, stride), f"{OP}.boxes")
+    block, per = _block(problem), _per(problem)
+    boxes = world.signals((2, problem.size, problem.tokens * block // per), f"{OP}.boxes")
     epochs = world.signals(config.programs, f"{OP}.epochs")
     world.barrier()  # everybody's boxes are empty before the first word
-    words = max(_WORDS // triton.next_power_of_2(problem.size), 1)  # of each rank
-    chunk = _chunk(block, num_warps, words * per)
+    num_warps = min(max(block // per // 32, 1), _WARPS)  # a word of each rank, or more, a thread
     between = gaps(problem)
 
     def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *alike, out = rest
-        constants = _rms_norm.constants(problem, world.kernel_mode)
+        constants = _rms_norm.constants(problem, block, world.kernel_mode)
         for gap in between:
             out[gap].zero_()
         _low_latency_kernel[(config.programs,)](
             x, _rms_norm.given(problem, tuple(alike)), split(problem, out), boxes, epochs,
-            world.ctx, problem.tokens, stride, constants, PER=per, CHUNK=chunk, num_warps=num_warps,
+            world.ctx, problem.tokens, constants, PER=per, POLL=config.poll, num_warps=num_warps,
         )  # fmt: skip
         return out
 
     return Plan(world, problem, config, (boxes, epochs), launch)
-
-
-def _chunk(block: int, num_warps: int, elements: int) -> int:
-    """Elements of a chunk, `elements` a thread: its words of all ranks stay in its registers."""
-    return int(min(block, max(32 * num_warps * elements, 2 * _rms_norm.GROUP.value)))

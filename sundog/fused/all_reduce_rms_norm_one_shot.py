@@ -57,28 +57,41 @@ def valid(problem: Problem, config: Config) -> str | None:
 @triton.jit
 def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, cfg):
     program, programs = tl.program_id(0), tl.num_programs(0)
+    # These loads wait for memory together: none needs what another one brings.
     epoch = tl.load(epochs + program) + 1
+    buffers = _reduce.everywhere(buffer, 0, ctx, cfg.size)
+    row = _rms_norm.fetch_row(x, program, tokens, cfg)
+    residuals = _rms_norm.fetch_row(given.residual, program, tokens, cfg)
+    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, cfg)
     # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
     # its stream, and this program has waited there for all of them.
-    half = buffer + (epoch % 2) * stride
+    half = (epoch % 2) * stride
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):
-        for start in tl.static_range(0, cfg.padded, cfg.block):
-            column = start + tl.arange(0, cfg.block)
-            at = token.to(tl.int64) * cfg.hidden + column
-            tl.store(half + at, tl.load(x + at, mask=column < cfg.hidden), mask=column < cfg.hidden)
+        _show(buffer + half, row, token, cfg)
+        row = _rms_norm.fetch_row(x, token + programs, tokens, cfg)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     # My rows before the flags, for the peers' programs with this number, which read just those;
     # their rows before my loads.
     signal.barrier_ranks(flags + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
-    rows = _reduce.everywhere(half, 0, ctx, cfg.size)
     for token in range(program, tokens, programs):
-        totals, starts = _rms_norm.sum_row(rows, token, cfg)
-        _rms_norm.finish_row(totals, starts, token, _rms_norm.here(out), given, cfg, 1)
+        totals = _rms_norm.sum_row(buffers, half, token, cfg)
+        added = _rms_norm.add_row(totals, residuals, given.bias, cfg)
+        residuals = _rms_norm.fetch_row(given.residual, token + programs, tokens, cfg)
+        _rms_norm.finish_row(added, weights, token, _rms_norm.here(out), given.scale, cfg, 1)
     trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
+
+
+@triton.jit
+def _show(half, row, token, cfg):
+    """Store a row into my buffer, for all ranks."""
+    for n in tl.static_range(len(row)):
+        column = n * cfg.block + tl.arange(0, cfg.block)
+        at = token.to(tl.int64) * cfg.hidden + column
+        tl.store(half + at, row[n], mask=column < cfg.hidden)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -88,11 +101,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     buffer = world.empty((2, stride), problem.dtype, f"{OP}.buffer")
     flags, epochs = barrier_flags(world, OP, config.programs, "flags")
     between = gaps(problem)
-    num_warps = _rms_norm.warps_of(problem.hidden)
+    block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
 
     def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *alike, out = rest
-        constants = _rms_norm.constants(problem, world.kernel_mode)
+        constants = _rms_norm.constants(problem, block, world.kernel_mode)
         for gap in between:
             out[gap].zero_()
         _one_shot_kernel[(config.programs,)](

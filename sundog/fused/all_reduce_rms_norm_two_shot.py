@@ -60,16 +60,23 @@ def _two_shot_kernel(x, given, out, ready, done, epochs, ctx, tokens, rows, cfg)
     xs = _reduce.everywhere(x, 0, ctx, cfg.size)
     outs = _rms_norm.there(out, rank, ctx, cfg.size)  # each rank begins with another peer
     end = tl.minimum((rank + 1) * rows, tokens)
+    # What no peer sends comes while the barrier waits.
+    first = rank * rows + program
+    residuals = _rms_norm.fetch_row(given.residual, first, end, cfg)
+    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, cfg)
     # My x is written and my out is free: what came before on the stream is over. The peers'
     # programs with this number touch them only after this barrier.
     signal.barrier_ranks(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
-    for number in range(rank * rows + program, end, tl.num_programs(0)):
+    for number in range(first, end, tl.num_programs(0)):
         # Always `number`, which the compiler does not know. Else it would keep an address of every
         # part, rank and tensor across the loop, and spill 160 bytes a thread of 8 ranks' 7168.
         token = tl.minimum(number, tokens - 1)
-        totals, starts = _rms_norm.sum_row(xs, token, cfg)
-        _rms_norm.finish_row(totals, starts, token, outs, given, cfg, cfg.size)
+        totals = _rms_norm.sum_row(xs, 0, token, cfg)
+        added = _rms_norm.add_row(totals, residuals, given.bias, cfg)
+        following = token + tl.num_programs(0)
+        residuals = _rms_norm.fetch_row(given.residual, following, end, cfg)
+        _rms_norm.finish_row(added, weights, token, outs, given.scale, cfg, cfg.size)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
@@ -82,15 +89,16 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     agree(world, f"{OP}.two_shot", problem, config, valid(problem, config))
     flags = barrier_flags(world, OP, config.programs, "ready", "done")
     between = gaps(problem)
+    block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
 
     def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *alike, out = rest
-        constants = _rms_norm.constants(problem, world.kernel_mode)
+        constants = _rms_norm.constants(problem, block, world.kernel_mode)
         for gap in between:
             out[gap].zero_()
         _two_shot_kernel[(config.programs,)](
             x, _rms_norm.given(problem, tuple(alike)), split(problem, out), *flags, world.ctx,
-            problem.tokens, _rows(problem), constants, num_warps=_rms_norm.warps_of(problem.hidden),
+            problem.tokens, _rows(problem), constants, num_warps=num_warps,
         )  # fmt: skip
         return out
 

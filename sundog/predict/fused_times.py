@@ -235,12 +235,13 @@ def all_reduce_rms_norm_two_shot(problem: Any, config: Any, ranks: Ranks) -> lis
 
 
 def all_reduce_rms_norm_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Words with their flags, to all ranks; poll until a row is there; normalise it."""
+    """Words with their flags: to the owners of a row's parts, and their sums to all; normalise."""
     (row, out), tokens = _row(problem), problem.tokens
-    words = tokens * row / 4 * (ranks.size - 1)
+    words = tokens * row / 4 * 2 * (ranks.size - 1) / ranks.size
     rounds = waves(tokens, config.programs)
     normed = copied(ranks, "norm", Traffic(tokens * row, tokens * out), Round(row, out), rounds)
-    return [launch(ranks), barrier(ranks, 0.5, "words' way"), polled(ranks, 2 * words), normed]
+    ways = barrier(ranks, 2 * 0.5, "words' way, and back")
+    return [launch(ranks), ways, polled(ranks, 2 * words), normed]
 
 
 def moe_dispatch_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
