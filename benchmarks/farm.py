@@ -7,7 +7,8 @@ A Ray cluster of two node processes with a CPU each stands for machines. The clo
 every row says so. Every few moments a compiler or the measurer is killed, at random. Then: does
 every config have one row with a time, is the best config that of the local pool, and how many
 configs are compiled per second on equal cores, without kills? Rates are counted from the first row
-to the last, without the start of workers, and by turns: other work on this machine slows both.
+to the last, without the start of workers, and by turns: other work on this machine slows both, so
+the processor time of all their processes is counted too (from /proc; a farm's are Ray's as well).
 """
 
 from __future__ import annotations
@@ -108,12 +109,48 @@ def _workers() -> Iterator[tuple[int, str]]:
                     yield int(path.parent.name), kind
 
 
+def _processor_s() -> float:
+    """Processor time of this process and all below it, also of those that have ended."""
+    parents, times = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid], times[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    below = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= more
+    return sum(times[pid] for pid in below) / os.sysconf("SC_CLK_TCK")
+
+
+class _Meter:
+    """Reads the processor time at the first config, and twice a second after that."""
+
+    def __init__(self) -> None:
+        self.configs = 0
+        self._readings: list[tuple[int, float]] = []
+        self._read_at = 0.0
+
+    def __call__(self, what: str, done: int, total: int, text: str) -> None:
+        self.configs += 1
+        if time.monotonic() - self._read_at > 0.5:
+            self._readings.append((self.configs, _processor_s()))
+            self._read_at = time.monotonic()
+
+    @property
+    def per_config_s(self) -> float:
+        (first, begin), (last, end) = self._readings[0], self._readings[-1]
+        return (end - begin) / max(last - first, 1)
+
+
 def _tuned(folder: Path, name: str, budget: int = 180, **how: Any) -> dict[str, Any]:
     """Tune with a compiler cache of its own; say what was found, and how long it took."""
     _take_caches(folder, name)
     log = str(folder / name)
-    begin = time.monotonic()
-    done = tune("all_gather", "numel=512", log=log, budget=budget, **_ARGUMENTS, **how)
+    begin, meter = time.monotonic(), _Meter()
+    done = tune(
+        "all_gather", "numel=512", log=log, budget=budget, progress=meter, **_ARGUMENTS, **how
+    )
     seconds = time.monotonic() - begin
     with open(f"{log}.csv") as file:
         rows = list(csv.DictReader(file))
@@ -132,21 +169,29 @@ def _tuned(folder: Path, name: str, budget: int = 180, **how: Any) -> dict[str, 
         "best": {each.op: str(each.config) for each in done},
         "seconds": round(seconds, 1),
         "configs_per_s": round((len(ended) - len(spans)) / busy, 3),
+        "processor_s_per_config": round(meter.per_config_s, 4),
     }
 
 
 def _throughput(folder: Path, rounds: int, budget: int) -> dict[str, Any]:
     """Compile by the pool and by a farm on as many cores, by turns."""
     rates: dict[str, list[float]] = {"pool": [], "farm": []}
+    costs: dict[str, list[float]] = {"pool": [], "farm": []}
     for number in range(rounds):
         pool = _tuned(folder, f"pool{number}", budget, targets=["sm_90"])
         with _cluster(os.cpu_count() or 1, folder, f"farm{number}") as address:
             farm = _tuned(folder, f"farm{number}", budget, farm=address, targets=["sm_90"])
-        rates["pool"].append(pool["configs_per_s"])
-        rates["farm"].append(farm["configs_per_s"])
-        print(f"round {number}: {pool['rows']} configs, {rates}", flush=True)
-    ratio = sum(rates["farm"]) / sum(rates["pool"])
-    return {"configs per second": rates, "farm over pool": round(ratio, 3)}
+        for name, found in (("pool", pool), ("farm", farm)):
+            rates[name].append(found["configs_per_s"])
+            costs[name].append(found["processor_s_per_config"])
+        print(f"round {number}: {pool['rows']} configs, {rates}, {costs}", flush=True)
+    return {
+        "load": os.getloadavg()[1],
+        "configs per second": rates,
+        "farm over pool": round(sum(rates["farm"]) / sum(rates["pool"]), 3),
+        "processor seconds per config": costs,
+        "pool over farm, processor": round(sum(costs["pool"]) / sum(costs["farm"]), 3),
+    }
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from .graph_pack import from_rows, pack, to_rows, unpack
 from .ir_graph import IrGraphRecord, ir_id_of
 from .schema import is_sha256
 
-__all__ = ["IR_LINE_VERSIONS", "GraphReader", "IrFile", "why_no_graph"]
+__all__ = ["IR_LINE_VERSIONS", "EncodedGraph", "GraphReader", "IrFile", "encode", "why_no_graph"]
 
 IR_LINE_VERSIONS = (1, 2)
 MAX_DEPTH = 8  # references of a reference
@@ -67,6 +67,29 @@ class Place(NamedTuple):
     length: int
     kernel: object = None
     depth: int = MAX_DEPTH
+
+
+class EncodedGraph(NamedTuple):
+    """A graph as rows, with what its line says of it. Another process may make it."""
+
+    ir_id: str
+    run_id: str | None
+    frontend: str | None
+    kernel_name: str | None
+    num_nodes: int
+    num_links: int
+    rows: list[str]
+
+
+def encode(record: IrGraphRecord) -> EncodedGraph:
+    """Make the rows of a graph: most of what adding one takes."""
+    graph = record["graph"]
+    content = {k: v for k, v in record.items() if k not in ("ir_id", "run_id")}
+    return EncodedGraph(
+        record.get("ir_id") or ir_id_of(record), record.get("run_id"), graph.get("frontend"),
+        graph.get("kernel_name"), len(record["nodes"]), len(record["links"]),
+        to_rows(cast(Any, content)),
+    )  # fmt: skip
 
 
 class GraphReader:
@@ -142,31 +165,39 @@ class IrFile:
     def add(self, record: IrGraphRecord) -> str:
         """Append the record unless the file has its id; raises OSError if it cannot."""
         ir_id = record.get("ir_id") or ir_id_of(record)
-        if ir_id in self._reader.places and self._is_same_file():
+        if self._has(ir_id):
             return ir_id
-        rows = to_rows(cast(Any, {k: v for k, v in record.items() if k not in ("ir_id", "run_id")}))
+        return self.add_encoded(encode(cast(IrGraphRecord, {**record, "ir_id": ir_id})))
+
+    def add_encoded(self, graph: EncodedGraph) -> str:
+        """As `add`, of a graph whose rows are made."""
+        ir_id = graph.ir_id
+        if self._has(ir_id):
+            return ir_id
         self.look()
         if ir_id not in self._reader.places:
             # Outside of the lock: it takes a while, and what is in the file stays there.
-            line, inode = self._packed(record, ir_id, rows), self._inode
+            line, inode = self._packed(graph), self._inode
             with self.file.locked() as fd:
                 self._scan(fd)
                 if self._inode != inode:
-                    line = _line(record, ir_id, None, 0, pack(rows))
+                    line = _line(graph, None, 0, pack(graph.rows))
                 if ir_id not in self._reader.places:
                     self.file.append_locked(fd, line)
                     self._scan(fd)
-        self._reader.keep(ir_id, rows)
+        self._reader.keep(ir_id, graph.rows)
         return ir_id
 
-    def _packed(self, record: IrGraphRecord, ir_id: str, rows: list[str]) -> str:
+    def _has(self, ir_id: str) -> bool:
+        return ir_id in self._reader.places and self._is_same_file()
+
+    def _packed(self, graph: EncodedGraph) -> str:
         """Return the shortest line: of the graph alone, or against one that is much like it."""
-        best = _line(record, ir_id, None, 0, pack(rows))
-        for reference in self._alike(record["graph"].get("kernel_name"), rows):
+        best = _line(graph, None, 0, pack(graph.rows))
+        for reference in self._alike(graph.kernel_name, graph.rows):
             depth = self._reader.places[reference].depth + 1
-            packed = pack(rows, self._reader.rows(reference))
-            line = _line(record, ir_id, reference, depth, packed)
-            best = min(best, line, key=len)
+            packed = pack(graph.rows, self._reader.rows(reference))
+            best = min(best, _line(graph, reference, depth, packed), key=len)
         return best
 
     def _alike(self, kernel: object, rows: list[str]) -> list[str]:
@@ -203,18 +234,15 @@ class IrFile:
                 self._scanned += len(line) + 1
 
 
-def _line(
-    record: IrGraphRecord, ir_id: str, reference: str | None, depth: int, packed: bytes
-) -> str:
-    graph = record["graph"]
+def _line(graph: EncodedGraph, reference: str | None, depth: int, packed: bytes) -> str:
     fields = {
         "schema_version": 2,
-        "ir_id": ir_id,
-        "run_id": record.get("run_id"),
-        "frontend": graph.get("frontend"),
-        "kernel_name": graph.get("kernel_name"),
-        "num_nodes": len(record["nodes"]),
-        "num_links": len(record["links"]),
+        "ir_id": graph.ir_id,
+        "run_id": graph.run_id,
+        "frontend": graph.frontend,
+        "kernel_name": graph.kernel_name,
+        "num_nodes": graph.num_nodes,
+        "num_links": graph.num_links,
         "reference": reference,
         "depth": depth,
         "packed": base64.b85encode(packed).decode(),

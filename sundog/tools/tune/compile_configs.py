@@ -25,8 +25,8 @@ from ... import gpu_limits
 from ...compiled.kernels import Kernel, inspect_launch
 from ...compiled.recorded import RecordedLaunch, compile_launch
 from ...dataset.files import AppendFile
-from ...dataset.graph_file import IrFile
-from ...dataset.ir_graph import ir_id_of
+from ...dataset.graph_file import EncodedGraph, IrFile
+from ...dataset.ir_graph import IrGraphRecord
 from ...dataset.schema import file_names
 from ...dataset.triton.compile import source_of
 from ...dataset.triton.ttir import extract_ttir_graph
@@ -38,7 +38,7 @@ from .._subject import room
 from .space import Job
 
 __all__ = [
-    "CompiledConfig", "Compilers", "compile_config", "graph_writer", "ir_id_of", "launches_of",
+    "CompiledConfig", "Compilers", "compile_config", "graph_writer", "launches_of",
 ]  # fmt: skip
 
 _warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
@@ -69,6 +69,7 @@ class Compilers:
 
     workers: list[Worker]
     place: str = ""  # if not this machine
+    processes: int = 0  # there; each may have several of the workers
     done: dict[tuple[int, Any], CompiledConfig | Failure] = field(default_factory=dict)
 
     @property
@@ -78,7 +79,7 @@ class Compilers:
     @property
     def progress(self) -> str:
         """Workers and their work, in words, where they are elsewhere."""
-        words = f", {len(self.at)} of {len(self.workers)} compilers busy on {self.place}"
+        words = f", {len(self.at)} configs at {self.processes} compilers on {self.place}"
         return words if self.place else ""
 
     @property
@@ -91,7 +92,7 @@ class Compilers:
                 worker.close()
 
 
-def graph_writer(base: str) -> Callable[[Any], str | None]:
+def graph_writer(base: str) -> Callable[[IrGraphRecord | EncodedGraph], str | None]:
     """Make what adds a graph to the dataset and returns its id, in any number of processes."""
     file = IrFile(file_names(base)[2])
     with suppress(OSError):  # a compiler will say so
@@ -135,9 +136,9 @@ def compile_config(
     return compile_one
 
 
-def _write(file: IrFile, graph: Any) -> str | None:
+def _write(file: IrFile, graph: IrGraphRecord | EncodedGraph) -> str | None:
     try:
-        return file.add(graph)
+        return file.add_encoded(graph) if isinstance(graph, EncodedGraph) else file.add(graph)
     except OSError as error:
         _warn("%s: %s; rows go on without the IR graph", file.file.path, error.strerror)
         return None

@@ -4,7 +4,8 @@
 
 Compilers take a CPU each, anywhere. The world that measures takes a GPU for itself. Workers send
 what they find, graphs too, and this process alone writes the dataset. If a worker or its machine
-dies, Ray starts another one and gives it the config again: nothing but the time is lost.
+dies, Ray starts another one and gives it the config again: nothing but the time is lost. A compiler
+has the next config while it compiles one, so that it does not wait for this process.
 
 Workers must have this process's versions of Python, torch, Triton and sundog: another compiler
 makes other kernels.
@@ -22,17 +23,19 @@ from typing import Any
 
 import torch
 
+from ...dataset.graph_file import EncodedGraph, encode
 from ...dataset.hardware import versions
 from ...errors import SundogError
 from ...ops.load import find
 from .._pool import LONGEST_WAIT, Failure, Worker
-from .compile_configs import CompiledConfig, Compilers, compile_config, graph_writer, ir_id_of
+from .compile_configs import CompiledConfig, Compilers, compile_config, graph_writer
 from .measure import Timer, TunePlace, serve_world
 from .space import Job
 
-__all__ = ["Farm", "FarmWorker", "different", "gpu_in_use"]
+__all__ = ["Farm", "FarmActor", "FarmWorker", "different", "gpu_in_use"]
 
 _TRIES = 3  # of a config whose worker dies each time
+_CALLS = 2  # of a compiler: one runs, one waits there
 _START_S = 120.0  # until a worker must have answered for the first time
 _MOST_USED = 0.1  # of a GPU's memory, by others
 _COMPARED = ("python", "torch", "triton", "sundog")
@@ -59,7 +62,7 @@ class Farm:
         named = {n: (_name(job), run_id) for n, (job, run_id) in jobs.items()}
         write = graph_writer(log)
 
-        def receive(reply: tuple[CompiledConfig, list[Any]]) -> CompiledConfig:
+        def receive(reply: tuple[CompiledConfig, list[EncodedGraph]]) -> CompiledConfig:
             compiled, graphs = reply
             for graph in graphs:
                 write(graph)
@@ -69,10 +72,11 @@ class Farm:
             return self._actor(_Compiler, num_cpus=1).remote(named, target)
 
         count = max(self.num_cpus - reserved, 1)
+        actors = [FarmActor(self._ray, make, self._check) for _ in range(count)]
         workers: list[Worker] = [
-            FarmWorker(self._ray, make, seconds, self._check, receive) for _ in range(count)
+            FarmWorker(actor, seconds, receive) for _ in range(_CALLS) for actor in actors
         ]
-        return Compilers(workers, self.address)
+        return Compilers(workers, self.address, count)
 
     def measurer(
         self, jobs: Sequence[Job], place: TunePlace, timer: Timer, seconds: float, on_gpu: bool
@@ -83,7 +87,7 @@ class Farm:
         def make() -> Any:
             return self._actor(_Measurer, num_gpus=int(on_gpu)).remote(named, place, timer)
 
-        return FarmWorker(self._ray, make, seconds, self._check)
+        return FarmWorker(FarmActor(self._ray, make, self._check), seconds)
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -141,72 +145,103 @@ def gpu_in_use(about: dict[str, Any]) -> str:
     )
 
 
-class FarmWorker(Worker):
-    """An actor. A config that takes too long costs its actor, which is made anew."""
+class FarmActor:
+    """A process of the cluster. It answers its calls one after the other."""
 
     def __init__(
-        self,
-        ray: Any,
-        make: Callable[[], Any],
-        seconds: float,
-        check: Callable[[dict[str, Any]], None],
-        receive: Callable[[Any], Any] = lambda reply: reply,
-        clock: Callable[[], float] = time.monotonic,
+        self, ray: Any, make: Callable[[], Any], check: Callable[[dict[str, Any]], None]
     ) -> None:
-        super().__init__(lambda pipe: None, seconds, clock)
-        self._ray, self._make, self._check, self._receive = ray, make, check, receive
+        self.ray = ray
+        self.calls: list[FarmWorker] = []  # whose answers are to come; the first one runs
+        self._make, self._check = make, check
         self._actor: Any = None
-        self._reply: Any = None  # of Ray's: a reference to what will come
 
-    def submit(self, task: Any) -> None:
-        assert self.task is None
+    def call(self, task: Any) -> Any:
         if self._actor is None:
             self._open()
-        self.task, self._since = task, self._clock()
-        self._reply = self._actor.run.remote(task)
-
-    def answer(self) -> Any:
-        ready, _ = self._ray.wait([self._reply], timeout=0)
-        if ready:
-            return self._ended(self._value())
-        if self._clock() - self._since > self._seconds:
-            self.close()
-            text = f"no answer after {self._seconds:.0f} s: it hangs, and was ended"
-            return self._ended(Failure("timeout", text))
-        return None
-
-    def _value(self) -> Any:
-        try:
-            reply = self._ray.get(self._reply)
-        except self._ray.exceptions.RayError as error:
-            return Failure("error", f"its worker died {_TRIES} times: {str(error).splitlines()[0]}")
-        return reply if isinstance(reply, Failure) else self._receive(reply)
+        return self._actor.run.remote(task)
 
     def _open(self) -> None:
         self._actor = self._make()
         try:
-            about = self._ray.get(self._actor.about.remote(), timeout=_START_S)
-        except self._ray.exceptions.GetTimeoutError:
+            about = self.ray.get(self._actor.about.remote(), timeout=_START_S)
+        except self.ray.exceptions.GetTimeoutError:
             self.close()
             raise SundogError(
                 f"no worker started within {_START_S:.0f} s: the cluster has "
-                f"{self._ray.cluster_resources()}, and {self._ray.available_resources()} of that "
+                f"{self.ray.cluster_resources()}, and {self.ray.available_resources()} of that "
                 "is free"
             ) from None
-        except self._ray.exceptions.RayError as error:
+        except self.ray.exceptions.RayError as error:
             self.close()
             raise SundogError(f"a worker could not start: {str(error).splitlines()[-1]}") from None
         self._check(about)
 
     def close(self) -> None:
         if self._actor is not None:
-            self._ray.kill(self._actor)
+            self.ray.kill(self._actor)
             self._actor = None
+
+
+class FarmWorker(Worker):
+    """A call of an actor. A config that takes too long costs its actor, which is made anew."""
+
+    def __init__(
+        self,
+        actor: FarmActor,
+        seconds: float,
+        receive: Callable[[Any], Any] = lambda reply: reply,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(lambda pipe: None, seconds, clock)
+        self._actor, self._receive = actor, receive
+        self._reply: Any = None  # of Ray's: a reference to what will come
+
+    def submit(self, task: Any) -> None:
+        assert self.task is None
+        self._reply = self._actor.call(task)
+        self.task, self._since = task, self._clock()
+        self._actor.calls.append(self)
+
+    def answer(self) -> Any:
+        ready, _ = self._actor.ray.wait([self._reply], timeout=0)
+        if ready:
+            return self._ended(self._value())
+        if self is self._actor.calls[0] and self._clock() - self._since > self._seconds:
+            return self._end_actor()
+        return None
+
+    def _end_actor(self) -> Failure:
+        """Those that wait for the same actor go to the next one."""
+        self._actor.close()
+        text = f"no answer after {self._seconds:.0f} s: it hangs, and was ended"
+        failure: Failure = self._ended(Failure("timeout", text))
+        for other in self._actor.calls:
+            other._reply = self._actor.call(other.task)
+        return failure
+
+    def _ended(self, reply: Any) -> Any:
+        calls = self._actor.calls
+        calls.remove(self)
+        if calls:  # the next one's time begins now
+            calls[0]._since = max(calls[0]._since, self._clock())
+        return super()._ended(reply)
+
+    def _value(self) -> Any:
+        ray = self._actor.ray
+        try:
+            reply = ray.get(self._reply)
+        except ray.exceptions.RayError as error:
+            return Failure("error", f"its worker died {_TRIES} times: {str(error).splitlines()[0]}")
+        return reply if isinstance(reply, Failure) else self._receive(reply)
+
+    def close(self) -> None:
+        self._actor.close()
 
     @staticmethod
     def wait_some(workers: Sequence[Any]) -> None:
         replies = [worker._reply for worker in workers]
-        workers[0]._ray.wait(replies, num_returns=1, timeout=LONGEST_WAIT)
+        workers[0]._actor.ray.wait(replies, num_returns=1, timeout=LONGEST_WAIT)
 
 
 # in a worker's process
@@ -240,7 +275,7 @@ class _Compiler:
 
     def __init__(self, named: dict[int, tuple[JobName, str]], target: str) -> None:
         torch.set_num_threads(1)
-        self._graphs: list[Any] = []
+        self._graphs: list[EncodedGraph] = []
         jobs = {number: (_job(name), run_id) for number, (name, run_id) in named.items()}
         self._compile = compile_config(jobs, target, self._keep)
 
@@ -248,10 +283,10 @@ class _Compiler:
         return _about()
 
     def _keep(self, graph: Any) -> str:
-        self._graphs.append(graph)
-        return ir_id_of(graph)
+        self._graphs.append(encode(graph))  # here: the process that writes has one core for all
+        return self._graphs[-1].ir_id
 
-    def run(self, task: tuple[int, Any]) -> tuple[CompiledConfig, list[Any]] | Failure:
+    def run(self, task: tuple[int, Any]) -> tuple[CompiledConfig, list[EncodedGraph]] | Failure:
         self._graphs.clear()
         try:
             return self._compile(task), list(self._graphs)

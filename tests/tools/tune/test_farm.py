@@ -18,7 +18,7 @@ from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
 from sundog.errors import SundogError
 from sundog.tools._pool import Failure
-from sundog.tools.tune.farm import Farm, FarmWorker, different, gpu_in_use
+from sundog.tools.tune.farm import Farm, FarmActor, FarmWorker, different, gpu_in_use
 from sundog.tools.tune.tune import tune
 
 from .test_tune_run import rows
@@ -135,11 +135,15 @@ def test_a_worker_that_dies_for_good_costs_its_config_alone(ray: _Ray, tmp_path:
     assert len({row["config"] for row in ended}) == len(ended), "each once, also after --resume"
 
 
-def test_a_config_that_hangs_ends_its_worker(ray: _Ray) -> None:
-    now = [0.0]
+def _actor(ray: _Ray) -> FarmActor:
     about = {"host": "h", "versions": versions(), "gpu_used": 0, "gpu_total": 0}
     made = SimpleNamespace(about=lambda: about, run=lambda task: task)
-    worker = FarmWorker(ray, lambda: _Actor(ray, made), 5, lambda _: None, clock=lambda: now[0])
+    return FarmActor(ray, lambda: _Actor(ray, made), lambda _: None)
+
+
+def test_a_config_that_hangs_ends_its_worker(ray: _Ray) -> None:
+    now = [0.0]
+    worker = FarmWorker(_actor(ray), 5, clock=lambda: now[0])
     worker.submit("a task")
     ray.hangs = True
     assert worker.answer() is None
@@ -149,6 +153,30 @@ def test_a_config_that_hangs_ends_its_worker(ray: _Ray) -> None:
     ray.hangs = False
     worker.submit("another")
     assert worker.wait() == "another"
+
+
+def test_a_config_that_waits_for_its_turn_does_not_count_as_hung(ray: _Ray) -> None:
+    """Two calls of one actor: the first one hangs and costs its own config alone."""
+    now = [0.0]
+    actor = _actor(ray)
+    first, second = (FarmWorker(actor, 5, clock=lambda: now[0]) for _ in range(2))
+    first.submit("hangs")
+    second.submit("waits")
+    ray.hangs = True
+    now[0] = 6
+    assert second.answer() is None, "its time has not begun"
+    assert first.answer() == Failure("timeout", "no answer after 5 s: it hangs, and was ended")
+    assert (ray.killed, ray.calls) == (1, 3), "what waited was given to the next actor"
+    now[0] = 10
+    assert second.answer() is None, "its time began when the first one ended"
+    ray.hangs = False
+    assert second.wait() == "waits"
+
+
+def test_a_compiler_has_its_next_config_before_it_answers(ray: _Ray, tmp_path: Path) -> None:
+    compilers = Farm("head:6379").compilers({}, "sm_90", str(tmp_path / "log"), 5, 1)
+    assert (compilers.processes, len(compilers.workers)) == (2, 4), "of 3 CPUs one is reserved"
+    assert compilers.progress == ", 0 configs at 2 compilers on head:6379"
 
 
 def test_bad_farms_are_refused_with_both_sides_facts(
