@@ -16,7 +16,14 @@ from ..collectives import _reduce
 from ..collectives._reduce import accumulated
 from ..errors import RankMismatch
 from ..fused._call import check_matrices
-from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_contiguous, check_out, on_stream
+from ..ops.dispatch import (
+    ASYNC_STREAM,
+    CallOptions,
+    check_contiguous,
+    check_out,
+    on_stream,
+    packed,
+)
 from ..ops.op import check_grad
 from . import hierarchical
 from .pipeline import Levels, NodesConfig, SpanProblem, chosen
@@ -38,7 +45,7 @@ def all_reduce(
     explain: bool = False,
 ) -> Any:  # fmt: skip
     """Reduce as World.all_reduce does, over all machines."""
-    check_contiguous("all_reduce", x=x, out=out)
+    x = _checked("all_reduce", world, x, out, explain)
     _reduce.check("all_reduce", op, x.dtype)
     if out is None:
         out = torch.empty_like(x)
@@ -70,7 +77,7 @@ def reduce_scatter(
     explain: bool = False,
 ) -> Any:  # fmt: skip
     """Reduce as World.reduce_scatter does, over all machines."""
-    check_contiguous("reduce_scatter", x=x, out=out)
+    x = _checked("reduce_scatter", world, x, out, explain)
     _reduce.check("reduce_scatter", op, x.dtype)
     length = x.shape[0] if out is None and x.dim() else x.numel()
     _check_divides(world, "reduce_scatter", x, length)
@@ -96,7 +103,7 @@ def all_gather(
             "all_gather: splits do not span machines yet. Pad every rank's tensor to the longest "
             "one, or use all_to_all with in_splits and out_splits."
         )
-    check_contiguous("all_gather", x=x, out=out)
+    x = _checked("all_gather", world, x, out, explain)
     if out is None:
         shape = (world.size * x.shape[0], *x.shape[1:]) if x.dim() else (world.size,)
         out = x.new_empty(shape)
@@ -112,7 +119,7 @@ def broadcast(
 ) -> Any:  # fmt: skip
     """Send as World.broadcast does, over all machines."""
     world._check_rank(src)
-    check_contiguous("broadcast", x=x, out=out)
+    x = _checked("broadcast", world, x, out, explain)
     if out is None:
         out = torch.empty_like(x)
     if out is not x:
@@ -130,7 +137,7 @@ def all_to_all(
     explain: bool = False,
 ) -> Any:  # fmt: skip
     """Exchange as World.all_to_all does, over all machines."""
-    check_contiguous("all_to_all", x=x, out=out)
+    x = _checked("all_to_all", world, x, out, explain)
     options = CallOptions(algo, config, async_op, explain)
     if in_splits is not None or out_splits is not None:
         return _all_to_all_uneven(world, x, out, in_splits, out_splits, options)
@@ -223,6 +230,14 @@ def matmul_reduce_scatter(
 
 
 # one call
+
+
+def _checked(
+    op: str, world: SpanningWorld, x: torch.Tensor, out: torch.Tensor | None, explain: bool
+) -> torch.Tensor:
+    """Return the input as kernels and the network read it; an output must be so already."""
+    check_contiguous(op, **({} if out is None else {"out": out}))
+    return packed(world.local, op, x, explain and world.rank == 0)
 
 
 def _call(

@@ -34,6 +34,7 @@ def _compare_with_gloo(world: Any) -> str:
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         _compare_sums(world, dtype)
     _compare_operators(world)
+    _compare_strided(world)
     assert world.exchange(world.rank * 3) == [3 * rank for rank in range(world.size)]
     assert world.broadcast_object(f"from {world.rank}", 1) == "from 1"
     for empty in (torch.empty(0), torch.empty(0, 3)):
@@ -88,6 +89,24 @@ def _compare_operators(world: Any) -> None:
         assert torch.equal(world.all_reduce(x, op), want), op
     world.all_reduce(x, "min", out=x)  # in place
     assert torch.equal(x, want)
+
+
+def _compare_strided(world: Any) -> None:
+    """A strided input has the result of its contiguous copy, as on one machine."""
+    x = torch.randint(-9, 10, (33, world.size)).float().t()
+    plain = x.contiguous()
+    calls = {
+        "all_reduce": world.all_reduce, "reduce_scatter": world.reduce_scatter,
+        "all_gather": world.all_gather, "all_to_all": world.all_to_all,
+        "broadcast": world.broadcast,
+    }  # fmt: skip
+    for name, call in calls.items():
+        assert torch.equal(call(x), call(plain)), name
+    assert torch.equal(world.all_reduce(x, async_op=True).wait(), world.all_reduce(plain))
+    out = torch.empty(33, world.size).t()
+    for name in ("all_reduce", "all_to_all", "broadcast"):
+        with pytest.raises(ValueError, match=r"out of shape .* not contiguous"):
+            calls[name](plain, out=out)
 
 
 def test_bits_depend_on_machines_and_ranks_alone() -> None:
