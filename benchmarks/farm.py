@@ -8,7 +8,7 @@ every row says so. Every few moments a compiler or the measurer is killed, at ra
 every config have one row with a time, is the best config that of the local pool, and how many
 configs are compiled per second on equal cores, without kills? Rates are counted from the first row
 to the last, without the start of workers, and by turns: other work on this machine slows both, so
-the processor time of all their processes is counted too (from /proc; a farm's are Ray's as well).
+the processor time of all their processes is counted too, Ray's included.
 """
 
 from __future__ import annotations
@@ -109,18 +109,23 @@ def _workers() -> Iterator[tuple[int, str]]:
                     yield int(path.parent.name), kind
 
 
-def _processor_s() -> float:
-    """Processor time of this process and all below it, also of those that have ended."""
-    parents, times = {}, {}
+def _processor_s() -> tuple[float, float]:
+    """Processor time of this process and all below it; then that of Ray's servers among them.
+
+    Those count as much in an idle second as in a busy one.
+    """
+    parents, times, servers = {}, {}, set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
-            pid = int(path.parent.name)
+            pid, command = int(path.parent.name), (path.parent / "cmdline").read_bytes()
             parents[pid], times[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+            servers |= {pid} if b"/ray/" in command else set()
     below = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in below} - below:
         below |= more
-    return sum(times[pid] for pid in below) / os.sysconf("SC_CLK_TCK")
+    ticks = os.sysconf("SC_CLK_TCK")
+    return sum(times[p] for p in below) / ticks, sum(times[p] for p in below & servers) / ticks
 
 
 class _Meter:
@@ -128,19 +133,19 @@ class _Meter:
 
     def __init__(self) -> None:
         self.configs = 0
-        self._readings: list[tuple[int, float]] = []
+        self._readings: list[tuple[int, float, float]] = []
         self._read_at = 0.0
 
     def __call__(self, what: str, done: int, total: int, text: str) -> None:
         self.configs += 1
         if time.monotonic() - self._read_at > 0.5:
-            self._readings.append((self.configs, _processor_s()))
+            self._readings.append((self.configs, *_processor_s()))
             self._read_at = time.monotonic()
 
-    @property
-    def per_config_s(self) -> float:
-        (first, begin), (last, end) = self._readings[0], self._readings[-1]
-        return (end - begin) / max(last - first, 1)
+    def per_config_s(self) -> tuple[float, float]:
+        (first, all_1, ray_1), (last, all_2, ray_2) = self._readings[0], self._readings[-1]
+        configs = max(last - first, 1)
+        return (all_2 - all_1) / configs, (ray_2 - ray_1) / configs
 
 
 def _tuned(folder: Path, name: str, budget: int = 180, **how: Any) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def _tuned(folder: Path, name: str, budget: int = 180, **how: Any) -> dict[str, 
         "best": {each.op: str(each.config) for each in done},
         "seconds": round(seconds, 1),
         "configs_per_s": round((len(ended) - len(spans)) / busy, 3),
-        "processor_s_per_config": round(meter.per_config_s, 4),
+        "processor_s_per_config": [round(seconds, 4) for seconds in meter.per_config_s()],
     }
 
 
@@ -177,19 +182,22 @@ def _throughput(folder: Path, rounds: int, budget: int) -> dict[str, Any]:
     """Compile by the pool and by a farm on as many cores, by turns."""
     rates: dict[str, list[float]] = {"pool": [], "farm": []}
     costs: dict[str, list[float]] = {"pool": [], "farm": []}
+    servers: dict[str, list[float]] = {"pool": [], "farm": []}
     for number in range(rounds):
         pool = _tuned(folder, f"pool{number}", budget, targets=["sm_90"])
         with _cluster(os.cpu_count() or 1, folder, f"farm{number}") as address:
             farm = _tuned(folder, f"farm{number}", budget, farm=address, targets=["sm_90"])
         for name, found in (("pool", pool), ("farm", farm)):
             rates[name].append(found["configs_per_s"])
-            costs[name].append(found["processor_s_per_config"])
-        print(f"round {number}: {pool['rows']} configs, {rates}, {costs}", flush=True)
+            costs[name].append(found["processor_s_per_config"][0])
+            servers[name].append(found["processor_s_per_config"][1])
+        print(f"round {number}: {pool['rows']} configs, {rates}, {costs}, {servers}", flush=True)
     return {
         "load": os.getloadavg()[1],
         "configs per second": rates,
         "farm over pool": round(sum(rates["farm"]) / sum(rates["pool"]), 3),
         "processor seconds per config": costs,
+        "of which Ray's servers": servers["farm"],
         "pool over farm, processor": round(sum(costs["pool"]) / sum(costs["farm"]), 3),
     }
 

@@ -196,6 +196,7 @@ class FarmWorker(Worker):
         super().__init__(lambda pipe: None, seconds, clock)
         self._actor, self._receive = actor, receive
         self._reply: Any = None  # of Ray's: a reference to what will come
+        self._has_come = False
 
     def submit(self, task: Any) -> None:
         assert self.task is None
@@ -204,8 +205,8 @@ class FarmWorker(Worker):
         self._actor.calls.append(self)
 
     def answer(self) -> Any:
-        ready, _ = self._actor.ray.wait([self._reply], timeout=0)
-        if ready:
+        if self._has_come:
+            self._has_come = False
             return self._ended(self._value())
         if self is self._actor.calls[0] and self._clock() - self._since > self._seconds:
             return self._end_actor()
@@ -240,8 +241,11 @@ class FarmWorker(Worker):
 
     @staticmethod
     def wait_some(workers: Sequence[Any]) -> None:
+        """Ask Ray once about all of them."""
         replies = [worker._reply for worker in workers]
-        workers[0]._actor.ray.wait(replies, num_returns=1, timeout=LONGEST_WAIT)
+        come, _ = workers[0]._actor.ray.wait(replies, num_returns=1, timeout=LONGEST_WAIT)
+        for worker in workers:
+            worker._has_come = worker._reply in come
 
 
 # in a worker's process
