@@ -3,13 +3,16 @@
     SUNDOG_HEAP_SIZE=6G python -m benchmarks.moe --json FILE
 
 Hidden 7168, top-8 of 256 experts, 8 ranks of `virtual`. The all-to-all moves as many bytes in equal
-parts and routes nothing. The limit counts what the GPU must move: every row is read once and
-written once, at the rate at which torch copies. Without a GPU, small sizes run on the simulator and
-nothing is timed: so that the command is known to work before it gets a GPU.
+parts and routes nothing. The limit counts what the GPU must move at least, at the rate at which
+torch copies: dispatch reads a token once and writes it for each expert, combine the other way. A
+copy of all rows, each read and written, stands beside it. `--sweep` times more configs of each
+algorithm. Without a GPU, small sizes run on the simulator and nothing is timed: so that the command
+is known to work before it gets a GPU.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import time
@@ -21,7 +24,9 @@ import torch
 import typer
 
 from sundog import World, run
-from sundog.fused import moe_combine, moe_dispatch
+from sundog.fused.moe_dispatch import Problem
+from sundog.ops.load import algorithms
+from sundog.ops.select import config_for
 from sundog.target import has_gpu
 from sundog.tools._subject import room
 from sundog.tools.baselines import BASELINES
@@ -29,9 +34,9 @@ from sundog.tools.timing import machine
 
 from .norm import micros
 
-__all__ = ["line_of"]
+__all__ = ["lines_of"]
 
-MODULES = {"moe_dispatch": moe_dispatch, "moe_combine": moe_combine}
+OPS = ("moe_dispatch", "moe_combine")
 BARE = "our all_to_all, equal parts"
 COPY = f"torch's copy of {256 << 20} bytes"
 FEW = 128  # tokens, up to which the all-to-all is the goal; beyond, the copy limit is
@@ -46,54 +51,70 @@ def main(
     world: Annotated[int, typer.Option(min=1, help="ranks")] = 8,
     tokens: Annotated[str, typer.Option(help="of a rank, with commas")] = "1,16,128,4096",
     seconds: Annotated[float, typer.Option(help="begin no new size after this")] = 70,
+    sweep: Annotated[bool, typer.Option(help="time more configs of each algorithm")] = False,
     json_file: Annotated[str, typer.Option("--json", help="also write the result here")] = "",
 ) -> None:
     """Time dispatch and combine beside a bare all-to-all and the copy limit."""
     sizes = [int(word) for word in tokens.split(",")]
     print(HEADER, flush=True)
     until = time.monotonic() + seconds
-    fn = functools.partial(_time_all, sizes=sizes, until=until, json_file=json_file)
+    fn = functools.partial(_time_all, sizes=sizes, until=until, sweep=sweep, json_file=json_file)
     more = {} if has_gpu() else {"heap_size": 64 << 20}
-    rows = run(fn, world, "virtual" if has_gpu() else "sim", **more)[0]  # type: ignore[arg-type]
-    if len(rows) < len(MODULES) * len(sizes):
-        print(f"{len(MODULES) * len(sizes) - len(rows)} figures were left out: the time was over")
+    done = run(fn, world, "virtual" if has_gpu() else "sim", **more)[0]  # type: ignore[arg-type]
+    if len(done) < len(OPS) * len(sizes):
+        print(f"{len(OPS) * len(sizes) - len(done)} sizes were left out: the time was over")
 
 
-def _problem(op: str, tokens: int, size: int) -> Any:
+def _problem(tokens: int, size: int) -> Problem:
     """Room for half as many again as the experts' mean, and 16: overflow is rare, and raises."""
     experts, topk, hidden = (256, 8, 7168) if has_gpu() else (2 * size, 2, 64)
     mean = -(-tokens * topk // experts)
     capacity = min(mean + mean // 2 + 16, tokens * topk)
-    return moe_dispatch.Problem(tokens, hidden, torch.bfloat16, size, experts, topk, capacity)
+    return Problem(tokens, hidden, torch.bfloat16, size, experts, topk, capacity)
 
 
-def _time_all(world: World, sizes: list[int], until: float, json_file: str) -> list[dict[str, Any]]:
+def _time_all(
+    world: World, sizes: list[int], until: float, sweep: bool, json_file: str
+) -> list[dict[str, Any]]:
     """All rows. Rank 0 prints and writes each as it comes, since the run may be cut."""
     rows: list[dict[str, Any]] = []
     for tokens in sizes:
-        for op in MODULES:
+        for op in OPS:
             if any(world.exchange(time.monotonic() > until, "time is over")):
                 return rows
-            problem = _problem(op, tokens, world.size)
+            problem = _problem(tokens, world.size)
             with world.scope():
-                us = micros(world, dict(_calls(world, op, problem)), samples=8, at_least=4)
+                calls = dict(_calls(world, op, problem, sweep))
+                us = micros(world, calls, samples=8, at_least=4)
                 world.barrier()
-            moved = 2 * world.size * tokens * problem.topk * problem.row  # read and written
-            rows.append({"op": op, "tokens": tokens, "us": us, "bytes": moved})
+            least = next(iter(algorithms(op).values())).cost(problem).hbm_bytes
+            row = {"op": op, "tokens": tokens, "us": us, "bytes": world.size * least}
+            row["copied"] = 2 * world.size * tokens * problem.topk * problem.row
+            rows.append(row)
             if world.rank == 0:
-                print(line_of(rows[-1]), flush=True)
+                print("\n".join(lines_of(rows[-1])), flush=True)
                 if json_file:
                     content = {"machine": machine(), "rows": rows}
                     Path(json_file).write_text(json.dumps(content, indent=1))
     return rows
 
 
-def _calls(world: World, op: str, problem: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    module = MODULES[op]
-    given = module.inputs(world, problem, 0, exact=False)
-    out = room(world, module, problem, given)
-    plan = module.plan(world, problem, module.default(problem, world.num_sms))
-    yield op, lambda: plan.launch(*given, out)
+def _calls(
+    world: World, op: str, problem: Problem, sweep: bool
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Every algorithm that takes the problem, on one input; the all-to-all; torch's copy."""
+    modules = algorithms(op)
+    some = next(iter(modules.values()))
+    given = some.inputs(world, problem, 0, exact=False)
+    out = room(world, some, problem, given)
+    for algo, module in modules.items():
+        name = f"{op}.{algo}"
+        first = config_for(name, module, problem, world._target, world.num_sms)
+        for config in _configs(first) if sweep else [first]:
+            if module.valid(problem, config) is None:
+                plan = module.plan(world, problem, config)
+                label = name if config == first else f"{name} {_short(config)}"
+                yield label, functools.partial(plan.launch, *given, out)
     yield BARE, BASELINES[op][BARE].make(world, problem, given, out)
     if world.rank == 0 and has_gpu():
         source = torch.empty(256 << 20, dtype=torch.uint8, device=world.device)
@@ -103,18 +124,31 @@ def _calls(world: World, op: str, problem: Any) -> Iterator[tuple[str, Callable[
         yield COPY, lambda: None
 
 
-HEADER = f"{'op':13} {'tokens':>6} {'us':>9} {'all_to_all':>10} {'copying':>9}  goal"
+def _configs(config: Any) -> list[Any]:
+    """This one; twice as many programs, parts or warps; half as many warps."""
+    more = [{"programs": 2 * config.programs}, {"parts": 2 * config.parts}]
+    more += [{"num_warps": 2 * config.num_warps}, {"num_warps": config.num_warps // 2}]
+    return [config, *(dataclasses.replace(config, **each) for each in more)]
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """The figures, and the goal that counts for the size."""
-    us, bare = row["us"][row["op"]], row["us"][BARE]
-    rate = 2 * (256 << 20) / row["us"][COPY] if row["us"][COPY] else 0.0  # bytes a us
+def _short(config: Any) -> str:
+    return f"{config.programs}x{config.parts}x{config.num_warps}"
+
+
+HEADER = f"{'op':33} {'tokens':>6} {'us':>9} {'all_to_all':>10} {'copying':>9}  goal"
+
+
+def lines_of(row: dict[str, Any]) -> list[str]:
+    """The figures of each algorithm, and the goal that counts for the size."""
+    bare, copy = row["us"][BARE], row["us"][COPY]
+    rate = 2 * (256 << 20) / copy if copy else 0.0  # bytes a us
     limit = row["bytes"] / rate if rate else 0.0
-    return (
-        f"{row['op']:13} {row['tokens']:6} {us:9.1f} {bare:10.1f} {limit:9.1f}  "
+    return [
+        f"{name:33} {row['tokens']:6} {us:9.1f} {bare:10.1f} {limit:9.1f}  "
         f"{_verdict(row, us, bare, limit)}"
-    )
+        for name, us in row["us"].items()
+        if name not in (BARE, COPY)
+    ]
 
 
 def _verdict(row: dict[str, Any], us: float, bare: float, limit: float) -> str:
@@ -127,6 +161,8 @@ def _verdict(row: dict[str, Any], us: float, bare: float, limit: float) -> str:
         is_reached = limit >= OF_LIMIT * us
         text = f"{limit / us:.2f} of the copy limit (at least {OF_LIMIT}"
     text += f": {'reached' if is_reached else 'MISSED'})"
+    if row["tokens"] > FEW:
+        text += f"; {row['copied'] / row['bytes'] * limit / us:.2f} of a copy of all rows"
     known = PUBLISHED.get((row["op"], row["tokens"]))
     return text + (f"; DeepEP on eight GPUs {known}" if known else "")
 

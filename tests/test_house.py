@@ -25,7 +25,7 @@ BUDGETS = {
     "dataset/helion": 1950,
     "dataset/triton": 1750,
     "device": 1030,
-    "fused": 5150,
+    "fused": 5560,
     "hardware": 340,
     "interpreter": 3330,
     "learn": 500,

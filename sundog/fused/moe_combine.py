@@ -3,6 +3,9 @@
 `y` has the experts' outputs where moe_dispatch put their tokens. Each rank reads its own from the
 peers' memory: nobody sends what is not asked for. The sum is in float32 and in the order of the
 experts, whatever their order in top-k, so it has the same bits at every grid and replay.
+
+Few tokens go in parts, one for each program: that is the form for decode. Of many, a program adds
+whole tokens, and looks up where the next one's rows are while it adds.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from ..device import context, memory, signal, trace
 from ..ops.dispatch import CallOptions, call
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from ._call import check_tensors
-from .moe_dispatch import Config, Handle, Problem, default, random_ids, slots_of, space, unfit
+from ._gemm import constants
+from .moe_dispatch import Config, Handle, Problem, random_ids, slots_of, space, unfit
+from .moe_dispatch import default as default_dispatch
 from .moe_dispatch import valid as valid_dispatch
 
 if TYPE_CHECKING:
@@ -35,13 +40,21 @@ __all__ = [
 OP = "moe_combine"
 SYMMETRIC = ("y",)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_WIDE = 16  # bytes that a thread loads at once
+_WIDE = tl.constexpr(16)  # bytes that a thread loads at once
 
 
 def valid(problem: Problem, config: Config) -> str | None:
     if problem.dtype not in DTYPES:
         return f"{problem.dtype}: expected one of bfloat16, float16 and float32"
     return valid_dispatch(problem, config)
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """As dispatch, with more warps: top-k rows are loaded for one that is stored."""
+    like = default_dispatch(problem, num_sms)
+    part = triton.cdiv(problem.row, like.parts)
+    warps = triton.next_power_of_2(part) // (_WIDE.value * gpu_limits.here().warp_size)
+    return Config(like.programs, like.parts, min(max(warps, 2), 16))
 
 
 def cost(problem: Problem) -> Cost:
@@ -99,88 +112,134 @@ class _Flags(NamedTuple):
 
 @triton.jit
 def _combine_kernel(
-    y, ids, slots, weights, out, flags, ctx, tokens, hidden,
-    SHAPE: tl.constexpr, BLOCK: tl.constexpr, TRACE: tl.constexpr,
-):  # fmt: skip
-    """SHAPE: ranks, experts, top-k, slots."""
-    SIZE: tl.constexpr = SHAPE[0]
-    TOPK: tl.constexpr = SHAPE[2]
+    y, ids, slots, weights, out, flags, ctx, tokens, hidden, shape, TRACE: tl.constexpr
+):
     program, programs = tl.program_id(0), tl.num_programs(0)
+    rank = tl.load(ctx + context.RANK)
     epoch = tl.load(flags.epochs + program) + 1
+    items = tokens * shape.parts
+    rows, factors = _rows_of(y, ids, slots, weights, program, items, hidden, rank, ctx, shape)
     # My y is written: what wrote it came before this kernel on the stream. The peers' programs
     # with this number read it only after this barrier.
-    signal.barrier_ranks(flags.ready + program * SIZE, epoch, ctx, SIZE, TRACE)
+    signal.barrier_ranks(flags.ready + program * shape.size, epoch, ctx, shape.size, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    for token in range(program, tokens, programs):
-        rows, factors = _rows_of(y, ids, slots, weights, token, hidden, ctx, SHAPE)
-        for start in range(0, hidden, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            total = tl.zeros((BLOCK,), tl.float32)
-            for k in tl.static_range(TOPK):
-                mask = (column < hidden) & (factors[k] != 0)
-                total += factors[k] * tl.load(rows[k] + column, mask=mask, other=0.0).to(tl.float32)
-            at = tl.cast(token, tl.int64) * hidden + column
-            tl.store(out + at, total.to(out.dtype.element_ty), mask=column < hidden)
+    for item in range(program, items, programs):
+        here, weighed = rows, factors
+        # Where the next token's rows are: that is known by the time that these are added.
+        after = item + programs
+        rows, factors = _rows_of(y, ids, slots, weights, after, items, hidden, rank, ctx, shape)
+        to = out + (item // shape.parts).to(tl.int64) * hidden
+        _add(to, here, weighed, item % shape.parts, hidden, shape)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My loads of the peers' y before the flags: they may overwrite it then.
-    signal.barrier_ranks(flags.done + program * SIZE, epoch, ctx, SIZE, TRACE)
+    signal.barrier_ranks(flags.done + program * shape.size, epoch, ctx, shape.size, TRACE)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _rows_of(y, ids, slots, weights, token, hidden, ctx, SHAPE: tl.constexpr):
+def _add(to, rows, factors, part, hidden, shape):
+    """A part of a token: its experts' outputs, weighted, in their order. All loads come first."""
+    end = tl.minimum((part + 1) * shape.width, hidden)
+    if shape.aligned:
+        end = end // 8 * 8  # itself, as a number of which the compiler knows a divisor
+    for start in range(part * shape.width, end, shape.block):
+        column = start + tl.arange(0, shape.block)
+        tiles = ()
+        for k in tl.static_range(shape.topk):
+            src = rows[k] + column
+            if shape.aligned:
+                src = tl.multiple_of(src, _WIDE)
+            mask = (column < end) & (factors[k] != 0)
+            tiles = tiles + (tl.load(src, mask=mask, other=0.0),)
+        total = tl.zeros((shape.block,), tl.float32)
+        for k in tl.static_range(shape.topk):
+            total += factors[k] * tiles[k].to(tl.float32)
+        dst = to + column
+        if shape.aligned:
+            dst = tl.multiple_of(dst, _WIDE)
+        tl.store(dst, total.to(to.dtype.element_ty), mask=column < end)
+
+
+@triton.jit
+def _rows_of(y, ids, slots, weights, item, items, hidden, rank, ctx, shape):
     """Where a token's expert outputs are, and their weights; of what is no expert the weight is 0.
 
-    In the order of the experts, and once for all columns of the token.
+    In the order of the experts.
     """
-    LOCAL: tl.constexpr = SHAPE[1] // SHAPE[0]
-    TOPK: tl.constexpr = SHAPE[2]
-    rank = tl.load(ctx + context.RANK)
-    first = token * TOPK
-    places = _places(ids + first, TOPK)
+    first = (item // shape.parts) * shape.topk
+    experts = ()
+    for k in tl.static_range(shape.topk):
+        expert = tl.load(ids + first + k, mask=item < items, other=-1)
+        experts = experts + (expert,)
     rows, factors = (), ()
-    for place in tl.static_range(TOPK):
-        entry = first
-        for k in tl.static_range(TOPK):
-            entry += tl.where(places[k] == place, k, 0)
-        expert = tl.load(ids + entry).to(tl.int64)
-        weight = tl.load(weights + entry)
-        is_expert = (expert >= 0) & (expert < SHAPE[1])
-        slot = tl.load(slots + entry, mask=is_expert, other=SHAPE[3])
-        is_there = slot < SHAPE[3]
-        expert = tl.where(is_there, expert, 0)
-        row = ((expert % LOCAL) * SHAPE[0] + rank) * SHAPE[3] + tl.where(is_there, slot, 0)
-        rows = rows + (memory.translate(y + row * hidden, expert // LOCAL, ctx),)  # type: ignore[assignment]
-        factors = factors + (tl.where(is_there, weight, 0.0),)  # type: ignore[assignment]
+    for place in tl.static_range(shape.topk):
+        expert, entry = _at(experts, place, shape.topk)
+        weight = tl.load(weights + first + entry, mask=item < items, other=0.0)
+        is_expert = (expert >= 0) & (expert < shape.experts)
+        slot = tl.load(slots + first + entry, mask=is_expert, other=shape.slots)
+        is_there = slot < shape.slots
+        known = tl.where(is_there, expert, 0).to(tl.int64)
+        row = ((known % shape.local) * shape.size + rank) * shape.slots
+        there = y + (row + tl.where(is_there, slot, 0)) * hidden
+        rows = rows + (memory.translate(there, known // shape.local, ctx),)
+        factors = factors + (tl.where(is_there, weight, 0.0),)
     return rows, factors
 
 
 @triton.jit
-def _places(ids, TOPK: tl.constexpr):
-    """Of each of a token's experts: how many come before it in their order."""
-    places = ()
+def _at(experts, place: tl.constexpr, TOPK: tl.constexpr):
+    """Which of a token's experts comes at a place in their order, and which entry it is."""
+    found, entry = experts[0], 0
     for k in tl.static_range(TOPK):
-        expert, place = tl.load(ids + k), 0
+        before = 0
         for other in tl.static_range(TOPK):
-            than = tl.load(ids + other)
-            place += tl.where((than < expert) | ((than == expert) & (other < k)), 1, 0)
-        places = places + (place,)  # type: ignore[assignment]
-    return places
+            if other < k:
+                before += (experts[other] <= experts[k]).to(tl.int32)
+            elif other > k:
+                before += (experts[other] < experts[k]).to(tl.int32)
+        found = tl.where(before == place, experts[k], found)
+        entry = tl.where(before == place, k, entry)
+    return found, entry
+
+
+class _CombineShape(NamedTuple):
+    """What the kernel is compiled for."""
+
+    size: tl.constexpr  # ranks
+    experts: tl.constexpr
+    local: tl.constexpr  # experts of a rank
+    topk: tl.constexpr
+    slots: tl.constexpr
+    parts: tl.constexpr  # of a token
+    width: tl.constexpr  # elements of a part
+    block: tl.constexpr  # that are added at once
+    aligned: tl.constexpr  # rows begin and end at multiples of 16 bytes
+
+
+def _launch_shape(problem: Problem, config: Config, aligned: bool) -> _CombineShape:
+    """16 bytes of each of top-k rows for a thread: so much is on its way at once."""
+    per = _WIDE.value // problem.dtype.itemsize
+    width = triton.cdiv(triton.cdiv(problem.hidden, config.parts), per) * per
+    most = gpu_limits.here().warp_size * config.num_warps * per
+    return constants(
+        _CombineShape, size=problem.size, experts=problem.experts, local=problem.local,
+        topk=problem.topk, slots=problem.slots, parts=config.parts, width=width,
+        block=min(triton.next_power_of_2(width), most), aligned=aligned,
+    )  # fmt: skip
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric y; the others may lie anywhere."""
     agree(world, OP, problem, config, valid(problem, config))
     flags = _Flags(*barrier_flags(world, OP, config.programs, "ready", "done"))
-    shape = (problem.size, problem.experts, problem.topk, problem.slots)
-    threads = gpu_limits.here().warp_size * config.num_warps
-    block = min(triton.next_power_of_2(problem.hidden), threads * _WIDE // problem.dtype.itemsize)
 
     def launch(y: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *alike, out = rest
+        aligned = (problem.row | y.data_ptr() | out.data_ptr()) % _WIDE.value == 0
         _combine_kernel[(config.programs,)](
             y, *alike, out, flags, world.ctx, out.shape[0], problem.hidden,
-            SHAPE=shape, BLOCK=block, TRACE=world.kernel_mode, num_warps=config.num_warps,
+            _launch_shape(problem, config, aligned), TRACE=world.kernel_mode,
+            num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -5,8 +5,8 @@ experts and each source rank, `capacity` slots: the tokens of that rank for that
 order in which it has them, and how many they are. So nobody need know what the others send, sizes
 stay on the device, and a captured graph takes new routing at every replay.
 
-One kernel numbers this rank's tokens of each expert; the next stores each token to its slot at the
-expert's rank, between two barriers of the programs with one number. moe_combine is the way back.
+What the op is; its algorithms are in the files moe_dispatch_*.py beside this one: `low_latency` for
+the few tokens of decode, `push` for the many of prefill. moe_combine is the way back.
 """
 
 from __future__ import annotations
@@ -17,28 +17,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 
 from ..collectives import _copy
 from ..collectives._copy import WIDE
-from ..device import context, memory, signal, trace
 from ..ops.dispatch import CallOptions, call
-from ..ops.op import Cost, Plan, agree, barrier_flags
+from ..ops.op import Cost
 from ._call import check_tensors
 
 if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "OP", "SYMMETRIC", "Config", "Handle", "Problem", "cases", "cost", "default", "inputs",
-    "moe_dispatch", "plan", "random_ids", "reference", "slots_of", "space", "split", "unfit",
-    "valid", "wrong",
+    "OP", "Config", "Handle", "Problem", "cases", "cost", "default", "inputs", "moe_dispatch",
+    "random_ids", "reference", "slots_of", "space", "split", "unfit", "valid", "wrong",
 ]  # fmt: skip
 
 OP = "moe_dispatch"
-SYMMETRIC = ("out",)
-_IDS = 1024  # that a program looks at at once
-_LONGEST = 16384  # bytes of a token that a program moves at once
+_LONGEST = 16384  # bytes of a part of a token
+_SHORTEST = 1024
+_MOST = 31  # of topk: a kernel has a bit for each
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ class Problem:
 @dataclass(frozen=True)
 class Config:
     programs: int = 16
-    num_warps: int = 4
+    parts: int = 1  # of a token: each is moved by another program
+    num_warps: int = 8
 
 
 class Handle(NamedTuple):
@@ -95,22 +93,43 @@ def unfit(problem: Problem) -> str | None:
         return f"{problem.experts} experts do not divide among {problem.size} ranks"
     if problem.topk < 1 or problem.hidden < 1:
         return f"topk {problem.topk} and hidden {problem.hidden} must be at least 1"
+    if problem.topk > _MOST:
+        return f"topk {problem.topk}, and a token goes to at most {_MOST} experts"
     return None
 
 
 def valid(problem: Problem, config: Config) -> str | None:
+    if config.parts < 1:
+        return f"parts {config.parts}: a token has at least one"
+    part = triton.next_power_of_2(triton.cdiv(problem.row, config.parts))
+    if part > _LONGEST:
+        return f"a part of {part} bytes, and it has at most {_LONGEST}; ask for more parts"
     flat = _copy.Config(WIDE.value, config.programs, config.num_warps)
     return unfit(problem) or _copy.wrong_config(flat)
 
 
 def space(problem: Problem) -> list[Config]:
-    return [Config(n, warps) for n in (4, 8, 16, 32, 64, 96, 128) for warps in (2, 4, 8)]
+    least = triton.cdiv(problem.row, _LONGEST)
+    return [
+        Config(programs, least * parts, warps)
+        for programs in (4, 8, 16, 32, 64, 96, 128)
+        for parts in (1, 2, 4, 8)
+        for warps in (2, 4, 8, 16)
+        if parts == 1 or problem.row >= least * parts * _SHORTEST
+    ]
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """A token at a time for each program; no more programs than SMs, as all wait at once."""
-    most = max(problem.max_tokens * problem.topk, 1)
-    return Config(min(most, num_sms), 4 if problem.row >= 4096 else 2)
+    """A token at a time for each program, or of few tokens a part of one.
+
+    No more programs than SMs, as all wait at once; 64 bytes of a part for each thread.
+    """
+    parts = triton.cdiv(max(problem.row, 1), _LONGEST)
+    while problem.max_tokens * parts < num_sms and problem.row >= 2 * parts * _SHORTEST:
+        parts *= 2
+    items = max(problem.max_tokens * parts, 1)
+    warps = triton.next_power_of_2(triton.cdiv(problem.row, parts)) // 2048
+    return Config(min(items, num_sms), parts, min(max(warps, 2), 8))
 
 
 def cost(problem: Problem) -> Cost:
@@ -191,98 +210,6 @@ def split(problem: Problem, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     counts = out[: 4 * problem.experts].view(torch.int32).view(problem.local, problem.size)
     shape = (problem.local, problem.size * problem.slots, problem.hidden)
     return counts, out[problem.counts_bytes :].view(problem.dtype).view(shape)
-
-
-# the kernels
-
-
-@triton.jit
-def _number_kernel(ids, slots, counts, pairs, BLOCK: tl.constexpr):
-    """A program for each expert numbers its entries."""
-    expert = tl.program_id(0)
-    before = tl.full((), 0, tl.int32)
-    for start in range(0, pairs, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        chosen = tl.load(ids + at, mask=at < pairs, other=-1)
-        mine = (chosen == expert).to(tl.int32)
-        tl.store(slots + at, before + tl.cumsum(mine, 0) - mine, mask=mine > 0)
-        before += tl.sum(mine, 0)
-    tl.store(counts + expert, before)
-
-
-@triton.jit
-def _send_kernel(
-    x, ids, slots, counts, out, flags, ctx, pairs, n,
-    SHAPE: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
-):  # fmt: skip
-    """`n`: words of a token. SHAPE: ranks, experts, top-k, slots, bytes of counts and of a tile."""
-    SIZE: tl.constexpr = SHAPE[0]
-    LOCAL: tl.constexpr = SHAPE[1] // SHAPE[0]
-    BLOCK: tl.constexpr = SHAPE[5]
-    nbytes: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    rank = tl.load(ctx + context.RANK)
-    epoch = tl.load(flags.epochs + program) + 1
-    # My out is free: what read it last came before this kernel on the stream. The peers' programs
-    # with this number store to it only after this barrier.
-    signal.barrier_ranks(flags.ready + program * SIZE, epoch, ctx, SIZE, TRACE)
-    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    for pair in range(program, pairs, programs):
-        expert = tl.load(ids + pair).to(tl.int64)
-        is_expert = (expert >= 0) & (expert < SHAPE[1])
-        slot = tl.load(slots + pair, mask=is_expert, other=SHAPE[3])  # written for experts only
-        if slot < SHAPE[3]:
-            place = ((expert % LOCAL) * SIZE + rank) * SHAPE[3] + slot
-            dst = memory.translate(out + SHAPE[4] // nbytes + place * n, expert // LOCAL, ctx)
-            src = x + (pair // SHAPE[2]).to(tl.int64) * n
-            _copy.copy((dst,), src, n, program * 0, 1, 1, BLOCK, ALIGNED)
-        elif (expert < -1) | (expert >= SHAPE[1]):
-            signal.refuse(flags.unknown, expert, SHAPE[1] - 1, ctx)
-    for expert in range(program, SHAPE[1], programs):
-        count = tl.load(counts + expert)
-        there = out.to(tl.pointer_type(tl.int32)) + (expert % LOCAL) * SIZE + rank
-        memory.store(there, tl.minimum(count, SHAPE[3]), expert // LOCAL, ctx)
-        if count > SHAPE[3]:
-            signal.refuse(flags.limits + expert, count, SHAPE[3], ctx)
-    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    # My tokens and counts before the flags; all peers' before whatever follows this kernel here.
-    signal.barrier_ranks(flags.arrived + program * SIZE, epoch, ctx, SIZE, TRACE)
-    tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
-
-
-class _Flags(NamedTuple):
-    ready: torch.Tensor  # by program and rank: its out is free
-    arrived: torch.Tensor  # by program and rank: its tokens are here
-    epochs: torch.Tensor  # by program: how often it has run
-    limits: torch.Tensor  # by expert: its tokens. Only the names of these two are used, in errors
-    unknown: torch.Tensor
-
-
-def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate flags. The plan takes any x, ids and slots, and a symmetric out of bytes."""
-    agree(world, OP, problem, config, valid(problem, config))
-    counts = torch.empty(problem.experts, dtype=torch.int32, device=world.device)
-    names = (problem.experts, f"{OP}.tokens_of_expert"), (1, f"{OP}.expert_index")
-    limits, unknown = (world.signals(*each) for each in names)
-    ready, arrived, epochs = barrier_flags(world, OP, config.programs, "ready", "arrived")
-    made = _Flags(ready, arrived, epochs, limits, unknown)
-    block = min(max(triton.next_power_of_2(problem.row), WIDE.value), _LONGEST)
-    routed = (problem.size, problem.experts, problem.topk, problem.slots)
-    shape = (*routed, problem.counts_bytes, block)
-
-    def launch(x: torch.Tensor, ids: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> Any:
-        if problem.zeroed:
-            out.zero_()  # before this rank says that it is free
-        _number_kernel[(problem.experts,)](ids, slots, counts, ids.numel(), BLOCK=_IDS, num_warps=4)
-        (source, target), aligned = _copy.as_words(problem.row, x.view(-1), out)
-        _send_kernel[(config.programs,)](
-            source, ids, slots, counts, target, made, world.ctx, ids.numel(),
-            problem.row // source.itemsize, SHAPE=shape, ALIGNED=aligned,
-            TRACE=world.kernel_mode, num_warps=config.num_warps,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, tuple(made), launch)
 
 
 # the call

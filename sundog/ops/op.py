@@ -59,7 +59,8 @@ OPS = {
     "matmul_all_reduce.two_shot": "sundog.fused.matmul_all_reduce_two_shot",
     "matmul_all_reduce.barrier": "sundog.fused.matmul_all_reduce_barrier",
     "matmul_all_reduce.cublas": "sundog.fused.matmul_all_reduce_cublas",
-    "moe_dispatch.push": "sundog.fused.moe_dispatch",
+    "moe_dispatch.push": "sundog.fused.moe_dispatch_push",
+    "moe_dispatch.low_latency": "sundog.fused.moe_dispatch_low_latency",
     "moe_combine.pull": "sundog.fused.moe_combine",
 }
 # What else a world offers, as functions of it without algorithms.

@@ -249,6 +249,11 @@ def moe_dispatch_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     return [launch(ranks), *_tokens(problem, config, ranks, is_push=True)]
 
 
+def moe_dispatch_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Barrier; store each token to its experts' ranks; barrier."""
+    return _tokens(problem, config, ranks, is_push=True)
+
+
 def moe_combine_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Barrier; read each token's expert outputs and add them; barrier."""
     return _tokens(problem, config, ranks, is_push=False)
@@ -259,17 +264,18 @@ def _tokens(problem: Any, config: Any, ranks: Ranks, is_push: bool) -> list[Part
     row, one, all_rows = problem.row, problem.max_tokens, problem.max_tokens * problem.topk
     far = all_rows * row * (ranks.size - 1) / ranks.size
     if is_push:
-        traffic, tile = Traffic(one * row, all_rows * row, 0, 0, far), Round(row, row)
-        rounds = waves(all_rows, config.programs)
+        traffic, read, written = Traffic(one * row, all_rows * row, 0, 0, far), 1, problem.topk
     else:
-        traffic = Traffic(all_rows * row, one * row, 0, far)
-        tile, rounds = Round(problem.topk * row, row, is_there=True), waves(one, config.programs)
+        traffic, read, written = Traffic(all_rows * row, one * row, 0, far), problem.topk, 1
+    part, rounds = row / config.parts, waves(one * config.parts, config.programs)
+    tile = Round(read * part, written * part, is_there=not is_push)
     copy = copied(ranks, "tokens", traffic, tile, rounds)
     return [launch(ranks), barrier(ranks), copy, barrier(ranks)]
 
 
 FUSED: dict[str, Model] = {
     "moe_dispatch.push": moe_dispatch_push,
+    "moe_dispatch.low_latency": moe_dispatch_low_latency,
     "moe_combine.pull": moe_combine_pull,
     "all_reduce_rms_norm.one_shot": all_reduce_rms_norm_one_shot,
     "all_reduce_rms_norm.low_latency": all_reduce_rms_norm_low_latency,

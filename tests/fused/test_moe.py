@@ -12,6 +12,7 @@ import torch
 import sundog
 from sundog import World
 from sundog.errors import WaitTimeout
+from sundog.fused import moe_dispatch_low_latency, moe_dispatch_push
 from sundog.fused.moe_combine import moe_combine
 from sundog.fused.moe_dispatch import moe_dispatch
 
@@ -43,21 +44,26 @@ def dense(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Te
     return out.to(x.dtype)
 
 
-def layer(world: World, given: tuple[torch.Tensor, ...], experts: int, most: int) -> Any:
+def layer(
+    world: World, given: tuple[torch.Tensor, ...], experts: int, most: int, algo: str = "auto"
+) -> Any:
     x, ids, weights = (each.to(world.device) for each in given)
-    tokens, counts, handle = moe_dispatch(world, x, ids, weights, experts=experts, max_tokens=most)
+    tokens, counts, handle = moe_dispatch(
+        world, x, ids, weights, experts=experts, max_tokens=most, algo=algo
+    )
     y = through_experts(torch.nan_to_num(tokens), world.rank * experts // world.size)
     return moe_combine(world, y, handle), counts
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-def test_a_layer_equals_a_dense_one(run: Run, size: int) -> None:
+@pytest.mark.parametrize("algo", ["push", "low_latency"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_a_layer_equals_a_dense_one(run: Run, size: int, algo: str) -> None:
     """Ranks have other numbers of tokens; the last one has none."""
     experts, counts = 2 * size, [3 - r % 2 if r < size - 1 or size == 1 else 0 for r in range(size)]
 
     def main(world: World) -> bool:
         given = routing(world.rank, counts[world.rank], experts, 2)
-        found, _ = layer(world, given, experts, 3)
+        found, _ = layer(world, given, experts, 3, algo)
         return torch.equal(found.cpu(), dense(*given))
 
     assert run(main, size) == [True] * size
@@ -92,6 +98,30 @@ def test_the_sum_is_in_the_order_of_the_experts(run: Run) -> None:
         return moe_combine(world, tokens.clone(), handle)[:, 7].tolist()
 
     assert run(main, 2) == [[case[2] for case in cases]] * 2
+
+
+def test_many_programs_and_parts_send_what_one_does(run: Run) -> None:
+    """Tokens in parts, more than programs take at once; more entries than are looked at at once."""
+
+    def main(world: World) -> list[bool]:
+        torch.manual_seed(world.rank)
+        x, ids = torch.randn(20, 40).to(BF16), torch.randint(-1, 6, (20, 2))
+        given = [each.to(world.device) for each in (x, ids, torch.ones(20, 2))]
+        found = []
+        for module in (moe_dispatch_push, moe_dispatch_low_latency):
+            for config in (module.Config(1, 1, 4), module.Config(3, 5, 4)):
+                rows, counts, handle = moe_dispatch(
+                    world, *given, experts=6, algo=module.__name__.rpartition("h_")[2],
+                    config=config,
+                )  # fmt: skip
+                sent = torch.arange(rows.shape[1] // 2, device=world.device) < counts[..., None]
+                rows = torch.where(sent.view(3, -1, 1), rows, 0)
+                found.append(
+                    [rows.cpu(), counts.cpu(), torch.where(ids < 0, 0, handle.slots.cpu())]
+                )
+        return [all(map(torch.equal, found[0], each)) for each in found[1:]]
+
+    assert run(main, 2) == [[True] * 3] * 2
 
 
 def test_fp8_tokens_arrive_with_their_scales(run: Run) -> None:
@@ -142,6 +172,7 @@ def test_a_graph_takes_new_routing_at_every_replay(run: Run) -> None:
     assert run(main, 2) == [True, True]
 
 
+@pytest.mark.parametrize("algo", ["push", "low_latency"])
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
@@ -150,7 +181,7 @@ def test_a_graph_takes_new_routing_at_every_replay(run: Run) -> None:
     ],
 )
 def test_what_does_not_fit_is_raised_and_the_world_goes_on(
-    run: Run, ids: list[list[int]], sentence: str
+    run: Run, ids: list[list[int]], sentence: str, algo: str
 ) -> None:
     """Rank 0 alone has too many tokens of an expert, or one that is none, and it alone raises.
 
@@ -163,12 +194,12 @@ def test_what_does_not_fit_is_raised_and_the_world_goes_on(
         weights = torch.ones(3, 1, device=world.device)
         mine = torch.tensor(ids if world.rank == 0 else [[0], [1], [2]], device=world.device)
         with pytest.raises(WaitTimeout, match=sentence) if world.rank == 0 else nullcontext():
-            _, found, _ = moe_dispatch(world, x, mine, weights, experts=4, capacity=2)
+            _, found, _ = moe_dispatch(world, x, mine, weights, experts=4, capacity=2, algo=algo)
             world.synchronize()
         world.barrier()
         assert world.rank == 0 or found[:, 0].tolist() == [min(n, 2) for n in sent[2:]]
         some = torch.tensor([[2], [1], [0]], device=world.device)
-        _, counts, _ = moe_dispatch(world, x, some, weights, experts=4, capacity=2)
+        _, counts, _ = moe_dispatch(world, x, some, weights, experts=4, capacity=2, algo=algo)
         return bool(counts.tolist() == ([[1, 1], [1, 1]] if world.rank == 0 else [[1, 1], [0, 0]]))
 
     assert run(main, 2) == [True, True]
