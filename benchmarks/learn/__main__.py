@@ -140,7 +140,7 @@ def graphs(
 
 @app.command()
 def outside(
-    out: Annotated[Path, typer.Argument(help="write what was measured to this file")],
+    out: Annotated[Path, typer.Argument(help="a file; what it has is not measured again")],
     seconds: Annotated[float, typer.Option(min=1, help="begin no task after these")] = 90.0,
 ) -> None:
     """Tune tasks that the dataset does not have, on the GPU: model, pattern search, all configs."""

@@ -8,9 +8,11 @@ search measures the first few of that order: how often is the best of them near 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,21 @@ from .helion_search import lfbo
 from .network import Settings
 from .train import TASK, features_of, fit, networks_of, targets, tasks_hash, usable
 
-__all__ = ["GOALS", "Score", "evaluate", "kendall", "score_of", "steps_to"]
+__all__ = [
+    "BOTH",
+    "GOALS",
+    "NETWORKS",
+    "UPDATED",
+    "Score",
+    "evaluate",
+    "kendall",
+    "score_of",
+    "steps_to",
+]
 
 NOISE = 0.02
 GOALS = {"shape": (5, 1.02), "kernel": (10, 1.05), "dtype": (5, 1.02), "random": (5, 1.02)}
-_SEEDS, _HELION_SEEDS = 20, 3
+_SEEDS = 5  # of the pattern search
 
 Predict = Callable[["Part"], numpy.ndarray]  # a number for each test row; the least is the best
 
@@ -57,19 +69,43 @@ class Score:
     by_kernel: dict[str, float] = dataclasses.field(default_factory=dict)  # tau of each
 
 
-def evaluate(data: KernelData, split: str, networks: Path | None = None) -> list[Score]:
-    """Compare all models and searches on one split; `networks`: a file that `train` made."""
+def evaluate(
+    data: KernelData, split: str, networks: Path | None = None, known: Collection[str] = ()
+) -> Iterator[Score]:
+    """Compare all models and searches on one split, but those whose scores are `known`.
+
+    `networks`: a file that `train` made.
+    """
     rows = usable(data)
     test = rows[f"test_{split}"].to_numpy()
     kernels = sorted(set(rows.kernel[~test]))
     part = Part(rows, features_of(data, rows, kernels), targets(rows), test)
     _check_apart(part, split)
-    predicted = {name: predict(part) for name, predict in MODELS.items()}
-    predicted[_NETWORKS] = by_networks(part, kernels, split, networks)
-    predicted["networks and trees"] = _average([predicted[_NETWORKS], predicted[_TREES]], part)
-    found = [score_of(name, each, part, split) for name, each in predicted.items()]
-    led = _led_by(predicted["networks and trees"], part, split)
-    return [*found, led, *_searches(part, split)]
+
+    @functools.cache
+    def predicted(name: str) -> numpy.ndarray:
+        if name == NETWORKS:
+            return by_networks(part, kernels, split, networks)
+        if name == BOTH:
+            return _average([predicted(NETWORKS), predicted(_TREES)], part)
+        return MODELS[name](part)
+
+    def ordered(name: str) -> Score:
+        return score_of(name, predicted(name), part, split)
+
+    def updated(name: str) -> Score:
+        return _led_by(name, predicted(name.removesuffix(UPDATED)), part, split)
+
+    scorers: dict[str, Callable[[str], Score]] = {NETWORKS: ordered, NETWORKS + UPDATED: updated}
+    scorers |= {
+        "random search": lambda name: _at_random(name, part, split),
+        "pattern search": lambda name: _by_pattern(name, part, split),
+        **dict.fromkeys(MODELS, ordered), BOTH: ordered, BOTH + UPDATED: updated,
+        "Helion's LFBO": lambda name: _by_helion(name, part, split),
+    }  # fmt: skip
+    for name, scorer in scorers.items():
+        if name not in known:
+            yield scorer(name)
 
 
 def _check_apart(part: Part, split: str) -> None:
@@ -149,15 +185,16 @@ def by_roofline(part: Part) -> numpy.ndarray:
     return part.features[part.test, NAMES.index("tail")]
 
 
-_TREES, _NETWORKS = "trees, compiled, larger", "networks"
+_TREES = "trees, compiled, larger"
+NETWORKS, BOTH, UPDATED = "networks", "networks and trees", ", updated as it goes"
 LARGER = {"max_iter": 600, "max_leaf_nodes": 63, "min_samples_leaf": 8, "max_features": 0.25}
 SETTINGS = Settings()
 MODELS: dict[str, Predict] = {
     "roofline and last wave": by_roofline,
     "rank on the nearest shape": by_nearest_shape,
+    _TREES: lambda p: by_trees(p, list(NAMES), **LARGER),
     "trees, before compiling": lambda p: by_trees(p, [n for n in NAMES if n not in COMPILED]),
     "trees, compiled": lambda p: by_trees(p, list(NAMES)),
-    _TREES: lambda p: by_trees(p, list(NAMES), **LARGER),
     "trees, compiled, without the kernel's name": lambda p: by_trees(p, list(NAMES[1:])),
 }
 
@@ -191,44 +228,51 @@ def kendall(predicted: numpy.ndarray, times: numpy.ndarray) -> float:
     return float(signs[counted].mean())
 
 
-# searches without a model
+# searches
 
 
-def _led_by(predicted: numpy.ndarray, part: Part, split: str) -> Score:
-    """Replay the tuner's search: it is corrected after each measurement."""
+def _led_by(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Score:
+    """Replay the tuner's search: each measurement updates the model."""
+    count, factor = GOALS[split]
+    rows = part.rows[part.test].assign(predicted=predicted)
+    near = []
+    for _, group in rows.groupby(TASK):
+        scores = dict(zip(group.config, group.predicted, strict=True))
+        near.append(steps_to(_times(group), by_model, count, 0, scores) <= factor)
+    return Score(name, None, float(numpy.mean(near)), len(near))
+
+
+def _at_random(name: str, part: Part, split: str) -> Score:
+    """Return the probability that one of a few configs drawn at random is near the best."""
     count, factor = GOALS[split]
     near = []
-    for _, group in part.rows[part.test].assign(predicted=predicted).groupby(TASK):
-        times = dict(zip(group.config, group.median_ns.astype(float), strict=True))
-        scores = dict(zip(group.config, group.predicted, strict=True))
-        near.append(steps_to(times, by_model, count, 0, scores) <= factor)
-    return Score(
-        "networks and trees, corrected as it goes", None, float(numpy.mean(near)), len(near)
-    )
-
-
-def _searches(part: Part, split: str) -> Iterator[Score]:
-    count, factor = GOALS[split]
-    for name, search in (("random search", _random), ("pattern search", pattern)):
-        near, tasks = [], 0
-        for _, group in part.rows[part.test].groupby(TASK):
-            times = dict(zip(group.config, group.median_ns.astype(float), strict=True))
-            tasks += 1
-            for seed in range(_SEEDS):
-                near.append(steps_to(times, search, count, seed) <= factor)
-        yield Score(name, None, float(numpy.mean(near)), tasks)
-    yield _by_helion(part, split)
-
-
-def _by_helion(part: Part, split: str) -> Score:
-    count, factor = GOALS[split]
-    near, tasks = [], 0
     for _, group in part.rows[part.test].groupby(TASK):
-        times = dict(zip(group.config, group.median_ns.astype(float), strict=True))
-        tasks += 1
-        for seed in range(_HELION_SEEDS):
-            near.append(min(lfbo(times, count, seed)) <= factor * min(times.values()))
-    return Score("Helion's LFBO", None, float(numpy.mean(near)), tasks)
+        times = group.median_ns.to_numpy(dtype=float)
+        far = int((times > factor * times.min()).sum())
+        near.append(1 - math.comb(far, count) / math.comb(len(times), min(count, len(times))))
+    return Score(name, None, float(numpy.mean(near)), len(near))
+
+
+def _by_pattern(name: str, part: Part, split: str) -> Score:
+    count, factor = GOALS[split]
+    found = [
+        numpy.mean([steps_to(_times(group), pattern, count, n) <= factor for n in range(_SEEDS)])
+        for _, group in part.rows[part.test].groupby(TASK)
+    ]
+    return Score(name, None, float(numpy.mean(found)), len(found))
+
+
+def _by_helion(name: str, part: Part, split: str) -> Score:
+    count, factor = GOALS[split]
+    near = []
+    for _, group in part.rows[part.test].groupby(TASK):
+        times = _times(group)
+        near.append(min(lfbo(times, count, 0)) <= factor * min(times.values()))
+    return Score(name, None, float(numpy.mean(near)), len(near))
+
+
+def _times(group: pandas.DataFrame) -> dict[str, float]:
+    return dict(zip(group.config, group.median_ns.astype(float), strict=True))
 
 
 def steps_to(
@@ -255,7 +299,3 @@ def steps_to(
 
     search(space, measure, count, random.Random(seed))
     return min(asked) / min(times.values())
-
-
-def _random(space: Space, measure: Any, budget: int, rng: random.Random) -> None:
-    measure(rng.sample(list(space.configs), min(budget, len(space.configs))), 0)

@@ -21,16 +21,26 @@ __all__ = ["noise", "show", "show_graphs"]
 
 
 def show(name: str, splits: list[str], path: str, networks: Path | None) -> None:
-    """`networks`: a folder with a file for each split, made by `train`; without it they train."""
+    """Print scores as they come and write them to a file; what that has is not computed again.
+
+    `networks`: a folder with a file for each split, made by `train`; without it they train.
+    """
     data = load(name)
     found: dict[str, Any] = {"noise": noise(data), "data": data_hash(data), "splits": {}}
+    if path and Path(path).exists():
+        before = json.loads(Path(path).read_text())
+        if before["data"] != found["data"]:
+            raise ValueError(f"{path} has scores of other rows: take another file, or remove it")
+        found["splits"] = before["splits"]
     print(f"noise: {found['noise']}")
     for split in splits:
-        scores = evaluate(data, split, networks and networks / f"{split}.npz")
-        found["splits"][split] = [asdict(score) for score in scores]
-        print(table(split, scores), flush=True)
-    if path:
-        Path(path).write_text(json.dumps(found, indent=1) + "\n")
+        scores = found["splits"].setdefault(split, [])
+        known = [score["name"] for score in scores]
+        for score in evaluate(data, split, networks and networks / f"{split}.npz", known):
+            print(table(split, [score]), flush=True)
+            scores.append(asdict(score))
+            if path:
+                Path(path).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def show_graphs(name: str, split: str, path: str, settings: Settings, device: str) -> None:

@@ -73,7 +73,7 @@ def test_trees_learn_the_order_of_unseen_shapes(
     assert scores["Helion's LFBO"].near == 1.0, "a stand-in that finds the best at once"
     assert scores["networks"].tau > 0.8
     assert scores["networks and trees"].tau > 0.85
-    assert scores["networks and trees, corrected as it goes"].near > 0.9
+    assert scores["networks and trees, updated as it goes"].near > 0.9
     assert "trees, compiled" in table("shape", list(scores.values()))
 
 
