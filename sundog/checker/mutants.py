@@ -2,8 +2,8 @@
 
 Made on the syntax tree of a kernel and of the functions that it calls:
 
-    drop      a CTA barrier, a signal, a wait, a `while` loop that polls, a barrier of ranks or
-              programs, a proxy fence
+    drop      a CTA barrier, a signal, words with flags, a wait, a `while` loop that polls, a proxy
+              fence, a barrier of ranks or programs
     relax     acquire, release: relaxed; acq_rel: acquire and release; defaults and parameters too
     narrow    scope sys: gpu and cta; gpu: cta
     epoch     one less, in a wait or a signal; one more, in a wait
@@ -52,6 +52,7 @@ _NARROWED = {"sys": ["gpu", "cta"], "gpu": ["cta"]}
 _WEAKER = {"sem": _RELAXED, "scope": _NARROWED}
 _SIGNALS = {"signal", "signal_all", "put_signal"}
 _WAITS = {"wait", "wait_all"}
+_WORDS = {"set_words"}  # data and epoch in one: there is no other form of them to try
 _CTA_BARRIERS = {"debug_barrier", "barrier", "thread_barrier"}  # the latter two are Gluon's
 _BARRIERS = {"barrier_ranks", "barrier_programs", "fence"} | _CTA_BARRIERS
 _STORES = {"store", "put"}
@@ -234,7 +235,7 @@ def _dropped(body: list[ast.stmt], skipped: Set[ast.AST]) -> Iterator[Edit]:
         name = called(statement) if isinstance(statement, ast.Expr) else ""
         what = f"{ast.unparse(statement).splitlines()[0].removesuffix(':')}: dropped"
         is_poll = isinstance(statement, ast.While) and _polls(statement)
-        if is_poll or name in _BARRIERS | _SIGNALS | _WAITS | ATOMICS:
+        if is_poll or name in _BARRIERS | _SIGNALS | _WAITS | ATOMICS | _WORDS:
             yield what, statement.lineno, partial(_put, body, place, ast.Pass())
 
 

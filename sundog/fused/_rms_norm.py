@@ -33,7 +33,6 @@ __all__ = [
     "finish_row",
     "given",
     "here",
-    "sum_row",
     "there",
     "warps_of",
 ]  # fmt: skip
@@ -194,10 +193,7 @@ def _others(out):
 
 @triton.jit
 def fetch_row(rows, token, tokens, cfg):
-    """The parts of a row; zeros of one after the last.
-
-    What no peer sends is fetched before a wait: it comes while the program waits.
-    """
+    """The parts of a row; zeros of one after the last."""
     parts = ()
     for start in tl.static_range(0, cfg.padded, cfg.block):
         column = start + tl.arange(0, cfg.block)
@@ -208,37 +204,32 @@ def fetch_row(rows, token, tokens, cfg):
 
 
 @triton.jit
-def sum_row(rows, skip, token, cfg):
-    """The parts of a row, each added over the ranks in their order.
+def add_row(rows, skip, token, given, cfg):
+    """The parts of a new residual: a sum over ranks, in their order, plus bias, plus the old one.
 
     `skip`: elements before the first row, at every rank.
     """
-    totals = ()
+    parts = ()
     for start in tl.static_range(0, cfg.padded, cfg.block):
         column = start + tl.arange(0, cfg.block)
-        at = skip + token.to(tl.int64) * cfg.hidden + column
+        inside = column < cfg.hidden
+        at = token.to(tl.int64) * cfg.hidden + column
+        # All loads first: they wait for memory together.
+        residual = tl.load(given.residual + at, mask=inside, other=0.0)
         tiles = ()
-        for peer in tl.static_range(cfg.size):  # all loads first: they wait for memory together
-            tiles = tiles + (tl.load(rows[peer] + at, mask=column < cfg.hidden),)
+        for peer in tl.static_range(cfg.size):
+            tiles = tiles + (tl.load(rows[peer] + skip + at, mask=inside),)
         total = _reduce.widen(tiles[0])
         for peer in tl.static_range(1, cfg.size):
             total = _reduce.combine(total, _reduce.widen(tiles[peer]), "sum")
-        totals = totals + (total.to(rows[0].dtype.element_ty),)
-    return totals
-
-
-@triton.jit
-def add_row(totals, residuals, bias, cfg):
-    """The parts of a new residual: a sum over ranks, plus bias, plus the old one."""
-    parts = ()
-    for n in tl.static_range(len(totals)):
-        parts = parts + (add(totals[n], residuals[n], bias, n * cfg.block, cfg),)
+        total = total.to(residual.dtype)
+        parts = parts + (add(total, residual, given.bias, start, cfg),)
     return parts
 
 
 @triton.jit
 def add(total, residual, bias, start, cfg):
-    """One part of it. As torch adds: rounded to the dtype after each."""
+    """A part of a sum, plus bias, plus residual. As torch adds: rounded to the dtype after each."""
     if bias is not None:
         column = start + tl.arange(0, cfg.block)
         more = tl.load(bias + column, mask=column < cfg.hidden, other=0.0)
@@ -247,9 +238,11 @@ def add(total, residual, bias, start, cfg):
 
 
 @triton.jit
-def finish_row(added, weights, token, to, scale, cfg, RANKS: tl.constexpr):
+def finish_row(added, token, to, given, cfg, RANKS: tl.constexpr):
     """Normalise and scale a row of the new residual; store both at RANKS ranks. Orders nothing."""
     first = token.to(tl.int64) * cfg.hidden
+    # Now, so that they come while the threads exchange what they have of the row.
+    weights = fetch_row(given.weight, token * 0, 1, cfg)
     parts = ()
     for n in tl.static_range(len(added)):
         column = n * cfg.block + tl.arange(0, cfg.block)
@@ -263,7 +256,7 @@ def finish_row(added, weights, token, to, scale, cfg, RANKS: tl.constexpr):
             normed = values[n].to(to[0][0].dtype.element_ty)
             _store(to[0], first + column, normed, column < cfg.hidden, RANKS)
     if cfg.quant != "":
-        _store_fp8(values, token, to, scale, cfg, RANKS)
+        _store_fp8(values, token, to, given.scale, cfg, RANKS)
 
 
 @triton.jit

@@ -61,8 +61,6 @@ def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, 
     epoch = tl.load(epochs + program) + 1
     buffers = _reduce.everywhere(buffer, 0, ctx, cfg.size)
     row = _rms_norm.fetch_row(x, program, tokens, cfg)
-    residuals = _rms_norm.fetch_row(given.residual, program, tokens, cfg)
-    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, cfg)
     # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
     # its stream, and this program has waited there for all of them.
@@ -77,10 +75,8 @@ def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, 
     signal.barrier_ranks(flags + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):
-        totals = _rms_norm.sum_row(buffers, half, token, cfg)
-        added = _rms_norm.add_row(totals, residuals, given.bias, cfg)
-        residuals = _rms_norm.fetch_row(given.residual, token + programs, tokens, cfg)
-        _rms_norm.finish_row(added, weights, token, _rms_norm.here(out), given.scale, cfg, 1)
+        added = _rms_norm.add_row(buffers, half, token, given, cfg)
+        _rms_norm.finish_row(added, token, _rms_norm.here(out), given, cfg, 1)
     trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 

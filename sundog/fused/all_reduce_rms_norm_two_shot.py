@@ -60,23 +60,16 @@ def _two_shot_kernel(x, given, out, ready, done, epochs, ctx, tokens, rows, cfg)
     xs = _reduce.everywhere(x, 0, ctx, cfg.size)
     outs = _rms_norm.there(out, rank, ctx, cfg.size)  # each rank begins with another peer
     end = tl.minimum((rank + 1) * rows, tokens)
-    # What no peer sends comes while the barrier waits.
-    first = rank * rows + program
-    residuals = _rms_norm.fetch_row(given.residual, first, end, cfg)
-    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, cfg)
     # My x is written and my out is free: what came before on the stream is over. The peers'
     # programs with this number touch them only after this barrier.
     signal.barrier_ranks(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
-    for number in range(first, end, tl.num_programs(0)):
+    for number in range(rank * rows + program, end, tl.num_programs(0)):
         # Always `number`, which the compiler does not know. Else it would keep an address of every
         # part, rank and tensor across the loop, and spill 160 bytes a thread of 8 ranks' 7168.
         token = tl.minimum(number, tokens - 1)
-        totals = _rms_norm.sum_row(xs, 0, token, cfg)
-        added = _rms_norm.add_row(totals, residuals, given.bias, cfg)
-        following = token + tl.num_programs(0)
-        residuals = _rms_norm.fetch_row(given.residual, following, end, cfg)
-        _rms_norm.finish_row(added, weights, token, outs, given.scale, cfg, cfg.size)
+        added = _rms_norm.add_row(xs, 0, token, given, cfg)
+        _rms_norm.finish_row(added, token, outs, given, cfg, cfg.size)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.
