@@ -2,6 +2,7 @@
 
     python -m benchmarks.norm times --json FILE     against the plain all-reduce, and torch's norm
     python -m benchmarks.norm bits                  1 to 8,192 tokens against rows one at a time
+    python -m benchmarks.norm entries FILE TARGET   the best configs of `times`, for algo="auto"
 
 8 ranks of `virtual` by default. Without a GPU, `times` runs every call once on the simulator, in
 small sizes, and times nothing: so that the command is known to work before it gets a GPU.
@@ -9,6 +10,7 @@ small sizes, and times nothing: so that the command is known to work before it g
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import time
@@ -20,8 +22,8 @@ import torch
 import typer
 
 from sundog import World, run
-from sundog.ops.load import algorithms
-from sundog.ops.select import config_for
+from sundog.ops.load import algorithms, plain
+from sundog.ops.select import Entry, config_for, write_entries
 from sundog.target import has_gpu
 from sundog.tools._subject import room
 from sundog.tools.baselines import BASELINES
@@ -49,7 +51,7 @@ def times(
     seconds: Seconds = 90, algos: Algos = "low_latency,one_shot,two_shot", json_file: Json = "",
 ) -> None:  # fmt: skip
     """Time every algorithm beside the plain all-reduce and the unfused form; compare with goals."""
-    sizes = [(n, h) for h in _numbers(hidden) for n in _numbers(tokens)]
+    sizes = [(n, h) for n in _numbers(tokens) for h in _numbers(hidden)]
     if not set(algos.split(",")) <= set(algorithms(OP)):
         raise typer.BadParameter(f"--algos {algos}: there are {', '.join(algorithms(OP))}")
     backend = "virtual" if has_gpu() else "sim"
@@ -77,19 +79,16 @@ def _time_all(
         if any(world.exchange(time.monotonic() > until, "time is over")):
             break
         with world.scope():
-            calls = dict(_calls(world, tokens, hidden, chosen))
-            rows.append(
-                {
-                    "tokens": tokens,
-                    "hidden": hidden,
-                    "us": micros(world, calls, samples=10, at_least=20),
-                }
-            )
+            made = list(_calls(world, tokens, hidden, chosen))
+            us = micros(world, {name: call for name, call, _ in made}, samples=10, at_least=20)
+            configs = {name: plain(config) for name, _, config in made if config}
+            rows.append({"tokens": tokens, "hidden": hidden, "us": us, "configs": configs})
             world.barrier()
         if world.rank == 0:
             print(line_of(rows[-1], world.size), flush=True)
             if json_file:
-                content = {"machine": machine(), "rows": rows}
+                content = {"machine": machine(), "world": world.size, "num_sms": world.num_sms}
+                content["rows"] = rows
                 Path(json_file).write_text(json.dumps(content, indent=1))
     return rows
 
@@ -110,33 +109,64 @@ def micros(
 
 def _calls(
     world: World, tokens: int, hidden: int, chosen: list[str]
-) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """These algorithms of both ops, if they take the size, and the unfused form, on one input."""
+) -> Iterator[tuple[str, Callable[[], Any], Any]]:
+    """These algorithms of both ops, if they take the size, and the unfused form, on one input.
+
+    Name, call and config. Beyond a row for each SM also one_shot with two programs on an SM.
+    """
     modules = {algo: module for algo, module in algorithms(OP).items() if algo in chosen}
     problem = next(iter(modules.values())).Problem(tokens, hidden, torch.bfloat16, world.size)
     given = next(iter(modules.values())).inputs(world, problem, 0)
     for algo, module in modules.items():
-        if module.valid(problem, module.default(problem, world.num_sms)) is None:
-            yield f"{OP}.{algo}", _call(world, f"{OP}.{algo}", module, problem, given)
+        yield from _one(world, f"{OP}.{algo}", module, problem, given)
+        config = module.default(problem, world.num_sms)
+        if config.programs < tokens and algo == "one_shot":
+            more = dataclasses.replace(config, programs=2 * config.programs)
+            yield from _one(world, f"{OP}.{algo} x{more.programs}", module, problem, given, more)
     for algo, module in algorithms(PLAIN).items():
         x = given[0].view(-1)
         flat = module.Problem(x.numel(), torch.bfloat16, world.size)
-        config = module.default(flat, world.num_sms)
-        if algo in modules and module.valid(flat, config) is None:
-            yield f"{PLAIN}.{algo}", _call(world, f"{PLAIN}.{algo}", module, flat, (x,))
+        if algo in modules:
+            yield from _one(world, f"{PLAIN}.{algo}", module, flat, (x,))
     if world.device.type != "cpu":  # its torch kernels are not a rank's on the simulator
         out = room(world, next(iter(modules.values())), problem, given)
-        yield UNFUSED, BASELINES[OP][UNFUSED].make(world, problem, given, out)
+        yield UNFUSED, BASELINES[OP][UNFUSED].make(world, problem, given, out), None
 
 
-def _call(
-    world: World, name: str, module: Any, problem: Any, given: tuple[torch.Tensor, ...]
-) -> Callable[[], Any]:
-    """A plan with the config that is measured to be best, or the default, and its launch."""
-    config = config_for(name, module, problem, world._target, world.num_sms)
-    plan = module.plan(world, problem, config)
-    out = room(world, module, problem, given)
-    return lambda: plan.launch(*given, out)
+def _one(
+    world: World, name: str, module: Any, problem: Any, given: tuple[torch.Tensor, ...],
+    config: Any = None,
+) -> Iterator[tuple[str, Callable[[], Any], Any]]:  # fmt: skip
+    """A plan and its launch, by default with the config that is measured to be best, if it fits."""
+    op = name.partition(" ")[0]
+    config = config or config_for(op, module, problem, world._target, world.num_sms)
+    if module.valid(problem, config) is None:
+        plan = module.plan(world, problem, config)
+        out = room(world, module, problem, given)
+        yield name, lambda: plan.launch(*given, out), config
+
+
+@app.command()
+def entries(file: Path, target: Path) -> None:
+    """Put the best config of each algorithm and size of FILE into a target's file."""
+    content = json.loads(file.read_text())
+    found = [entry for row in content["rows"] for entry in _entries_of(row, content, file.name)]
+    write_entries(target, found)
+    print(f"{len(found)} entries")
+
+
+def _entries_of(row: dict[str, Any], content: dict[str, Any], run: str) -> Iterator[Entry]:
+    date = content["machine"]["date"][:10]
+    for algo, module in algorithms(OP).items():
+        names = [n for n in row["configs"] if n.partition(" ")[0] == f"{OP}.{algo}"]
+        if names:
+            best = min(names, key=lambda name: row["us"][name])
+            problem = plain(
+                module.Problem(row["tokens"], row["hidden"], torch.bfloat16, content["world"])
+            )
+            seconds = round(1e-6 * row["us"][best], 9)
+            config = row["configs"][best]
+            yield Entry(f"{OP}.{algo}", problem, config, seconds, date, run, content["num_sms"])
 
 
 # goals
@@ -179,7 +209,7 @@ def _verdicts(
         more = ours[1] - plain[1]
         yield _said(f"{more:+.2f} us", more <= MORE_US, f"at most {MORE_US} over plain")
     else:
-        ratio = (world + 3) / (world + 1) if ours[0] == "one_shot" else 3 / 2
+        ratio = (world + 3) / (world + 1) if ours[0].startswith("one_shot") else 3 / 2
         found = ours[1] / plain[1]
         limit = TIMES_BYTES * ratio
         yield _said(f"{found:.2f} x plain", found <= limit, f"at most {limit:.2f}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from benchmarks.many_calls import _verdict
-from benchmarks.norm import OP, PLAIN, UNFUSED, line_of
+from benchmarks.norm import OP, PLAIN, UNFUSED, entries, line_of
+from sundog.ops.select import read_entries
 
 
 def _row(tokens: int, ours: float, plain: float, unfused: float, algo: str) -> dict[str, Any]:
@@ -45,3 +48,20 @@ def test_a_size_that_an_op_does_not_take() -> None:
 def test_stores_against_atomics() -> None:
     assert _verdict({"atomic": 5e-6, "store": 5.4e-6}).endswith("1.080 (at most 1.1: reached)")
     assert _verdict({"atomic": 5e-6, "store": 6e-6}).endswith("1.200 (at most 1.1: MISSED)")
+
+
+def test_the_fastest_config_of_each_algorithm_becomes_an_entry(tmp_path: Path) -> None:
+    us = {f"{OP}.one_shot": 13.0, f"{OP}.one_shot x32": 11.0, f"{OP}.two_shot": 12.0}
+    configs = {name: {"programs": 16} for name in us} | {f"{OP}.one_shot x32": {"programs": 32}}
+    us[UNFUSED] = 20.0
+    row = {"tokens": 32, "hidden": 4096, "us": us, "configs": configs}
+    machine = {"date": "2026-11-16T19:00:00Z"}
+    file, target = tmp_path / "run.json", tmp_path / "target.json"
+    file.write_text(json.dumps({"machine": machine, "world": 8, "num_sms": 16, "rows": [row]}))
+    entries(file, target)
+    found = {entry.op: entry for entry in read_entries(target)}
+    assert {op: (e.config["programs"], e.seconds) for op, e in found.items()} == {
+        f"{OP}.one_shot": (32, 11e-6), f"{OP}.two_shot": (16, 12e-6),
+    }  # fmt: skip
+    assert found[f"{OP}.one_shot"].problem["hidden"] == 4096
+    assert found[f"{OP}.one_shot"].run == "run.json"
