@@ -42,6 +42,8 @@ OPS = {
     "all_reduce.atomic": "sundog.collectives.all_reduce_atomic",
     "reduce_scatter.direct": "sundog.collectives.reduce_scatter",
     "reduce.direct": "sundog.collectives.reduce",
+    "quantized_all_gather.push": "sundog.collectives.quantized_all_gather",
+    "quantized_all_reduce.two_shot": "sundog.collectives.quantized_all_reduce",
     "all_reduce_rms_norm.one_shot": "sundog.fused.all_reduce_rms_norm_one_shot",
     "all_reduce_rms_norm.low_latency": "sundog.fused.all_reduce_rms_norm_low_latency",
     "all_reduce_rms_norm.two_shot": "sundog.fused.all_reduce_rms_norm_two_shot",

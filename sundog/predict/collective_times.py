@@ -233,7 +233,38 @@ def _reduced(n: float, read: float, problem: Any, config: Any, ranks: Ranks) -> 
     return [launch(ranks), barrier(ranks), reduced, barrier(ranks)]
 
 
+def quantized_all_gather_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Load a tile, store its bytes to every rank; barrier; restore all that has arrived."""
+    n, wire, size = _nbytes(problem), float(problem.wire_bytes), ranks.size
+    tile = config.groups * n / max(problem.groups, 1)
+    rounds = waves(problem.groups, config.programs * config.groups)
+    sent = Traffic(n, wire * size, 0, 0, wire * (size - 1))
+    stores = copied(ranks, "stores", sent, Round(tile, tile * size * wire / max(n, 1)), rounds)
+    last = _restored(wire * size, n * size, tile, rounds * size, ranks)
+    return [launch(ranks), stores, barrier(ranks), last]
+
+
+def quantized_all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Store each slice to its rank; barrier; add and store to all; barrier; restore all."""
+    n, size = _nbytes(problem), ranks.size
+    wire = size * problem.groups * 132.0
+    far, rounds = wire * _others(ranks), waves(problem.groups, config.programs * config.groups)
+    tile = config.groups * 128.0 * problem.dtype.itemsize
+    sent = copied(ranks, "slices", Traffic(n, wire, 0, 0, far), Round(tile, tile), rounds * size)
+    added = Traffic(0, wire, wire, 0, far)
+    sums = copied(ranks, "sums", added, Round(tile * size, tile * size), rounds)
+    last = _restored(wire, n, tile, rounds * size, ranks)
+    return [launch(ranks), sent, barrier(ranks), sums, barrier(ranks), last]
+
+
+def _restored(wire: float, nbytes: float, tile: float, rounds: float, ranks: Ranks) -> Part:
+    """What has just arrived comes out of the cache."""
+    return copied(ranks, "restored", Traffic(0, nbytes, wire), Round(tile, tile), rounds)
+
+
 COLLECTIVES: dict[str, Model] = {
+    "quantized_all_gather.push": quantized_all_gather_push,
+    "quantized_all_reduce.two_shot": quantized_all_reduce_two_shot,
     "all_gather.push": all_gather_push,
     "all_gather.gluon": all_gather_push,
     "all_gather.pull": all_gather_pull,

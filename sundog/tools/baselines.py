@@ -186,6 +186,18 @@ def _our_all_reduce(
     return lambda: plan.launch(inputs[0], out)
 
 
+def _our_all_gather(
+    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> Call:
+    plan = _matmul_reduce.collective(world, "all_gather", problem.numel, problem.dtype)
+    return lambda: plan.launch(inputs[0], out)
+
+
+def _is_off(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
+    """Count what a byte an element does not explain: an eighth of the largest."""
+    return int(((out - expected).abs().float() > expected.abs().float().max() / 8).sum())
+
+
 def _nccl_all_reduce(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
@@ -360,6 +372,10 @@ BASELINES: dict[str, dict[str, Baseline]] = {
             _then_norm(_nccl_all_reduce), lambda w, p: on_nccl(w, p) and _is_plain_norm(w, p),
             wrong=_far_rows,
         ),
+    },
+    "quantized_all_gather": {"our all_gather": Baseline(_our_all_gather, wrong=_is_off)},
+    "quantized_all_reduce": {
+        "our all_reduce": Baseline(_our_all_reduce, _is_sum, wrong=_is_off),
     },
     "reduce_scatter": {
         "add_": Baseline(_add_parts, _is_sum), **distributed("reduce_scatter", _is_sum),

@@ -41,6 +41,9 @@ COSTS = {
     "reduce": ((*VECTOR, 0), (3 * 1000, 4 * 2000, 2000, 3 * 2000)),
     "reduce_scatter": (VECTOR, (3 * 1000, 4 * 2000, 2000, 3 * 2000)),
     "all_reduce": (VECTOR, (3 * 1000, 2000, 2000, 2 * 1500)),
+    # 8 groups of 128 bytes and a scale of 4; of the sum 2 for each rank.
+    "quantized_all_gather": (VECTOR, (4000, 2000 + 4 * 1056, 4 * (2000 + 1056), 3 * 1056)),
+    "quantized_all_reduce": (VECTOR, (3000, 2000 + 2 * 1056, 2000 + 2 * 1056, 2 * 3 * 264)),
     # 6 rows of 100, of which the first three ranks have two each and the last none.
     "all_reduce_rms_norm": (
         (6, 100, torch.bfloat16, 4), (600 * 9, 1200 + 400 + 200, 2 * 1200, 900 + 1800),

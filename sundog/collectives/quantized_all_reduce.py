@@ -1,0 +1,222 @@
+"""All-reduce with one byte an element on the wire: int8 or FP8, and a scale for each 128 elements.
+
+Rank r gets slice r of all ranks, quantised; it adds them in float32 and in rank order, quantises
+the sum and stores it to all ranks. Two barriers of the programs with one number stand between. So
+an element is rounded twice; its bits are the same on all ranks, at every grid and config. Half the
+bytes of bfloat16 cross the links. collectives/_quantized.py has the error, docs/quantized.md when
+to use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device import context, memory, signal, trace
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, packed
+from ..ops.op import Cost, Plan, agree, barrier_flags
+from . import _quantized, _reduce
+from ._quantized import GROUP, Config, space
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+__all__ = [
+    "OP", "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan",
+    "quantized_all_reduce", "reference", "space", "valid",
+]  # fmt: skip
+
+OP = "quantized_all_reduce"
+SYMMETRIC = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    numel: int  # of each rank's tensor
+    dtype: torch.dtype
+    size: int  # ranks
+    op: str = "sum"
+    wire: torch.dtype = torch.float8_e4m3fn
+
+    @property
+    def groups(self) -> int:
+        """Of a slice."""
+        return int(triton.cdiv(_quantized.groups_of(self.numel), self.size))
+
+
+def valid(problem: Problem, config: Config) -> str | None:
+    if problem.op not in ("sum", "avg"):
+        return f"op {problem.op!r}: expected sum or avg"
+    return _quantized.refused(problem, config)
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    return _quantized.default(problem.groups * GROUP.value, num_sms)
+
+
+def cost(problem: Problem) -> Cost:
+    """What arrives is written and read again: all slices to be added, and all sums."""
+    nbytes = problem.numel * problem.dtype.itemsize
+    slices = problem.size * problem.groups * (GROUP.value + 4)
+    far = 2 * slices * (problem.size - 1) // problem.size
+    return Cost(3 * problem.numel, nbytes + 2 * slices, nbytes + 2 * slices, far)
+
+
+def cases(size: int) -> list[Problem]:
+    """Small problems: a slice without elements, a part of a group, both kinds of bytes."""
+    return [
+        Problem(37, torch.float32, size, "sum", torch.int8),
+        Problem(128 * size * 3 - 60, torch.bfloat16, size, "avg", torch.float8_e4m3fn),
+    ]
+
+
+def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
+    return (_quantized.random_input(world, problem.numel, problem.dtype, seed),)
+
+
+def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The answer on every rank."""
+    if parts[rank].is_meta:  # only its shape is asked for
+        return parts[rank].new_empty(problem.numel)
+    total = _quantized.summed(parts, problem.wire)
+    total = total / problem.size if problem.op == "avg" else total
+    return _quantized.expected(total, problem.wire).to(problem.dtype)
+
+
+class _Boxes(NamedTuple):
+    """What arrives here: bytes and scales, of each rank's slice for me, and of each rank's sum."""
+
+    parts: torch.Tensor
+    part_scales: torch.Tensor
+    sums: torch.Tensor
+    sum_scales: torch.Tensor
+
+
+class _BoxFlags(NamedTuple):
+    ready: torch.Tensor  # by program and rank: its slice for me is here
+    done: torch.Tensor  # by program and rank: its sum is here
+    epochs: torch.Tensor  # by program: how often it has run
+
+
+@triton.jit
+def _send(x, boxes, program, numel, groups, ctx, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Quantise my tensor, and store slice r to rank r."""
+    programs = tl.num_programs(0)
+    rank = tl.load(ctx + context.RANK)
+    for step in range(SIZE):
+        peer = (rank + step) % SIZE  # each rank begins with another one
+        place = memory.translate(boxes.parts + rank * groups * GROUP, peer, ctx)
+        table = memory.translate(boxes.part_scales + rank * groups, peer, ctx)
+        first = peer * groups
+        for row in range(program * ROWS, groups, programs * ROWS):
+            at = _elements(first + row, ROWS)
+            values = tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)
+            _quantized.spread((place,), (table,), values, row, groups, 1)
+
+
+@triton.jit
+def _elements(row, ROWS: tl.constexpr):
+    """Of a tile of groups, from group `row` on."""
+    return (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+
+
+@triton.jit
+def _add(boxes, program, groups, ctx, OP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Add what has arrived for my slice in rank order, and store the quantised sum to all ranks."""
+    programs = tl.num_programs(0)
+    rank = tl.load(ctx + context.RANK)
+    places = _reduce.everywhere(boxes.sums + rank * groups * GROUP, rank, ctx, SIZE)
+    tables = _reduce.everywhere(boxes.sum_scales + rank * groups, rank, ctx, SIZE)
+    for row in range(program * ROWS, groups, programs * ROWS):
+        bits, scale = _quantized.dequantised(boxes.parts, boxes.part_scales, row, groups, ROWS)
+        total = bits * scale
+        for peer in tl.static_range(1, SIZE):
+            bits, scale = _quantized.dequantised(
+                boxes.parts + peer * groups * GROUP, boxes.part_scales + peer * groups,
+                row, groups, ROWS,
+            )  # fmt: skip
+            # One rounding, said so: the compiler would choose.
+            total = tl.fma(bits, tl.broadcast_to(scale, bits.shape), total)
+        total = _reduce.finish(total, OP, SIZE)
+        _quantized.spread(places, tables, total, row, groups, SIZE)
+
+
+@triton.jit
+def _reduce_kernel(
+    x, out, boxes, flags, ctx, numel, groups,
+    OP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    """`groups`: of a slice. ROWS: groups of a tile."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    epoch = tl.load(flags.epochs + program) + 1
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    # My boxes are free: the peers' programs with this number have passed the second barrier of the
+    # call before, which mine reached after it had read the slices.
+    _send(x, boxes, program, numel, groups, ctx, SIZE, ROWS)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
+    # My bytes before the flags, the peers' before my loads; and my loads of the sums of the call
+    # before, which the peers store to after this.
+    signal.barrier_ranks(flags.ready + program * SIZE, epoch, ctx, SIZE, TRACE)
+    trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
+    _add(boxes, program, groups, ctx, OP, SIZE, ROWS)
+    trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
+    # My sums before the flags, the peers' before my loads; and my loads of the slices, which the
+    # peers store to in the next call.
+    signal.barrier_ranks(flags.done + program * SIZE, epoch, ctx, SIZE, TRACE)
+    for peer in range(SIZE):
+        first = peer * groups
+        for row in range(program * ROWS, groups, programs * ROWS):
+            bits, scale = _quantized.dequantised(
+                boxes.sums + first.to(tl.int64) * GROUP, boxes.sum_scales + first, row, groups, ROWS
+            )
+            at = _elements(first + row, ROWS)
+            tl.store(out + at, (bits * scale).to(out.dtype.element_ty), mask=at < numel)
+    tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate boxes and flags. The plan takes any contiguous tensors; out may be x."""
+    agree(world, OP, problem, config, valid(problem, config))
+    shape = (problem.size, max(problem.groups, 1))
+    boxes = []
+    for name in ("parts", "sums"):
+        boxes.append(world.empty((*shape, GROUP.value), problem.wire, f"{OP}.{name}"))
+        boxes.append(world.empty(shape, torch.float32, f"{OP}.{name}_scales"))
+    made = _Boxes(*boxes)
+    flags = _BoxFlags(*barrier_flags(world, OP, config.programs, "ready", "done"))
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if problem.numel:
+            _reduce_kernel[(config.programs,)](
+                x, out, made, flags, world.ctx, problem.numel, problem.groups,
+                OP=problem.op, SIZE=problem.size, ROWS=config.groups, TRACE=world.kernel_mode,
+                num_warps=config.num_warps,
+            )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (*boxes, *flags), launch)
+
+
+def quantized_all_reduce(
+    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    wire: str | torch.dtype = "fp8", algo: str = "auto", config: Any = None,
+    async_op: bool = False, explain: bool = False,
+) -> Any:  # fmt: skip
+    """As all_reduce (sum or avg), of bfloat16, float16 or float32, with a byte an element sent.
+
+    `wire`: "fp8" or "int8". Each 128 elements share a scale. An element is off by what each rank's
+    rounding and that of the sum add up to: of int8 1/254 of the largest of its group for each, of
+    FP8 1/16 of itself. `out` may be x.
+    """
+    x = packed(world, OP, x, explain)
+    out = torch.empty_like(x) if out is None else out
+    check_contiguous(OP, out=out)
+    if out.data_ptr() != x.data_ptr() or (out.dtype, out.numel()) != (x.dtype, x.numel()):
+        check_out(OP, x, out, x.numel())
+    problem = Problem(x.numel(), x.dtype, world.size, op, _quantized.wire_of(OP, wire))
+    options = CallOptions(algo, config, async_op, explain)
+    return call(world, OP, problem, {"x": x, "out": out}, options)
