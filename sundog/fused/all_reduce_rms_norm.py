@@ -19,7 +19,7 @@ import torch
 import triton
 
 from ..collectives import _reduce
-from ..ops.dispatch import CallOptions, call
+from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Cost
 from . import _rms_norm
 from ._call import check_apart, check_tensors
@@ -244,7 +244,8 @@ def all_reduce_rms_norm(
 
     x is [..., hidden], and so are the results. They share the memory of `out`, if given: a
     contiguous tensor of as many bytes; without FP8, of x's dtype and twice its size. two_shot wants
-    x and `out` on the heap, else it copies. Bits: see the file's first lines.
+    x and `out` on the heap, else it copies. A strided input is copied too. Bits: see the file's
+    first lines.
     """
     shared = {} if scale is None else {"scale": scale}
     given = {"x": x, "residual": residual, "weight": weight, "bias": bias, **shared}
@@ -254,15 +255,16 @@ def all_reduce_rms_norm(
     if refused is not None:
         raise ValueError(f"{OP}: {refused}")
     check_shapes(problem, x, residual, weight, bias, scale)
-    packed = _room(problem, x, out)
-    tensors = {name: t for name, t in given.items() if t is not None}
+    room = _room(problem, x, out)
+    tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
     for name, tensor in tensors.items():
-        check_apart(OP, name, tensor, packed)
-    rows = {n: t.view(-1, t.shape[-1]) if n in ("x", "residual") else t for n, t in tensors.items()}
+        check_apart(OP, name, tensor, room)
     if problem.tokens:
         options = CallOptions(algo, config, False, explain)
-        call(world, OP, problem, {**rows, "out": packed}, options, is_flat=False)
-    return _results(split(problem, packed), x)
+        read = {name: packed(world, OP, t, explain, name) for name, t in tensors.items()}
+        rows = {name: read[name].view(-1, problem.hidden) for name in ("x", "residual")}
+        call(world, OP, problem, {**read, **rows, "out": room}, options, is_flat=False)
+    return _results(split(problem, room), x)
 
 
 def _problem(
@@ -313,7 +315,6 @@ def check_shapes(
                 f"{OP}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, expected {shape} of "
                 f"{' or '.join(map(str, dict.fromkeys(dtypes)))}"
             )
-        _check_contiguous(name, tensor)
     if scale is not None:
         count = torch.Size(_scale_shape(problem)).numel()
         if scale.numel() != count or scale.dtype != torch.float32:
@@ -321,15 +322,6 @@ def check_shapes(
                 f"{OP}: scale has {scale.numel()} elements of {scale.dtype}, expected {count} of "
                 f"torch.float32, as quant={problem.quant!r} asks for"
             )
-        _check_contiguous("scale", scale)
-
-
-def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"{OP}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
-            f"contiguous; pass {name}.contiguous()"
-        )
 
 
 def _room(problem: Problem, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
