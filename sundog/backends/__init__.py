@@ -7,7 +7,8 @@ A backend is a module of this folder that is named in `knobs.BACKENDS`. It has
 
 and, if its ranks are processes, for `sundog.init` in a process that torchrun started,
 
-    open_world(rank, size, store, heap_size, timeout, group)
+    facts(rank, heap_size)                        what a rank tells the others before they open it
+    open_world(rank, size, store, heap_size, timeout, group, everyone)
 
 Each rank's World gets an object with the surface of `sundog.world.backend.Backend`. Other code asks
 for capabilities, never for a name.
@@ -16,7 +17,7 @@ for capabilities, never for a name.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -56,8 +57,17 @@ class Module(Protocol):
         self, fn: Callable[[World], Any], world_size: int, options: WorldOptions
     ) -> list[Any]: ...
 
+    def facts(self, rank: int, heap_size: int) -> Any: ...
+
     def open_world(
-        self, rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
+        self,
+        rank: int,
+        size: int,
+        store: Any,
+        heap_size: int,
+        timeout: float,
+        group: str = "",
+        everyone: Sequence[Any] = (),
     ) -> World: ...
 
 

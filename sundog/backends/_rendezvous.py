@@ -37,7 +37,7 @@ __all__ = [
     "Pending",
     "StoreExchange",
     "check",
-    "facts",
+    "gpu_facts",
     "join",
     "locality",
 ]
@@ -296,8 +296,11 @@ class Facts:
     free: int  # bytes
     overlap: bool  # may ranks share a GPU?
 
+    def close(self) -> None:
+        """Nothing is held for the world that was not opened."""
 
-def facts(device: torch.device, heap_size: int) -> Facts:
+
+def gpu_facts(device: torch.device, heap_size: int) -> Facts:
     from .. import __version__
 
     own = device.index

@@ -38,7 +38,7 @@ from ._rendezvous import KERNELS_WAIT, Locality, Peers, Pending, StoreExchange, 
 from ._store import StoreLost, open_store
 from .sim import UNBOUNDED, end_waits, region_of
 
-__all__ = ["CAPABILITIES", "NBYTES", "open_world", "run"]
+__all__ = ["CAPABILITIES", "NBYTES", "facts", "open_world", "run"]
 
 NBYTES = mmap.PAGESIZE  # at the end of each rank's shared memory
 _STARTS, _LOOKS, _IDLE = range(3)
@@ -101,11 +101,21 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
 
 
 def open_world(
-    rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
+    rank: int,
+    size: int,
+    store: Any,
+    heap_size: int,
+    timeout: float,
+    group: str = "",
+    everyone: Sequence[ShmFacts] = (),
 ) -> World:
-    """Map everybody's heap and become this rank's host. All ranks call it together."""
-    backend = ShmBackend(rank, size, open_store(store, timeout, group), heap_size, timeout)
-    return opened(backend, backend.attach, heap_size)
+    """Map everybody's heap and become this rank's host. All ranks call it together.
+
+    `everyone`: the facts of all ranks; without it they exchange them here.
+    """
+    mine = everyone[rank] if everyone else facts(rank, heap_size)
+    backend = ShmBackend(rank, size, open_store(store, timeout, group), mine, timeout)
+    return opened(backend, lambda: backend.attach(mine, everyone), heap_size)
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,18 @@ class ShmFacts:
     fd: int  # of its heap, in its process
     heap_size: int
     versions: tuple[str, str]  # of torch and Triton
+
+    def close(self) -> None:
+        """Give the heap back, if no world was opened with it."""
+        os.close(self.fd)
+
+
+def facts(rank: int, heap_size: int) -> ShmFacts:
+    """Make this rank's heap, and say what the others must know of it."""
+    fd = os.memfd_create("sundog-heap")
+    os.ftruncate(fd, heap_size + NBYTES)
+    versions = (str(torch.__version__), triton.__version__)
+    return ShmFacts(locality(), os.getpid(), fd, heap_size, versions)
 
 
 def check_same(everyone: Sequence[ShmFacts]) -> None:
@@ -148,7 +170,7 @@ class ShmBackend:
     guard = ALIGNMENT
     polls = UNBOUNDED  # seconds are counted by `_look_outside`
 
-    def __init__(self, rank: int, size: int, store: Any, heap_size: int, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, store: Any, mine: ShmFacts, timeout: float) -> None:
         self.rank, self.size = rank, size
         self.num_sms = knobs.num_sms.get()
         self.machine = Machine(RandomSchedule(knobs.seed.get() + rank), self.num_sms, expire=True)
@@ -166,19 +188,16 @@ class ShmBackend:
         self.bases: list[int] = []
         self.flag_bases: list[int] = []
         self._quiet = Quiet(rank)
-        self._own_fd = os.memfd_create("sundog-heap")
-        os.ftruncate(self._own_fd, heap_size + NBYTES)
+        self._own_fd = mine.fd
         self._installed = Installed(self.machine, owns=self._owns)
 
-    def attach(self) -> None:
+    def attach(self, mine: ShmFacts, everyone: Sequence[ShmFacts]) -> None:
         self.machine.attach_host(self.rank)
         self.machine.on_idle = self._look_outside
         self.machine.on_expire = lambda programs: end_waits(self.machine.memory, programs)
         self._installed.__enter__()
-        heap_size = os.fstat(self._own_fd).st_size - NBYTES
-        versions = (str(torch.__version__), triton.__version__)
-        mine = ShmFacts(locality(), os.getpid(), self._own_fd, heap_size, versions)
-        everyone = self.exchange(mine, "opening of the world", tuple(range(self.size)), "open")
+        what, ranks, heap_size = "opening of the world", tuple(range(self.size)), mine.heap_size
+        everyone = everyone or self.exchange(mine, what, ranks, "open")
         check_same(everyone)
         whole = [self._map(r, each.pid, each.fd, heap_size) for r, each in enumerate(everyone)]
         self._segments = [
@@ -186,7 +205,7 @@ class ShmBackend:
         ]
         self._quiet.share(whole, heap_size)
         self.bases = self.flag_bases = [segment.data_ptr() for segment in self._segments]
-        self.exchange(None, "opening of the world", tuple(range(self.size)), "open")
+        self.exchange(None, what, ranks, "open")
         self._close_fd()  # everybody has mapped it; the maps keep it alive
 
     def _map(self, rank: int, pid: int, fd: int, heap_size: int) -> mmap.mmap:
@@ -321,9 +340,8 @@ class ShmBackend:
             self._quiet.runs()
             return True
         if len(self.machine.watch) and not self.machine.had_last_turn:
-            self._idle_since = (
-                0.0  # programs have run since the last look, and gone on by themselves
-            )
+            # Programs have run since the last look, and gone on by themselves.
+            self._idle_since = 0.0
         self._idle_since = self._idle_since or time.monotonic()
         self._check_peers()
         limit = self._timeout * (KERNELS_WAIT if len(self.machine.watch) else 1)

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -50,16 +50,17 @@ from ._processes import opened
 from ._relaunch import Again, again, is_hooked
 from ._rendezvous import (
     KERNELS_WAIT,
+    Facts,
     Peers,
     Pending,
     StoreExchange,
     check,
-    facts,
+    gpu_facts,
 )
 from ._resident import ResidentCounter, largest_that_fits
 from ._store import StoreLost, open_store
 
-__all__ = ["CAPABILITIES", "open_world", "run"]
+__all__ = ["CAPABILITIES", "facts", "open_world", "run"]
 
 CAPABILITIES = Capabilities(on_gpu=True, processes=True)
 
@@ -105,17 +106,32 @@ def _open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float
     return open_world(rank, size, store, heap_size, timeout)
 
 
-def open_world(
-    rank: int, size: int, store: Any, heap_size: int, timeout: float, group: str = ""
-) -> World:
-    """Map everybody's heap. All members of torch's default group, or of `group`, call it."""
-    if not group and not dist.is_initialized():  # the default group itself may be sundog's
-        raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
+def facts(rank: int, heap_size: int) -> Facts:
+    """Choose this rank's GPU, and say what the others must know of it."""
     local = int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local % torch.cuda.device_count())
+    return gpu_facts(torch.device("cuda", torch.cuda.current_device()), heap_size)
+
+
+def open_world(
+    rank: int,
+    size: int,
+    store: Any,
+    heap_size: int,
+    timeout: float,
+    group: str = "",
+    everyone: Sequence[Facts] = (),
+) -> World:
+    """Map everybody's heap. All members of torch's default group, or of `group`, call it.
+
+    `everyone`: the facts of all ranks; without it they exchange them here.
+    """
+    if not group and not dist.is_initialized():  # the default group itself may be sundog's
+        raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
+    mine = everyone[rank] if everyone else facts(rank, heap_size)
     backend = SymmBackend(rank, size, open_store(store, timeout, group), timeout)
     shared = _shared_by(group, rank, size, store)
-    return opened(backend, lambda: backend.attach(heap_size, shared), heap_size)
+    return opened(backend, lambda: backend.attach(mine, everyone, shared), heap_size)
 
 
 def _shared_by(group: str, rank: int, size: int, store: Any) -> str:
@@ -179,9 +195,9 @@ class SymmBackend:
         self._installed = Installed(None, self._launch, self._owns)
         self._installed.__enter__()
 
-    def attach(self, heap_size: int, shared: str = "") -> None:
-        mine = facts(self.device, heap_size)
-        everyone = self.exchange(mine, "opening of the world", tuple(range(self.size)), "open")
+    def attach(self, mine: Facts, everyone: Sequence[Facts], shared: str = "") -> None:
+        what, ranks, heap_size = "opening of the world", tuple(range(self.size)), mine.heap_size
+        everyone = everyone or self.exchange(mine, what, ranks, "open")
         check(everyone)
         for rank, each in enumerate(everyone):
             if rank != self.rank:
@@ -197,8 +213,7 @@ class SymmBackend:
         if len(sharing) > 1:
             self.num_sms = self._measure_sms(sharing)
         # All ranks get the same number, so that they plan the same.
-        every = self.exchange(self.num_sms, "opening of the world", tuple(range(self.size)), "open")
-        self.num_sms = min(every)
+        self.num_sms = min(self.exchange(self.num_sms, what, ranks, "open"))
         self._patience = self._timeout
 
     def _measure_sms(self, sharing: tuple[int, ...]) -> int:

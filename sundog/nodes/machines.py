@@ -17,22 +17,13 @@ from typing import Any
 import torch.distributed as dist
 
 from ..backends._groups import Members
-from ..backends._rendezvous import Locality, StoreExchange, locality
+from ..backends._rendezvous import Locality, StoreExchange
 from ..backends._store import open_store
 from ..world.backend import Exchange
 
-__all__ = ["Machines", "Opening", "RankFacts", "local_store", "sorted_by_machine"]
+__all__ = ["Machines", "Opening", "local_store", "sorted_by_machine"]
 
 _LONGEST_NAP = 0.02  # seconds
-
-
-@dataclass(frozen=True)
-class RankFacts:
-    """What a rank tells the others before it knows where they are."""
-
-    where: Locality
-    pid: int
-    fd: int  # of the file that is its machine's store if it is the first rank there
 
 
 @dataclass(frozen=True)
@@ -80,26 +71,20 @@ class Opening:
     def close(self) -> None:
         self._exchange.close()
 
-    def facts(self, where: Locality | None = None) -> tuple[RankFacts, list[RankFacts]]:
-        """Tell the others where this rank is; return its facts, and everybody's by rank."""
-        fd = os.memfd_create("sundog-machine")
-        mine = RankFacts(where or locality(), os.getpid(), fd)
-        return mine, self.exchange(mine, "opening of the world")
 
-
-def sorted_by_machine(everyone: Sequence[RankFacts]) -> Machines:
+def sorted_by_machine(everyone: Sequence[Locality]) -> Machines:
     """Find the machines; ValueError if they are not alike, or their ranks not neighbours."""
     found: list[list[int]] = []
     for rank, each in enumerate(everyone):
-        same = [m for m in found if not everyone[m[0]].where.why_apart(each.where)]
+        same = [m for m in found if not everyone[m[0]].why_apart(each)]
         if same:
             same[0].append(rank)
         else:
             found.append([rank])
-    machines = Machines(tuple(everyone[m[0]].where.host for m in found), len(found[0]))
+    machines = Machines(tuple(everyone[m[0]].host for m in found), len(found[0]))
     if [list(machines.ranks_of(n)) for n in range(machines.count)] != found:
         lines = "\n".join(
-            f"  machine {n} ({everyone[m[0]].where.host}): rank {', '.join(map(str, m))}"
+            f"  machine {n} ({everyone[m[0]].host}): rank {', '.join(map(str, m))}"
             for n, m in enumerate(found)
         )
         raise ValueError(
@@ -110,10 +95,13 @@ def sorted_by_machine(everyone: Sequence[RankFacts]) -> Machines:
     return machines
 
 
-def local_store(first: RankFacts, mine: RankFacts) -> tuple[Any, int]:
-    """Open the store of this machine, of which `first` has the file; and the file to close."""
-    fd = mine.fd
-    if first != mine:
-        fd = os.open(f"/proc/{first.pid}/fd/{first.fd}", os.O_RDWR)
-        os.close(mine.fd)
+def local_store(first: tuple[int, int], mine: tuple[int, int]) -> tuple[Any, int]:
+    """Open the store of this machine, a file of its first rank; return the file to close, too.
+
+    Each of the two is a pid and a file descriptor of that process.
+    """
+    (pid, there), (own, fd) = first, mine
+    if pid != own:
+        os.close(fd)
+        fd = os.open(f"/proc/{pid}/fd/{there}", os.O_RDWR)
     return dist.FileStore(f"/proc/self/fd/{fd}"), fd

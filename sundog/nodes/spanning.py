@@ -314,36 +314,41 @@ def open_world(
 
     `where`: the machine that this process counts as, instead of the one that it is on.
     """
+    rank, size, store, group = members
     with closing(Opening(members, timeout)) as opening:
-        mine, everyone = opening.facts(where)
-        try:
-            machines = sorted_by_machine(everyone)
-        except ValueError:
-            os.close(mine.fd)
-            raise
+        machines, everyone = _told(opening, module.facts(rank, heap_size), where)
         if machines.count > 1:
-            roll_call = _called(opening, members, machines)
+            roll_call, store, file = _called(opening, members, machines)
     if machines.count == 1:
-        os.close(mine.fd)
-        rank, size, store, group = members
-        return module.open_world(rank, size, store, heap_size, timeout, group)
-    node, local_rank = divmod(members.rank, machines.size)
-    store, fd = local_store(everyone[node * machines.size], mine)
-    name = f"{members.group}@{node}"
-    local = module.open_world(local_rank, machines.size, store, heap_size, timeout, name)
-    group = _joined(members, machines, local, timeout)
-    return SpanningWorld(local, machines, node, group, roll_call, timeout, fd)
+        return module.open_world(rank, size, store, heap_size, timeout, group, everyone)
+    node, local_rank = divmod(rank, machines.size)
+    name, here = f"{group}@{node}", [everyone[each] for each in machines.ranks_of(node)]
+    local = module.open_world(local_rank, machines.size, store, heap_size, timeout, name, here)
+    between = _joined(members, machines, local, timeout)
+    return SpanningWorld(local, machines, node, between, roll_call, timeout, file)
 
 
-def _called(opening: Opening, members: Members, machines: Machines) -> RollCall:
-    """Open this rank's socket, and learn where those of the others are."""
+def _told(opening: Opening, mine: Any, where: Locality | None) -> tuple[Machines, list[Any]]:
+    """Tell the others this rank's facts; return the machines, and everybody's facts by rank."""
+    try:
+        told = opening.exchange((where or mine.where, mine), "opening of the world")
+        return sorted_by_machine([place for place, _ in told]), [facts for _, facts in told]
+    except BaseException:
+        mine.close()
+        raise
+
+
+def _called(opening: Opening, members: Members, machines: Machines) -> tuple[RollCall, Any, int]:
+    """Open this rank's socket and learn where the others' are; open this machine's store too."""
     roll_call = RollCall(members.rank, machines)
     address = own_address(members.store), roll_call.port
     token = secrets.token_hex(16) if members.rank == 0 else ""
-    everyone = opening.exchange((address, token), "addresses")
-    addresses = [(str(host), int(port)) for (host, port), _ in everyone]
+    file = os.getpid(), os.memfd_create("sundog-machine")
+    everyone = opening.exchange((address, token, file), "addresses")
+    addresses = [(str(host), int(port)) for (host, port), _, _ in everyone]
     roll_call.open(addresses, str(everyone[0][1]))
-    return roll_call
+    first = machines.ranks_of(machines.node_of(members.rank))[0]
+    return roll_call, *local_store(everyone[first][2], file)
 
 
 def _joined(members: Members, machines: Machines, local: World, timeout: float) -> Any:

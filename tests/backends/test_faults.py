@@ -261,7 +261,7 @@ def test_a_stranger_at_the_store_runs_nothing(start: Any, tmp_path: Path) -> Non
         """,
     )
     stranger = _connect(ranks.port)
-    barrier = _key(stranger, "sundog/0/world/1/0")  # rank 0 waits in it
+    barrier = _key(stranger, "/world/1/0")  # rank 0 waits in it
     target = tmp_path / "ran"
     stranger.set(barrier[:-1] + "1", pickle.dumps(Malicious(target)))
     ranks.ranks[0].has_ended(20)

@@ -32,7 +32,6 @@ def rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(target, "of", lambda device: SimpleNamespace(num_sms=4))
     monkeypatch.setattr(symm, "Gpu", lambda device: None)
     monkeypatch.setattr(symm, "polls_per_second", lambda index: POLLS)
-    monkeypatch.setattr(symm, "facts", lambda device, heap_size: FACTS)
     monkeypatch.setattr(symm, "check", lambda everyone: None)
     monkeypatch.setattr(symm, "Contexts", lambda heap: None)
     monkeypatch.setattr(symm, "peers_have_atomics", lambda index: True)
@@ -41,7 +40,7 @@ def rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(symm.symmetric, "rendezvous", lambda *_: handle)
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=SimpleNamespace(group_name="")))
     backend = symm.SymmBackend(0, 1, open_store(dist.HashStore(), 20), TIMEOUT)
-    backend.attach(1 << 16)
+    backend.attach(FACTS, ())
     backend.size = 2
     yield backend
     backend._installed.__exit__(None, None, None)  # to close needs a GPU

@@ -7,10 +7,12 @@ import itertools
 
 import pytest
 import torch
+from support.jobs import job
 
-from sundog.backends._rendezvous import Locality
+import sundog
+from sundog.backends._rendezvous import Locality, StoreExchange
 from sundog.hardware.description import Network, read
-from sundog.nodes.machines import RankFacts, sorted_by_machine
+from sundog.nodes.machines import sorted_by_machine
 from sundog.nodes.pipeline import (
     Chunk,
     NodesConfig,
@@ -22,8 +24,8 @@ from sundog.nodes.pipeline import (
 )
 
 
-def _facts(*places: tuple[str, str, str]) -> list[RankFacts]:
-    return [RankFacts(Locality(*place), 100 + rank, 3) for rank, place in enumerate(places)]
+def _places(*places: tuple[str, str, str]) -> list[Locality]:
+    return [Locality(*place) for place in places]
 
 
 HERE, THERE = ("a", "boot1", "pid:1"), ("b", "boot2", "pid:1")
@@ -31,20 +33,20 @@ OTHER_CONTAINER = ("a", "boot1", "pid:2")
 
 
 def test_a_machine_is_known_by_its_boot_and_pid_namespace() -> None:
-    assert sorted_by_machine(_facts(HERE, HERE)).count == 1
+    assert sorted_by_machine(_places(HERE, HERE)).count == 1
     renamed = ("c", "boot1", "pid:1")
-    assert sorted_by_machine(_facts(HERE, renamed)).count == 1
-    two = sorted_by_machine(_facts(HERE, HERE, THERE, THERE))
+    assert sorted_by_machine(_places(HERE, renamed)).count == 1
+    two = sorted_by_machine(_places(HERE, HERE, THERE, THERE))
     assert (two.names, two.size) == (("a", "b"), 2)
     assert [two.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
     assert list(two.counterparts(1)) == [1, 3]
-    assert sorted_by_machine(_facts(HERE, OTHER_CONTAINER)).count == 2
+    assert sorted_by_machine(_places(HERE, OTHER_CONTAINER)).count == 2
 
 
 @pytest.mark.parametrize("places", [(HERE, THERE, HERE, THERE), (HERE, HERE, THERE)])
 def test_ranks_must_be_numbered_machine_by_machine(places: tuple) -> None:
     with pytest.raises(ValueError, match=r"(?s)machine 1 \(b\): rank .*torchrun --nnodes 2"):
-        sorted_by_machine(_facts(*places))
+        sorted_by_machine(_places(*places))
 
 
 def test_chunks_cover_all_and_are_multiples() -> None:
@@ -88,3 +90,24 @@ def test_one_shot_wins_where_latency_counts() -> None:
     expected = span_time(large, two, machine)
     assert expected.between == pytest.approx(bound, rel=0.01)
     assert max(expected.between, expected.inside) < expected.seconds < 1.1 * expected.inside
+
+
+@pytest.mark.sim_only
+def test_ranks_of_one_machine_tell_their_facts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once where each is and what its heap is; then that all have mapped the heaps; then a barrier."""
+    told: list[tuple[str, bool]] = []
+    come = StoreExchange.come
+
+    def noted(self: StoreExchange, value: object, what: str, *rest: object) -> object:
+        told.append((what, value is not None))
+        return come(self, value, what, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StoreExchange, "come", noted)
+
+    def opened(rank: int) -> list[tuple[str, bool]]:
+        with sundog.init("shm", heap_size=1 << 20):
+            return list(told)
+
+    opening = "opening of the world"
+    expected = [(opening, True), (opening, False), ("barrier", True)]
+    assert job(opened, 2) == [expected] * 2
