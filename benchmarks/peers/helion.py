@@ -22,7 +22,7 @@ import triton.language as tl
 
 from .case import Case, Repair, Substitution, alone, device, group, start
 
-__all__ = ["CASES", "PACKAGE"]
+__all__ = ["CASES", "EQUIVALENT", "PACKAGE"]
 
 PACKAGE = "helion"
 _UTILS = "helion/runtime/triton/dist_utils.py"
@@ -42,9 +42,12 @@ def _all_reduce(
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     buffers = table.to(tl.pointer_type(tl.uint64))
-    mine = tl.load(buffers + rank).to(tl.pointer_type(tl.float32))
-    tl.store(mine + at, tl.load(x + at))
-    SYNC(pads, None, rank, size, True, True)
+    if x is None:  # an earlier kernel has filled the buffers
+        SYNC(pads, None, rank, size, False, True)
+    else:
+        mine = tl.load(buffers + rank).to(tl.pointer_type(tl.float32))
+        tl.store(mine + at, tl.load(x + at))
+        SYNC(pads, None, rank, size, True, True)
     total = tl.zeros([BLOCK], tl.float32)
     for peer in range(size):
         total += tl.load(tl.load(buffers + peer).to(tl.pointer_type(tl.float32)) + at)
@@ -57,11 +60,13 @@ def _reduce(name: str) -> None:
     start()
     buffer = symm_mem.empty(256, dtype=torch.float32, device=device())
     handle: Any = symm_mem.rendezvous(buffer, group())
-    given = [torch.randint(-4, 5, (256,), device=device()).float() for _ in range(2)]
+    given = [torch.randint(-4, 5, (256,), device=device()).float() for _ in range(3)]
     found = [torch.empty_like(x) for x in given]
-    for x, out in zip(given, found, strict=True):
+    for x, out, filled in zip(given, found, (False, False, True), strict=True):
+        if filled:
+            buffer.copy_(x)
         _all_reduce[(2,)](
-            handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, x, out,
+            handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, None if filled else x, out,
             rank=handle.rank, size=handle.world_size, BLOCK=128, SYNC=sync,
         )  # fmt: skip
     for x, out in zip(given, found, strict=True):
@@ -75,24 +80,30 @@ rocm = functools.partial(_reduce, "_symm_mem_sync_rocm")
 
 @triton.jit
 def _produce_and_wait(x, out, flags, WAIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Hand a tile from program 0 to 1 to 2, by each of the wait's forms."""
     at = tl.arange(0, BLOCK)
-    if tl.program_id(0) == 0:
+    number = tl.program_id(0)
+    if number == 0:
         tl.store(out + at, tl.load(x + at) + 1)
-        tl.debug_barrier()  # orders the tile before the release, for program 1
-        tl.atomic_xchg(flags, 1, sem="release", scope="gpu")
-    else:
+    elif number == 1:
         WAIT(flags, 1, 0, "acquire", "gpu", "ld", False)
         tl.store(out + BLOCK + at, tl.load(out + at) + 1)
+    else:
+        WAIT(flags + 1, 1, 0, "acquire", "gpu", "atomic_cas", False)
+        tl.store(out + 2 * BLOCK + at, tl.load(out + BLOCK + at) + 1)
+    if number < 2:  # publishes the tile, after a CTA barrier, to the next program
+        WAIT(flags + number, 0, 1, "release", "gpu", "atomic_cas", True, True)
 
 
 def wait() -> None:
     module = alone(_HELPERS)
     start()
     x = torch.arange(64, device=device(), dtype=torch.float32)
-    out = torch.empty(128, device=device())
-    flags = torch.zeros(1, dtype=torch.int32, device=device())
-    _produce_and_wait[(2,)](x, out, flags, WAIT=module.triton_wait_signal, BLOCK=64, num_warps=4)
-    torch.testing.assert_close(out, torch.cat([x + 1, x + 2]))
+    out = torch.empty(192, device=device())
+    flags = torch.zeros(2, dtype=torch.int32, device=device())
+    how = {"BLOCK": 64, "num_warps": 4, "launch_cooperative_grid": True}  # they wait for others
+    _produce_and_wait[(3,)](x, out, flags, WAIT=module.triton_wait_signal, **how)
+    torch.testing.assert_close(out, torch.cat([x + 1, x + 2, x + 3]))
 
 
 def _example(name: str) -> Any:
@@ -227,6 +238,15 @@ _BARRIERS = Repair(
         for line in (146, 165)
     ),
 )
+_HANDED_OUT = (
+    "the loop before it uses the result of a scalar atomic, and Triton hands that to all threads "
+    "through shared memory, after a CTA barrier"
+)
+EQUIVALENT = {
+    "dist_utils.py:399 _symm_mem_sync_rocm: tl.debug_barrier(): dropped": _HANDED_OUT,
+    "helpers.py:114 triton_wait_signal: `bar.sync 0;`: dropped": _HANDED_OUT,
+    "helpers.py:114 triton_wait_signal: inline_asm_elementwise(...): dropped": _HANDED_OUT,
+}
 CASES = [
     Case("_symm_mem_sync_cuda", _UTILS, cuda),
     Case("_symm_mem_sync_rocm", _UTILS, rocm),
