@@ -1,4 +1,4 @@
-"""The text of inline PTX as instructions, each with its line.
+"""The text of inline PTX, or of AMD's assembly, as instructions, each with its line.
 
 A parsed block is flat: scopes in braces only group, registers and labels are known by their names.
 What the parser does not understand is refused with the line, never skipped.
@@ -90,7 +90,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 def parse(text: str) -> PtxBlock:
     """Parse the text of a block; CannotInterpret, with the line, for what is not understood."""
     found = PtxBlock()
-    blank = _COMMENT.sub(lambda m: "\n" * m.group().count("\n") or " ", text)
+    blank = _COMMENT.sub(lambda m: "\n" * m.group().count("\n") or " ", _as_ptx(text))
     at, line = 0, 1
     while at < len(blank):
         character = blank[at]
@@ -213,3 +213,107 @@ def _registers(operands: tuple[Operand, ...]) -> list[Register]:
         elif isinstance(each, tuple):
             found += _registers(each)
     return found
+
+
+# Inline assembly of AMD GPUs as the PTX that means the same, line by line. Known is what public
+# Triton kernels use, by LLVM's memory model of gfx942: loads, stores and atomics with their scope
+# in `sc0` and `sc1`, the write-back and the invalidation of caches (a release and an acquire
+# fence), waits, sleeps, clocks and the barrier. An `s_waitcnt` by itself publishes nothing to
+# others: it ends a `buffer_wbl2` before it.
+
+_AMD = re.compile(r"^\s*(s|v|global|flat|buffer)_\w+", re.MULTILINE)
+_SCOPES = {(): "", ("sc0",): "cta", ("sc1",): "gpu", ("sc0", "sc1"): "sys"}
+_WIDTHS = {"dword": "b32", "b32": "b32", "dwordx2": "b64", "b64": "b64", "ushort": "u16",
+           "short": "b16", "ubyte": "u8", "byte": "b8"}  # fmt: skip
+_ATOMICS = {"add": "add.u", "swap": "exch.b", "and": "and.b", "or": "or.b",
+            "xor": "xor.b", "smax": "max.s", "umax": "max.u", "smin": "min.s",
+            "umin": "min.u"}  # fmt: skip
+_NOTHING = ("s_nop", "s_setprio", "s_inst_prefetch", "s_clause")
+_SIMPLE = {"s_sleep": "nanosleep.u32 {0}", "s_barrier": "bar.sync 0",
+           "s_memrealtime": "mov.u64 {0}, %globaltimer", "s_memtime": "mov.u64 {0}, %clock64",
+           "v_mov_b32": "mov.b32 {0}, {1}", "v_mov_b32_e32": "mov.b32 {0}, {1}",
+           "s_mov_b32": "mov.b32 {0}, {1}", "s_mov_b64": "mov.b64 {0}, {1}"}  # fmt: skip
+
+
+def _as_ptx(text: str) -> str:
+    """Return PTX with an instruction on the line of each of AMD's; PTX comes back as it is."""
+    if not _AMD.search(text):
+        return text
+    released, found = "", []  # the scope of a write-back that no wait has ended yet
+    for number, line in enumerate(text.split("\n"), 1):
+        statement = re.split(r";|//", line)[0].strip()
+        name, _, rest = statement.partition(" ")
+        if name == "s_waitcnt":
+            found.append(f"fence.release.{released};" if released and "vmcnt(0)" in rest else "")
+            released = "" if found[-1] else released
+        elif name == "buffer_wbl2":
+            found.append("")
+            released = _scope(rest.split(), statement, number)
+        else:
+            found.append(_translated(name, rest, statement, number))
+    if released:
+        raise _refused(statement, number, "a buffer_wbl2 needs `s_waitcnt vmcnt(0)` after it")
+    return "\n".join(found)
+
+
+def _translated(name: str, rest: str, statement: str, number: int) -> str:
+    if not name or name in _NOTHING:
+        return ""
+    if name in _SIMPLE:
+        operands = [each.strip() for each in rest.split(",")]
+        return _SIMPLE[name].format(*operands) + ";"
+    if name == "buffer_inv":
+        return f"fence.acquire.{_scope(rest.split(), statement, number)};"
+    match = re.match(r"(?:global|flat)_(load|store|atomic)_(\w+)$", name)
+    if match is None:
+        raise _refused(statement, number, "this instruction of AMD's is not known")
+    operands, words = _operands(rest)
+    if match[1] == "atomic":
+        return _atomic(match[2], operands, words, statement, number)
+    if match[2] not in _WIDTHS or len(operands) != 2:
+        raise _refused(statement, number, "expected one or two words at an address, with `off`")
+    scope = _SCOPES[tuple(word for word in ("sc0", "sc1") if word in words)]
+    order = f".relaxed.{scope}" if scope else ""
+    target, source = operands
+    offset = _offset(words)
+    if match[1] == "load":
+        return f"ld{order}.global.{_WIDTHS[match[2]]} {target}, [{source}{offset}];"
+    return f"st{order}.global.{_WIDTHS[match[2]]} [{target}{offset}], {source};"
+
+
+def _atomic(kind: str, given: list[str], words: list[str], statement: str, number: int) -> str:
+    """Translate an atomic: `sc0` asks for the old value, `sc1` is the scope."""
+    wide = kind.endswith("_x2")
+    operation = _ATOMICS.get(kind.removesuffix("_x2"))
+    returns = "sc0" in words
+    if operation is None or len(given) != 2 + returns:
+        raise _refused(statement, number, "this atomic of AMD's is not known")
+    order = f"relaxed.{'sys' if 'sc1' in words else 'gpu'}.global.{operation}{64 if wide else 32}"
+    target = f"{given[0]}, " if returns else ""
+    place, value = given[-2:]
+    return f"{'atom' if returns else 'red'}.{order} {target}[{place}{_offset(words)}], {value};"
+
+
+def _operands(rest: str) -> tuple[list[str], list[str]]:
+    """Return the registers, and the words after them: `off`, an offset, scopes and hints."""
+    parts = [each.strip() for each in rest.split(",")]
+    last = parts.pop().split()
+    if last[0] != "off":
+        parts.append(last.pop(0))
+    return parts, last
+
+
+def _offset(words: list[str]) -> str:
+    found = next((word.partition(":")[2] for word in words if word.startswith("offset:")), "")
+    return f"+{found}".replace("+-", "-") if found else ""
+
+
+def _scope(words: list[str], statement: str, number: int) -> str:
+    scope = _SCOPES[tuple(word for word in ("sc0", "sc1") if word in words)]
+    if not scope:
+        raise _refused(statement, number, "expected a scope: sc0, sc1 or both")
+    return scope
+
+
+def _refused(statement: str, number: int, why: str) -> CannotInterpret:
+    return CannotInterpret(f"inline assembly, line {number}: {statement}: {why}")

@@ -1,4 +1,4 @@
-"""Fences of inline PTX: which make a relaxed signal publish, which make a relaxed poll acquire."""
+"""Fences of inline PTX and of AMD's assembly: what a relaxed signal publishes or acquires."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from sundog.tools.check.schedules import check
 from .fences import program
 
 BAR, FENCE = "bar.sync 0;", "fence.acq_rel.sys;"
+WRITE_BACK = "buffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0)"
 RIGHT = [
     (f"{BAR} {FENCE}", FENCE),
     (f"{BAR} fence.sc.sys;", FENCE),
     (f"{BAR} membar.sys;", "membar.sys;"),
     ("membar.sys; bar.sync 0;", "membar.sys;"),  # the order of fence.sc: each thread has its own
     (f"{BAR} fence.release.sys;", "fence.acquire.sys;"),
+    (f"s_barrier\n{WRITE_BACK}", "buffer_inv sc0 sc1"),  # as AMD's compiler orders it
 ]
 WRONG = [
     (BAR, FENCE, "relaxed release"),
@@ -27,6 +29,10 @@ WRONG = [
     (f"{BAR} fence.acq_rel.gpu;", FENCE, "no order"),
     (f"{BAR} {FENCE}", "membar.gl;", "no order"),
     (f"{BAR} fence.acquire.sys;", FENCE, "relaxed release"),
+    ("s_barrier\ns_waitcnt vmcnt(0)", "buffer_inv sc0 sc1", "relaxed release"),
+    (f"s_barrier\n{WRITE_BACK}", "s_waitcnt vmcnt(0)", "relaxed acquire"),
+    (WRITE_BACK, "buffer_inv sc0 sc1", "no CTA barrier before the release"),
+    (f"s_barrier\n{WRITE_BACK.replace('sc0 ', '')}", "buffer_inv sc0 sc1", "no order"),
 ]
 
 
@@ -45,3 +51,5 @@ def test_wrong_fences_are_found(before: str, after: str, rule: str) -> None:
 def test_fence_that_is_none_is_refused_with_its_line() -> None:
     with pytest.raises(CannotInterpret, match=r"line 1: fence\.weak\.sys: expected a fence"):
         sundog.run(program("fence.weak.sys;", FENCE), 2, "sim", torch=True)
+    with pytest.raises(CannotInterpret, match=r"needs `s_waitcnt vmcnt\(0\)` after it"):
+        sundog.run(program("buffer_wbl2 sc0 sc1", FENCE), 2, "sim", torch=True)

@@ -202,7 +202,45 @@ def test_vector_loads_and_stores(run: Run) -> None:
     assert torch.equal(found.view(4, 4), x.view(4, 4).flip(1))
 
 
+@triton.jit
+def on_pointers(x, out, ASM: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.inline_asm_elementwise(ASM, "=r,l,l", [x + at, out + at], tl.int32, False, 1)
+
+
+ON_POINTERS = {  # x is 0 to 31, out 100: what it becomes, per thread
+    "mov.u32 $0, %laneid; st.global.u32 [$2], $0;": lambda n: n,
+    "{.reg .u64 %a<2>; .reg .pred %p; mov.u64 %a0, %globaltimer; ld.global.u32 $0, [$1];"
+    " mov.u64 %a1, %globaltimer; setp.ge.u64 %p, %a1, %a0; selp.u32 $0, 1, 0, %p;"
+    " st.global.u32 [$2], $0;}": lambda n: 1,
+    "griddepcontrol.wait; ld.global.u32 $0, [$1]; griddepcontrol.launch_dependents;"
+    " nanosleep.u32 20; st.global.u32 [$2], $0;": lambda n: n,
+    "ld.relaxed.sys.global.u32 $0, [$1]; st.release.sys.global.u32 [$2], $0;": lambda n: n,
+    "ld.acquire.gpu.global.u32 $0, [$1]; atom.acq_rel.sys.global.add.u32 $0, [$2], $0;": (
+        lambda n: 100 + n
+    ),
+    "ld.volatile.global.u32 $0, [$1]; red.release.gpu.global.max.u32 [$2], 7;": lambda n: 100,
+    "ld.mmio.relaxed.sys.global.u32 $0, [$1]; st.volatile.global.u32 [$2], $0;": lambda n: n,
+    "mov.u32 $0, %ntid.x; membar.cta; membar.gl; st.global.u32 [$2], $0;": lambda n: 32,
+    "global_load_dword $0, $1, off sc0 sc1\ns_waitcnt vmcnt(0)\ns_sleep 1\n"
+    "global_store_dword $2, $0, off sc0 sc1": lambda n: n,
+    "flat_load_dword $0, $1 sc1 ; of the device\ns_nop 0\n"
+    "global_atomic_add $2, $0, off sc1": lambda n: 100 + n,
+    "global_atomic_smax $0, $2, $1, off sc0 sc1\nglobal_store_dword $2, $0, off": lambda n: 100,
+}
+
+
+@pytest.mark.parametrize("asm", ON_POINTERS)
+def test_special_registers_order_and_scope(run: Run, asm: str) -> None:
+    x = torch.arange(32, dtype=torch.int32)
+    out = torch.full_like(x, 100)
+    found = launch(run, on_pointers, (1,), x, out, ASM=asm, BLOCK=32, num_warps=1)[1]
+    assert found.tolist() == [ON_POINTERS[asm](n) for n in range(32)]
+
+
 REFUSED = {
+    "s_mov_b32 $0, 1\nbuffer_load_dword $0, $1": "line 2: buffer_load_dword $0, $1: this instruct",
+    "global_load_dwordx4 $0, $1, off": "line 1: global_load_dwordx4 $0, $1, off: expected one or t",
     "mma.sync.aligned $0, $1;": "line 1: mma.sync.aligned $0, $1: this instruction is not known",
     "\n\nmov.b32 $0, %undeclared;": "line 3: mov.b32 $0, %undeclared: register %undeclared is",
     "ld.shared.b32 $0, [$1];": "shared memory is Triton's",
