@@ -66,7 +66,7 @@ class KernelError(SundogError):
 
 
 class CannotInterpret(KernelError):
-    """A kernel uses something that only a GPU can run (inline assembly, an extern function)."""
+    """A kernel, or a program for GPUs, uses something that only a GPU can run or reach."""
 
 
 @dataclass(frozen=True)

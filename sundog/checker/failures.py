@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from ..callsite import relative
+from ..callsite import raised_at, relative
 from ..errors import BadAccess, CannotInterpret, Deadlock, Livelock, SundogError, WaitTimeout
 from .clocks import Clock, Clocks
 from .encounter import Found
@@ -63,7 +63,7 @@ ERROR = Rule("error", "", "a kernel or a host raises an exception", is_verdict=F
 CANNOT_INTERPRET = Rule(
     "error",
     "cannot be interpreted",
-    "a kernel uses something that the simulator does not have; the exit status is 2",
+    "a kernel or a program uses something that the simulator does not have; the exit status is 2",
     is_verdict=False,
 )
 _SHOWN = 8  # stale reads
@@ -141,8 +141,8 @@ def _find(error: Exception | SystemExit, rank: int | None) -> Finding:
         return DEADLOCK.finding(str(error))
     if isinstance(error, Livelock):
         return LIVELOCK.finding(str(error))
-    if isinstance(error, CannotInterpret):
-        return CANNOT_INTERPRET.finding(str(error))
+    if isinstance(error, CannotInterpret | ImportError):
+        return CANNOT_INTERPRET.finding(_why_not(error, who))
     if isinstance(error, BadAccess):
         return BAD_ACCESS.finding(str(error))
     if isinstance(error, WaitTimeout):  # no wait runs out in a check: this one left too early
@@ -152,6 +152,15 @@ def _find(error: Exception | SystemExit, rank: int | None) -> Finding:
     kind = type(error).__name__
     text = str(error) if isinstance(error, SundogError) else f"{kind}: {error}"
     return ERROR.finding(f"{who}{_where(error)}: {text}")
+
+
+def _why_not(error: CannotInterpret | ImportError, who: str) -> str:
+    """Say why nothing can be checked. A kernel's error names its line itself."""
+    path, line, _ = raised_at(error)
+    place = f"{who}{relative(path)}:{line}: " if who else ""
+    if not isinstance(error, ImportError):
+        return f"{place}{error}"
+    return f"{place}{error}. Install it, or put a stand-in for it on PYTHONPATH"
 
 
 def _where(error: BaseException) -> str:

@@ -7,3 +7,49 @@ Inside such a rank `torch.distributed`, its `_symmetric_memory` and `torch.cuda`
 on a GPU, for this rank: device `cuda` is the rank's CPU memory, backend `nccl` is the simulated
 group. When the last rank has ended, everything is as it was before.
 """
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+__all__ = ["provide"]
+
+_LIBRARIES = ("iris", "triton_dist")  # each with a module here of the same name
+_NVSHMEM = "torch.distributed._symmetric_memory._nvshmem_triton"
+
+
+def provide() -> None:
+    """Make importable what programs import and this machine lacks: stand-ins, until it ends.
+
+    Provide cuda-python, Iris and Triton-distributed, each unless it is installed, and NVSHMEM for
+    torch. Call it before the program is imported; `sundog check --torch` does.
+    """
+    from . import cuda
+
+    cuda.provide()
+    _provide_nvshmem()
+    for name in _LIBRARIES:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            importlib.import_module(f"{__name__}.{name}").provide()
+
+
+def _provide_nvshmem() -> None:
+    """Import torch's module for NVSHMEM. It is empty where torch finds no GPU for Triton.
+
+    Its functions call the library by symbols, which the simulator knows (see `shmem`).
+    """
+    import torch.utils._triton as torchs_triton
+
+    module: Any = sys.modules.get(_NVSHMEM)
+    if not hasattr(module, "put"):
+        original = torchs_triton.has_triton
+        torchs_triton.has_triton = lambda: True  # type: ignore[assignment]
+        try:
+            module = importlib.reload(module) if module else importlib.import_module(_NVSHMEM)
+        finally:
+            torchs_triton.has_triton = original
+    finder = module.NvshmemLibFinder
+    finder.found_device_lib_path = finder.found_device_lib_path or "a stand-in of sundog's"

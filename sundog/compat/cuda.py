@@ -16,7 +16,7 @@ import torch
 import triton
 from torch.overrides import TorchFunctionMode
 
-from ..errors import SundogError
+from ..errors import CannotInterpret, SundogError
 from . import stream_kernels as kernels
 from .patches import Patches, current, for_ranks
 
@@ -26,6 +26,7 @@ _INSIDE = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, triton.__file__, os.path.dirname(__file__))
 )
+_TORCH_CUDA = os.path.dirname(os.path.abspath(torch.cuda.__file__)) + os.sep
 _NAMES = ("cuda", "cuda.bindings", "cuda.bindings.driver")
 _DEVICE: Any = torch.Tensor.device.__get__
 _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -157,7 +158,7 @@ class CudaEvent:
         return True
 
     def elapsed_time(self, end: CudaEvent) -> float:
-        raise SundogError("Event.elapsed_time: the simulator keeps no time; measure on a GPU")
+        raise CannotInterpret("Event.elapsed_time: the simulator keeps no time; measure on a GPU")
 
 
 def _rank() -> Any:
@@ -218,7 +219,23 @@ _FUNCTIONS: dict[str, Any] = {
     "can_device_access_peer": lambda rank, device, peer: True,
     "is_bf16_supported": lambda rank, *args: True,
 }  # fmt: skip
+_NOTES = ("range_push", "range_pop", "mark", "range_start", "range_end")  # for profilers
 _ONLY_FOR_PROGRAMS = ("is_available", "is_initialized")  # torch and sundog want to know really
+
+
+def _nccl_version(rank: Any) -> tuple[int, int, int]:
+    return (2, 0, 0)  # torch puts it into the text of an error
+
+
+def _refused(rank: Any, *args: Any, **kwargs: Any) -> Any:
+    """Name the function of torch.cuda that a program called and that needs a GPU."""
+    frame: Any = sys._getframe(1)
+    name = "CUDAGraph"
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        if frame.f_code.co_filename.startswith(_TORCH_CUDA):
+            name = frame.f_code.co_name
+        frame = frame.f_back
+    raise CannotInterpret(f"torch.cuda.{name} is not simulated: run this program on a GPU")
 
 
 def install(patches: Patches) -> None:
@@ -230,6 +247,11 @@ def install(patches: Patches) -> None:
         patches.set(compiler.CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
     for name in _ONLY_FOR_PROGRAMS:
         patches.set(torch.cuda, name, _answered(getattr(torch.cuda, name)))
+    for name in _NOTES:
+        patches.set(torch.cuda.nvtx, name, for_ranks(_nothing, getattr(torch.cuda.nvtx, name)))
+    patches.set(torch.cuda.nccl, "version", for_ranks(_nccl_version, torch.cuda.nccl.version))
+    for owner, name in ((torch.cuda, "_lazy_init"), (torch.cuda, "CUDAGraph")):
+        patches.set(owner, name, for_ranks(_refused, getattr(owner, name)))
     patches.set(torch.cuda, "Stream", _constructor(CudaStream, torch.cuda.Stream))
     patches.set(torch.cuda, "Event", _constructor(CudaEvent, torch.cuda.Event))
 
@@ -277,7 +299,7 @@ def _on(stream: Any) -> Any:
 
 def _wait_value(stream: Any, address: Any, value: Any, flags: int) -> tuple[int]:
     if flags != StreamFlags.CU_STREAM_WAIT_VALUE_EQ:
-        raise SundogError("cuStreamWaitValue32: only CU_STREAM_WAIT_VALUE_EQ is simulated")
+        raise CannotInterpret("cuStreamWaitValue32: only CU_STREAM_WAIT_VALUE_EQ is simulated")
     with _on(stream):
         kernels.wait_value[(1,)](int(address), int(value))
     return (0,)
@@ -292,7 +314,9 @@ def _write_value(stream: Any, address: Any, value: Any, flags: int = 0) -> tuple
 def _unknown(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    raise SundogError(f"cuda.bindings.driver.{name} is not simulated: run this program on a GPU")
+    raise CannotInterpret(
+        f"cuda.bindings.driver.{name} is not simulated: run this program on a GPU"
+    )
 
 
 def provide() -> None:

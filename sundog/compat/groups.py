@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..errors import CannotInterpret
 from ..torch.process_group import SundogGroup
 from ..world.backend import Exchange
 
@@ -121,7 +122,7 @@ class SimulatedGroup(SundogGroup):
         return f"SimulatedGroup(rank={self._world.rank}, size={self._world.size})"
 
     def _fall_back(self, name: str, why: str, x: Any = None) -> Any:
-        raise NotImplementedError(f"{name} with {why} is not simulated")
+        raise CannotInterpret(f"torch.distributed.{name} with {why} is not simulated: use a GPU")
 
     def shutdown(self) -> None:
         pass

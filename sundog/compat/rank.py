@@ -14,7 +14,7 @@ import torch.distributed._symmetric_memory as symm_mem
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import _SymmetricMemory
 
-from ..errors import SundogError
+from ..errors import CannotInterpret
 from ..machine.launcher import current_machine
 from ..world.world import World
 from . import cuda, operators, symmetric
@@ -103,6 +103,7 @@ def as_rank(main: Callable[..., Any]) -> Callable[[World], Any]:
             )
         machine = current_machine()
         rank = Rank(world, {} if machine is None else _shared.setdefault(machine, {}))
+        symmetric.Reach.of(machine)
         with entered(rank, install), cuda.CudaIsHere(rank):
             return main()
 
@@ -162,13 +163,13 @@ def install(patches: Patches) -> list[Callable[[], None]]:
 def _init_process_group(rank: Rank, /, backend: Any = None, *args: Any, **kwargs: Any) -> None:
     name = str(backend or "nccl").lower()
     if name not in _BACKENDS:
-        raise SundogError(
+        raise CannotInterpret(
             f"init_process_group({name!r}): the simulator has a group for nccl and gloo. Use one "
             "of these, or run on GPUs."
         )
     asked = kwargs.get("world_size", -1)
     if asked not in (-1, rank.world.size):
-        raise SundogError(
+        raise CannotInterpret(
             f"init_process_group(world_size={asked}): this world has {rank.world.size} ranks; "
             f"run it with --world {asked}"
         )

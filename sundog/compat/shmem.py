@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 import triton.language as tl
 from triton._C.libtriton import ir
 
 from ..errors import CannotInterpret, SundogError
+from ..interpreter.builder import EXTERNS
 from ..interpreter.interpreter import language
 from ..interpreter.numerics import Tile, Value, scalar
 
-__all__ = ["NAMES", "WORDS", "device", "peer_address", "stand_in"]
+__all__ = ["NAMES", "WORDS", "initialise", "peer_address", "stand_in"]
 
 WORDS = "shmem barrier words"  # the allocation that `barrier_all` counts in
 _SIGNS = ("eq", "ne", "gt", "le", "lt", "ge")  # NVSHMEM_CMP_*, in their order
@@ -70,8 +73,16 @@ def peer_address(memory: Any, address: int, rank: int) -> int:
         )
     for region in memory._regions:
         if region.rank == rank and region.name == mine.name and region.is_heap:
+            if memory.reach is not None:  # the library reaches all symmetric memory
+                memory.reach.allow(mine.rank, region.start)
             return int(region.start + address - mine.start)
     raise CannotInterpret(f"rank {rank} has no {mine.name}: is it a rank of this world?")
+
+
+def num_ranks(machine: Any) -> int:
+    """Return the size of the world. On `shm` a machine runs one rank and maps all heaps."""
+    ranks = [region.rank for region in machine.memory._regions if region.is_heap]
+    return max(len(machine.hosts), 1 + max(ranks, default=0))
 
 
 def translated(builder: Any, pointer: Any, rank: Any) -> Any:
@@ -81,7 +92,7 @@ def translated(builder: Any, pointer: Any, rank: Any) -> Any:
     mask = builder.machine.program.mask
     chosen = np.ones(count, bool) if mask is None or count == 1 else mask
     found = np.broadcast_to(addresses, count).copy()
-    size = len(builder.machine.hosts)
+    size = num_ranks(builder.machine)
     base = int(addresses[np.flatnonzero(chosen)[0]] if addresses.size > 1 else addresses[0])
     for at in np.flatnonzero(chosen):
         peer = int(peers[at % peers.size])
@@ -194,6 +205,16 @@ def _deliver(builder: Any, deliver: Callable[[], None], word: int, value: int, o
         builder.create_atomic_store(address, amount, everywhere, *order, tile=False)
 
 
+# on the host
+
+
+def initialise(rank: Any) -> None:
+    """Allocate the words of `barrier_all`, once per rank."""
+    if "shmem" not in rank.dicts:
+        rank.dicts["shmem"] = {"words": rank.world.zeros(2, torch.int64, WORDS)}
+        dist.barrier()  # everybody's words are zero before the first barrier
+
+
 # signals and order
 
 
@@ -203,8 +224,17 @@ def asm(text: str, constraints: str, args: list[Any], dtype: Any = tl.int32) -> 
 
 def signal_op(builder: Any, word: Any, value: Any, op: Any, pe: Any) -> None:
     remote, amount = translated(builder, word, pe), tensor(value, tl.int64)
-    how = "red.relaxed.sys.global.add.u64" if _plain(op) == _ADD else "st.relaxed.sys.global.b64"
-    asm(f"{how} [$1], $2; mov.u32 $0, 0;", "=r,l,l", [remote, amount])
+    if _plain(op) == _ADD:  # every thread that calls it adds
+        asm("red.relaxed.sys.global.add.u64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [remote, amount])
+        return
+    program = builder.machine.program
+    mask = program.mask
+    if mask is None:  # all threads write the same: the one that delivers puts stands for them
+        program.mask = np.arange(program.launch.num_warps * 32) == 0
+    try:
+        asm("st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [remote, amount])
+    finally:
+        program.mask = mask
 
 
 def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
@@ -234,12 +264,15 @@ def barrier(builder: Any) -> None:
     """Meet all ranks: each adds one to every rank's word, and waits for as many as there are."""
     flush(builder)
     machine = builder.machine
-    rank, size = machine.program.rank, len(machine.hosts)
+    rank, size = machine.program.rank, num_ranks(machine)
     epochs = _epochs.setdefault(machine, {})
     epochs[rank] = epochs.get(rank, 0) + 1
     mine = [r for r in machine.memory._regions if r.name == WORDS and r.rank == rank]
     if not mine:
-        raise CannotInterpret("barrier_all before the library is initialised on the host")
+        raise CannotInterpret(
+            "barrier_all before the library is initialised on the host: allocate a tensor first, "
+            'with torch\'s set_backend("NVSHMEM") before it'
+        )
     alone = machine.program.mask is not None
     if not alone:
         builder.create_barrier()  # what all threads did comes before the release
@@ -253,12 +286,37 @@ def barrier(builder: Any) -> None:
         builder.create_barrier()  # what one thread acquired, all learn
 
 
+# collectives of one block per rank
+
+
+def _world(builder: Any, team: Any) -> tuple[int, int]:
+    """Return the rank and the number of ranks."""
+    if _plain(team) != 0:
+        raise CannotInterpret(f"team {_plain(team)}: only the team of all ranks (0) is simulated")
+    return builder.machine.program.rank, num_ranks(builder.machine)
+
+
+def all_to_all(builder: Any, team: Any, to: Any, source: Any, nbytes: Any) -> None:
+    rank, size = _world(builder, team)
+    target, origin, count = _plain(to), _plain(source), _plain(nbytes)
+    for peer in range(size):
+        mine, theirs = target + rank * count, origin + peer * count
+        put(builder, "block", False, mine, theirs, count, peer)
+    barrier(builder)
+
+
+def broadcast(builder: Any, team: Any, to: Any, source: Any, nbytes: Any, root: Any) -> None:
+    rank, size = _world(builder, team)
+    for peer in range(size) if rank == _plain(root) else ():
+        put(builder, "block", False, to, source, nbytes, peer)
+    barrier(builder)
+
+
 def _constant(value: Any) -> Any:
     return lambda builder, *args: scalar(value(builder), tl.int32)
 
 
-def device() -> dict[str, Any]:
-    """Return the names of a SHMEM device library: libshmem_device's and _nvshmem_triton's."""
+def _functions() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for suffix in ("", "_wave", "_warp", "_block", "_wg"):
         scope = {"_wave": "warp", "_wg": "block"}.get(suffix, suffix.strip("_") or "thread")
@@ -272,8 +330,14 @@ def device() -> dict[str, Any]:
         "signal_op": signal_op, "signal_wait_until": wait_until, "fence": fence, "quiet": fence,
         "wait_until": wait_until, "remote_ptr": translated, "remote_mc_ptr": multicast,
         "my_pe": _constant(lambda builder: builder.machine.program.rank),
-        "n_pes": _constant(lambda builder: len(builder.machine.hosts)),
+        "n_pes": _constant(lambda builder: num_ranks(builder.machine)),
     }  # fmt: skip
+    return found
+
+
+def device() -> dict[str, Any]:
+    """Return the names of a SHMEM device library, such as libshmem_device."""
+    found = _functions()
     calls = {name: _named(name, function) for name, function in found.items()}
     numbers = {f"NVSHMEM_CMP_{sign.upper()}": n for n, sign in enumerate(_SIGNS)}
     numbers |= {"NVSHMEM_SIGNAL_SET": _SET, "NVSHMEM_SIGNAL_ADD": _ADD, "NVSHMEMX_TEAM_NODE": 2,
@@ -293,4 +357,33 @@ def _named(name: str, function: Any) -> Any:
     return stand_in(call)
 
 
+# the library's own symbols, as torch's _nvshmem_triton and others call them
+
+
+def _extern(function: Any, kind: Any = None) -> Callable[..., Value]:
+    """Return an extern function: addresses are integers, and `kind` is that of the first one."""
+
+    def call(builder: Any, *handles: Value) -> Value:
+        given = [Tile(each, each.dtype) for each in handles]
+        if kind is not None:
+            pointer = tl.pointer_type(kind)
+            given[0] = Tile(Value(handles[0].data.astype(np.uint64), pointer), pointer)
+        found = function(builder, *given)
+        result = np.zeros(1, np.int32) if found is None else found.handle.data.astype(np.int32)
+        return Value(result, tl.int32)
+
+    return call
+
+
+def _symbols() -> dict[str, Callable[..., Value]]:
+    found = {name: _extern(function) for name, function in _functions().items()}
+    found["signal_wait_until"] = _extern(wait_until, tl.uint64)
+    found["int_wait_until"] = _extern(wait_until, tl.int32)
+    found["alltoallmem_block"] = _extern(all_to_all)
+    found["broadcastmem_block"] = _extern(broadcast)
+    return {f"{prefix}_{name}": call for name, call in found.items()
+            for prefix in ("nvshmem", "nvshmemx", "rocshmem")}  # fmt: skip
+
+
 NAMES = device()
+EXTERNS |= _symbols()

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..errors import SundogError
+from ..errors import CannotInterpret, SundogError
 from ..machine.launcher import current_machine
+from ..machine.machine import Machine
+from ..machine.regions import Region
 from . import stream_kernels as kernels
+from .shmem import initialise
 
-__all__ = ["SymmetricHandle", "SymmetricTensor", "allocate", "find", "rendezvous"]
+__all__ = ["Reach", "SymmetricHandle", "SymmetricTensor", "allocate", "find", "rendezvous"]
 
 _LARGEST_PAD = 1 << 18  # bytes; programs that ask for more use the first few words
 _MULTICAST = 1 << 56  # where no memory is: multicast addresses begin here
@@ -44,6 +48,8 @@ def allocate(
     device: Any = None, group_name: str | None = None, alloc_id: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Stand for _SymmetricMemory.empty_strided_p2p."""
+    if rank.backend == "NVSHMEM":
+        initialise(rank)  # as torch does at the first allocation
     world, number = rank.world, len(rank.allocations)
     itemsize = torch.empty(0, dtype=dtype, device="cpu").element_size()
     numel = (
@@ -134,6 +140,43 @@ def _learn(rank: Any, group: Any, allocation: SymmetricTensor) -> None:
             machine.checker.streams.learn(stream, known)
 
 
+class Reach:
+    """What the kernels of each rank may touch of other ranks: what a rendezvous gave to it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._met: set[tuple[int, int]] = set()  # a rank, and where a region of another begins
+
+    @staticmethod
+    def of(machine: Machine | None) -> Reach:
+        """Return that of a machine, and put it in place."""
+        assert machine is not None
+        if not isinstance(machine.memory.reach, Reach):
+            machine.memory.reach = Reach(machine)
+        return machine.memory.reach
+
+    def allow(self, rank: int, address: int) -> None:
+        region = self._machine.memory.find(address, address + 1)
+        if region is not None:
+            self._met.add((rank, region.start))
+
+    def __call__(self, region: Region | None, addresses: np.ndarray, verb: str) -> None:
+        rank = self._machine.program.rank
+        for each in (region,) if region is not None else self._regions(addresses):
+            if each.rank != rank and (rank, each.start) not in self._met:
+                raise CannotInterpret(
+                    f"{verb} of {each.name} of rank {each.rank} by a kernel of rank {rank}, which "
+                    "has no rendezvous of it: on GPUs that address is not rank "
+                    f"{rank}'s. Allocate the tensor with torch.distributed._symmetric_memory."
+                    "empty, and take the address from the handle that rendezvous returns."
+                )
+
+    def _regions(self, addresses: np.ndarray) -> list[Region]:
+        memory = self._machine.memory
+        found = (memory.find(at, at + 1) for at in addresses.ravel().tolist())
+        return [region for region in found if region is not None]
+
+
 class SymmetricHandle:
     """What `rendezvous` returns: torch's _SymmetricMemory, on simulated memory."""
 
@@ -161,6 +204,9 @@ class SymmetricHandle:
             self.buffer_ptrs_dev, self.signal_pad_ptrs_dev = (t.data_ptr() for t in self._tables)
         self.device = torch.device("cuda", rank.world.rank)
         self.multicast_ptr = self._make_multicast()
+        reach = Reach.of(current_machine())
+        for address in (*self.buffer_ptrs, *self.signal_pad_ptrs):
+            reach.allow(rank.world.rank, address)
 
     def at(self, offset: int) -> SymmetricHandle:
         """Return the handle of a tensor that begins inside this allocation."""

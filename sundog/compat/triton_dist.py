@@ -17,7 +17,7 @@ import torch.distributed._symmetric_memory as _symm_mem
 import triton
 import triton.language as tl
 
-from ..errors import SundogError
+from ..errors import CannotInterpret, SundogError
 from . import shmem
 from .patches import current
 from .shmem import asm, stand_in, tensor
@@ -229,13 +229,10 @@ def create_tensors(shape: Any, dtype: torch.dtype, rank: int, local_size: int) -
 
 
 def initialise(*args: Any) -> None:
-    """Allocate the words of `barrier_all`, once per rank."""
     rank = current()
     if rank is None:
         raise SundogError("sundog's stand-in for NVSHMEM works in simulated ranks: use --torch")
-    if "shmem" not in rank.dicts:
-        rank.dicts["shmem"] = {"words": rank.world.zeros(2, torch.int64, shmem.WORDS)}
-        dist.barrier()  # everybody's words are zero before the first barrier
+    shmem.initialise(rank)
 
 
 def barrier_all(stream: Any = None) -> None:
@@ -280,7 +277,7 @@ def _unknown(module: str) -> Any:
             raise AttributeError(name)
 
         def refused(*args: Any, **kwargs: Any) -> Any:
-            raise SundogError(f"{module}.{name} is not simulated: run this program on a GPU")
+            raise CannotInterpret(f"{module}.{name} is not simulated: run this program on a GPU")
 
         refused.__triton_builtin__ = True  # type: ignore[attr-defined]
         return refused

@@ -23,7 +23,9 @@ from .arithmetic import Arithmetic, corners
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
 from .ptx import run_ptx
 
-__all__ = ["Atomics", "Builder", "array_of", "full_mask", "is_tile"]
+__all__ = ["EXTERNS", "Atomics", "Builder", "array_of", "full_mask", "is_tile"]
+
+EXTERNS: dict[str, Callable[..., Value]] = {}  # by symbol: functions of libraries that we know
 
 _SEM = {
     ir.MEM_SEMANTIC.RELAXED: "relaxed",
@@ -414,8 +416,12 @@ class Builder(Atomics):
     def create_grid_dependency_launch_dependents(self) -> None:
         """Do nothing: a kernel that is launched early starts when it is put on the stream."""
 
-    def create_extern_elementwise(self, lib: str, path: str, symbol: str, *args: Any) -> Any:
-        raise CannotInterpret(f"extern function {symbol} runs only on a GPU; use tl operations")
+    def create_extern_elementwise(
+        self, lib: str, path: str, symbol: str, args: list[Value], *more: Any
+    ) -> Any:
+        if symbol not in EXTERNS:
+            raise CannotInterpret(f"extern function {symbol} runs only on a GPU; use tl operations")
+        return EXTERNS[symbol](self, *args)
 
 
 def _chosen(addresses: np.ndarray, mask: np.ndarray | None) -> np.ndarray:

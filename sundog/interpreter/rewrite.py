@@ -70,6 +70,13 @@ class _SomeThreads(Branch):
         self._program.mask = self._before
 
 
+def _is_foreign_builtin(called: Any) -> bool:
+    """Return whether somebody's module made it with Triton's `builtin` or `extern`."""
+    is_ours = not hasattr(called, "signature")  # a stand-in, which needs no semantic
+    in_tl = getattr(called, "__module__", "").startswith("triton.")
+    return hasattr(called, _BUILTIN) and not is_ours and not in_tl
+
+
 class Helpers:
     """What rewritten kernels call."""
 
@@ -194,7 +201,7 @@ class Helpers:
         return self.builtin(getattr(function, "__wrapped__", function))
 
     def builtin(self, function: Callable) -> Callable:
-        """Return a function of `tl.extra` as a kernel calls it."""
+        """Return a function of `tl.extra`, or of somebody's own, as a kernel calls it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs, _semantic=self.semantic)
@@ -376,7 +383,7 @@ class _Rewriter(stock.ASTTransformer):
         if module.startswith("triton.language.extra.") and module.endswith(".libdevice"):
             name = ast.copy_location(ast.Constant(ast.unparse(node.func)), node)
             node.func = ast.copy_location(_call("library", name), node.func)
-        elif module.startswith("triton.language.extra."):
+        elif module.startswith("triton.language.extra.") or _is_foreign_builtin(called):
             self.generic_visit(node)
             node.func = ast.copy_location(_call("builtin", node.func), node.func)
             return node

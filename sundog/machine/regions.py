@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,8 @@ class Memory:
         self._recent: Region | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None  # starts, sizes
         self.split: SplitHeaps | None = None  # where data and flags lie apart
+        # in a program for torch: refuses what the running rank may not touch
+        self.reach: Callable[[Region | None, np.ndarray, str], None] | None = None
         self.multicasts: list[tuple[int, int, list[int]]] = []  # start, end, start on each rank
 
     def add(self, region: Region) -> None:
@@ -128,14 +130,15 @@ class Memory:
         else:
             lo, hi = int(addresses.min()), int(addresses.max())
         recent = self._recent
-        if recent is not None and recent.start <= lo and hi + size <= recent.end:
-            return recent
-        self._recent = self.find(lo, hi + size)
-        if self._recent is None:  # several allocations in one access, or a wrong one
+        if recent is None or not (recent.start <= lo and hi + size <= recent.end):
+            self._recent = recent = self.find(lo, hi + size)
+        if recent is None:  # several allocations in one access, or a wrong one
             outside = self._outside(addresses.ravel(), size)
             if outside.size:
                 raise BadAccess(self._explain(int(outside[0]), size, verb))
-        return self._recent
+        if self.reach is not None:
+            self.reach(recent, addresses, verb)
+        return recent
 
     def _outside(self, addresses: np.ndarray, size: int) -> np.ndarray:
         if addresses.size <= _FEW:  # a flag on each rank: the table is not worth making

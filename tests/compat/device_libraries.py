@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 import triton
 import triton.language as tl
 
-from sundog.compat import iris as iris_stand_in
+from sundog.compat import provide
 from sundog.compat import triton_dist as stand_in
 
-stand_in.provide()
-iris_stand_in.provide()
+provide()
 
 import iris  # type: ignore[import-not-found]  # noqa: E402
+import torch.distributed._symmetric_memory._nvshmem_triton as nvshmem  # noqa: E402
 import triton_dist.language as dl  # type: ignore[import-not-found]  # noqa: E402
 from triton_dist.language.extra import libshmem_device as shmem  # type: ignore  # noqa: E402
 from triton_dist.language.extra.language_extra import (  # type: ignore  # noqa: E402
@@ -40,6 +41,29 @@ def put_and_signal(data, flag, x, out, BLOCK: tl.constexpr, FENCE: tl.constexpr)
         __syncthreads()  # what thread 0 acquired, all learn
         at = tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(data + at))
+
+
+@nvshmem.requires_nvshmem
+@triton.jit
+def put_by_torch(data, flag, x, n, FENCE: tl.constexpr):
+    """Rank 0 puts x to rank 1 and signals by torch's names; rank 1 waits, and all meet."""
+    if nvshmem.my_pe() == 0:
+        nvshmem.put(data, x, n, 1)
+        if FENCE:
+            nvshmem.fence()  # the put reaches rank 1 before the signal does
+        nvshmem.signal_op(flag.to(tl.int64), tl.full([], 1, tl.int64), 9, 1)
+    else:
+        nvshmem.signal_wait_until(flag, 0, 1)
+        nvshmem.get(data + n, data, n, 1)  # its own
+    nvshmem.barrier_all()
+
+
+@nvshmem.requires_nvshmem
+@triton.jit
+def exchange_by_torch(out, x, n):
+    """Give each rank its part, then everybody rank 1's."""
+    nvshmem.alltoall(0, out, x, n)
+    nvshmem.broadcast(0, out + 2 * n, x, n, 1)
 
 
 @triton.jit
@@ -78,6 +102,23 @@ def put(fence: bool) -> Callable[[], list[int]]:
         x, out = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
         put_and_signal[(1,)](data, flag, x, out, BLOCK=32, FENCE=fence)
         return out.tolist()
+
+    return main
+
+
+def by_torch(fence: bool) -> Callable[[], list[list[int]]]:
+    def main() -> list[list[int]]:
+        dist.init_process_group("nccl")
+        symm_mem.set_backend("NVSHMEM")
+        data, x, out = (symm_mem.empty(n, dtype=torch.int32, device="cuda") for n in (8, 8, 12))
+        handle, *_ = (symm_mem.rendezvous(each, dist.group.WORLD) for each in (data, x, out))
+        data.zero_()
+        x.copy_(torch.arange(8) + 10 * dist.get_rank())
+        flag = handle.get_signal_pad(dist.get_rank(), (1,), dtype=torch.int64)
+        dist.barrier()
+        put_by_torch[(1,)](data, flag, x, 4, FENCE=fence)
+        exchange_by_torch[(1,)](out, x, 4)
+        return [data.tolist(), out.tolist()]
 
     return main
 

@@ -231,3 +231,27 @@ def sum_and_leave(table, pads, x, out, rank: tl.constexpr, size: tl.constexpr, B
     push_and_sum(table, pads, x, out, BLOCK, rank, size, BLOCK)
     sync_threads()  # orders the loads above before the release
     meet(pads, rank, size, "release", "relaxed")
+
+
+@triton.jit
+def by_multicast(multicast, out, TEXT: tl.constexpr):
+    """Run a line of PTX on the multicast address ($1) and a word of this rank ($2)."""
+    if thread() == 0:
+        word = multicast.to(tl.pointer_type(tl.int32))
+        tl.inline_asm_elementwise(TEXT, "=r,l,l", [word, out.to(word.dtype)], tl.int32, False, 1)
+
+
+def multimem(text: str, dtype: torch.dtype) -> Callable[[], tuple[list[float], list[float]]]:
+    """Return a program: each rank holds its rank + 1, runs the text, and returns both tensors."""
+
+    def main() -> tuple[list[float], list[float]]:
+        dist.init_process_group("nccl")
+        buffer = symm_mem.empty(8, dtype=dtype, device="cuda").fill_(dist.get_rank() + 1)
+        handle = symm_mem.rendezvous(buffer, dist.group.WORLD)
+        out = torch.zeros(8, dtype=dtype, device="cuda")
+        dist.barrier()
+        by_multicast[(1,)](handle.multicast_ptr, out, TEXT=text)
+        dist.barrier()
+        return buffer.tolist(), out.tolist()
+
+    return main

@@ -40,7 +40,8 @@ def test_nothing_stays_patched() -> None:
     assert snapshot() == before
 
 
-def test_nothing_stays_patched_after_an_error() -> None:
+@pytest.mark.parametrize("backend", ["sim", "shm"])
+def test_nothing_stays_patched_after_an_error(backend: str) -> None:
     before = snapshot()
 
     def main() -> None:
@@ -50,7 +51,7 @@ def test_nothing_stays_patched_after_an_error() -> None:
         dist.barrier()
 
     with pytest.raises(RuntimeError, match="rank 1 fails"):
-        sundog.run(main, 3, "sim", torch=True)
+        sundog.run(main, 3, backend, torch=True)
     assert snapshot() == before
 
 

@@ -14,7 +14,7 @@ from sundog.cli import app
 from sundog.compat.rank import as_rank
 from sundog.tools.check.schedules import Report, check
 
-from .signal_pads import gather, program, right, take_relaxed_and_write_again
+from .signal_pads import gather, multimem, program, right, take_relaxed_and_write_again
 
 
 def checked(**how: object) -> Report:
@@ -25,9 +25,9 @@ def rules(report: Report) -> set[str]:
     return {finding.rule for finding in report.findings}
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_program_for_torchrun_gives_torchs_result(size: int) -> None:
-    first, *others = sundog.run(right, size, "sim", torch=True)
+@pytest.mark.parametrize(("size", "backend"), [(1, "sim"), (2, "sim"), (4, "sim"), (2, "shm")])
+def test_program_for_torchrun_gives_torchs_result(size: int, backend: str) -> None:
+    first, *others = sundog.run(right, size, backend, torch=True)
     assert first.abs().sum() > 0
     assert all(torch.equal(first, each) for each in others)
 
@@ -85,3 +85,27 @@ def test_relaxed_wait_at_the_end_of_a_kernel_relies_on_the_boundary() -> None:
     report = check(as_rank(take_relaxed_and_write_again), 2, schedules=4)
     assert not report.findings, report
     assert {finding.rule for finding in report.remarks} == {"relies on the kernel boundary"}
+
+
+REDUCED = "multimem.ld_reduce.relaxed.sys.global.add"
+MULTIMEM = {  # with 1, 2 and 3 on the ranks
+    f"{{.reg .f32 %x; {REDUCED}.f32 %x, [$1]; st.global.f32 [$2], %x; mov.b32 $0, 0;}}": (
+        torch.float32, [1.0] * 8, [6.0] + [0.0] * 7,
+    ),
+    f"{{.reg .b32 %x<4>; {REDUCED}.v4.bf16x2 {{%x0, %x1, %x2, %x3}}, [$1];"
+    " st.global.v4.b32 [$2], {%x0, %x1, %x2, %x3}; mov.b32 $0, 0;}": (
+        torch.bfloat16, [1.0] * 8, [6.0] * 8,
+    ),
+    "multimem.red.relaxed.sys.global.add.u32 [$1], 10; mov.b32 $0, 0;": (
+        torch.int32, [31, 1, 1, 1, 1, 1, 1, 1], [0] * 8,
+    ),
+    "multimem.ld_reduce.relaxed.sys.global.max.s32 $0, [$1]; st.global.b32 [$2], $0;": (
+        torch.int32, [1] * 8, [3, 0, 0, 0, 0, 0, 0, 0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", MULTIMEM)
+def test_multimem_reaches_every_rank(text: str) -> None:
+    dtype, buffer, out = MULTIMEM[text]
+    assert sundog.run(multimem(text, dtype), 3, "sim", torch=True)[0] == (buffer, out)

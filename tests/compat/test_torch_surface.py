@@ -21,21 +21,28 @@ from sundog.errors import SundogError
 from sundog.tools.check.schedules import check
 
 
-def ranks(main: Callable[[int], Any], size: int = 3) -> list[Any]:
+def ranks(main: Callable[[int], Any], size: int = 3, backend: str = "sim") -> list[Any]:
     def program() -> Any:
         dist.init_process_group("nccl")
         return main(dist.get_rank())
 
-    return sundog.run(program, size, "sim", torch=True)
+    return sundog.run(program, size, backend, torch=True)
 
 
-def test_collectives_are_torchs() -> None:
+BACKENDS = pytest.mark.parametrize("backend", ["sim", "shm"])  # threads, and processes
+
+
+@BACKENDS
+def test_collectives_are_torchs(backend: str) -> None:
     def main(rank: int) -> list[Any]:
         x = torch.arange(6.0, device="cuda") + rank
         total = x.clone()
         dist.all_reduce(total)
         whole = torch.empty(18, device="cuda")
         dist.all_gather_into_tensor(whole, x)
+        parts = [torch.empty(6, device="cuda") for _ in range(3)]
+        dist.all_gather(parts, x)
+        assert torch.equal(torch.cat(parts), whole)
         part = torch.empty(2, device="cuda")
         dist.reduce_scatter_tensor(part, x)
         dist.broadcast(x, 1)
@@ -46,7 +53,7 @@ def test_collectives_are_torchs() -> None:
     base = [float(n) for n in range(6)]
     total = [3 * n + 3 for n in base]
     whole = [n + r for r in range(3) for n in base]
-    for rank, found in enumerate(ranks(main)):
+    for rank, found in enumerate(ranks(main, 3, backend)):
         assert found[0] == total
         assert found[1] == whole
         assert found[2] == total[2 * rank : 2 * rank + 2]
@@ -78,7 +85,8 @@ def test_group_takes_torchs_keywords() -> None:
     assert sundog.run(main, 2, "sim", torch=True) == [(0, 2), (1, 2)]
 
 
-def test_groups_are_each_ranks_own() -> None:
+@BACKENDS
+def test_groups_are_each_ranks_own(backend: str) -> None:
     def main(rank: int) -> Any:
         pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         mine = pairs[rank // 2]
@@ -86,10 +94,16 @@ def test_groups_are_each_ranks_own() -> None:
         dist.all_reduce(x, group=mine)
         return x.item(), dist.get_rank(mine), dist.get_world_size(mine), mine.group_name
 
-    assert ranks(main, 4) == [(1, 0, 2, "1"), (1, 1, 2, "1"), (5, 0, 2, "2"), (5, 1, 2, "2")]
+    assert ranks(main, 4, backend) == [
+        (1, 0, 2, "1"),
+        (1, 1, 2, "1"),
+        (5, 0, 2, "2"),
+        (5, 1, 2, "2"),
+    ]
 
 
-def test_handle_reaches_the_peers_memory() -> None:
+@BACKENDS
+def test_handle_reaches_the_peers_memory(backend: str) -> None:
     def main(rank: int) -> Any:
         x = symm_mem.empty(4, 2, dtype=torch.int32, device="cuda").fill_(rank)
         assert symm_mem.is_symm_mem_tensor(x)
@@ -106,10 +120,11 @@ def test_handle_reaches_the_peers_memory() -> None:
         assert workspace is symm_mem.get_symm_mem_workspace(dist.group.WORLD.group_name, 32)
         return seen, handle.rank, handle.world_size
 
-    assert ranks(main) == [(8, 0, 3), (16, 1, 3), (0, 2, 3)]
+    assert ranks(main, 3, backend) == [(8, 0, 3), (16, 1, 3), (0, 2, 3)]
 
 
-def test_signals_order_two_ranks() -> None:
+@BACKENDS
+def test_signals_order_two_ranks(backend: str) -> None:
     def main(rank: int) -> Any:
         x = symm_mem.empty(4, dtype=torch.int32, device="cuda").zero_()
         handle = symm_mem.rendezvous(x, dist.group.WORLD)
@@ -121,10 +136,11 @@ def test_signals_order_two_ranks() -> None:
             handle.wait_signal(0)
         return x.tolist()
 
-    assert ranks(main, 2) == [[0] * 4, [7] * 4]
+    assert ranks(main, 2, backend) == [[0] * 4, [7] * 4]
 
 
-def test_streams_and_events_order_work() -> None:
+@BACKENDS
+def test_streams_and_events_order_work(backend: str) -> None:
     def main(rank: int) -> Any:
         flag = torch.zeros(2, dtype=torch.int32, device="cuda")
         x = symm_mem.empty(4, dtype=torch.int32, device="cuda").fill_(rank)
@@ -139,7 +155,7 @@ def test_streams_and_events_order_work() -> None:
         torch.cuda.synchronize()
         return flag.tolist()
 
-    assert ranks(main, 2) == [[0, 5]] * 2
+    assert ranks(main, 2, backend) == [[0, 5]] * 2
 
 
 def test_a_tensor_is_on_the_ranks_device() -> None:

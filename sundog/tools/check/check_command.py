@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...compat.cuda import provide
+from ...compat import provide
 from ...compat.rank import as_rank
 from ...report.page import check_page, write_page
 from ...world.world import World

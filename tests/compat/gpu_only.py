@@ -1,0 +1,75 @@
+"""Programs that a CPU cannot run as they are: each asks for something that only a GPU has."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+import triton
+import triton.language as tl
+from cuda.bindings import driver  # type: ignore[import-not-found]
+
+
+@triton.jit
+def read_the_peer(table, out):
+    theirs = tl.load(table + 1).to(tl.pointer_type(tl.float32))
+    tl.store(out, tl.load(theirs))
+
+
+def unknown_driver_call() -> None:
+    dist.init_process_group("nccl")
+    driver.cuMemcpyAsync(1, 2, 3, 0)
+
+
+def unknown_runtime_call() -> None:
+    dist.init_process_group("nccl")
+    torch.cuda.cudart()
+
+
+def graph() -> None:
+    dist.init_process_group("nccl")
+    torch.cuda.CUDAGraph()
+
+
+def time() -> None:
+    dist.init_process_group("nccl")
+    torch.cuda.Event(enable_timing=True).elapsed_time(torch.cuda.Event(enable_timing=True))
+
+
+def missing_import() -> None:
+    import a_library_that_nobody_has  # type: ignore[import-not-found]  # noqa: F401
+
+
+def without_rendezvous() -> None:
+    """Exchange addresses by hand: on GPUs they mean nothing in another process."""
+    dist.init_process_group("nccl")
+    x = symm_mem.empty(4, dtype=torch.float32, device="cuda").fill_(1)
+    addresses = [None] * dist.get_world_size()
+    dist.all_gather_object(addresses, x.data_ptr())
+    read_the_peer[(1,)](torch.tensor(addresses), torch.empty(1))
+    dist.barrier()
+
+
+def ordinary_tensor() -> None:
+    """Do the same with a tensor that is not symmetric at all."""
+    dist.init_process_group("nccl")
+    x = torch.ones(4, device="cuda")
+    addresses = [None] * dist.get_world_size()
+    dist.all_gather_object(addresses, x.data_ptr())
+    read_the_peer[(1,)](torch.tensor(addresses), torch.empty(1))
+    dist.barrier()
+
+
+def with_rendezvous() -> None:
+    dist.init_process_group("nccl")
+    x = symm_mem.empty(4, dtype=torch.float32, device="cuda").fill_(1)
+    handle = symm_mem.rendezvous(x, dist.group.WORLD)
+    dist.barrier()
+    read_the_peer[(1,)](torch.tensor(handle.buffer_ptrs), torch.empty(1))
+    dist.barrier()
+
+
+def notes_for_a_profiler() -> None:
+    dist.init_process_group("nccl")
+    torch.cuda.nvtx.range_push("step")
+    torch.cuda.nvtx.range_pop()

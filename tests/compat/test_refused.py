@@ -1,0 +1,48 @@
+"""What cannot be checked on a CPU ends with a sentence that names the line, and status 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sundog.cli import app
+
+PROGRAMS = Path(__file__).with_name("gpu_only.py")
+REFUSED = {
+    "unknown_driver_call": "gpu_only.py:21: cuda.bindings.driver.cuMemcpyAsync is not simulated",
+    "unknown_runtime_call": "gpu_only.py:26: torch.cuda.cudart is not simulated: run this program",
+    "graph": "gpu_only.py:31: torch.cuda.CUDAGraph is not simulated: run this program on a GPU",
+    "time": "gpu_only.py:36: Event.elapsed_time: the simulator keeps no time; measure on a GPU",
+    "missing_import": "gpu_only.py:40: No module named 'a_library_that_nobody_has'. Install it",
+    "without_rendezvous": "load of symm_mem0 of rank 1 by a kernel of rank 0, which has no rendezv",
+    "ordinary_tensor": "load of a tensor of rank 1 by a kernel of rank 0, which has no rendezvous",
+}
+
+
+def checked(name: str) -> tuple[int, str]:
+    target = f"{PROGRAMS}:{name}"
+    found = CliRunner().invoke(app, ["check", target, "--torch", "--world", "2", "--schedules=1"])
+    return found.exit_code, found.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_a_sentence_and_status_2(name: str) -> None:
+    status, output = checked(name)
+    assert REFUSED[name] in output
+    assert status == 2
+
+
+@pytest.mark.parametrize("name", ["with_rendezvous", "notes_for_a_profiler"])
+def test_what_has_a_meaning_here_is_clean(name: str) -> None:
+    status, output = checked(name)
+    assert status == 0, output
+
+
+def test_a_missing_import_of_the_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import a_library_that_nobody_has\ndef main(): pass\n")
+    found = CliRunner().invoke(app, ["check", f"{path}:main", "--torch"])
+    assert "script.py:1: ModuleNotFoundError: No module named 'a_library" in found.output
+    assert found.exit_code == 2
