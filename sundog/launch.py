@@ -40,6 +40,7 @@ def run(
     sim: Sim | None = None,
     torch: bool = False,
     signals: str = "",
+    tune: str = "",
 ) -> list[Any]:
     """Run `fn(world)` once per rank and return the results by rank.
 
@@ -49,7 +50,8 @@ def run(
     Without a backend's name: `virtual` if there is a GPU, else `sim`. The argument `sim` says how
     to simulate (schedule, SMs, whether waits expire) and is for that backend alone. With
     link="pcie" all ranks but the first are passive (docs/gpu.md): on `virtual` their data lies in
-    host memory; on `sim` it lies apart from their flags, as on `virtual`. `signals`: see `init`.
+    host memory; on `sim` it lies apart from their flags, as on `virtual`. `signals`, `tune`: see
+    `init`.
     """
     if not callable(fn):
         raise ValueError(f"fn must be callable as fn(world), got {fn!r}")
@@ -63,24 +65,36 @@ def run(
         raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
     if torch and can.on_gpu:
         raise ValueError(f"torch=True is for backends 'sim' and 'shm', not {name!r}: use torchrun")
+    if tune:
+        _check_tune(tune, link)
     nbytes = _heap_size(heap_size, can.on_gpu, world_size)
     options = WorldOptions(nbytes, _seconds(timeout), link, sim)
     if torch:
         from .compat.rank import as_rank
 
         fn = as_rank(fn)
-    return module.run(_signalling(fn, signals) if signals else fn, world_size, options)
+    return module.run(_with_options(fn, signals, tune), world_size, options)
 
 
-def _signalling(fn: Callable[[World], Any], signals: str) -> Callable[[World], Any]:
-    """`fn` in a world whose kernels signal in the form that was asked for."""
+def _with_options(fn: Callable[[World], Any], signals: str, tune: str) -> Callable[[World], Any]:
+    """`fn` in a world whose kernels signal, and whose ops tune, as was asked for."""
     _check_signals(signals)
+    if not (signals or tune):
+        return fn
 
     def run_rank(world: World) -> Any:
-        world.kernel_mode = signal_form(signals, world.device, True)
+        if signals:
+            world.kernel_mode = signal_form(signals, world.device, True)
+        world.tune = tune
         return fn(world)
 
     return run_rank
+
+
+def _check_tune(tune: str, link: str = "") -> None:
+    from .ops.online import check_tune  # what it knows of models takes a while to import
+
+    check_tune(tune, link)
 
 
 def _check_signals(signals: str) -> None:
@@ -97,6 +111,7 @@ def init(
     heap_size: int = 0,
     timeout: float = 0,
     signals: str = "",
+    tune: str = "",
 ) -> World:
     """Return the world of this process, which torchrun started as one of several ranks.
 
@@ -108,8 +123,13 @@ def init(
 
     `signals` says how a kernel sets a flag of a peer: "atomic", or "store", which links without
     native atomics need too. Without it (or SUNDOG_SIGNALS), "store" where GPUs are linked so.
+
+    tune="online" lets algo="auto" try, in the first calls of a problem that nobody measured, what
+    the model rates within 10 % of the best (sundog/ops/online.py). Never by default.
     """
     _check_signals(signals)
+    if tune:
+        _check_tune(tune)
     name = _chosen(backend, _UNDER_TORCHRUN)
     module = load(name)
     if not module.CAPABILITIES.processes:
@@ -125,6 +145,7 @@ def init(
     world: World = open_world(members, module, nbytes, seconds)
     if signals:
         world.kernel_mode = signal_form(signals, world.device, True)
+    getattr(world, "local", world).tune = tune  # over machines: of each machine's kernels
     if not _initialized:
         atexit.register(_look_at_exit)
     _initialized[members.group] = world

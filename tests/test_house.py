@@ -15,7 +15,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1435,
+    "(top)": 1460,
     "backends": 4100,
     "checker": 4525,
     "collectives": 4105,
@@ -31,7 +31,7 @@ BUDGETS = {
     "learn": 500,
     "machine": 3380,
     "nodes": 1710,
-    "ops": 1785,
+    "ops": 1910,
     "predict": 1320,
     "report": 600,
     "tools": 2780,

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .plans import Plans, StagedTensor
 
 __all__ = [
-    "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "call", "check_contiguous",
-    "check_out", "decide", "latest", "on_stream", "packed", "repeated",
+    "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "Request", "call",
+    "check_contiguous", "check_out", "decide", "latest", "on_stream", "packed", "repeated",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
@@ -177,12 +177,12 @@ def call(
     `asked`: for `repeated`, the op's name and what else it was given but tensors and options.
     `is_flat`: its kernels take tensors of one dimension.
     """
-    request = _Request(world, op, problem, tensors, options, is_flat)
+    request = Request(world, op, problem, tensors, options, is_flat)
     if options.async_op:
         return on_stream(world, ASYNC_STREAM, request.run, next(iter(tensors.values())))
     result = request.run()
     is_real = not any(each.is_complex() for each in tensors.values())  # else: conjugated?
-    if asked and options[1:] == _USUAL and is_real:
+    if asked and options[1:] == _USUAL and is_real and request.may_repeat:
         identity = _identity(world, world._plans, (*asked, options.algo), *tensors.values())
         world._plans.remember(identity, _Repeat(request.cached))
     return result
@@ -201,7 +201,7 @@ def on_stream(
 
 
 @dataclass
-class _Request:
+class Request:
     """One call of an op, from its arguments to its launch."""
 
     world: World
@@ -210,9 +210,17 @@ class _Request:
     tensors: dict[str, torch.Tensor]
     options: CallOptions
     is_flat: bool
+    may_repeat: bool = True  # with the same algorithm
 
     def run(self) -> torch.Tensor:
         self._check()
+        if self.world.tune and self.options[:2] == ("auto", None):
+            from .online import run_online  # only where the user allows it
+
+            return run_online(self)
+        return self.run_planned()
+
+    def run_planned(self) -> torch.Tensor:
         world, plans = self.world, self.world._plans
         key = (self.op, self.problem, self.options[:2], self.staged, world.stream_number)
         world._streams.mark_captured()
@@ -258,7 +266,7 @@ class _Request:
         memory.refuse_freed(f"{self.op}: {name}", tensor)
         return True
 
-    def _ordinary(self) -> dict[str, int]:
+    def ordinary(self) -> dict[str, int]:
         """Bytes of the tensors that an algorithm may have to copy to the heap."""
         staged = zip(self.tensors.items(), self.staged, strict=True)
         return {name: tensor.nbytes for (name, tensor), s in staged if s}
@@ -274,7 +282,7 @@ class _Request:
         try:
             self.world.num_sms = self.world._streams.share()
             algo, module, config, why = decide(
-                self.world, self.op, self.problem, self.options, self._ordinary()
+                self.world, self.op, self.problem, self.options, self.ordinary()
             )
             refused = self.world._streams.refuse_wide(self.op, config)
             mine = f"{self.problem}, {algo}, {config}, {self._where()}"

@@ -82,6 +82,7 @@ class Plans:
         self._progress = progress
         self.max_plans = max_plans
         self.repeats: dict[tuple, Any] = {}  # calls with these very tensors (dispatch.py)
+        self.tryouts: dict[tuple, Any] = {}  # of algorithms, in the first calls (online.py)
         self.agreed: tuple | None = None  # the problem and config that ranks have just compared
         self.count = 0  # calls so far
         self._backend, self._order = world._backend, world._backend.order

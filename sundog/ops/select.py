@@ -47,6 +47,7 @@ __all__ = [
 
 _COPY_S, _COPY_RATE = 3e-6, 2e12  # of a copy on a machine that nobody has described
 _FLOPS_PER_BYTE = 175  # of an H200: 700 TFLOP/s, 4 TB/s
+_NEAR = 1.1  # times the best: the model is not sure which of these is faster
 _RANKS = ("src", "dst")  # fields of a problem that do not change its time
 # A maximum takes about as long as a sum, a product with a bias as one without, a norm in FP8 as one
 # without.
@@ -64,11 +65,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm and its config. `explain` says why, for those who ask."""
+    """An algorithm and its config. `explain` says why, for those who ask.
+
+    `near`: those that the model rates within 10 % of it, and itself; none if it was measured.
+    """
 
     algo: str
     config: Any
     explain: Callable[[], str]
+    near: tuple[str, ...] = ()
 
     @property
     def why(self) -> str:
@@ -162,7 +167,8 @@ def _by_model(
         f"{tried.op}: {order[0]}: no measurements for {target} with {num_sms} SMs a rank; the "
         f"model of {hardware.name} expects: {expected}"
     )
-    return Choice(order[0], tried.configs[order[0]], lambda: text)
+    near = tuple(algo for algo in order if whole[algo] <= _NEAR * whole[order[0]])
+    return Choice(order[0], tried.configs[order[0]], lambda: text, near)
 
 
 def _by_rule(tried: _Tried, algo: str) -> str:

@@ -75,7 +75,7 @@ class World:
         self.kernel_mode = signal_form(knobs.signals.get(), self.device, backend.has_atomics)
         self._backend = backend
         self._ranks, self._channel, self._heap = ranks, channel, heap
-        self._closed = ""
+        self._closed, self.tune = "", ""  # tune="online": see ops/online.py
         self.name = names.name_for(self, channel)  # for torch's ops: see sundog/torch/names.py
         self._num_groups = 0
         self._streams = RankStreams(backend)
@@ -303,7 +303,7 @@ class World:
         chosen = tuple(self._ranks[r] for r in members)
         channel = f"{self._channel}/{self._num_groups}"
         group = World(self._backend, chosen, channel, heap, self._memory.origin + arena.offset)
-        group.max_plans, group.kernel_mode = self.max_plans, self.kernel_mode
+        group.max_plans, group.kernel_mode, group.tune = self.max_plans, self.kernel_mode, self.tune
         self._memory.groups[arena.offset] = group
         group.barrier()  # nobody talks to a member whose context is not there yet
         return group
