@@ -19,9 +19,11 @@ import os
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Chip", "Hardware", "Link", "Network", "Source", "known", "parse", "plain", "read"]
+__all__ = [
+    "Chip", "Hardware", "Link", "Network", "PairRates", "Source", "known", "parse", "plain", "read",
+]  # fmt: skip
 
 HOW = ("measured", "published", "fitted", "assumed")
 KINDS = ("none", "switch", "mesh", "host")
@@ -55,6 +57,16 @@ class Chip:
     tile_s: float  # what an output tile of a product costs besides its flops
 
 
+class PairRates(NamedTuple):
+    """What a GPU moves alone from and to a peer's memory, in bytes per second."""
+
+    gpu: int
+    peer: int
+    read: float
+    write: float
+    copy: float  # by a copy engine, from the peer
+
+
 @dataclass(frozen=True)
 class Link:
     """How the GPUs of a node reach each other's memory.
@@ -71,6 +83,19 @@ class Link:
     multicast_rate: float  # of one GPU, by loads that the switch reduces; 0: it can't
     copy_rate: float  # of one copy engine; 0: it is not known
     pairs: tuple[tuple[int, int], ...] | None = None  # of a mesh that lacks some wires
+    pair_rates: tuple[PairRates, ...] | None = None  # where each pair was measured
+
+    def rate_between(self, gpu: int, peer: int, is_read: bool) -> float:
+        """Bytes per second of one pair: as measured, else as all pairs."""
+        for each in self.pair_rates or ():
+            if (each.gpu, each.peer) == (gpu, peer):
+                return each.read if is_read else each.write
+        return self.pair_rate
+
+    @property
+    def slowest_pair(self) -> float:
+        """Ranks that all do the same wait for this one."""
+        return min((min(p.read, p.write) for p in self.pair_rates or ()), default=self.pair_rate)
 
 
 @dataclass(frozen=True)
@@ -158,6 +183,7 @@ def parse(data: Any, where: str) -> Hardware:
         sources,
     )  # fmt: skip
     _check_figures(made, where)
+    _check_pairs(made, where)
     _check_reach(made, where)
     return made
 
@@ -199,7 +225,7 @@ def _fields(data: Any, needed: tuple, optional: tuple, where: str, part: str = "
 def _figures(kind: Any, data: Any, part: str, where: str, sources: dict[str, Source]) -> dict:
     """Return the fields of a part, without their sources."""
     names = [each.name for each in dataclasses.fields(kind)]
-    optional = [name for name in names if name == "pairs"]
+    optional = [name for name in names if name in ("pairs", "pair_rates")]
     given = _fields(
         data, tuple(n for n in names if n not in optional), tuple(optional), where, part
     )
@@ -228,6 +254,8 @@ def _value(figure: Any, name: str, where: str) -> Any:
     value = figure["value"]
     if name.endswith("matmul_rate"):
         return _table(value, name, where)
+    if name.endswith("pair_rates"):
+        return _pair_table(value, name, where)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{where}: {name} is {value!r}, expected a number")
     return _count(value, name, where) if name == "gpu.num_sms" else value
@@ -242,6 +270,18 @@ def _table(value: Any, name: str, where: str) -> tuple[tuple[float, float], ...]
     sizes = [size for size, _ in rows]
     if not rows or sizes != sorted(set(sizes)) or min(rate for _, rate in rows) <= 0:
         raise ValueError(f"{where}: {name}: expected growing sizes, and a positive rate for each")
+    return rows
+
+
+def _pair_table(value: Any, name: str, where: str) -> tuple[PairRates, ...]:
+    try:
+        rows = tuple(PairRates(int(a), int(b), *map(float, rates)) for a, b, *rates in value)
+    except (TypeError, ValueError):
+        rows = ()
+    if not rows or min(min(row[2:]) for row in rows) <= 0:
+        raise ValueError(
+            f"{where}: {name}: expected a list of [GPU, peer, read, write, copy], rates above 0"
+        )
     return rows
 
 
@@ -291,6 +331,19 @@ def _check_figures(made: Hardware, where: str) -> None:
             f"{where}: link.pair_rate is {made.link.pair_rate:.3g}, more than link.rate "
             f"{made.link.rate:.3g} of all pairs together"
         )
+
+
+def _check_pairs(made: Hardware, where: str) -> None:
+    """Raise ValueError where a measured pair can't be, or has more than all pairs together."""
+    for each in made.link.pair_rates or ():
+        pair = f"{where}: link.pair_rates: GPU {each.gpu} and peer {each.peer}"
+        if each.gpu == each.peer or not {each.gpu, each.peer} <= set(range(made.gpus)):
+            raise ValueError(f"{pair} are no pair of {made.gpus} GPUs")
+        if max(each.read, each.write) > made.link.rate:
+            raise ValueError(
+                f"{pair} have {max(each.read, each.write):.3g}, more than link.rate "
+                f"{made.link.rate:.3g} of all pairs together"
+            )
 
 
 def _check_reach(made: Hardware, where: str) -> None:

@@ -295,8 +295,7 @@ class Clock:
             done = self._through_memory(self._gpu(owner), at, read, written)
         bound = "memory"
         if rank != owner and self.ranks.is_linked:
-            source, target = (owner, rank) if read else (rank, owner)
-            there = self._through_link(source, target, at, read + written)
+            there = self._through_link(rank, owner, at, read + written, bool(read))
             done, bound = (there, "link") if there > done else (done, bound)
         return done, bound
 
@@ -307,12 +306,18 @@ class Clock:
         memory.written += written
         return memory.take(at, memory_seconds(chip, memory.read, memory.written) - before)
 
-    def _through_link(self, source: int, target: int, at: float, nbytes: float) -> float:
+    def _through_link(
+        self, rank: int, owner: int, at: float, nbytes: float, is_read: bool
+    ) -> float:
+        """Bytes that a rank reads from another one's memory, or writes there."""
         hardware = self.ranks.hardware
+        source, target = (owner, rank) if is_read else (rank, owner)
         if hardware.network is not None and source // hardware.gpus != target // hardware.gpus:
             rate = pair_rate = hardware.network.rate
         else:
-            rate, pair_rate = hardware.link.rate, hardware.link.pair_rate
+            rate = hardware.link.rate
+            here, there = rank % hardware.gpus, owner % hardware.gpus
+            pair_rate = hardware.link.rate_between(here, there, is_read)
         return max(
             self._server("out", source).take(at, nbytes / rate),
             self._server("in", target).take(at, nbytes / rate),
@@ -335,7 +340,8 @@ class Clock:
         seconds = len(places) / self.ranks.hardware.gpu.poll_rate
         done = self._server("words", self._gpu(owner)).take(track.now, seconds)
         if owner != track.rank and self.ranks.is_linked:
-            done = max(done, self._through_link(track.rank, owner, track.now, 8.0 * len(places)))
+            nbytes = 8.0 * len(places)
+            done = max(done, self._through_link(track.rank, owner, track.now, nbytes, False))
         track.go(done, "programs", "words")
 
     def _reach(self, rank: int, places: Sequence[tuple[int, int]]) -> float:

@@ -175,7 +175,7 @@ def _link_seconds(ranks: Ranks, nbytes: float) -> float:
     link, far = ranks.hardware.link, ranks.off_node
     near = nbytes * (1 - far)
     peers = max((ranks.size - 1) * (1 - far), 1.0)
-    busiest = max(near / link.rate, near / peers / link.pair_rate)
+    busiest = max(near / link.rate, near / peers / link.slowest_pair)
     if far and ranks.hardware.network is not None:
         busiest = max(busiest, nbytes * far / ranks.hardware.network.rate)
     return busiest

@@ -14,18 +14,20 @@ import torch
 
 from .. import target
 from ..errors import SundogError
-from ..hardware.description import Hardware, Source, plain, read
+from ..hardware.description import Hardware, PairRates, Source, plain, read
+from ..launch import run as run_ranks
 from ..ops.load import changed, find, value
 from ..ops.select import Entry
 from ..predict.expected import calibrated_path
 from ..predict.expected import time as expected
 from ._console import FINE, check_writable, command, ensure_compiler_cache, note, write_json
-from .bench.limits import Rates
+from .bench.limits import Rates, measure_pairs
 from .bench.run import BenchOptions, bench
 
 __all__ = [
     "AXES", "LINKED", "SHARED", "CalibrateOptions", "describe", "errors", "figure_of", "fit",
-    "made_up", "measured", "product_figures", "run", "signed", "topology", "with_rates",
+    "made_up", "measured", "product_figures", "run", "signed", "topology", "with_pairs",
+    "with_rates",
 ]  # fmt: skip
 
 
@@ -76,7 +78,26 @@ def _by_measuring(options: CalibrateOptions, date: str) -> tuple[Hardware, list[
     source = Source(f"fitted: `sundog calibrate` on {here.name}, {options.backend}", date)
     title = f"{here.name}, {options.world} ranks on {options.backend}, calibrated {date}"
     made = describe(f"{here.key}-{kind}", title, kind, here.num_sms, found, source)
+    if kind == "switch":
+        pairs = run_ranks(measure_pairs, options.world, options.backend)[0]
+        alone = f"measured: `sundog calibrate` on {here.name}, one pair at a time"
+        made = with_pairs(made, pairs, Source(alone, date))
     return made, found[0]
+
+
+def with_pairs(made: Hardware, pairs: Sequence[PairRates], source: Source) -> Hardware:
+    """Add each pair's rates; no pair has more than the link of a GPU, which kernels reach."""
+    most = made.link.rate
+    rows = tuple(
+        PairRates(p.gpu, p.peer, *(_rounded(min(rate, most)) for rate in p[2:])) for p in pairs
+    )
+    copies = sorted(p.copy for p in pairs)
+    figures: dict[str, Any] = {
+        "link.pair_rates": rows,
+        "link.copy_rate": _rounded(copies[len(copies) // 2]),
+    }
+    sources = {**made.sources, **dict.fromkeys(figures, source)}
+    return dataclasses.replace(made.changed(figures), sources=sources)
 
 
 def _gpu() -> target.Target:
@@ -219,7 +240,20 @@ def topology(hardware: Hardware) -> str:
     lines[middle] += (
         f"-- {link.kind}: {link.rate / 1e9:.0f} GB/s a GPU and direction, barrier {barrier:.1f} us"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_pair_lines(hardware)])
+
+
+def _pair_lines(hardware: Hardware) -> list[str]:
+    """A row for each GPU: what it reads from every peer."""
+    if hardware.link.pair_rates is None:
+        return []
+    reads = {(each.gpu, each.peer): each.read for each in hardware.link.pair_rates}
+    gpus = range(hardware.gpus)
+    lines = ["GB/s that a GPU reads from a peer, one pair at a time:"]
+    for gpu in gpus:
+        cells = (f"{reads[gpu, p] / 1e9:5.0f}" if (gpu, p) in reads else "    -" for p in gpus)
+        lines.append(f"  GPU {gpu}: {' '.join(cells)}")
+    return lines
 
 
 # Fit a machine's figures to measured times of ops: first those of moving data, then of products.

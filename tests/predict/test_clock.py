@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sundog.hardware.description import PairRates
 from sundog.predict.clock import Clock, Server, Track
 from sundog.predict.parts import TOGETHER, Ranks
 from tests.predict.test_parts import CHIP, LINKED
@@ -54,6 +55,25 @@ def test_a_link_holds_programs_up_together() -> None:
     expected = (all_of_it**TOGETHER + own**TOGETHER) ** (1 / TOGETHER)
     assert max(each.now for each in made) == pytest.approx(expected, rel=0.01)
     assert made[-1].sums[3] > 0  # it says that the link was it
+
+
+def test_a_measured_pair_has_its_own_rate() -> None:
+    """Rank 0 reads from rank 1 at a tenth of the rate, and writes there as fast as others."""
+    slow = LINKED.link.pair_rate / 10
+    pair = PairRates(0, 1, slow, LINKED.link.pair_rate, slow)
+    times = []
+    for hardware in (LINKED, LINKED.changed({"link.pair_rates": (pair,)})):
+        fresh, read, back, written = Clock(Ranks.on(hardware, 2)), track(0), track(1), track(0)
+        fresh.load(read, 1, 1e8, ("one",))
+        fresh.load(back, 0, 1e8, ("other",))
+        for each in (read, back):
+            fresh.store(each, each.rank, 0.0)
+        fresh.store(written, 1, 1e8)
+        times.append((read.now, back.now, written.now))
+    usual, measured = times
+    assert measured[1:] == usual[1:]
+    assert measured[0] == pytest.approx(1e8 / slow, rel=0.1)
+    assert measured[0] > 2 * usual[0]
 
 
 def test_a_tile_that_was_read_before_comes_out_of_the_cache() -> None:

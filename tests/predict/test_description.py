@@ -57,6 +57,11 @@ def _set(value: Any, *path: str) -> Callable[[dict], None]:
     return change
 
 
+def _pairs(rows: list) -> Callable[[dict], None]:
+    return _set({"value": rows, "source": "measured: a test", "date": "2026-11-16"},
+                "link", "pair_rates")  # fmt: skip
+
+
 WRONG = [
     (_drop("gpu", "launch_s"), "gpu.launch_s is missing"),
     (_drop("gpu"), "gpu is missing"),
@@ -79,6 +84,10 @@ WRONG = [
     (_set(0, "gpus"), "gpus is 0, expected a whole number"),
     (_set(1, "gpu", "speed"), "gpu.speed is not a field; remove it"),
     (_set([[0, 1]], "link", "pairs"), "link.pairs: GPUs 0 and 2 do not reach each other"),
+    (_pairs([[0, 1]]), "link.pair_rates: expected a list of [GPU, peer, read, write, copy]"),
+    (_pairs([[0, 1, 1e10, 0, 1e10]]), "link.pair_rates: expected a list of [GPU, peer, read"),
+    (_pairs([[0, 8, 1e10, 1e10, 1e10]]), "GPU 0 and peer 8 are no pair of 8 GPUs"),
+    (_pairs([[0, 1, 9e12, 1e10, 1e10]]), "GPU 0 and peer 1 have 9e+12, more than link.rate"),
 ]
 
 
@@ -91,6 +100,19 @@ def test_a_wrong_description_is_refused_by_its_field(
     with pytest.raises(ValueError, match=r"mine\.json: ") as caught:
         parse(data, "mine.json")
     assert message in str(caught.value)
+
+
+def test_measured_pairs_are_kept_and_found(tmp_path: Path) -> None:
+    data = copy.deepcopy(plain(read("h200x8")))
+    _pairs([[0, 1, 1e11, 2e11, 3e11], [1, 0, 1.5e11, 9e10, 3e11]])(data)
+    link = parse(data, "mine.json").link
+    path = tmp_path / "again.json"
+    path.write_text(json.dumps(plain(parse(data, "mine.json"))))
+    assert read(str(path)).link == link
+    assert (link.rate_between(0, 1, True), link.rate_between(0, 1, False)) == (1e11, 2e11)
+    assert link.rate_between(2, 3, True) == link.pair_rate, "nobody measured that one"
+    assert link.slowest_pair == 9e10
+    assert read("h200x8").link.slowest_pair == link.pair_rate
 
 
 def test_an_unknown_machine_names_those_that_are() -> None:

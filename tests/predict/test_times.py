@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sundog.hardware.description import read
+from sundog.hardware.description import PairRates, read
 from sundog.ops import load as ops
 from sundog.ops.op import OPS
 from sundog.predict.expected import MODELS, time
@@ -77,6 +77,16 @@ def test_a_link_of_half_the_rate_takes_twice_as_long(op: str) -> None:
     found = expected(op, machine, 256)
     assert found.bound == "link"
     assert expected(op, half, 256).seconds / found.seconds == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("op", LINKED)
+def test_one_slow_pair_holds_all_ranks_up(op: str) -> None:
+    """A seventh of the bytes goes over each pair: one of a 14th of the rate takes twice as long."""
+    machine = read("h200x8")
+    rate = machine.link.rate
+    slow = PairRates(3, 5, rate / 14, rate / 14, rate / 14)
+    found = expected(op, machine.changed({"link.pair_rates": (slow,)}), 256)
+    assert found.seconds / expected(op, machine, 256).seconds == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_link_says_nothing_where_there_is_none() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from sundog.hardware.description import Source, read
+import sundog
+from sundog.hardware.description import PairRates, Source, plain, read
 from sundog.ops.load import find
 from sundog.ops.op import Cost
 from sundog.ops.select import Entry
 from sundog.predict.expected import MODELS, time
 from sundog.tools import calibrate_command
 from sundog.tools._subject import algorithms_of
-from sundog.tools.bench.limits import Rates
+from sundog.tools.bench.limits import Rates, measure_pairs
 from sundog.tools.bench.run import Row, parse_axes
 from sundog.tools.calibrate_command import (
     AXES,
@@ -26,8 +31,10 @@ from sundog.tools.calibrate_command import (
     made_up,
     run,
     topology,
+    with_pairs,
 )
 from sundog.tools.timing import Times
+from sundog.world.world import World
 
 
 @pytest.mark.parametrize("name", ["h200-shared", "h200x8"])
@@ -96,6 +103,37 @@ def test_rows_of_bench_become_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ValueError, match="1 of 3 were timed; the others: low_latency : too large"):
         calibrate_command.measured(8, "virtual")
+
+
+def test_each_pair_is_measured_alone_and_drawn(tmp_path: Path) -> None:
+    """On the simulator, with a clock that is made up: each work takes longer than the last."""
+
+    def main(world: World) -> list[PairRates]:
+        turns = iter(range(1, 100))
+
+        def timer(work: Callable[[], object]) -> float:
+            work()
+            return next(turns) * 1e-3
+
+        return measure_pairs(world, 1 << 12, timer)
+
+    first, *others = sundog.run(main, 3, "sim")
+    assert all(each == first for each in others)
+    assert [(pair.gpu, pair.peer) for pair in first] == list(itertools.permutations(range(3), 2))
+    moved = (1 << 12) / 1e-3
+    assert first[2][2:] == pytest.approx((moved / 1, moved / 2, moved / 3))
+    clock = dataclasses.replace(read("h200x8"), gpus=3)
+    faster = [pair._replace(read=2e11, write=1e14, copy=3e11) for pair in first]
+    made = with_pairs(clock, faster, Source("measured: a test", "2026-11-16"))
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(plain(made)))
+    link = read(str(path)).link
+    assert link.pair_rates is not None
+    assert {pair[2:] for pair in link.pair_rates} == {(2e11, link.rate, 3e11)}, "none has more"
+    assert link.copy_rate == 3e11
+    assert topology(made).splitlines()[-3:] == [
+        "  GPU 0:     -   200   200", "  GPU 1:   200     -   200", "  GPU 2:   200   200     -",
+    ]  # fmt: skip
 
 
 def test_the_picture_shows_every_gpu() -> None:

@@ -14,14 +14,17 @@ import torch
 import triton
 import triton.language as tl
 
+from ...hardware.description import PairRates
 from ...ops.op import Cost
+from ...world.world import World
 
-__all__ = ["Rates", "link_rate", "measure_rates", "seconds", "time_of"]
+__all__ = ["Rates", "link_rate", "measure_pairs", "measure_rates", "seconds", "time_of"]
 
 _BYTES = 1 << 30
 _SAMPLES = 15
 _GEMM = 8192
 _LINK_BYTES = 256 << 20
+_PAIR_BYTES = 64 << 20  # more than a cache holds
 _WARM_COPIES = 150  # in a process's first second the link was seen a fifth slower
 
 
@@ -73,6 +76,37 @@ def link_rate(device: torch.device) -> float:
     return _LINK_BYTES / time_of(lambda: here.copy_(host, non_blocking=True))
 
 
+def measure_pairs(
+    world: World, nbytes: int = _PAIR_BYTES, timer: Callable[..., float] | None = None
+) -> list[PairRates]:
+    """Let each rank read, write and copy each peer's memory, while nobody else does anything."""
+    shared = world.empty(nbytes // 4, torch.int32, "pairs")
+    mine, found = torch.empty_like(shared), []
+    shared.zero_()
+    for rank in range(world.size):
+        world.barrier()
+        world.synchronize()
+        if rank == world.rank:
+            peers = [peer for peer in range(world.size) if peer != rank]
+            found = [_pair(world, mine, world.peer(shared, p), p, timer or time_of) for p in peers]
+        world.exchange(rank, "end of a rank's turn")
+    world.free(shared)
+    everyone = world.exchange(found, "rates of pairs")
+    return [PairRates(*row) for rows in everyone for row in rows]
+
+
+def _pair(
+    world: World, mine: torch.Tensor, there: torch.Tensor, peer: int, timer: Callable[..., float]
+) -> list[float]:
+    grid, sink = (8 * world.num_sms,), torch.zeros(1, dtype=torch.int32, device=mine.device)
+    works = (
+        lambda: _read[grid](there, sink, there.numel(), BLOCK=4096),
+        lambda: _write[grid](there, there.numel(), BLOCK=4096),
+        lambda: mine.copy_(there),
+    )
+    return [world.rank, peer, *(there.nbytes / timer(work) for work in works)]
+
+
 def time_of(work: Callable[[], object]) -> float:
     """Median seconds of one call. Large, and alone on the GPU: events around it are enough."""
     work()
@@ -95,3 +129,10 @@ def _read(x, sink, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         total ^= tl.load(x + at, mask=at < n, other=0)
     if tl.sum(total, 0) == 0x7654321:  # hardly ever, but the compiler can't know
         tl.store(sink, 1)
+
+
+@triton.jit
+def _write(x, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(x + at, at, mask=at < n)
