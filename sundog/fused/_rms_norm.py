@@ -278,7 +278,7 @@ def _normalise(parts, weights, cfg):
     for n in tl.static_range(1, len(parts)):
         squares += _squares(parts[n], peak, power)
     total = tl.sum(squares, 0)
-    mean = tl.div_rn(total.to(tl.float32), tl.full((), _UNIT, tl.float32))
+    mean = total.to(tl.float32) * (1.0 / _UNIT)  # by a power of two: as exact as a division
     mean = tl.div_rn(mean, tl.full((), cfg.hidden, tl.float32))
     # By powers of two: a fused multiplication and addition has the same bits.
     root = tl.sqrt_rn(mean + tl.full((), cfg.eps, tl.float32) * power * power)

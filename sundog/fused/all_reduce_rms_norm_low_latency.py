@@ -43,7 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ()
-LARGEST = 512 << 10  # bytes of x: every one crosses as two, twice
+LARGEST = 256 << 10  # bytes of x: every one crosses as two, twice
 _WARPS = 8  # at most: a thread may then hold all 255 registers
 _WORDS = 32  # that a thread holds of a row: 64 registers, and as many while it polls
 
@@ -102,71 +102,82 @@ def _low_latency_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     # These loads wait for memory together: none needs what another one brings.
     epoch = tl.load(epochs + program) + 1
+    rank = tl.load(ctx + context.RANK)
+    theirs = ()
+    for peer in tl.static_range(cfg.size):
+        theirs = theirs + (signal.translate(boxes, peer, ctx),)  # type: ignore[assignment]
     row = _rms_norm.fetch_row(x, program, tokens, cfg)
     trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):
-        _send_parts(row, boxes, token, tokens, epoch, ctx, cfg, PER)
+        _send_parts(row, theirs, rank, token, tokens, epoch, cfg, PER)
         row = _rms_norm.fetch_row(x, token + programs, tokens, cfg)
     trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):
-        _send_sum(given, boxes, token, tokens, epoch, ctx, x.dtype.element_ty, cfg, PER, POLL)
+        added = _add_part(given, boxes, rank, token, tokens, epoch, ctx, cfg, PER, POLL)
+        _send_sum(added, theirs, rank, token, tokens, epoch, cfg, PER)
     for token in range(program, tokens, programs):
-        added = _receive_row(boxes, token, tokens, epoch, ctx, x.dtype.element_ty, cfg, PER, POLL)
-        _rms_norm.finish_row(added, token, _rms_norm.here(out), given, cfg, 1)
+        words = _receive_row(boxes, token, tokens, epoch, ctx, cfg, PER, POLL)
+        row = _unpack(words, x.dtype.element_ty, cfg, PER)
+        _rms_norm.finish_row(row, token, _rms_norm.here(out), given, cfg, 1)
     trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _send_parts(row, boxes, token, tokens, epoch, ctx, cfg, PER: tl.constexpr):
+def _send_parts(row, theirs, rank, token, tokens, epoch, cfg, PER: tl.constexpr):
     """Store each part of a row of x into its owner's box for this rank."""
-    rank = tl.load(ctx + context.RANK)
     for owner in tl.static_range(len(row)):
-        place = _box(signal.translate(boxes, owner, ctx), rank, token, tokens, cfg, PER)
+        place = _box(theirs[owner], rank, token, tokens, cfg, PER)
         inside = _inside(owner, cfg, PER)
         # Relaxed: data and epoch are one word, and nothing else is published by it.
         signal.set_words(place, _pack(row[owner], epoch, cfg, PER), inside, cfg.trace)
 
 
 @triton.jit
-def _send_sum(
-    given, boxes, token, tokens, epoch, ctx, DTYPE: tl.constexpr, cfg,
-    PER: tl.constexpr, POLL: tl.constexpr,
-):  # fmt: skip
-    """Wait for my part of a row from all ranks; store its sum, plus bias and residual, to all."""
-    rank = tl.load(ctx + context.RANK)
+def _add_part(
+    given, boxes, rank, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
+):
+    """My part of a row from all ranks, once it is there, added, plus bias, plus residual."""
     column = rank * cfg.block + tl.arange(0, cfg.block)
     at = token.to(tl.int64) * cfg.hidden + column
     residual = tl.load(given.residual + at, mask=column < cfg.hidden, other=0.0)
-    inside = _inside(rank, cfg, PER)
     words = ()
     for _ in tl.static_range(cfg.size):
-        words = words + (_awaited(inside, epoch),)  # type: ignore[assignment]
+        words = words + (_awaited(_inside(rank, cfg, PER), epoch),)  # type: ignore[assignment]
     first, stride = _box(boxes, 0, token, tokens, cfg, PER), tokens * (cfg.block // PER)
     words = _words.wait_words(words, first, stride, epoch, ctx, cfg.size, POLL)
-    total = _sum(words, DTYPE, cfg.size, PER)
-    word = _pack(_rms_norm.add(total, residual, given.bias, rank * cfg.block, cfg), epoch, cfg, PER)
+    total = _sum(words, residual.dtype, cfg.size, PER)
+    return _rms_norm.add(total, residual, given.bias, rank * cfg.block, cfg)
+
+
+@triton.jit
+def _send_sum(added, theirs, rank, token, tokens, epoch, cfg, PER: tl.constexpr):
+    """Store my part of the new residual into all ranks' boxes for my sums."""
+    word = _pack(added, epoch, cfg, PER)
     for peer in tl.static_range(cfg.size):
-        mine = signal.translate(boxes, peer, ctx)
+        place = _box(theirs[peer], cfg.size + rank, token, tokens, cfg, PER)
         # Relaxed, as above.
-        place = _box(mine, cfg.size + rank, token, tokens, cfg, PER)
-        signal.set_words(place, word, inside, cfg.trace)
+        signal.set_words(place, word, _inside(rank, cfg, PER), cfg.trace)
 
 
 @triton.jit
 def _receive_row(
-    boxes, token, tokens, epoch, ctx, DTYPE: tl.constexpr, cfg,
-    PER: tl.constexpr, POLL: tl.constexpr,
+    boxes, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
 ):  # fmt: skip
-    """The parts of a row of the new residual, once all owners have sent theirs."""
+    """The words of a row of the new residual, once all owners have sent theirs."""
     OWNERS: tl.constexpr = cfg.padded // cfg.block
     words = ()
     for owner in tl.static_range(OWNERS):
         words = words + (_awaited(_inside(owner, cfg, PER), epoch),)  # type: ignore[assignment]
     first, stride = _box(boxes, cfg.size, token, tokens, cfg, PER), tokens * (cfg.block // PER)
-    words = _words.wait_words(words, first, stride, epoch, ctx, OWNERS, POLL)
+    return _words.wait_words(words, first, stride, epoch, ctx, OWNERS, POLL)
+
+
+@triton.jit
+def _unpack(words, DTYPE: tl.constexpr, cfg, PER: tl.constexpr):
+    """The parts of a row that the words hold."""
     parts = ()
-    for owner in tl.static_range(OWNERS):
+    for owner in tl.static_range(cfg.padded // cfg.block):
         part = _words.element(words[owner], 0, DTYPE)
         if PER == 2:
             part = tl.interleave(part, _words.element(words[owner], 1, DTYPE))

@@ -97,7 +97,7 @@ def _inspect_all(options: IsaOptions) -> list[Kernel]:
 
 TARGETS = ("sm_90", "gfx942", "gfx950")
 # No tails, and tiles for all SMs.
-_LARGE = {"numel": 1 << 18, "m": 2048, "n": 4096, "k": 1024, "tokens": 16, "hidden": 4096}
+_LARGE = {"numel": 1 << 18, "m": 2048, "n": 4096, "k": 1024, "tokens": 64, "hidden": 4096}
 _LEAST_HEAP = 64 << 20
 
 Function = tuple[str, Callable[[World], Any], int]  # name, of a rank, bytes of the heap
@@ -166,6 +166,8 @@ def typical(module: ModuleType, size: int) -> Any:
     larger: dict[str, Any] = {"dtype": torch.bfloat16, **_LARGE}
     if hasattr(module, "LARGEST"):  # bytes
         larger["numel"] = min(larger["numel"], module.LARGEST // 4)  # of any dtype
+        half = module.LARGEST // 8 // larger["hidden"]  # of the most rows that it takes
+        larger["tokens"] = max(min(larger["tokens"], half), 1)
     fitting = {name: value for name, value in larger.items() if hasattr(first, name)}
     return dataclasses.replace(first, **(optional | fitting))
 

@@ -15,6 +15,7 @@ from sundog.compiled.recorded import compile_launch
 from sundog.fused import _rms_norm
 from sundog.fused.all_reduce_rms_norm import Problem, packed_bytes, reference, split
 from sundog.ops.load import algorithms, find
+from sundog.tools import isa
 from sundog.tools._launches import record
 from sundog.tools._subject import exercise
 from sundog.tools.check.mutation import find_mutants, mutate
@@ -135,6 +136,16 @@ def test_variants_compile_for_a_gpu(algo: str) -> None:
         with gpu_limits.aim("sm_90"):
             (launch,) = record(main, 2, 1 << 24)
         assert compile_launch(launch, "sm_90").asm["cubin"], variant
+
+
+@pytest.mark.long
+@pytest.mark.sim_only
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_row_of_7168_is_not_spilled_and_no_access_is_narrow(algo: str) -> None:
+    """On 8 ranks, whose tiles are all in registers at once."""
+    for kernel in isa.inspect(f"{OP}.{algo}", ("sm_90",), problem={"hidden": 7168, "tokens": 4}):
+        assert kernel.marks == []
+        assert kernel.spills == 0
 
 
 @pytest.mark.parametrize("quant", ["token", "group"])
