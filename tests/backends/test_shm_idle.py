@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from sundog.backends._store import open_store
-from sundog.backends.shm import ShmBackend
+from sundog.backends.shm import ShmBackend, facts
 
 pytestmark = pytest.mark.sim_only  # about this backend, so once is enough
 
@@ -19,7 +19,8 @@ def test_a_wait_expires_only_if_nothing_ran_since(
     has_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that found its flag by polling is progress, though no look outside saw it."""
-    backend = ShmBackend(0, 1, open_store(dist.HashStore(), 20), 1 << 16, timeout=2.0)
+    store = open_store(dist.HashStore(), 20)
+    backend = ShmBackend(0, 1, store, facts(0, 1 << 16), timeout=2.0)
     given_up: list[bool] = []
     machine = SimpleNamespace(
         watch=[object()], had_last_turn=not has_run, ready=[], failure=None,

@@ -161,7 +161,7 @@ def test_the_space_is_what_the_op_takes_with_its_default_first() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_what_may_be_tried_is_valid_and_no_config_comes_twice(op: str) -> None:
     problem = "m=4096,n=3584,k=8192" if "matmul" in op else "numel=4096"
-    problem = "tokens=4,hidden=4096" if "norm" in op else problem
+    problem = "tokens=16,hidden=4096" if "norm" in op else problem
     problem = "max_tokens=64,hidden=4096" if "moe" in op else problem
     (job,) = jobs(op, f"{problem},dtype=bfloat16", 8)
     configs = job.module.space(job.problem)
