@@ -161,6 +161,16 @@ class CudaEvent:
         raise CannotInterpret("Event.elapsed_time: the simulator keeps no time; measure on a GPU")
 
 
+class CudaGraph:
+    """torch.cuda.CUDAGraph, which a program may name and derive from, and not make."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise CannotInterpret(
+            "torch.cuda.CUDAGraph is not simulated: call the kernels without a graph, or run on a "
+            "GPU"
+        )
+
+
 def _rank() -> Any:
     rank = current()
     if rank is None:
@@ -230,7 +240,7 @@ def _nccl_version(rank: Any) -> tuple[int, int, int]:
 def _refused(rank: Any, *args: Any, **kwargs: Any) -> Any:
     """Name the function of torch.cuda that a program called and that needs a GPU."""
     frame: Any = sys._getframe(1)
-    name = "CUDAGraph"
+    name = "_lazy_init"
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
         if frame.f_code.co_filename.startswith(_TORCH_CUDA):
             name = frame.f_code.co_name
@@ -250,8 +260,8 @@ def install(patches: Patches) -> None:
     for name in _NOTES:
         patches.set(torch.cuda.nvtx, name, for_ranks(_nothing, getattr(torch.cuda.nvtx, name)))
     patches.set(torch.cuda.nccl, "version", for_ranks(_nccl_version, torch.cuda.nccl.version))
-    for owner, name in ((torch.cuda, "_lazy_init"), (torch.cuda, "CUDAGraph")):
-        patches.set(owner, name, for_ranks(_refused, getattr(owner, name)))
+    patches.set(torch.cuda, "_lazy_init", for_ranks(_refused, torch.cuda._lazy_init))
+    patches.set(torch.cuda, "CUDAGraph", _constructor(CudaGraph, torch.cuda.CUDAGraph))
     patches.set(torch.cuda, "Stream", _constructor(CudaStream, torch.cuda.Stream))
     patches.set(torch.cuda, "Event", _constructor(CudaEvent, torch.cuda.Event))
 

@@ -1,7 +1,8 @@
 """torch.distributed for the ranks of a simulated world: groups, and collectives between hosts.
 
 A collective waits for the work on its rank's streams and orders all ranks, as one of NCCL's does on
-its stream. Its results are computed in rank order by torch.
+its stream. Its results are computed by torch in rank order, those of reduce_scatter in the order of
+a ring.
 """
 
 from __future__ import annotations
@@ -57,7 +58,13 @@ class HostWorld:
         return total if self.rank == root else None
 
     def reduce_scatter(self, x: torch.Tensor, op: str) -> torch.Tensor:
-        return self.all_reduce(x, op).chunk(self.size)[self.rank]
+        """Reduce in the order of NCCL's ring, which rounds at every hop: the next rank is first."""
+        parts = [part.chunk(self.size)[self.rank] for part in self._everyone(x, "reduce_scatter")]
+        first, *rest = (parts[(self.rank + n + 1) % self.size] for n in range(self.size))
+        total = first
+        for part in rest:
+            total = _combined(total, part, op)
+        return total / self.size if op == "avg" else total
 
     def all_gather(self, x: torch.Tensor, splits: Sequence[int] | None = None) -> torch.Tensor:
         """Gather the parts; their sizes may differ, and are known without `splits`."""

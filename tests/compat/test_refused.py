@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).with_name("gpu_only.py")
 REFUSED = {
     "unknown_driver_call": "gpu_only.py:21: cuda.bindings.driver.cuMemcpyAsync is not simulated",
     "unknown_runtime_call": "gpu_only.py:26: torch.cuda.cudart is not simulated: run this program",
-    "graph": "gpu_only.py:31: torch.cuda.CUDAGraph is not simulated: run this program on a GPU",
+    "graph": "gpu_only.py:31: torch.cuda.CUDAGraph is not simulated: call the kernels without",
     "time": "gpu_only.py:36: Event.elapsed_time: the simulator keeps no time; measure on a GPU",
     "missing_import": "gpu_only.py:40: No module named 'a_library_that_nobody_has'. Install it",
     "without_rendezvous": "load of symm_mem0 of rank 1 by a kernel of rank 0, which has no rendezv",

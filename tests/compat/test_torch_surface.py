@@ -61,6 +61,17 @@ def test_collectives_are_torchs(backend: str) -> None:
         assert found[4] == [{"rank": r} for r in range(3)]
 
 
+def test_reduce_scatter_rounds_in_the_order_of_a_ring() -> None:
+    def main(rank: int) -> float:
+        x = torch.full((3,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16, device="cuda")
+        part = torch.empty(1, dtype=torch.bfloat16, device="cuda")
+        dist.reduce_scatter_tensor(part, x)
+        return part.item()
+
+    # 1 + 1 + 256, and 1 + 256 + 1, whose first sum is rounded to 256
+    assert ranks(main) == [258.0, 256.0, 256.0]
+
+
 def test_functional_collectives_are_torchs() -> None:
     def main(rank: int) -> list[Any]:
         x = torch.arange(3.0, device="cuda") + rank
