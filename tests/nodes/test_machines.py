@@ -94,7 +94,7 @@ def test_one_shot_wins_where_latency_counts() -> None:
 
 @pytest.mark.sim_only
 def test_ranks_of_one_machine_tell_their_facts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once where each is and what its heap is; then that all have mapped the heaps; then a barrier."""
+    """Once where each is and what its heap is; then that all heaps are mapped; then a barrier."""
     told: list[tuple[str, bool]] = []
     come = StoreExchange.come
 
