@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from .launch import init, run
     from .tools.probe.probe import probe
     from .tools.tune.tune import tune
+    from .tools.tune.tune_helion import tune_helion
     from .tools.tune.tune_triton import tune_triton
     from .world.world import World
 
-__all__ = ["Sim", "World", "init", "probe", "run", "tune", "tune_triton"]
+__all__ = ["Sim", "World", "init", "probe", "run", "tune", "tune_helion", "tune_triton"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -31,6 +32,7 @@ _HOMES = {
     "probe": ".tools.probe.probe",
     "run": ".launch",
     "tune": ".tools.tune.tune",
+    "tune_helion": ".tools.tune.tune_helion",
     "tune_triton": ".tools.tune.tune_triton",
 }
 

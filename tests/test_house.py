@@ -15,7 +15,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1460,
+    "(top)": 1465,
     "backends": 4100,
     "checker": 4525,
     "collectives": 4105,
@@ -40,7 +40,7 @@ BUDGETS = {
     "tools/predict": 860,
     "tools/probe": 880,
     "tools/trace": 650,
-    "tools/tune": 2450,
+    "tools/tune": 2550,
     "torch": 2300,
     "world": 1550,
 }

@@ -33,6 +33,8 @@ def predict(known: Sequence[Mapping[str, Any]], target: str) -> list[float] | No
     model = _model()
     if model is None or target != model.about["target"]:
         return None
+    if not known:
+        return []
     features = matrix(known, model.about["kernels"])
     return [float(score) for score in model.predict(features)]
 

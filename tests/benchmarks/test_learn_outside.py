@@ -49,7 +49,7 @@ def test_figures_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(
         tuning._Run, "_compile", lambda run, points: run.compiled.update(
-            {p: tuning._Built(0.1, 32, 0, 0, 4, "") for p in points if p not in run.compiled}
+            {p: tuning.Built(0.1, 32, 0, 0, 4, "") for p in points if p not in run.compiled}
         )
     )  # fmt: skip
     monkeypatch.setattr(tuning, "extract_ttir_graph", lambda text, kernel_name: {})

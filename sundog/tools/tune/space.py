@@ -285,8 +285,8 @@ def _values(config: Any) -> tuple[Any, ...]:
 # whose fields are alike err alike. The figures were chosen on tasks that no test part has: see
 # benchmarks/learn/README.md.
 
-_ERROR = 0.15  # of a score, in logarithms of time: what the model gets wrong
-_REACH = 2.0  # of an error: to a field four times as large, or to another word
+_ERROR = 0.08  # of a score, in logarithms of time: what the model gets wrong
+_REACH = 1.5  # of an error, in doublings of a field; another word is two away
 _NOISE = 0.02  # of a measurement
 _LEVEL = 5.0  # of the factor that all configs of a problem share: nothing is known of it
 

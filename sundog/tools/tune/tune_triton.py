@@ -40,7 +40,7 @@ from ...target import key_of, of
 from .._pool import Failure, Worker, run_all, serve
 from .space import SEARCHES, Space
 
-__all__ = ["TritonTuned", "time_launch", "tune_triton"]
+__all__ = ["Built", "TritonTuned", "build_all", "time_launch", "tune_triton"]
 
 _COMPILED = 4  # times the budget: what is compiled for the model to look at
 _COMPILE_S = 180.0
@@ -228,7 +228,7 @@ class _TritonJob:
 
         return launch
 
-    def known(self, point: Any, compiled: _Built | None) -> dict[str, Any]:
+    def known(self, point: Any, compiled: Built | None) -> dict[str, Any]:
         """Return what the model is asked with: see learn/features.py."""
         fields = {_plain(name): value for name, value in _config(point).all_kwargs().items()}
         sizes = {name.lower(): v for name, v in self.args.items() if type(v) is int and v > 0}
@@ -249,7 +249,7 @@ def _plain(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Built:
+class Built:
     """A config that was compiled."""
 
     seconds: float
@@ -275,7 +275,7 @@ class _Run:
 
     def __init__(self, job: _TritonJob, recorder: Recorder, timer: Timer) -> None:
         self.times: dict[Any, float | None] = {}
-        self.compiled: dict[Any, _Built | Failure] = {}
+        self.compiled: dict[Any, Built | Failure] = {}
         self.error = ""
         self._job = job
         self._recorder = recorder
@@ -292,7 +292,7 @@ class _Run:
         if points is None:
             return space
         self._compile(list(points)[: _COMPILED * budget])
-        built = {p: c for p, c in self.compiled.items() if isinstance(c, _Built)}
+        built = {p: c for p, c in self.compiled.items() if isinstance(c, Built)}
         scores = _ranked(self._job, built) or {}
         return Space(tuple(scores), tuple(scores.values())) if scores else space
 
@@ -308,14 +308,8 @@ class _Run:
         new = [point for point in dict.fromkeys(points) if point not in self.compiled]
         if not new:
             return
-        self._job.jit.cache_key  # noqa: B018  the same in all processes: see warm_cache_keys
-        arch = self._job.arch
         launches = [_recorded(self._job, point) for point in new]
-        body = serve(lambda number: _build(launches[number], arch))
-        count = min(max((os.cpu_count() or 2) - 1, 1), _MOST_COMPILERS, len(new))
-        workers = [Worker(body, _COMPILE_S) for _ in range(count)]
-        for number, reply in run_all(workers, range(len(new))):
-            self.compiled[new[number]] = reply
+        self.compiled.update(zip(new, build_all(launches, self._job.arch), strict=True))
 
     def _measure(self, point: Any, generation: int) -> float | None:
         config, built = _config(point), self.compiled[point]
@@ -343,7 +337,7 @@ class _Run:
         return statistics.median(samples)
 
 
-def _ranked(job: _TritonJob, built: Mapping[Any, _Built | None]) -> dict[Any, float] | None:
+def _ranked(job: _TritonJob, built: Mapping[Any, Built | None]) -> dict[Any, float] | None:
     """Return the model's scores, the best first; None where it does not know this GPU."""
     known = [job.known(point, compiled) for point, compiled in built.items()]
     scores = predict(known, key_of(job.device)) if known else None
@@ -358,12 +352,23 @@ def _recorded(job: _TritonJob, point: Any) -> RecordedLaunch:
     return RecordedLaunch(job.jit, (), given, {})
 
 
-def _build(launch: RecordedLaunch, arch: str) -> _Built:
+def build_all(launches: Sequence[RecordedLaunch], arch: str) -> list[Built | Failure]:
+    """Compile launches in processes side by side."""
+    for launch in launches:
+        launch.kernel.cache_key  # noqa: B018  the same in all processes: see warm_cache_keys
+    body = serve(lambda number: _build(launches[number], arch))
+    count = min(max((os.cpu_count() or 2) - 1, 1), _MOST_COMPILERS, len(launches))
+    workers = [Worker(body, _COMPILE_S) for _ in range(count)]
+    replies = dict(run_all(workers, range(len(launches))))
+    return [replies[number] for number in range(len(launches))]
+
+
+def _build(launch: RecordedLaunch, arch: str) -> Built:
     """Compile in a worker."""
     begin = time.perf_counter()
     made = compile_launch(launch, arch)
     seconds = time.perf_counter() - begin
     registers, spills = resources(made, arch)
     metadata = made.metadata
-    return _Built(seconds, registers, spills, metadata.shared, metadata.num_warps,
+    return Built(seconds, registers, spills, metadata.shared, metadata.num_warps,
                   made.asm["ttgir"])  # fmt: skip
