@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES", "LONGEST", "OP", "SCALES", "Config", "Problem", "all_reduce_rms_norm", "cases",
-    "check_shapes", "cost", "default", "fp8_of", "inputs", "packed_bytes", "reference", "space",
-    "split", "unfit", "valid",
+    "check_shapes", "cost", "default", "fp8_of", "inputs", "packed_bytes", "programs_of",
+    "reference", "space", "split", "unfit", "valid",
 ]  # fmt: skip
 
 OP = "all_reduce_rms_norm"
@@ -86,7 +86,7 @@ def unfit(problem: Problem) -> str | None:
 class Config:
     """Warps and block follow from the size of a row."""
 
-    programs: int = 16
+    programs: int = 16  # at most: as many as there are rows, if there are fewer
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -100,8 +100,13 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """No more programs than rows, or than SMs: all of them wait for their peers at once."""
-    return Config(max(min(problem.tokens, num_sms), 1))
+    """No more programs than SMs: all of them wait for their peers at once."""
+    return Config(max(num_sms, 1))
+
+
+def programs_of(config: Config, rows: int) -> int:
+    """The number of programs that are launched for a rank's `rows`."""
+    return max(min(config.programs, rows), 1)
 
 
 def cost(problem: Problem) -> Cost:

@@ -30,6 +30,7 @@ from .all_reduce_rms_norm import (
     cost,
     gaps,
     inputs,
+    programs_of,
     reference,
     split,
 )
@@ -66,12 +67,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [
-        Config(programs, poll)
-        for programs in _rms_norm.PROGRAMS
-        for poll in _words.POLLS
-        if programs <= max(problem.tokens, 1)
-    ]
+    return [Config(programs, poll) for programs in _rms_norm.PROGRAMS for poll in _words.POLLS]
 
 
 def default(problem: Problem, num_sms: int) -> Config:
@@ -246,9 +242,10 @@ def _mode(asked: int) -> int:
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate boxes. The plan takes any contiguous tensors."""
     agree(world, f"{OP}.low_latency", problem, config, valid(problem, config))
+    programs = programs_of(config, problem.tokens)
     block, per = _block(problem), _per(problem)
     boxes = world.signals((2, problem.size, problem.tokens * block // per), f"{OP}.boxes")
-    epochs = world.signals(config.programs, f"{OP}.epochs")
+    epochs = world.signals(programs, f"{OP}.epochs")
     world.barrier()  # everybody's boxes are empty before the first word
     num_warps = min(max(block // per // 32, 1), _WARPS)  # a word of each rank, or more, a thread
     between = gaps(problem)
@@ -258,7 +255,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         constants = _rms_norm.constants(problem, block, _mode(world.kernel_mode))
         for gap in between:
             out[gap].zero_()
-        _low_latency_kernel[(config.programs,)](
+        _low_latency_kernel[(programs,)](
             x, _rms_norm.given(problem, tuple(alike)), split(problem, out), boxes, epochs,
             world.ctx, problem.tokens, constants, PER=per, POLL=config.poll, num_warps=num_warps,
         )  # fmt: skip

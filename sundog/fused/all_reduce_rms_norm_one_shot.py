@@ -27,6 +27,7 @@ from .all_reduce_rms_norm import (
     default,
     gaps,
     inputs,
+    programs_of,
     reference,
     space,
     split,
@@ -93,9 +94,10 @@ def _show(half, row, token, cfg):
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate two copies of x, used in turn, and flags. The plan takes any contiguous tensors."""
     agree(world, f"{OP}.one_shot", problem, config, valid(problem, config))
+    programs = programs_of(config, problem.tokens)
     stride = triton.cdiv(problem.tokens * problem.hidden, 256) * 256  # elements, aligned
     buffer = world.empty((2, stride), problem.dtype, f"{OP}.buffer")
-    flags, epochs = barrier_flags(world, OP, config.programs, "flags")
+    flags, epochs = barrier_flags(world, OP, programs, "flags")
     between = gaps(problem)
     block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
 
@@ -104,7 +106,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         constants = _rms_norm.constants(problem, block, world.kernel_mode)
         for gap in between:
             out[gap].zero_()
-        _one_shot_kernel[(config.programs,)](
+        _one_shot_kernel[(programs,)](
             x, _rms_norm.given(problem, tuple(alike)), split(problem, out), buffer, flags, epochs,
             world.ctx, problem.tokens, stride, constants, num_warps=num_warps,
         )  # fmt: skip

@@ -23,8 +23,10 @@ from .all_reduce_rms_norm import (
     Problem,
     cases,
     cost,
+    default,
     gaps,
     inputs,
+    programs_of,
     reference,
     space,
     split,
@@ -40,11 +42,6 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("x", "out")
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    """No more programs than a rank has rows, or than SMs: all of them wait at once."""
-    return Config(max(min(_rows(problem), num_sms), 1))
 
 
 def _rows(problem: Problem) -> int:
@@ -80,7 +77,8 @@ def _two_shot_kernel(x, given, out, ready, done, epochs, ctx, tokens, rows, cfg)
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric x and out; the others may lie anywhere."""
     agree(world, f"{OP}.two_shot", problem, config, valid(problem, config))
-    flags = barrier_flags(world, OP, config.programs, "ready", "done")
+    programs = programs_of(config, _rows(problem))
+    flags = barrier_flags(world, OP, programs, "ready", "done")
     between = gaps(problem)
     block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
 
@@ -89,7 +87,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         constants = _rms_norm.constants(problem, block, world.kernel_mode)
         for gap in between:
             out[gap].zero_()
-        _two_shot_kernel[(config.programs,)](
+        _two_shot_kernel[(programs,)](
             x, _rms_norm.given(problem, tuple(alike)), split(problem, out), *flags, world.ctx,
             problem.tokens, _rows(problem), constants, num_warps=num_warps,
         )  # fmt: skip
