@@ -50,6 +50,7 @@ class Chip:
     write_rate: float
     copy_rate: float  # both together: more than a half is hidden
     cache_rate: float  # of loads that find their data in the L2 cache
+    cache_bytes: float  # what the cache holds
     sm_rate: float  # what one SM stores
     sm_load_rate: float  # and loads
     poll_rate: float  # atomics on 8-byte words by all SMs, in words per second

@@ -10,14 +10,25 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .parts import Part, Ranks, Round, Traffic, barrier, copied, launch, polled, waves
+from .parts import (
+    Part,
+    Ranks,
+    Round,
+    Traffic,
+    barrier,
+    copied,
+    launch,
+    polled,
+    together,
+    waves,
+)  # fmt: skip
 
 __all__ = ["COLLECTIVES", "Model"]
 
 Model = Callable[[Any, Any, Ranks], list[Part]]
 
 _LINE = 128  # bytes: slices of a reduction are whole lines
-_PER_CHUNK = 1.5  # of its two waits one finds its flag there about half of the time
+_PER_CHUNK = 3.0  # flags on their way: the slot is free, it is full; and the fence before each
 
 
 def _nbytes(problem: Any) -> float:
@@ -57,8 +68,15 @@ def _tile_bytes(config: Any) -> int:
 def all_gather_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Barrier; every rank's tensor, one after the other; barrier."""
     n, size = _nbytes(problem), ranks.size
+    # All ranks read the same tensors, from the cache if those fit beside what is written.
+    reread = n * (size - 1) if 2 * n * ranks.per_gpu <= ranks.hardware.gpu.cache_bytes else 0
+    return _pulled(n, reread, config, ranks)
+
+
+def _pulled(n: float, reread: float, config: Any, ranks: Ranks) -> list[Part]:
+    size = ranks.size
     block = min(config.block, n)
-    traffic = Traffic(n * size, n * size, 0, n * (size - 1))
+    traffic = Traffic(n * size - reread, n * size, reread, n * (size - 1))
     rounds = size * waves(n, config.programs * block)
     tile = Round(block, block, is_there=True)
     return [
@@ -91,19 +109,23 @@ def all_to_all_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
 
 def all_to_all_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Barrier; this rank's part from every rank, one after the other; barrier."""
-    return all_gather_pull(problem, config, ranks)  # as many bytes, from other places
+    return _pulled(_nbytes(problem), 0, config, ranks)  # nobody else reads this part
 
 
 def all_to_all_mail(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Chunk by chunk: fill a slot, signal; wait, empty the slot, signal."""
+    """Chunk by chunk: fill a slot, signal; wait, empty the slot, signal.
+
+    While some programs wait for a flag, others copy.
+    """
     size = ranks.size
     n = sum(problem.matrix[0]) * problem.dtype.itemsize / size
     parts = max(config.programs // size, 1)
     chunks = waves(size * parts, config.programs) * waves(n, parts * config.block)
     block = min(config.block, n)
     traffic = Traffic(2 * n * size, 2 * n * size, written_there=n * (size - 1))
-    copy = copied(ranks, "chunks", traffic, Round(2 * block, 2 * block, 2.0), chunks)
-    return [launch(ranks), barrier(ranks, _PER_CHUNK * chunks, "flags"), copy]
+    copy = copied(ranks, "copies", traffic, Round(2 * block, 2 * block, 2.0), chunks)
+    flags = barrier(ranks, _PER_CHUNK * chunks, "flags")
+    return [launch(ranks), together("chunks", [flags, copy])]
 
 
 def broadcast_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
@@ -154,11 +176,15 @@ def all_reduce_one_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
 
 
 def all_reduce_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Words with their flags, to all ranks; poll until all are there."""
+    """Words with their flags, to all ranks; poll until all are there.
+
+    There is no barrier: ranks whose kernels have started send and poll while others start.
+    """
     per_word = 2 if problem.dtype.itemsize == 2 else 1
     words = problem.numel / per_word * (ranks.size - 1)
     flag = barrier(ranks, 0.5, "words' way")  # a word arrives; no fence, no second round of loads
-    return [launch(ranks), flag, polled(ranks, 2 * words)]
+    start = launch(ranks).seconds + flag.seconds
+    return [together("words", [Part("start", "latency", start), polled(ranks, 2 * words)])]
 
 
 def all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:

@@ -49,13 +49,20 @@ def test_a_shape_is_either_fitted_or_judged(rows: list[Row]) -> None:
 
 
 def test_the_error_on_shapes_not_seen(rows: list[Row], predicted: list[float]) -> None:
-    """Goal: a median of 8 %. all_to_all.mail, measured on one problem only, misses it, and
-    all_reduce.low_latency narrowly."""
+    """Goal: a median of 8 %. all_to_all.mail was measured on one problem only, with all its rows
+    in view."""
     medians = {op: statistics.median(e) for op, e in by_op(rows, predicted, True).items()}
-    assert medians.pop("all_to_all.mail") < 0.15
-    assert medians.pop("all_reduce.low_latency") < 0.085
-    assert len(medians) == 16
+    assert len(medians) == 18
     assert not {op: median for op, median in medians.items() if median > 0.08}
+
+
+def test_one_row_in_ten_of_an_op_is_far_off(rows: list[Row], predicted: list[float]) -> None:
+    """Goal: a 90th percentile of 20 % per op, over all its algorithms and numbers of ranks."""
+    found: dict[str, list[float]] = {}
+    for op, misses in by_op(rows, predicted, True).items():
+        found.setdefault(op.partition(".")[0], []).extend(misses)
+    assert len(found) == 7
+    assert not {op: quantile(m, 0.9) for op, m in found.items() if quantile(m, 0.9) > 0.20}
 
 
 def test_only_two_ranks_are_far_off(rows: list[Row], predicted: list[float]) -> None:

@@ -26,8 +26,8 @@ from sundog.predict.parts import (
 
 CHIP = Chip(
     num_sms=100, launch_s=1e-6, share_s=2e-6, flag_s=3e-6, load_s=1e-6, read_rate=1e12,
-    write_rate=1e12, copy_rate=1.5e12, cache_rate=4e12, sm_rate=1e10, sm_load_rate=2e10,
-    poll_rate=1e9, matmul_rate=((1e9, 1e14), (1e12, 2e14)), tile_s=0.0,
+    write_rate=1e12, copy_rate=1.5e12, cache_rate=4e12, cache_bytes=1e7, sm_rate=1e10,
+    sm_load_rate=2e10, poll_rate=1e9, matmul_rate=((1e9, 1e14), (1e12, 2e14)), tile_s=0.0,
 )  # fmt: skip
 NO_LINK = Link("none", 0, 0, 0, 0, 0, 0)
 SWITCH = Link("switch", 1e11, 1e11, 2e-6, 5e-6, 0, 0)

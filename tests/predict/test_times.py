@@ -39,7 +39,7 @@ def test_every_algorithm_has_a_model() -> None:
 
 
 def test_an_op_without_a_model_is_named() -> None:
-    with pytest.raises(ValueError, match=r"my_op has no time model; those that have: all_gather"):
+    with pytest.raises(ValueError, match=r"my_op has no time model; those that have: .*all_gather"):
         time("my_op", None, None, read("h200x8"))
 
 
@@ -93,6 +93,34 @@ def test_a_link_says_nothing_where_there_is_none() -> None:
     machine = read("h200-shared")
     other = machine.changed({"link.rate": 1.0})
     assert expected("all_gather.push", machine) == expected("all_gather.push", other)
+
+
+def test_ranks_that_share_a_gpu_read_from_its_cache_what_fits() -> None:
+    """Eight tensors of 2 MB fit beside what is written, eight of 16 MB do not."""
+    machine = read("h200-shared")
+    without = machine.changed({"gpu.cache_bytes": 1.0})
+    ratios = [
+        expected("all_gather.pull", without, scale).seconds
+        / expected("all_gather.pull", machine, scale).seconds
+        for scale in (1, 8)
+    ]
+    assert ratios[0] > 1.1
+    assert ratios[1] == 1.0
+
+
+def test_few_words_hide_in_the_start_of_the_other_ranks() -> None:
+    """Ranks that share a GPU start one after another; those that have started send meanwhile."""
+    machine, op = read("h200-shared"), "all_reduce.low_latency"
+    slow = machine.changed({"gpu.poll_rate": machine.gpu.poll_rate / 2})
+    config = ops.find(op).Config(128, 2)
+    ratios = []
+    for numel in (1024, 1 << 18):
+        problem = ops.find(op).Problem(numel, torch.bfloat16, 8)
+        ratios.append(
+            time(op, problem, config, slow).seconds / time(op, problem, config, machine).seconds
+        )
+    assert ratios[0] < 1.02
+    assert ratios[1] > 1.9
 
 
 def test_one_sm_fewer_matters_where_it_costs_a_wave() -> None:
