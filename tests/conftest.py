@@ -20,8 +20,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sundog
-from sundog.backends._link import LINKS
-from sundog.target import has_gpu
 
 BACKENDS = ("sim", "shm", "virtual", "symm")
 ON_GPU = ("virtual", "symm")
@@ -30,7 +28,7 @@ _NO_GPU = "needs a GPU, and torch finds none"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", choices=BACKENDS, default="sim", help="where worlds run")
-    parser.addoption("--link", choices=LINKS, default="", help="of worlds on `virtual`")
+    parser.addoption("--link", default="", help="of worlds on `virtual`: pcie or host")
     parser.addoption("--share", default="0/1", help="of all tests, the first of two halves: 0/2")
     parser.addoption("--outcomes", default="", help="file that gets a JSON line per test event")
 
@@ -40,11 +38,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sim_only: about the simulator; skipped on other backends")
     config.addinivalue_line("markers", "alone: counts what the GPU has left, or time")
     name = config.getoption("--backend")
-    if name != "sim" or has_gpu():
+    if name != "sim" or (_runs_tests(config) and has_gpu()):
         os.environ["SUNDOG_BACKEND"] = name
     if name in ON_GPU:
         os.environ.setdefault("SUNDOG_HEAP_SIZE", "64M")  # hundreds of small worlds
         os.environ.setdefault("SUNDOG_TIMEOUT", "20")
+
+
+def _runs_tests(config: pytest.Config) -> bool:
+    """Is it no process that only starts others, with -n? That one never imports torch."""
+    return hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
+
+
+def has_gpu() -> bool:
+    from sundog import target
+
+    return target.has_gpu()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -50,6 +50,7 @@ def launches(target: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, li
         return prepare(machine, kernel, args, kwargs, grid)
 
     monkeypatch.setattr(launcher, "_prepare", note)
+    monkeypatch.setenv("STEPS", "1")  # of the example that trains: each step launches the same
     sundog.run(called_once(target) if target in OPS else function_of(target, 2), 2, "sim")
     return list(found.values())
 

@@ -11,6 +11,8 @@ Value = Any  # plain JSON
 
 _ESCAPE = re.compile(rb'\\(\\|"|n|t|[0-9A-Fa-f]{2})')
 _NAMED = {b"\\": b"\\", b'"': b'"', b"n": b"\n", b"t": b"\t"}
+_SPELLING = {n: f"\\{n:02X}" for n in range(256) if not 0x20 <= n < 0x7F or n == 0x22}
+_SPELLING[0x5C] = "\\\\"
 _BARE = re.compile(r"[A-Za-z_][\w$.]*")
 _SYMBOL = re.compile(r"[A-Za-z_][\w$.-]*")
 
@@ -26,15 +28,8 @@ def unescape(text: str) -> str:
 
 def escape(text: str) -> str:
     """Return MLIR's spelling of a string, in quotes."""
-    spelled = []
-    for byte in text.encode("utf-8", "surrogateescape"):
-        if byte == 0x5C:
-            spelled.append("\\\\")
-        elif 0x20 <= byte < 0x7F and byte != 0x22:
-            spelled.append(chr(byte))
-        else:
-            spelled.append(f"\\{byte:02X}")
-    return f'"{"".join(spelled)}"'
+    raw = text.encode("utf-8", "surrogateescape").decode("latin-1")  # a character for each byte
+    return f'"{raw.translate(_SPELLING)}"'
 
 
 def spell(value: Value) -> str:
