@@ -149,6 +149,26 @@ def outside(
     measure_all(out, "cuda", seconds)
 
 
+@app.command()
+def choose(
+    folder: Annotated[Path, typer.Argument(help="has foldN.npz of `train --fold N`", exists=True)],
+    out: Annotated[str, typer.Argument(help="write what is near to this file")],
+    data: Annotated[str, typer.Option(help="a dataset: h200, or a folder")] = "h200",
+) -> None:
+    """Try figures of the tuner's update on folds of the training tasks."""
+    from .results import choose
+
+    choose(data, folder, out)
+
+
+@app.command()
+def page() -> None:
+    """Write RESULTS.md from what is in measured/."""
+    from .page import PAGE, page
+
+    PAGE.write_text(page())
+
+
 @app.command("train-ops")
 def train_ops(
     folder: Annotated[Path, typer.Argument(help="recorded tunings: data/h200", exists=True)],

@@ -94,7 +94,7 @@ def evaluate(
         return score_of(name, predicted(name), part, split)
 
     def updated(name: str) -> Score:
-        return _led_by(name, predicted(name.removesuffix(UPDATED)), part, split)
+        return led_by(name, predicted(name.removesuffix(UPDATED)), part, split)
 
     scorers: dict[str, Callable[[str], Score]] = {NETWORKS: ordered, NETWORKS + UPDATED: updated}
     scorers |= {
@@ -231,7 +231,7 @@ def kendall(predicted: numpy.ndarray, times: numpy.ndarray) -> float:
 # searches
 
 
-def _led_by(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Score:
+def led_by(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Score:
     """Replay the tuner's search: each measurement updates the model."""
     count, factor = GOALS[split]
     rows = part.rows[part.test].assign(predicted=predicted)

@@ -12,12 +12,14 @@ import numpy
 import pandas
 
 from sundog.dataset.shards import KernelData, load
+from sundog.learn.kernel_model import Networks
+from sundog.tools.tune import space
 
-from .evaluate import GOALS, Score, evaluate, kendall
+from .evaluate import GOALS, Part, Score, evaluate, kendall, led_by, score_of
 from .network import Settings
-from .train import TASK, data_hash
+from .train import TASK, data_hash, features_of, folds_of, usable
 
-__all__ = ["noise", "show", "show_graphs"]
+__all__ = ["choose", "noise", "show", "show_graphs"]
 
 
 def show(name: str, splits: list[str], path: str, networks: Path | None) -> None:
@@ -58,6 +60,42 @@ def show_graphs(name: str, split: str, path: str, settings: Settings, device: st
         found["splits"][split].append(asdict(score))
         if path:
             Path(path).write_text(json.dumps(found, indent=1) + "\n")
+
+
+TRIED = ((0.05, 1.5), (0.08, 1.5), (0.12, 1.5), (0.05, 2.0), (0.08, 2.0), (0.15, 2.0))
+
+
+def choose(name: str, folder: Path, path: str) -> None:
+    """Try figures of the tuner's update on folds that networks did not see; write what is near."""
+    data = load(name)
+    rows = usable(data)
+    kept: list[tuple[pandas.DataFrame, numpy.ndarray]] = []
+    for file in sorted(folder.glob("fold*.npz")):
+        made = Networks.load(file)
+        fold = ~rows.test_shape & (folds_of(rows) == made.about["fold"])
+        part = rows[fold].reset_index(drop=True)
+        kept.append((part, made.predict(features_of(data, part, made.about["kernels"]))))
+    parts = [
+        Part(part, numpy.empty((len(part), 0)), numpy.empty(0), numpy.ones(len(part), dtype=bool))
+        for part, _ in kept
+    ]
+    together = list(zip(parts, (scores for _, scores in kept), strict=True))
+    alone = _mean([score_of("", scores, part, "shape") for part, scores in together])
+    found: dict[str, Any] = {"data": data_hash(data), "folds": len(kept), "order_alone": alone}
+    found |= {"tasks": sum(part.rows.groupby(TASK).ngroups for part in parts), "tried": []}
+    chosen = space._ERROR, space._REACH
+    for error, reach in TRIED:
+        space._ERROR, space._REACH = error, reach
+        near = _mean([led_by("", scores, part, "shape") for part, scores in together])
+        found["tried"].append({"error": error, "reach": reach, "near": near})
+        print(f"error {error}, reach {reach}: {near:.1%}", flush=True)
+    space._ERROR, space._REACH = chosen
+    Path(path).write_text(json.dumps({**found, "chosen": list(chosen)}, indent=1) + "\n")
+
+
+def _mean(scores: list[Score]) -> float:
+    """Weigh each by its tasks."""
+    return sum(s.near * s.tasks for s in scores) / sum(s.tasks for s in scores)
 
 
 def table(split: str, scores: list[Score]) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.learn import evaluate as evaluation
-from benchmarks.learn import network
+from benchmarks.learn import network, results
 from benchmarks.learn import train as training
 from benchmarks.learn.evaluate import Part, evaluate, kendall, score_of, steps_to
 from benchmarks.learn.graph_network import predict_by_graphs
@@ -21,6 +21,7 @@ from benchmarks.learn.helion_search import lfbo
 from benchmarks.learn.measure import Measured
 from benchmarks.learn.network import Settings, train_networks
 from benchmarks.learn.pack import pack
+from benchmarks.learn.page import PAGE, page
 from benchmarks.learn.plan import units
 from benchmarks.learn.record import Records
 from benchmarks.learn.results import noise, table
@@ -29,6 +30,7 @@ from sundog.dataset import KernelData, load
 from sundog.learn.features import NAMES, count_ir, matrix
 from sundog.learn.kernel_model import WEIGHTS, Networks, encode
 from sundog.learn.op_model import Trees
+from sundog.tools.tune import space
 from sundog.tools.tune.space import pattern
 
 
@@ -103,6 +105,31 @@ def test_a_fold_leaves_a_fifth_of_the_training_tasks_out(data: KernelData, tmp_p
     made = training.save_networks(data, "shape", tmp_path / "net.npz", settings, "cpu", 2)
     assert made.about["tasks"] == training.tasks_hash(train[folds != 2])
     assert made.about["fold"] == 2
+
+
+def test_the_page_is_made_from_what_was_measured() -> None:
+    assert PAGE.read_text() == page(), "run python -m benchmarks.learn page"
+
+
+def test_figures_of_an_update_are_tried_on_folds(
+    data: KernelData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks know nothing of their fold; what is chosen is put back."""
+    settings = Settings(1, 8, epochs=1)
+    for fold in (0, 1):
+        file = tmp_path / f"fold{fold}.npz"
+        training.save_networks(data, "shape", file, settings, "cpu", fold)
+    monkeypatch.setattr(results, "TRIED", ((0.1, 1.0),))
+    before = space._ERROR, space._REACH
+    results.choose(str(data.folder), tmp_path, str(tmp_path / "out.json"))
+    found = json.loads((tmp_path / "out.json").read_text())
+    rows = training.usable(data)
+    train = rows[~rows.test_shape & (training.folds_of(rows) < 2)]
+    assert found["tasks"] == train.groupby(training.TASK).ngroups
+    assert found["folds"] == 2
+    assert 0 <= found["order_alone"] <= 1
+    assert [each["error"] for each in found["tried"]] == [0.1]
+    assert tuple(found["chosen"]) == before == (space._ERROR, space._REACH)
 
 
 def test_numpy_predicts_as_torch_does(tmp_path: Path) -> None:
