@@ -125,9 +125,10 @@ def _calls(
 
 
 def _configs(config: Any) -> list[Any]:
-    """This one; twice as many programs, parts or warps; half as many warps."""
-    more = [{"programs": 2 * config.programs}, {"parts": 2 * config.parts}]
-    more += [{"num_warps": 2 * config.num_warps}, {"num_warps": config.num_warps // 2}]
+    """This one; twice as many parts; twice and half as many warps, of those that a GPU holds."""
+    warps = [config.num_warps // 2, 2 * config.num_warps]
+    more: list[dict[str, int]] = [{"num_warps": each} for each in warps if 2 <= each <= 16]
+    more.append({"parts": 2 * config.parts})
     return [config, *(dataclasses.replace(config, **each) for each in more)]
 
 

@@ -164,7 +164,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
     else:
         bits = (values * inverse[:, None]).to(KIND)
     number = row + tl.arange(0, values.shape[0])
-    at = number[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    at = number.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     for i in tl.static_range(COUNT):
         # On the tile, not on its base: a hint on what a function was given is lost.
         place = tl.multiple_of(places[i] + at, [1, chunks.WIDE])
@@ -176,7 +176,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
 def dequantised(place, table, row, groups, ROWS: tl.constexpr):
     """Bytes [rows, 128] as float32, and their scales, which are still to be multiplied."""
     number = row + tl.arange(0, ROWS)
-    at = number[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    at = number.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = number < groups
     bits = tl.load(tl.multiple_of(place + at, [1, chunks.WIDE]), mask=mask[:, None])
     return bits.to(tl.float32), tl.load(table + number, mask=mask, other=0.0)[:, None]

@@ -109,9 +109,9 @@ def _send(x, boxes, program, numel, groups, ctx, SIZE: tl.constexpr, ROWS: tl.co
     rank = tl.load(ctx + context.RANK)
     for step in range(SIZE):
         peer = (rank + step) % SIZE  # each rank begins with another one
-        place = memory.translate(boxes.parts + rank * groups * GROUP, peer, ctx)
+        place = memory.translate(boxes.parts + rank.to(tl.int64) * groups * GROUP, peer, ctx)
         table = memory.translate(boxes.part_scales + rank * groups, peer, ctx)
-        first = peer * groups
+        first = peer * groups  # 64 bits, since a rank has
         for row in range(program * ROWS, groups, programs * ROWS):
             at = _elements(first + row, ROWS)
             values = tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)
@@ -129,16 +129,16 @@ def _add(boxes, program, groups, ctx, OP: tl.constexpr, SIZE: tl.constexpr, ROWS
     """Add what has arrived for my slice in rank order, and store the quantised sum to all ranks."""
     programs = tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
-    places = _reduce.everywhere(boxes.sums + rank * groups * GROUP, rank, ctx, SIZE)
+    places = _reduce.everywhere(boxes.sums + rank.to(tl.int64) * groups * GROUP, rank, ctx, SIZE)
     tables = _reduce.everywhere(boxes.sum_scales + rank * groups, rank, ctx, SIZE)
     for row in range(program * ROWS, groups, programs * ROWS):
         bits, scale = _quantized.dequantised(boxes.parts, boxes.part_scales, row, groups, ROWS)
         total = bits * scale
         for peer in tl.static_range(1, SIZE):
+            first = tl.cast(groups, tl.int64) * peer
             bits, scale = _quantized.dequantised(
-                boxes.parts + peer * groups * GROUP, boxes.part_scales + peer * groups,
-                row, groups, ROWS,
-            )  # fmt: skip
+                boxes.parts + first * GROUP, boxes.part_scales + first, row, groups, ROWS
+            )
             # One rounding, said so: the compiler would choose.
             total = tl.fma(bits, tl.broadcast_to(scale, bits.shape), total)
         total = _reduce.finish(total, OP, SIZE)
@@ -168,13 +168,15 @@ def _reduce_kernel(
     # peers store to in the next call.
     signal.barrier_ranks(flags.done + program * SIZE, epoch, ctx, SIZE, TRACE)
     for peer in range(SIZE):
-        first = peer * groups
+        first = tl.cast(groups, tl.int64) * peer
         for row in range(program * ROWS, groups, programs * ROWS):
             bits, scale = _quantized.dequantised(
-                boxes.sums + first.to(tl.int64) * GROUP, boxes.sum_scales + first, row, groups, ROWS
+                boxes.sums + first * GROUP, boxes.sum_scales + first, row, groups, ROWS
             )
             at = _elements(first + row, ROWS)
-            tl.store(out + at, (bits * scale).to(out.dtype.element_ty), mask=at < numel)
+            is_mine = (row + tl.arange(0, ROWS) < groups)[:, None]  # not the next slice's
+            value = (bits * scale).to(out.dtype.element_ty)
+            tl.store(out + at, value, mask=(at < numel) & is_mine)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
 
 

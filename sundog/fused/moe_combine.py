@@ -70,6 +70,7 @@ def cases(size: int) -> list[Problem]:
     return [
         Problem(5, 64, torch.bfloat16, size, 2 * size, 2),
         Problem(3, 37, torch.float32, size, size, 3),
+        Problem(2, 36, torch.float32, size, size, 1),
     ]
 
 
@@ -140,8 +141,9 @@ def _combine_kernel(
 def _add(to, rows, factors, part, hidden, shape):
     """A part of a token: its experts' outputs, weighted, in their order. All loads come first."""
     end = tl.minimum((part + 1) * shape.width, hidden)
+    PER: tl.constexpr = _WIDE // (to.dtype.element_ty.primitive_bitwidth // 8)
     if shape.aligned:
-        end = end // 8 * 8  # itself, as a number of which the compiler knows a divisor
+        end = end // PER * PER  # itself, as a number of which the compiler knows a divisor
     for start in range(part * shape.width, end, shape.block):
         column = start + tl.arange(0, shape.block)
         tiles = ()
