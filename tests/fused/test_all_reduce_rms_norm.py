@@ -319,26 +319,27 @@ def test_outputs_are_aligned() -> None:
 
 
 @pytest.mark.sim_only
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_the_checker_finds_nothing_and_kills_every_mutant(algo: str) -> None:
+def test_the_checker_finds_nothing_and_kills_every_mutant(algo: str, size: int) -> None:
     """Two calls back to back, then another plan. Mutants of our files; device/ has its own.
 
     The words of low_latency are atomics on AMD alone, and only those have orders to weaken.
     """
     module = find(f"{OP}.{algo}")
-    problem = Problem(3, 20 if algo != "low_latency" else 200, BF16, 2)  # two parts
+    problem = Problem(3, 20 if algo != "low_latency" else 200, BF16, size)  # two parts
     given = (2, "atomic") if algo == "low_latency" else (2,)
     small = type(module)("small", "one case")
     small.__dict__.update(module.__dict__ | {"cases": lambda size: [problem]})
     small.default = lambda problem, num_sms: module.Config(*given)
-    function = exercise(small, 2)
+    function = exercise(small, size)
     places = "rms_norm", "_words.py", "set_words"
     with gpu_limits.aim("gfx942"):
-        found, report = find_mutants(function, 2)
+        found, report = find_mutants(function, size)
         assert report.findings == [], report
         mine = [m for m in found if any(p in f"{m.where} {m.function.__name__}" for p in places)]
         assert len(mine) >= (6 if algo == "low_latency" else 2), [m.diff for m in mine]
-        survived = [o for o in mutate(function, 2, mine, schedules=10) if not o.killed_by]
+        survived = [o for o in mutate(function, size, mine, schedules=10) if not o.killed_by]
     assert not survived, "\n".join(o.mutant.diff for o in survived)
 
 

@@ -132,9 +132,10 @@ def test_bad_input(run: Run, change: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.sim_only
-def test_the_checker_finds_nothing_and_kills_every_mutant() -> None:
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_the_checker_finds_nothing_and_kills_every_mutant(size: int) -> None:
     """An output is used again after it was read: a store that comes too early would be a race."""
-    problem = push.Problem(20, 16, 16, torch.float16, 2)
+    problem = push.Problem(20, 16, 16, torch.float16, size)
 
     def main(world: sundog.World) -> None:
         plan = push.plan(world, problem, replace(SMALL, programs=1))
@@ -145,9 +146,9 @@ def test_the_checker_finds_nothing_and_kills_every_mutant() -> None:
             plan(*each, out)
             assert torch.equal(out, want)
 
-    found, report = find_mutants(main, 2)
+    found, report = find_mutants(main, size)
     assert report.findings == [], report
     mine = [mutant for mutant in found if "fused/matmul_all_gather" in mutant.where]
     assert len(mine) > 1
-    survived = [o for o in mutate(main, 2, mine, schedules=10) if not o.killed_by]
+    survived = [o for o in mutate(main, size, mine, schedules=10) if not o.killed_by]
     assert not survived, "\n".join(o.mutant.diff for o in survived)
