@@ -2,6 +2,7 @@
 
     python -m benchmarks.many_calls host --calls 10000      peers' data and flags in host memory
     python -m benchmarks.many_calls streams --calls 10000   two streams, another order on each rank
+    python -m benchmarks.many_calls streams --checked 20    the same, checked on the simulator
     python -m benchmarks.many_calls forms                   time of stores against atomics
 
 On a GPU, backend `virtual`; on a CPU all run on the simulator. There `forms` times nothing: it
@@ -24,6 +25,7 @@ from sundog import World, run
 from sundog.ops.load import algorithms, find
 from sundog.target import has_gpu
 from sundog.tools._subject import room
+from sundog.tools.check.schedules import check_once
 from sundog.tools.timing import Variant, measure
 from sundog.world.waits import signal_form
 
@@ -32,6 +34,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Many calls of ops, and the two forms of signals.", no_args_is_help=True)
 Calls = Annotated[int, typer.Option(min=1, help="calls in all")]
 Ranks = Annotated[int, typer.Option("--world", min=1, help="ranks")]
+Checked = Annotated[int, typer.Option(min=0, help="schedules of the checker that share the calls")]
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file")]
 
 _SIZES = (17, 1000, 40_000)
@@ -43,11 +46,11 @@ _LOOK_EVERY = 50  # calls between two looks at the results: a look waits for the
 class Mixed:
     """Calls of several ops on symmetric tensors of a stream; each knows what it must give."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, sizes: tuple[int, ...]) -> None:
         self._world, self._number, self.wrong, self.made, self._looked = world, number, 0, 0, 0
         self._calls = [
             self._call(op, numel, place)
-            for place, (op, numel) in enumerate((o, n) for n in _SIZES for o in _OPS)
+            for place, (op, numel) in enumerate((o, n) for n in sizes for o in _OPS)
         ]
 
     def _call(self, op: str, numel: int, place: int) -> tuple[Callable[[], Any], Any, Any]:
@@ -99,9 +102,11 @@ _OPS: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
 }
 
 
-def _rounds(world: World, numbers: tuple[int, ...], calls: int) -> dict[str, Any]:
+def _rounds(
+    world: World, numbers: tuple[int, ...], calls: int, sizes: tuple[int, ...] = _SIZES
+) -> dict[str, Any]:
     """Calls on these streams in turn, which begin with another stream on every rank."""
-    mixed = [Mixed(world, number) for number in numbers]
+    mixed = [Mixed(world, number, sizes) for number in numbers]
     world.barrier()
     for _ in range(2):  # plans are made in one order; a new stream narrows those of the others
         for each in mixed:
@@ -146,13 +151,33 @@ def host(calls: Calls = 10_000, world: Ranks = 2, json_file: Json = "") -> None:
 
 
 @app.command()
-def streams(calls: Calls = 10_000, world: Ranks = 4, json_file: Json = "") -> None:
+def streams(
+    calls: Calls = 10_000, world: Ranks = 4, json_file: Json = "", checked: Checked = 0
+) -> None:
     """Ops on two streams at once, launched in another order on every rank."""
-    fn = functools.partial(_rounds, numbers=(1, 2), calls=calls)
-    found = run(fn, world, _backend(), heap_size=256 << 20)[0]
+    if checked:
+        fn = functools.partial(_rounds, numbers=(1, 2), calls=calls // checked, sizes=_SIZES[:1])
+        found = _checked(fn, world, range(checked))
+    else:
+        fn = functools.partial(_rounds, numbers=(1, 2), calls=calls)
+        found = run(fn, world, _backend(), heap_size=256 << 20)[0]
     _write(json_file, found)
     print(found)
-    raise typer.Exit(int(found["wrong"] > 0))
+    raise typer.Exit(int(found["wrong"] + found.get("findings", 0) > 0))
+
+
+def _checked(fn: Callable[[World], Any], world: int, schedules: range) -> dict[str, Any]:
+    """All calls on the simulator, under the checker: an equal share in each random schedule."""
+    total = {"calls": 0, "wrong": 0, "seconds": 0.0, "findings": 0, "world": world}
+    for seed in schedules:
+        report = check_once(fn, world, f"random:{seed}")
+        if report.findings:
+            print(report, flush=True)
+        found = report.results[0] or {"calls": 0, "wrong": 0, "seconds": 0.0}
+        total["findings"] += len(report.findings)
+        for name in ("calls", "wrong", "seconds"):
+            total[name] += found[name]
+    return total
 
 
 @app.command()

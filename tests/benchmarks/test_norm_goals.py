@@ -1,12 +1,16 @@
-"""The goals of all_reduce_rms_norm and of signals by stores: what is compared with which figure."""
+"""The goals of all_reduce_rms_norm and of many calls: what is compared with which figure."""
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.many_calls import _verdict
+import pytest
+
+import sundog
+from benchmarks.many_calls import _checked, _verdict
 from benchmarks.norm import OP, PLAIN, UNFUSED, entries, line_of
 from sundog.ops.select import read_entries
 
@@ -65,3 +69,17 @@ def test_the_fastest_config_of_each_algorithm_becomes_an_entry(tmp_path: Path) -
     }  # fmt: skip
     assert found[f"{OP}.one_shot"].problem["hidden"] == 4096
     assert found[f"{OP}.one_shot"].run == "run.json"
+
+
+def test_checked_calls_are_added_up_and_findings_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def main(world: sundog.World, is_late: bool) -> dict[str, Any]:
+        if is_late and world.rank == 1:
+            raise ValueError("too late")
+        return {"calls": 5, "wrong": 0, "seconds": 0.5}
+
+    found = _checked(functools.partial(main, is_late=False), 2, range(3))
+    assert found == {"calls": 15, "wrong": 0, "seconds": 1.5, "findings": 0, "world": 2}
+    assert _checked(functools.partial(main, is_late=True), 2, range(2))["findings"] == 2
+    assert "too late" in capsys.readouterr().out
