@@ -146,17 +146,34 @@ def gpu_in_use(about: dict[str, Any]) -> str:
 
 
 class FarmActor:
-    """A process of the cluster. It answers its calls one after the other."""
+    """A process of the cluster. It answers its calls one after the other.
+
+    If it dies, all its calls go to the next one, but one at a time: a config that ends its process
+    costs no other config.
+    """
 
     def __init__(
         self, ray: Any, make: Callable[[], Any], check: Callable[[dict[str, Any]], None]
     ) -> None:
         self.ray = ray
         self.calls: list[FarmWorker] = []  # whose answers are to come; the first one runs
+        self.depth = _CALLS  # how many of them are there, and do not wait here
         self._make, self._check = make, check
         self._actor: Any = None
 
-    def call(self, task: Any) -> Any:
+    def send(self) -> None:
+        for call in self.calls[: self.depth]:
+            if call.reply is None:
+                call.reply = self._run(call.task)
+
+    def send_again(self, depth: int) -> None:
+        """After a death: whatever was there is lost."""
+        self.depth = depth
+        for call in self.calls:
+            call.reply = None
+        self.send()
+
+    def _run(self, task: Any) -> Any:
         if self._actor is None:
             self._open()
         return self._actor.run.remote(task)
@@ -194,47 +211,55 @@ class FarmWorker(Worker):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(lambda pipe: None, seconds, clock)
+        self.reply: Any = None  # of Ray's: a reference to what will come
         self._actor, self._receive = actor, receive
-        self._reply: Any = None  # of Ray's: a reference to what will come
         self._has_come = False
 
     def submit(self, task: Any) -> None:
         assert self.task is None
-        self._reply = self._actor.call(task)
         self.task, self._since = task, self._clock()
         self._actor.calls.append(self)
+        self._actor.send()
 
     def answer(self) -> Any:
         if self._has_come:
             self._has_come = False
-            return self._ended(self._value())
+            return self._value()
         if self is self._actor.calls[0] and self._clock() - self._since > self._seconds:
-            return self._end_actor()
+            self._actor.close()
+            text = f"no answer after {self._seconds:.0f} s: it hangs, and was ended"
+            failure = self._ended(Failure("timeout", text))
+            self._actor.send_again(_CALLS)
+            return failure
         return None
 
-    def _end_actor(self) -> Failure:
-        """Those that wait for the same actor go to the next one."""
-        self._actor.close()
-        text = f"no answer after {self._seconds:.0f} s: it hangs, and was ended"
-        failure: Failure = self._ended(Failure("timeout", text))
-        for other in self._actor.calls:
-            other._reply = self._actor.call(other.task)
+    def _value(self) -> Any:
+        ray = self._actor.ray
+        try:
+            reply = ray.get(self.reply)
+        except ray.exceptions.RayError as error:
+            return self._died(str(error).splitlines()[0])
+        answer = self._ended(reply if isinstance(reply, Failure) else self._receive(reply))
+        self._actor.depth = _CALLS
+        self._actor.send()
+        return answer
+
+    def _died(self, how: str) -> Any:
+        """Its process died with each try; whose fault that was is known if it was there alone."""
+        if self._actor.depth > 1 and len(self._actor.calls) > 1:
+            self._actor.send_again(1)
+            return None
+        failure = self._ended(Failure("error", f"its worker died {_TRIES} times: {how}"))
+        self._actor.send_again(_CALLS)
         return failure
 
     def _ended(self, reply: Any) -> Any:
         calls = self._actor.calls
         calls.remove(self)
+        self.reply = None
         if calls:  # the next one's time begins now
             calls[0]._since = max(calls[0]._since, self._clock())
         return super()._ended(reply)
-
-    def _value(self) -> Any:
-        ray = self._actor.ray
-        try:
-            reply = ray.get(self._reply)
-        except ray.exceptions.RayError as error:
-            return Failure("error", f"its worker died {_TRIES} times: {str(error).splitlines()[0]}")
-        return reply if isinstance(reply, Failure) else self._receive(reply)
 
     def close(self) -> None:
         self._actor.close()
@@ -242,10 +267,11 @@ class FarmWorker(Worker):
     @staticmethod
     def wait_some(workers: Sequence[Any]) -> None:
         """Ask Ray once about all of them."""
-        replies = [worker._reply for worker in workers]
-        come, _ = workers[0]._actor.ray.wait(replies, num_returns=1, timeout=LONGEST_WAIT)
-        for worker in workers:
-            worker._has_come = worker._reply in come
+        sent = [worker for worker in workers if worker.reply is not None]
+        replies = [worker.reply for worker in sent]
+        come, _ = sent[0]._actor.ray.wait(replies, num_returns=1, timeout=LONGEST_WAIT)
+        for worker in sent:
+            worker._has_come = worker.reply in come
 
 
 # in a worker's process

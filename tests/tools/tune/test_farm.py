@@ -17,7 +17,7 @@ from sundog.dataset.hardware import versions
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
 from sundog.errors import SundogError
-from sundog.tools._pool import Failure
+from sundog.tools._pool import Failure, finished
 from sundog.tools.tune.farm import Farm, FarmActor, FarmWorker, different, gpu_in_use
 from sundog.tools.tune.tune import tune
 
@@ -54,7 +54,9 @@ class _Ray(ModuleType):
         super().__init__("ray")
         self.killed = 0
         self.calls = 0
-        self.dies_at: tuple[int, ...] = ()  # numbers of calls whose worker dies for good
+        self.dies: dict[Any, float] = {}  # tasks, and how often their worker dies for good
+        self.tasks: list[Any] = []
+        self.poison = 0  # the number of a task whose worker always dies
         self.hangs = False
         self.options: dict[str, Any] = {}
 
@@ -76,10 +78,16 @@ class _Ray(ModuleType):
 
     def call(self, made: Any, name: str, given: tuple) -> Callable[[], Any]:
         self.calls += name == "run"
-        if name == "run" and self.calls in self.dies_at:
+        if name == "run" and self._dies(given[0]):
             return _raising(RayError("the actor died\nits trace"))
         value = getattr(made, name)(*given)
         return lambda: value
+
+    def _dies(self, task: Any) -> bool:
+        self.tasks += [] if task in self.tasks else [task]
+        left = self.dies.get(task, 0)
+        self.dies[task] = left - 1
+        return left > 0 or self.tasks.index(task) + 1 == self.poison
 
     def get(self, reply: Callable[[], Any], timeout: float | None = None) -> Any:
         return reply()
@@ -123,7 +131,7 @@ def test_a_farm_writes_what_the_pool_writes(ray: _Ray, tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_for_good_costs_its_config_alone(ray: _Ray, tmp_path: Path) -> None:
-    ray.dies_at = (2,)
+    ray.poison = 2
     base = str(tmp_path / "log")
     options: dict[str, Any] = {"world": 2, "search": "random", "targets": ["sm_90"], "log": base}
     (tuned,) = tune(OP, budget=4, farm="head:6379", **options)
@@ -171,6 +179,21 @@ def test_a_config_that_waits_for_its_turn_does_not_count_as_hung(ray: _Ray) -> N
     assert second.answer() is None, "its time began when the first one ended"
     ray.hangs = False
     assert second.wait() == "waits"
+
+
+def test_a_config_that_ends_its_process_costs_no_other_config(ray: _Ray) -> None:
+    """Both calls of an actor are lost when it dies; then each is tried alone."""
+    ray.dies = {"poison": 2, "innocent": 1}
+    actor = _actor(ray)
+    first, second = (FarmWorker(actor, 5) for _ in range(2))
+    first.submit("poison")
+    second.submit("innocent")
+    answers = {task: reply for _ in range(8) for _, task, reply in finished([first, second])}
+    assert answers == {
+        "poison": Failure("error", "its worker died 3 times: the actor died"),
+        "innocent": "innocent",
+    }
+    assert actor.depth == 2, "and then two again"
 
 
 def test_a_compiler_has_its_next_config_before_it_answers(ray: _Ray, tmp_path: Path) -> None:
