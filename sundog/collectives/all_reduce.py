@@ -1,7 +1,8 @@
 """All-reduce: every rank gets the sum (average, minimum, maximum, product) of all ranks' tensors.
 
-What the op is; its algorithms are in the files all_reduce_*.py beside this one. one_shot,
-low_latency and two_shot accumulate in rank order and give the same bits, at every grid and config.
+This file says what the op is. Its algorithms are in the files all_reduce_*.py beside it:
+low_latency is for the smallest tensors, one_shot for small ones, two_shot for large ones. These
+three accumulate in rank order and give the same bits, at every grid and config.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The host's side of a kernel's context: the table that waits read, and what they leave in it."""
+"""The host's side of a kernel's context: the table that waits read, and what they leave in it.
+
+A wait that expires leaves a record there; the host finds it and raises WaitTimeout.
+"""
 
 from __future__ import annotations
 
