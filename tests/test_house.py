@@ -25,7 +25,7 @@ BUDGETS = {
     "dataset/helion": 1950,
     "dataset/triton": 1750,
     "device": 1030,
-    "fused": 5560,
+    "fused": 6300,
     "hardware": 370,
     "interpreter": 3450,
     "learn": 500,

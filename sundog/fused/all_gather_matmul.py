@@ -27,7 +27,16 @@ from ._call import by_rows, call_matrices, check_matrices, check_tensors
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Problem", "all_gather_matmul", "cases", "cost", "inputs", "reference", "unfit"]
+__all__ = [
+    "Problem",
+    "all_gather_matmul",
+    "cases",
+    "cost",
+    "inputs",
+    "reference",
+    "unfit",
+    "unsplit",
+]
 
 OP = "all_gather_matmul"
 
@@ -52,14 +61,19 @@ class Problem:
         return self.m // self.size, self.k
 
 
-def unfit(problem: Problem) -> str | None:
-    """Why no config takes it."""
+def unsplit(problem: Problem) -> str | None:
+    """Why A can't be sharded so."""
     if problem.shard not in ("k", "m"):
         return f"shard {problem.shard!r}: expected 'k' or 'm'"
     length = problem.k if problem.shard == "k" else problem.m
     if length % problem.size:
         return f"{problem.shard} {length} does not divide by {problem.size} ranks"
-    return _gemm.unfit(problem)
+    return None
+
+
+def unfit(problem: Problem) -> str | None:
+    """Why no config takes it."""
+    return unsplit(problem) or _gemm.unfit(problem)
 
 
 def cost(problem: Problem) -> Cost:

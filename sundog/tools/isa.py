@@ -161,9 +161,11 @@ def typical(module: ModuleType, size: int) -> Any:
     optional = {
         field.name: field.default
         for field in dataclasses.fields(first)
-        if field.default is not dataclasses.MISSING
+        if field.default is not dataclasses.MISSING and field.name != "scaling"  # FP8 needs one
     }
     larger: dict[str, Any] = {"dtype": torch.bfloat16, **_LARGE}
+    if getattr(first, "scaling", ""):
+        larger["dtype"] = first.dtype
     if hasattr(module, "LARGEST"):  # bytes
         larger["numel"] = min(larger["numel"], module.LARGEST // 4)  # of any dtype
         half = module.LARGEST // 8 // larger["hidden"]  # of the most rows that it takes

@@ -16,7 +16,9 @@ from sundog.tools.tune.space import Space, jobs
 
 pytestmark = [pytest.mark.compat, pytest.mark.sim_only]
 
-FUSED = [name for name in op.OPS if issubclass(load.find(name).Config, _gemm.Tiles)]  # not cuBLAS
+TILED = [name for name in op.OPS if issubclass(load.find(name).Config, _gemm.Tiles)]  # not cuBLAS
+SCALED = [name for name in TILED if name.startswith("scaled_")]  # FP8 alone
+FUSED = [name for name in TILED if name not in SCALED]
 SHAPE = "m=4096,n=3584,k=8192,dtype=bfloat16"
 
 
@@ -31,6 +33,19 @@ def test_the_default_fits(arch: str, name: str) -> None:
                 config = module.default(problem, num_sms)
                 assert module.valid(problem, config) is None
                 assert not config.descriptors or gpu_limits.LIMITS[arch].has_tma
+
+
+@pytest.mark.parametrize("arch", gpu_limits.LIMITS)
+@pytest.mark.parametrize("name", SCALED)
+def test_the_default_of_fp8_fits(arch: str, name: str) -> None:
+    module = load.find(name)
+    with gpu_limits.aim(arch):
+        for scaling in ("tensor", "row", "block"):
+            problem = load.changed(isa.typical(module, 8), {"scaling": scaling})
+            for num_sms in (16, 132):
+                config = module.default(problem, num_sms)
+                assert module.valid(problem, config) is None
+                assert config.programs <= num_sms
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])

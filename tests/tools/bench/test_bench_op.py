@@ -32,6 +32,9 @@ RATES = Rates(copy=4e12, fill=2e12, read=5e12, gemm=8e14)
 # What an op must do at least on 4 ranks, counted by hand, of 1000 elements of 2 bytes and of a
 # product 64 x 32 x 16: flops, bytes read, bytes written, bytes between ranks.
 VECTOR, PRODUCT = (1000, torch.bfloat16, 4), (64, 32, 16, torch.bfloat16, 4)
+E4M3 = torch.float8_e4m3fn
+SCALED = (64, 32, 16, E4M3, 4, "k", False, None, torch.bfloat16, "row")
+SCALED_SUM = (64, 32, 16, E4M3, 4, False, None, torch.bfloat16, "row")
 COSTS = {
     "all_gather": (VECTOR, (0, 2000, 4 * 2000, 3 * 2000)),
     "all_to_all": (VECTOR, (0, 4 * 2000, 4 * 2000, 3 * 2000)),
@@ -54,6 +57,10 @@ COSTS = {
     "all_gather_matmul": (PRODUCT, (65536, 2048 + 1024, 4096, 1536)),
     "matmul_all_gather": (PRODUCT, (65536, 2048 + 1024, 4 * 4096, 3 * 4096)),
     "matmul_all_reduce": (PRODUCT, (65536, 2048 + 1024 + 4096, 2 * 4096, 2 * 3072)),
+    # As the products of 16 bits; out_dtype is given, 2 bytes.
+    "scaled_all_gather_matmul": (SCALED, (65536, 1024 + 512, 4096, 768)),
+    "scaled_matmul_all_reduce": (SCALED_SUM, (65536, 1024 + 512 + 2048, 3 * 2048, 3 * 1536)),
+    "scaled_matmul_reduce_scatter": (SCALED_SUM, (65536, 3584, 2048 + 1024, 1536)),
     "matmul_reduce_scatter": (PRODUCT, (65536, 2048 + 1024 + 4096, 4096 + 1024, 3072)),
 }  # fmt: skip
 
@@ -77,6 +84,7 @@ def test_inputs_have_many_values_of_each_rank_and_seed(op: str) -> None:
         return [x.clone().flatten() for given in made for x in given[:1]]
 
     vectors = [x for of_rank in run(main, 2, "sim") for x in of_rank]
+    vectors = [x.float() if x.dtype.itemsize == 1 else x for x in vectors]  # FP8: torch has less
     assert all(x.unique().numel() >= 3 for x in vectors)
     assert not any(torch.equal(x, y) for x, y in itertools.combinations(vectors, 2))
 

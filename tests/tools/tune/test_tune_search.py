@@ -163,7 +163,8 @@ def test_what_may_be_tried_is_valid_and_no_config_comes_twice(op: str) -> None:
     problem = "m=4096,n=3584,k=8192" if "matmul" in op else "numel=4096"
     problem = "tokens=16,hidden=4096" if "norm" in op else problem
     problem = "max_tokens=64,hidden=4096" if "moe" in op else problem
-    (job,) = jobs(op, f"{problem},dtype=bfloat16", 8)
+    dtype = "float8_e4m3fn" if op.startswith("scaled_") else "bfloat16"
+    (job,) = jobs(op, f"{problem},dtype={dtype}", 8)
     configs = job.module.space(job.problem)
     least = 1 if op.endswith(".cublas") else 9  # a product that is cuBLAS's has little to try
     assert len(set(configs)) == len(configs) >= least
