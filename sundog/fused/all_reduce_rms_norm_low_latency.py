@@ -230,13 +230,9 @@ def _sum_part(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr
     return total.to(DTYPE)
 
 
-def _mode(asked: int) -> int:
-    """Words by stores, whatever was asked for: an SM has fewer atomics in a clock than stores.
-
-    The store of AMD has no mask, and was not measured.
-    """
-    is_known = gpu_limits.here().arch.startswith("sm_")
-    return asked + signal.STORE.value if is_known and asked < signal.STORE.value else asked
+def _mode(asked: int, by_stores: bool) -> int:
+    """The form of signals for a launch: stores, whatever was asked for, if `by_stores`."""
+    return asked + signal.STORE.value if by_stores and asked < signal.STORE.value else asked
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
@@ -249,10 +245,12 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     world.barrier()  # everybody's boxes are empty before the first word
     num_warps = min(max(block // per // 32, 1), _WARPS)  # a word of each rank, or more, a thread
     between = gaps(problem)
+    # An SM has fewer atomics in a clock than stores. AMD's store has no mask, and was not measured.
+    by_stores = not gpu_limits.here().is_amd
 
     def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *alike, out = rest
-        constants = _rms_norm.constants(problem, block, _mode(world.kernel_mode))
+        constants = _rms_norm.constants(problem, block, _mode(world.kernel_mode, by_stores))
         for gap in between:
             out[gap].zero_()
         _low_latency_kernel[(programs,)](
