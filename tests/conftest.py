@@ -72,9 +72,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is imported stays: the garbage collector need not look at it again for every test."""
+    """What is imported stays: the garbage collector need not look at it again for every test.
+
+    It also looks less often than after each 700 new objects, which took 9 % of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.fixture
