@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import torch
-import triton
+from ..result_files import read_result
+from .not_run import NOT_RUN
 
 __all__ = ["page"]
+
+_ON_GPU = Path(__file__).parents[2] / "docs" / "measured" / "h200-peers.json"
 
 _HEAD = """# Other people's kernels
 
 Kernels of other projects, run and checked **unmodified** on a CPU with \
 `python -m benchmarks.peers` (the adapters are in `benchmarks/peers`; none of their code is in \
 this repository). Every program compares its result with torch's. *Remarks* are errors only with \
-`--strict`: see [kernel boundaries](memory_model.md#kernel-boundaries). This page is generated.
+`--strict`: see [kernel boundaries](memory_model.md#kernel-boundaries). This page is generated: \
+`python -m benchmarks.peers benchmarks/peers/results.json.xz --page docs/peers.md`.
 
 To check a kernel of your own: `sundog check script.py:main --torch --world 4`.
 """
@@ -26,7 +28,7 @@ To check a kernel of your own: `sundog check script.py:main --torch --world 4`.
 def page(given: list[dict[str, Any]]) -> str:
     """Return the page: a table per repository, every finding with its repair, and the mutants."""
     results = [each for each in given if "mutants" not in each]
-    parts = [_HEAD, _made()]
+    parts = [_HEAD, _made(given)]
     names = dict.fromkeys((each["repository"], each["commit"]) for each in results)
     parts.append("\n".join(_summary(results, names)))
     for repository, commit in names:
@@ -34,8 +36,27 @@ def page(given: list[dict[str, Any]]) -> str:
         at = f" at `{commit[:10]}`" if commit else ""
         parts.append(f"## {repository}{at}\n\n" + "\n".join(_table(rows)))
         parts += ["\n".join(_findings(row)) for row in rows if row["findings"] or row["failures"]]
+        if repository in NOT_RUN:
+            parts.append("\n".join(_not_run(NOT_RUN[repository])))
     parts += ["\n".join(_mutants([each for each in given if "mutants" in each]))]
+    parts.append("\n".join(_on_a_gpu()))
     return "\n\n".join(parts) + "\n"
+
+
+def _not_run(reasons: dict[str, list[str]]) -> Iterator[str]:
+    yield "### Not run\n"
+    for why, kernels in reasons.items():
+        yield f"- {', '.join(f'`{name}`' for name in kernels)}: {why}."
+
+
+def _on_a_gpu() -> Iterator[str]:
+    found = read_result(_ON_GPU)
+    yield f"## {found['title']}\n"
+    yield f"{found['text']}\n"
+    yield f"| {' | '.join(found['head'])} |"
+    yield "|" + "---|" * len(found["head"])
+    for row in found["rows"]:
+        yield f"| {' | '.join(row)} |"
 
 
 def _mutants(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -62,10 +83,10 @@ def _mutants(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"- {row['repository']}, not tried: {why.splitlines()[0]}"
 
 
-def _made() -> str:
-    """When and with what it was made."""
-    versions = f"torch {torch.__version__}, Triton {triton.__version__}"
-    return f"Made on {datetime.date.today()} on {os.cpu_count()} CPU cores, {versions}."
+def _made(given: list[dict[str, Any]]) -> str:
+    """Return when and with what the results were made; the time of a program is that of a CPU."""
+    when = " and ".join(sorted({each["made"] for each in given}))
+    return f"Made on {when}. Times are of the processor, for all schedules of a program."
 
 
 def _summary(results: list[dict[str, Any]], names: Any) -> Iterator[str]:
