@@ -72,9 +72,8 @@ class _SomeThreads(Branch):
 
 def _is_foreign_builtin(called: Any) -> bool:
     """Return whether somebody's module made it with Triton's `builtin` or `extern`."""
-    is_ours = not hasattr(called, "signature")  # a stand-in, which needs no semantic
-    in_tl = getattr(called, "__module__", "").startswith("triton.")
-    return hasattr(called, _BUILTIN) and not is_ours and not in_tl
+    module = getattr(called, "__module__", None) or ""  # our stand-ins need no semantic
+    return hasattr(called, _BUILTIN) and not module.startswith(("triton.", "sundog."))
 
 
 class Helpers:
