@@ -46,8 +46,8 @@ def main(
             results.append(mutate_all(name, path, commit))
             continue
         results += [_result(name, path, commit, n) for n in range(len(cases(name).CASES))]
-    for each in results:
-        each.setdefault("made", _made())
+    for result in results:
+        result.setdefault("made", _made())
     if json_path:
         content = (json.dumps(results, indent=1) + "\n").encode()
         Path(json_path).write_bytes(lzma.compress(content) if json_path[-3:] == ".xz" else content)
