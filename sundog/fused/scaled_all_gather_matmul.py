@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call
+from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Plan, agree
 from . import _aligned, _matmul_reduce, _scaled, all_gather_matmul
 from ._call import resident
@@ -88,11 +88,13 @@ def reference(
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate flags, the gathered A and its scales. The plan takes a symmetric a."""
+    """Allocate flags, the gathered A and its scales. The plan takes a symmetric contiguous a."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
-    asbytes = dataclasses.replace(problem, dtype=torch.uint8)
-    _, padded, workspaces, fill = gather(world, asbytes, config.programs, config.descriptors)
+    # As words: of bytes a thread would load one at a time.
+    kind = torch.int32 if problem.shard_shape[1] % 4 == 0 else torch.uint8
+    words = dataclasses.replace(problem, dtype=kind, k=problem.k // kind.itemsize)
+    _, padded, workspaces, fill = gather(world, words, config.programs, config.descriptors)
     rooms = _aligned.Rooms(world, config, config.programs)
     scales_of, more = _gather_scales(world, problem)
 
@@ -102,7 +104,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     ) -> torch.Tensor:  # fmt: skip
         *bias, out = rest
         [y] = rooms.wide(b)
-        fill(a.view(torch.uint8))
+        fill(a.view(kind))
         scales = scales_of(a_scale), b_scale
         x = padded.view(problem.dtype)
         return _scaled.matmul(x, y, scales, out, bias[0] if bias else None, problem, config)
@@ -147,6 +149,7 @@ def scaled_all_gather_matmul(
     """
     if shard not in ("k", "m") or a.dim() != 2:
         raise ValueError(f"{OP}: shard {shard!r}, a of shape {tuple(a.shape)}: expected 'k' or 'm'")
+    a = packed(world, OP, a, explain, "a")
     m, k = a.shape
     m, k = (m, k * world.size) if shard == "k" else (m * world.size, k)
     scaling, *scales, out = _scaled.check(
