@@ -14,6 +14,8 @@ from sundog.compat.cuda import provide
 from sundog.compat.rank import as_rank
 from sundog.tools.check.schedules import check
 
+from .compiled import noted_launches, ordering
+
 __all__ = ["NAMES", "cases", "main"]
 
 NAMES = {
@@ -46,12 +48,14 @@ def main(name: str, path: str, number: int) -> dict[str, Any]:
     case = cases(name).CASES[number]
     begin = time.process_time()
     how = {"num_sms": case.num_sms, "heap_size": 64 << 20}
-    report = check(as_rank(case.program), case.world, case.schedules, **how)
+    with noted_launches() as launches:
+        report = check(as_rank(case.program), case.world, case.schedules, **how)
     seconds = round(time.process_time() - begin, 1)
     verdicts = [_short(f) for f in report.findings if f.first is not None]
     failures = [f.why for f in report.findings if f.first is None]
     remarks = [_short(f) for f in report.remarks]
-    return {"findings": verdicts, "failures": failures, "remarks": remarks, "seconds": seconds}
+    found = {"findings": verdicts, "failures": failures, "remarks": remarks, "seconds": seconds}
+    return {**found, "ptx": ordering(launches)} if verdicts else found
 
 
 def _short(finding: Finding) -> dict[str, Any]:

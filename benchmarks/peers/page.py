@@ -130,6 +130,9 @@ def _findings(row: dict[str, Any]) -> Iterator[str]:
         yield f"- **{each['rule']}**: {', then '.join(each['sides'])}. {each['why']}."
     for each in row["failures"]:
         yield f"- **wrong results**: {each.splitlines()[0].replace('|', '/')}"
+    for kernel, lines in row.get("ptx", {}).items():
+        text = ", ".join(f"`{line.replace('`', '')}`" for line in lines) or "nothing"
+        yield f"- *What orders memory in the PTX of* `{kernel}` *for sm_90*: {text}."
     for repair in row["repairs"]:
         changes = "; ".join(repair["changes"])
         yield f"- *Why it is right, and the repair*: {repair['why']} {changes}."

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Assembly", "Instruction", "Place", "read"]
+__all__ = ["Assembly", "Instruction", "Place", "instructions", "read"]
 
 Place = tuple[tuple[str, int, int], ...]
 
@@ -66,6 +66,11 @@ def read(text: str, is_ptx: bool) -> Assembly:
         else:
             others[_other(name)] += 1
     return Assembly(moves, others["atomic"], others["barrier"], dict(matrix), others["tma"])
+
+
+def instructions(ptx: str) -> Iterator[tuple[str, Place]]:
+    """Yield every instruction of a kernel, with its source position."""
+    return ((name, place) for name, _, place in _instructions(ptx, _PTX))
 
 
 def _instructions(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str, Place]]:

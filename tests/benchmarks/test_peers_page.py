@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from compat.signal_pads import program
+
+from benchmarks.peers.compiled import noted_launches, ordering
 from benchmarks.peers.page import page
 from benchmarks.result_files import read_result
+from sundog.compat.rank import as_rank
+from sundog.tools.check.schedules import check
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS: Any = read_result(REPOSITORY / "benchmarks" / "peers" / "results.json.xz")
@@ -46,3 +51,19 @@ def test_nine_in_ten_mutants_are_killed() -> None:
     for each in tried:
         assert not each["failures"]
         assert each["killed"] >= 0.9 * each["mutants"]
+
+
+def test_every_finding_is_looked_up_in_the_ptx() -> None:
+    for each in RESULTS:
+        if each.get("findings"):
+            assert each["ptx"], each["kernel"]
+    barrier = next(each for each in runs("flashinfer-ai/flashinfer") if each["findings"])
+    assert any("acq_rel.gpu.cas" in line for line in barrier["ptx"]["barrier_triton_kernel"])
+
+
+def test_what_orders_memory_is_read_from_the_ptx() -> None:
+    with noted_launches() as launches:
+        check(as_rank(program(RELEASE="relaxed")), 2, schedules=1)
+    (found,) = ordering(launches).values()
+    assert any(line.startswith("atom.global.relaxed.sys.cas.b32 at ") for line in found)
+    assert any("acquire.sys.cas.b32 at " in line for line in found)
