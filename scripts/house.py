@@ -1,6 +1,7 @@
 """Count what makes a package hard to find one's way in: files, names that collide, long imports.
 
-    python scripts/house.py     # the figures; tests/test_house.py holds them to its budgets
+    python scripts/house.py             # the figures; tests/test_house.py holds them to its budgets
+    python scripts/house.py --goals     # the goals of the redesign, as a table
 
 Lines are physical lines. Imports inside functions count; those for type checking do not.
 """
@@ -8,6 +9,7 @@ Lines are physical lines. Imports inside functions count; those for type checkin
 from __future__ import annotations
 
 import ast
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -99,6 +101,12 @@ class House:
                 left += self._imports(self.modules[each], lazy=False)
         return {each for each in found if not self.modules[each].is_init}
 
+    @cached_property
+    def closures(self) -> dict[str, set[str]]:
+        """Closures of all collectives."""
+        names = (name for name in self.modules if name.startswith("sundog.collectives."))
+        return {name: self.closure(name) for name in names}
+
     def _imports(self, module: Module, lazy: bool = True) -> Iterator[str]:
         for node in _import_nodes(module.tree, lazy):
             if isinstance(node, ast.Import):
@@ -159,8 +167,41 @@ def _repeated(pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
     return {name: each for name, each in sorted(places.items()) if len(each) > 1}
 
 
-def main() -> None:
+def main(words: list[str]) -> None:
     house = House.read()
+    if words == ["--goals"]:
+        print(goals(house))
+    else:
+        _print_all(house)
+
+
+def goals(house: House) -> str:
+    """Return the table of goals, as Markdown: what, now, goal."""
+    import call_path
+    import prose
+
+    modules = house.modules.values()
+    single = [
+        n for n, by in house.one_importer.items() if by not in ("sundog.cli", "sundog.__main__")
+    ]
+    first, _, third = map(len, call_path.files_of_a_call())
+    names = f"{len(house.colliding_stems)} / {len(house.colliding_classes)}"
+    phrases = [line for path in prose.files(prose.IN_SCOPE) for line in prose.matches(path)]
+    rows = [
+        ("files / lines", f"{len(modules)} / {sum(m.lines for m in modules)}", "170 / 28000"),
+        ("top-level files", sum(m.folder == "(top)" for m in modules), 11),
+        ("import closure of a collective", max(map(len, house.closures.values())), 12),
+        ("files crossed by a first / repeated all_gather", f"{first} / {third}", "18 / 7"),
+        ("host collectives for a new plan", len(call_path.talk_of_a_plan()), 2),
+        ("colliding file / class names", names, "0 / 5"),
+        ("modules with one importer, commands left out", len(single), 35),
+        ("matches of the prose check", len(phrases), 0),
+    ]
+    lines = [f"| {what} | {now} | {goal} |" for what, now, goal in rows]
+    return "\n".join(["| | now | goal |", "|---|--:|--:|", *lines])
+
+
+def _print_all(house: House) -> None:
     modules = house.modules.values()
     print(f"{len(modules)} files, {sum(m.lines for m in modules)} lines")
     for folder, lines in sorted(house.lines.items()):
@@ -173,10 +214,10 @@ def main() -> None:
     print(f"modules with one importer ({len(house.one_importer)}):")
     for name, importer in house.one_importer.items():
         print(f"  {name} <- {importer}")
-    closures = {n: len(house.closure(n)) for n in house.modules if ".collectives." in n}
-    print("largest import closure of a collective:", max((c, n) for n, c in closures.items()))
+    largest = max(house.closures.items(), key=lambda each: len(each[1]))
+    print("largest import closure of a collective:", len(largest[1]), largest[0])
     print("widest kernels:", sorted(house.wide_kernels.items(), key=lambda e: -e[1])[:6])
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

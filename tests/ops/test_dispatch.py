@@ -2,82 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import sundog
-from sundog.ops.load import algorithms
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+from call_path import exchanges, files_of_a_call
 
 Run = Callable[..., list]
-ROOT = os.path.dirname(sundog.__file__) + os.sep
-# What stands in for the GPU and the driver. A launch ends there, on every backend in another way.
-BELOW = ("machine/", "interpreter/")
-
-
-def crossed(call: Callable[[], Any]) -> list[str]:
-    """The files of sundog in which a function ran on this host, but for what the simulator ran."""
-    found = set()
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and path.startswith(ROOT) and not is_below(frame):
-            found.add(path.removeprefix(ROOT))
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return sorted(found)
-
-
-def is_below(frame: FrameType | None) -> bool:
-    """Is it the simulator, or did that call it?"""
-    while frame is not None and frame.f_code is not crossed.__code__:
-        if frame.f_code.co_filename.removeprefix(ROOT).startswith(BELOW):
-            return True
-        frame = frame.f_back
-    return False
 
 
 @pytest.mark.sim_only
 def test_files_that_a_call_crosses() -> None:
-    algorithms("all_gather")  # imports are no part of a call
-
-    def main(world: sundog.World) -> list[list[str]]:
-        x, out = world.zeros((1024,)), world.zeros((2048,))
-        found = []
-        for _ in range(3):
-            world.barrier()
-            found.append(crossed(lambda: world.all_gather(x, out)))
-        return found
-
-    first, _, third = sundog.run(main, 2, "sim")[0]
+    first, _, third = files_of_a_call()
     assert len(first) <= 18, first
     assert len(third) <= 7, third  # torch/calls.py among them
-
-
-def exchanges(world: sundog.World, call: Callable[[], Any]) -> list[str]:
-    """What the ranks exchange during a call."""
-    inner, found = world._backend.exchange, []
-
-    def note(value: Any, what: str, *rest: Any) -> list[Any]:
-        found.append(what)
-        return inner(value, what, *rest)
-
-    world._backend.exchange = note
-    try:
-        call()
-    finally:
-        del world._backend.exchange
-    return found
 
 
 CALLS: dict[str, Callable[[sundog.World, torch.Tensor], Any]] = {
