@@ -49,7 +49,7 @@ new = typer.Typer(
 
 @new.callback()
 def _new() -> None:
-    """Without this typer would take `sundog new` itself for the only command."""
+    """Make `new` a group: without this, typer takes its only command for `sundog new` itself."""
 
 
 app.add_typer(new, name="new")
@@ -95,7 +95,7 @@ def check(
     ] = None,
     schedules: Annotated[int, typer.Option(help="number of interleavings to try")] = 50,
     seed: Annotated[int, typer.Option(help="seed of the first schedule")] = 0,
-    schedule: Annotated[str, typer.Option(help="replay only this one, as a finding names it")] = "",
+    schedule: Annotated[str, typer.Option(help="replay this schedule: a finding's token")] = "",
     sms: Annotated[
         int, typer.Option(help="programs resident per rank (default: 16, and fewer in some runs)")
     ] = 0,
@@ -114,8 +114,8 @@ def check(
 ) -> None:
     """Look for races, wrong scopes, deadlocks and stale data on the simulator.
 
-    With --mutate every signal, wait, barrier and scope is weakened in turn, and the checker must
-    object to each. An op's file may list mutants that change nothing, see docs/checker.md.
+    With --mutate it weakens every signal, wait, barrier and scope in turn, and the checker must
+    object to each. An op's file may list mutants that change nothing: see docs/checker.md.
 
     Exit status: 0 nothing found, 1 findings or surviving mutants, 2 it could not be checked.
 
@@ -145,14 +145,14 @@ def isa(
     json: Json = "",
     html: Html = "",
 ) -> None:
-    """Show what the compilers make of an op's kernels, for GPUs that are not here.
+    """Show what the compilers make of an op's kernels, for GPUs that you do not have.
 
-    Without an op, all ops. The table has widths, atomics, registers and spills. Marked are: an
-    access of less than 16 bytes in the wide path, a spill, a heap distance that the innermost loop
-    loads again or that is cut to 32 bits, and a load that is issued before the wait in front of it.
+    Without an op it takes all ops. The table has widths, atomics, registers and spills. It marks
+    an access of less than 16 bytes in the wide path, a spill, a heap distance that the innermost
+    loop loads again or cuts to 32 bits, and a load that is issued before the wait it depends on.
 
-    The wide path is every access of a tile through an argument that holds data, without single
-    elements, flags, small tiles and masked tails.
+    The wide path is every tile access through an argument that holds data. Single elements, flags,
+    small tiles and masked tails do not count.
 
     Exit status: 0 nothing marked, 1 marked, 2 it could not be compiled.
 
@@ -179,7 +179,7 @@ def tune(
     resume: Annotated[bool, typer.Option(help="continue this run from what the log has")] = False,
     compile_only: Annotated[bool, typer.Option(help="time nothing; needs no GPU")] = False,
     target: Annotated[str, typer.Option(help="architectures to compile for, or to promote")] = "",
-    promote: Annotated[bool, typer.Option(help="copy the bests into the package's JSON")] = False,
+    promote: Annotated[bool, typer.Option(help="copy the best configs into the package")] = False,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
     link: Link = "",
     farm: Annotated[str, typer.Option(help="a Ray cluster: ray://host:port, or local")] = "",
@@ -247,7 +247,7 @@ def probe(
 ) -> None:
     """Capture ops in a graph, replay them with new data, and compare every result.
 
-    Without a target, all ops, barriers, and send and receive.
+    Without a target it probes all ops, barriers, and send and receive.
 
     Exit status: 0 every verdict is the expected one, 1 one is not, 2 it could not be probed,
     130 interrupted.
@@ -266,7 +266,7 @@ def probe(
 @app.command()
 def bench(
     op: Op,
-    suite: Annotated[str, typer.Argument(help="with OP suite: its name (published)")] = "",
+    suite: Annotated[str, typer.Argument(help="its name, if OP is the word suite: published")] = "",
     axis: Annotated[list[str] | None, typer.Option(help="NAME=v1,v2,...; may be repeated")] = None,
     problem: Problems = None,
     preset: Preset = "",
@@ -310,34 +310,34 @@ def bench(
 @app.command()
 def predict(
     op: Op,
-    machine: Annotated[str, typer.Option(help="machines or files, with commas")] = "",
+    machine: Annotated[str, typer.Option(help="machines or files, separated by commas")] = "",
     axis: Annotated[
         str, typer.Option(help="NAME=v1,v2,... or NAME=first..last")
     ] = "numel=1024..16777216",
     problem: Problem = "",
     world: World = 8,
     late: Annotated[float, typer.Option(help="microseconds by which one rank is late")] = 0.0,
-    compare: Annotated[bool, typer.Option(help="show of what the times are made")] = False,
+    compare: Annotated[bool, typer.Option(help="show what each time is made of")] = False,
     json: Json = "",
     plot: Plot = "",
     simulate: Annotated[
         bool, typer.Option(help="run the op's kernels on a simulated clock")
     ] = False,
-    sms: Annotated[int, typer.Option(help="SMs of a rank (default: all), in a simulation")] = 0,
+    sms: Annotated[int, typer.Option(help="SMs per rank of a simulation (default: all)")] = 0,
     data: Annotated[
         bool | None,
-        typer.Option("--data/--no-data", help="compute tiles of floats (default: FILE.py)"),
+        typer.Option("--data/--no-data", help="compute float tiles (default: for FILE.py only)"),
     ] = None,
-    timeline: Annotated[str, typer.Option(help="file for ui.perfetto.dev, of a simulation")] = "",
+    timeline: Annotated[str, typer.Option(help="write a simulation for ui.perfetto.dev")] = "",
     html: Html = "",
 ) -> None:
-    """Expect what an op's algorithms take on a machine that need not be here.
+    """Predict how long an op's algorithms take on a machine that you do not have.
 
-    FILE.py:FUNCTION, and an op with --simulate, is run on the simulator with a clock for every
-    program: time, critical path, and what each rank waited for.
+    FILE.py:FUNCTION, and an op with --simulate, runs on the simulator with a clock for every
+    program. The result is the time, the critical path, and what each rank waited for.
 
     Machines: h200-shared, h200-pcie, h200x8, h100x8, mi300x8, h200x8-2nodes, or a file that
-    `sundog calibrate` wrote. How far off the model is, and where: docs/predict.md.
+    `sundog calibrate` wrote. docs/predict.md says how far off the model is.
 
     Exit status: 0 predicted, 2 it could not be: no such machine, axis or model.
 
@@ -358,15 +358,14 @@ def calibrate(
     world: World = 8,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
     clock: Annotated[
-        str, typer.Option(help="a made-up clock: a machine's model, nothing is measured")
+        str, typer.Option(help="take times from this machine's model; measure nothing")
     ] = "",
     out: Annotated[str, typer.Option(help="file to write (default: in SUNDOG_CACHE)")] = "",
 ) -> None:
-    """Measure a description of this machine, which `auto` and `sundog predict` use from then on.
+    """Measure this machine, for `sundog predict` and for `algo="auto"`.
 
-    Collectives and products of several sizes are timed, and the figures of the model fitted to
-    them. docs/predict.md says which figures that are, and which are taken over from a machine of
-    the package.
+    It times collectives and products of several sizes, and fits the figures of the model to them.
+    docs/predict.md lists these figures, and those that it copies from a machine of the package.
 
     Exit status: 0 written, 2 it could not be measured.
 

@@ -183,6 +183,5 @@ if __name__ == "__main__":
 # ## What else works
 #
 # Kernels that use SHMEM device libraries, Triton-distributed's `dl.*` or Iris run too, with the
-# stand-ins of `sundog.compat`. [Other people's kernels](../peers.md) shows what was found in eight
-# public repositories. What is not simulated is refused with the instruction or the call, and its
-# line.
+# stand-ins of `sundog.compat`. [Other people's kernels](../peers.md) shows what was found in ten
+# public repositories. What is not simulated is refused, with the instruction or call and its line.

@@ -27,7 +27,7 @@ from .schema import file_names
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at, check, join and export the data that tuning runs leave.\n\n"
+    help="Inspect, validate, join and export what tuning runs recorded.\n\n"
     "Example: sundog data info runs/matmul",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -82,7 +82,7 @@ def _summary(data: Dataset, session: str, rows: object) -> list[str]:
 
 @app.command()
 def validate(base: Base) -> None:
-    """Check types, joins, ids and hashes; exit status 1 and file:line for each damage.
+    """Check types, joins, ids and hashes. Each defect gets its file and line, and exit status 1.
 
     Example: sundog data validate runs/matmul
     """
