@@ -37,7 +37,7 @@ def _align_kernel(x, room, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 def padded(length: int, itemsize: int, descriptors: bool) -> int:
-    """A row's elements with its padding, such that all rows are aligned.
+    """Count a row's elements with its padding, such that all rows are aligned.
 
     Without descriptors to 16 elements, which is what Triton asks of a stride at a launch.
     """
@@ -48,7 +48,7 @@ def padded(length: int, itemsize: int, descriptors: bool) -> int:
 def room_for(
     world: World, shape: tuple[int, int], dtype: torch.dtype, config: _gemm.Tiles, name: str
 ) -> torch.Tensor | None:
-    """Memory on the heap for an aligned copy; None if a contiguous matrix is aligned as it is."""
+    """Allocate heap memory for an aligned copy; None if a contiguous matrix is aligned."""
     width = padded(shape[1], dtype.itemsize, config.descriptors)
     return None if width == shape[1] else world.empty((shape[0], width), dtype, name)
 
@@ -56,7 +56,7 @@ def room_for(
 def aligned(
     matrix: torch.Tensor, room: torch.Tensor | None, config: _gemm.Tiles, programs: int
 ) -> torch.Tensor:
-    """The matrix if its rows are aligned or there is no room, else its copy there."""
+    """Return the matrix if its rows are aligned or there is no room, else its copy there."""
     if room is None or matrix.stride(1) != 1 or _is_wide(matrix, config):
         return matrix
     return _copy(matrix, room, programs)
@@ -74,7 +74,7 @@ class Rooms:
         self._made: dict[tuple[int, torch.Size, bool], torch.Tensor] = {}
 
     def wide(self, *operands: torch.Tensor) -> list[torch.Tensor]:
-        """Each operand, or an aligned copy of it that is as long or longer, by zeros."""
+        """Return each operand, or an aligned copy that zeros may make longer."""
         return [self._wide(place, operand) for place, operand in enumerate(operands)]
 
     def matmul(

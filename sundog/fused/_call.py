@@ -71,7 +71,7 @@ def _rows_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None:
-    """ValueError unless all are tensors on this rank's device; None is one that was not given."""
+    """Raise ValueError unless all are tensors on this rank's device; None was not given."""
     for name, tensor in tensors.items():
         if tensor is None and name in ("bias", "out"):
             continue
@@ -89,7 +89,7 @@ def check_matrices(
     op: str, a: torch.Tensor, b: torch.Tensor, k: int, bias: torch.Tensor | None,
     activation: str | None, out: torch.Tensor | None, rows: int, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """ValueError if these can't be multiplied; else the output, of `rows` rows."""
+    """Raise ValueError if these can't be multiplied; return the output, of `rows` rows."""
     if b.dim() != 2 or b.shape[0] != k:
         raise ValueError(
             f"{op}: b has shape {tuple(b.shape)}, expected {k} rows and two dimensions"
@@ -122,7 +122,7 @@ def check_matrices(
 
 
 def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:
-    """The output shares no memory with an input."""
+    """Refuse an output that shares memory with an input."""
     out = named["out"]
     assert out is not None
     for name, tensor in named.items():
@@ -131,7 +131,7 @@ def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:
 
 
 def check_apart(op: str, name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
-    """ValueError if the output shares memory with an input."""
+    """Raise ValueError if the output shares memory with an input."""
     (a, end_a), (b, end_b) = _extent(tensor), _extent(out)
     if a < end_b and b < end_a:
         raise ValueError(f"{op}: out shares memory with {name}; give it memory of its own")
@@ -144,7 +144,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
-    """What `valid` says; else whether all programs can run at once, which their waits ask for."""
+    """Say what `valid` says, else whether the programs, which wait, can't all run at once."""
     if refused is not None or programs <= num_sms:
         return refused
     return (
@@ -154,7 +154,7 @@ def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
 
 
 def hint_of(matrix: torch.Tensor) -> tuple[int, int]:
-    """What may be promised of a matrix: see `tiles.hinted`."""
+    """Say what may be promised of a matrix: see `tiles.hinted`."""
     many = _WIDEST // matrix.itemsize
     if matrix.data_ptr() % _WIDEST == 0:
         if matrix.stride(1) == 1 and matrix.stride(0) % many == matrix.shape[1] % many == 0:
@@ -191,7 +191,7 @@ FEW_SMS = 64  # of a rank: it has a part of a GPU
 def fitting(
     rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
 ) -> dict[str, Any]:
-    """Tiles that should be done first: the last wave of them may leave most SMs without work."""
+    """Choose tiles that should end first: the last wave may leave most SMs without work."""
     if not gpu_limits.here().has_tma or dtype.itemsize > 2:
         return _halved(rows, shard_rows, cols, k, dtype, num_sms)
     shards = rows // max(shard_rows, 1)
@@ -214,7 +214,7 @@ def fitting(
 def _halved(
     rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
 ) -> dict[str, Any]:
-    """Tiles without spills, halved until every SM has one. Not measured: AMD, and float32."""
+    """Choose tiles without spills, halved until every SM has one. Not measured: AMD, float32."""
     here, wide = gpu_limits.here(), dtype.itemsize > 2
     is_amd = here.is_amd
     tile_m, tile_n = (64, 64) if wide else (128, 128 if is_amd else 256)  # wide: no tensor cores

@@ -60,7 +60,7 @@ def matmul(
 
 
 def refused(world: World, reason: str | None) -> str | None:
-    """What `valid` says; else whether the ranks share a GPU."""
+    """Say what `valid` says, else whether the ranks share a GPU."""
     if reason is not None or world.owns_gpu:
         return reason
     return (

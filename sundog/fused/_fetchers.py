@@ -67,7 +67,7 @@ class Fetch(NamedTuple):
 
 @triton.jit
 def remote(a, cfg, shape):
-    """Rows of remote tiles, blocks in such a row, and flags of such a row."""
+    """Count rows of remote tiles, blocks in such a row, and flags of such a row."""
     rows, blocks = tl.cdiv(a.rows, shape.tile_m), cfg.per_shard
     if cfg.by_k:
         blocks *= cfg.size - 1
@@ -131,7 +131,7 @@ def tell_all(flags, epoch, ctx, cfg):
 
 @triton.jit
 def _fetch_tile(a, row, part, block, rank, away, cfg, shape):
-    """Part `part` of cfg.wide of the rows of cfg.wide blocks, which are of one rank."""
+    """Fetch part `part` of cfg.wide of the rows of cfg.wide blocks, which are of one rank."""
     ROWS: tl.constexpr = shape.tile_m // cfg.wide
     COLS: tl.constexpr = shape.tile_k * cfg.wide
     if cfg.by_k:
@@ -148,14 +148,14 @@ def _fetch_tile(a, row, part, block, rank, away, cfg, shape):
 
 @triton.jit
 def staged_part(a, step):
-    """What was staged of the rank that is `step` + 1 after this one."""
+    """Return what was staged of the rank that is `step` + 1 after this one."""
     ptr = a.staged + tl.full((), 1, tl.int64) * step * a.apart
     return tiles.View(ptr, a.rows, a.cols, a.staged_row_stride, a.staged_col_stride)
 
 
 @triton.jit
 def arrived(flags, count, epoch, LANES: tl.constexpr):
-    """How many of `count` flags have been set, up to the first that has not; of LANES at most.
+    """Count how many of `count` flags are set, up to the first that is not; at most LANES.
 
     Orders: what the fetchers of those stored before, before all that this program does after.
     """

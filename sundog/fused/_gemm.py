@@ -63,7 +63,7 @@ class Grid(Tiles):
 
 
 def unfit(problem: Any) -> str | None:
-    """Why no config takes a problem of any op."""
+    """Say why no config takes a problem of any op."""
     for dtype in (problem.dtype, problem.out_dtype or problem.dtype):
         if dtype not in DTYPES:
             return f"{dtype}: expected one of float16, bfloat16 and float32"
@@ -73,14 +73,14 @@ def unfit(problem: Any) -> str | None:
 
 
 def valid_grid(config: Grid, dtype: torch.dtype) -> str | None:
-    """None, or why this can't be used."""
+    """Return None, or why this can't be used."""
     if config.programs < 1:
         return f"programs {config.programs}: at least one must do the work"
     return valid(config, dtype)
 
 
 def valid(config: Tiles, dtype: torch.dtype) -> str | None:
-    """None, or why these tiles can't be used."""
+    """Return None, or why these tiles can't be used."""
     for name in ("tile_m", "tile_n", "tile_k"):
         size = getattr(config, name)
         if size < 16 or size & (size - 1):
@@ -109,7 +109,7 @@ _BARRIERS = 1 << 10  # of shared memory, at most, for what else a kernel keeps t
 
 
 def shared_bytes(config: Tiles, itemsize: int) -> int:
-    """Of shared memory, for the blocks of A and B that are on their way.
+    """Count the shared memory for the blocks of A and B that are on their way.
 
     AMD's compiler keeps one stage in registers.
     """
@@ -128,7 +128,7 @@ _TRIED_BY_AMD = tuple(
 
 
 def tried(*nvidia: tuple[int, int, int, int]) -> list[dict[str, Any]]:
-    """What a tuner may try on the target: these (tile_m, tile_n, num_warps, num_stages), or AMD's.
+    """List what a tuner may try on the target: (tile_m, tile_n, num_warps, num_stages), or AMD's.
 
     AMD's have fewer stages, since a workgroup has less shared memory: those that fit are used.
     """
@@ -158,7 +158,7 @@ Kind = TypeVar("Kind")
 
 
 def constants(kind: type[Kind], **values: Any) -> Kind:
-    """A named tuple of constants, as a kernel takes it."""
+    """Make a named tuple of constants, as a kernel takes it."""
     return kind(**{name: tl.constexpr(value) for name, value in values.items()})
 
 
@@ -173,7 +173,7 @@ def shape_of(
 
 
 def room_beside(config: Tiles, itemsize: int, out_itemsize: int) -> bool:
-    """Whether a tile can be stored by pointers while the inputs of the next one are there already.
+    """Return whether a tile can be stored by pointers while the next one's inputs are there.
 
     On its way it goes through shared memory, to where a thread has what lies side by side: in one
     piece, but wide ones of 16 bits in halves (seen with Triton 3.6 to 3.9).
@@ -185,14 +185,14 @@ def room_beside(config: Tiles, itemsize: int, out_itemsize: int) -> bool:
 
 
 def kind_of(tensor: torch.Tensor, descriptors: bool) -> str:
-    """Which way a kernel takes a matrix: VIEW, ROWS or COLUMNS."""
+    """Return which way a kernel takes a matrix: VIEW, ROWS or COLUMNS."""
     if descriptors and _describable(tensor):
         return ROWS
     return COLUMNS if descriptors and _describable(tensor.T) else VIEW
 
 
 def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> tuple[Any, str]:
-    """A matrix as a kernel takes it, and which way."""
+    """Return a matrix as a kernel takes it, and which way."""
     kind = kind_of(tensor, descriptors)
     if kind == VIEW:
         return tiles.view(tensor), kind
@@ -202,7 +202,7 @@ def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> 
 
 
 def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True) -> Any:
-    """A descriptor of the output, or None where its tiles do not fit the shared memory.
+    """Describe the output, or return None where its tiles do not fit the shared memory.
 
     `beside`: while the inputs of the next tile are there already.
     """
@@ -213,7 +213,7 @@ def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True)
 
 
 def _describable(matrix: torch.Tensor) -> bool:
-    """Whether the target has TMA, and it takes the matrix."""
+    """Return whether the target has TMA, and it takes the matrix."""
     step = matrix.stride(0) * matrix.itemsize
     if not gpu_limits.here().has_tma:
         return False
@@ -223,7 +223,7 @@ def _describable(matrix: torch.Tensor) -> bool:
 
 @triton.jit
 def swizzle(tile, rows, cols, GROUP_M: tl.constexpr):
-    """Row and column of a tile's number: GROUP_M rows of tiles are walked column by column."""
+    """Return row and column of a tile's number: GROUP_M rows of tiles go column by column."""
     first = tile // (GROUP_M * cols) * GROUP_M
     height = tl.minimum(rows - first, GROUP_M)  # the last group may have fewer
     within = tile % (GROUP_M * cols)
@@ -232,7 +232,7 @@ def swizzle(tile, rows, cols, GROUP_M: tl.constexpr):
 
 @triton.jit
 def block_of(x, row, col, KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """A block of an operand, zero outside of it."""
+    """Load a block of an operand, zero outside of it."""
     if KIND == "view":
         return tiles.load(x, row, col, ROWS, COLS)
     elif KIND == "rows":
@@ -253,7 +253,7 @@ def accumulate(acc, a, b, row, col, first, last, shape):
 
 @triton.jit
 def finish(bias, acc, col, cols, shape):
-    """Bias per column and activation."""
+    """Add the bias per column, and apply the activation."""
     if bias is not None:
         columns = col + tl.arange(0, shape.tile_n)
         acc += tl.load(bias + columns, mask=columns < cols, other=0.0).to(tl.float32)[None, :]
@@ -279,7 +279,7 @@ def emit(out, to, bias, acc, row, col, shape):
 
 @triton.jit
 def ticket(tickets):
-    """A number that no other program has, and none had in a former call. Orders nothing."""
+    """Take a number that no other program has, and none had in an earlier call. Orders nothing."""
     return tl.atomic_add(tickets, tl.full((), 1, tl.int64), sem="relaxed", scope="gpu")
 
 
@@ -312,7 +312,7 @@ def arguments(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
     activation: str | None, config: Tiles,
 ) -> tuple:  # fmt: skip
-    """Of the kernel: what `isa` and the tests compile is what `matmul` launches."""
+    """Return the kernel's arguments: `isa` and the tests compile what `matmul` launches."""
     a_given, a_kind = operand(a, (config.tile_m, config.tile_k), config.descriptors)
     b_given, b_kind = operand(b, (config.tile_k, config.tile_n), config.descriptors)
     to = target(out, config, a.itemsize)

@@ -60,13 +60,13 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def uneven(problem: Problem) -> str | None:
-    """Why its rows can't be scattered."""
+    """Say why its rows can't be scattered."""
     even = problem.m % problem.size == 0
     return None if even else f"m {problem.m} does not divide by {problem.size} ranks"
 
 
 def valid_unfused(problem: Problem, config: Config) -> str | None:
-    """Of the algorithms that round the sum before anything is added to it."""
+    """Say why not, for algorithms that round the sum before anything is added to it."""
     wanted = problem.out_dtype or problem.dtype
     if problem.has_bias or problem.activation or wanted != problem.dtype:
         return (
@@ -91,21 +91,21 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Tiles as for a GEMM alone."""
+    """Choose tiles as for a GEMM alone."""
     base = fitting(problem.m, problem.m, problem.n, problem.k, problem.dtype, num_sms)
     most = triton.cdiv(problem.m, base["tile_m"]) * triton.cdiv(problem.n, base["tile_n"])
     return Config(**base, programs=max(1, min(num_sms, most)))
 
 
 def slice_rows(problem: Problem) -> int:
-    """Rows of the result that a rank adds; the last ranks may have fewer."""
+    """Count the rows of the result that a rank adds; the last ranks may have fewer."""
     return triton.cdiv(problem.m, problem.size)
 
 
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """A rank's parts of A and B, and the bias, which all ranks have."""
+    """Make a rank's parts of A and B, and the bias, which all ranks have."""
     torch.manual_seed(seed * 1000 + world.rank)
     shapes = [(problem.m, problem.k), (problem.k, problem.n)]
     made = [torch.empty(s, dtype=problem.dtype, device=world.device) for s in shapes]
@@ -119,7 +119,7 @@ def inputs(
 def sum_of(
     problem: Problem, a: list[torch.Tensor], b: list[torch.Tensor], bias: list[torch.Tensor] | None
 ) -> torch.Tensor:
-    """All of the result, from all ranks' inputs; partials rounded as they travel."""
+    """Return all of the result, from all ranks' inputs; partials rounded as they travel."""
     partials = [(x.double() @ y.double()).to(problem.dtype) for x, y in zip(a, b, strict=True)]
     whole = torch.stack([partial.double() for partial in partials]).sum(0)
     if bias is not None:
@@ -151,7 +151,7 @@ def call_op(
 
 
 def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
-    """A plan of a collective, with the algorithm and config that a call of it would choose."""
+    """Plan a collective, with the algorithm and config that a call of it would choose."""
     problem = find(op).Problem(numel, dtype, world.size)
     _, module, config, _ = decide(world, op, problem, CallOptions())
     made: Plan = module.plan(world, problem, config)
@@ -161,7 +161,7 @@ def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
 def given(
     problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor
 ) -> tuple[Any, Any, _gemm.Shape]:
-    """The operands, and what the kernel is compiled for."""
+    """Return the operands, and what the kernel is compiled for."""
     x, a_kind = _gemm.operand(a, (config.tile_m, config.tile_k), config.descriptors)
     y, b_kind = _gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors)
     flat = _gemm.room_beside(config, a.itemsize, a.itemsize)
@@ -184,7 +184,7 @@ class Constants(NamedTuple):
 
 
 def constants(world: World, problem: Problem, config: Config, rows: int) -> Constants:
-    """Of ranks that add `rows` rows each."""
+    """Return the constants of ranks that add `rows` rows each."""
     last = rows - math.gcd(rows, config.tile_m)  # of a slice, that a tile can begin with
     owners = min(world.size, (last + config.tile_m - 1) // max(rows, 1) + 1)
     strips = triton.cdiv(rows, STRIP.value) * triton.cdiv(problem.n, config.tile_n)
@@ -200,7 +200,7 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
 def inbox_of(
     world: World, problem: Problem, rows: int, parts: int, name: str
 ) -> tuple[torch.Tensor, tiles.View]:
-    """Memory for every rank's partials of `rows` rows, and a view of one rank's, the first.
+    """Allocate memory for every rank's partials of `rows` rows, and view one rank's, the first.
 
     Rows are padded to 16 elements, for wide accesses. Two `parts`: see `half_of`.
     """
@@ -211,7 +211,7 @@ def inbox_of(
 
 @triton.jit
 def half_of(inbox, epoch, cfg):
-    """The half of an inbox that this call uses; the last call used the other.
+    """Return the half of an inbox that this call uses; the last call used the other.
 
     So nobody has to say that an inbox was read: when this rank ended the last call all ranks had
     begun it, for it waited for what they sent; so they had ended the call before, which used this.
@@ -221,13 +221,13 @@ def half_of(inbox, epoch, cfg):
 
 @triton.jit
 def slot(inbox, source):
-    """What an inbox has of rank `source`."""
+    """Return what an inbox has of rank `source`."""
     return tiles.part(inbox, source * inbox.rows, inbox.rows)
 
 
 @triton.jit
 def product(a, b, row, col, K, shape):
-    """A tile of this rank's partial."""
+    """Compute a tile of this rank's partial."""
     acc = tl.zeros((shape.tile_m, shape.tile_n), tl.float32)
     return _gemm.accumulate(acc, a, b, row, col, 0, tl.cdiv(K, shape.tile_k), shape)
 
@@ -268,7 +268,7 @@ def store(matrix, row, col, acc, shape):
 
 @triton.jit
 def _store_rows(matrix, row, col, tile, is_rank):
-    """As tiles.store, but the tile may begin above the matrix, and there may be no such rank."""
+    """Do as tiles.store, but the tile may begin above the matrix, or there is no such rank."""
     ROWS: tl.constexpr = tile.shape[0]
     COLS: tl.constexpr = tile.shape[1]
     below = row + tl.arange(0, ROWS)[:, None] >= 0

@@ -83,7 +83,7 @@ class RowConstants(NamedTuple):
 
 
 def block_of(hidden: int) -> int:
-    """Elements of a part. They and the warps follow from the size of a row alone.
+    """Count a part's elements. They and the warps follow from the size of a row alone.
 
     All ranks' loads of a part are on their way at once: of 8 ranks and 4096 elements they take 64
     registers of a thread. Of a row of 7168 in one part they would be spilled.
@@ -97,7 +97,7 @@ def warps_of(hidden: int) -> int:
 
 
 def constants(problem: Any, block: int, trace: Any) -> RowConstants:
-    """For parts of `block` elements."""
+    """Return the constants for parts of `block` elements."""
     padded = triton.cdiv(problem.hidden, block) * block
     return _gemm.constants(
         RowConstants, hidden=problem.hidden, block=block, padded=padded, eps=problem.eps,
@@ -118,7 +118,7 @@ def given(problem: Any, tensors: tuple[torch.Tensor, ...]) -> Given:
 
 
 def expected(added: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool) -> torch.Tensor:
-    """Rows normalised and scaled, in float32: the very bits of the kernels."""
+    """Normalise and scale rows in float32, to the bits of the kernels."""
     wide = added.float()
     peak = _bits(wide).amax(-1, keepdim=True)
     exponent = (254 - (peak >> 23)).clamp(0, _MOST_EXPONENT.value)
@@ -139,7 +139,7 @@ def expected(added: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool)
 def expected_fp8(
     value: torch.Tensor, scale: torch.Tensor | None, quant: str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows in FP8 and their scales."""
+    """Return rows in FP8 and their scales."""
     limit, columns = torch.finfo(dtype).max, value.shape[-1]
     width = GROUP.value if quant == "group" else columns
     padded = torch.nn.functional.pad(value, (0, -columns % width))
@@ -154,7 +154,7 @@ def expected_fp8(
 
 
 def _bits(wide: torch.Tensor) -> torch.Tensor:
-    """As integers they are in the same order, and a NaN is the largest."""
+    """View as integers: they are in the same order, and a NaN is the largest."""
     return wide.abs().contiguous().view(torch.int32)
 
 
@@ -163,14 +163,14 @@ def _bits(wide: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def here(out):
-    """This rank's outputs, as `finish_row` takes them."""
+    """Return this rank's outputs, as `finish_row` takes them."""
     normed, quantised, scales = _others(out)
     return ((normed,), (out.residual,), (quantised,), (scales,))
 
 
 @triton.jit
 def there(out, first, ctx, SIZE: tl.constexpr):
-    """Every rank's outputs, from rank `first` on: each rank begins with another peer."""
+    """Return every rank's outputs, from rank `first` on: each rank begins with another peer."""
     normed, quantised, scales = _others(out)
     return (
         _reduce.everywhere(normed, first, ctx, SIZE),
@@ -182,8 +182,8 @@ def there(out, first, ctx, SIZE: tl.constexpr):
 
 @triton.jit
 def _others(out):
-    """The outputs beside the residual, which stands for one that there is not: Triton 3.6 returns
-    no None. The constants say which there are.
+    """Return the outputs beside the residual, which stands in for one that is missing: Triton 3.6
+    returns no None. The constants say which there are.
     """
     normed = out.residual if out.normed is None else out.normed
     quantised = out.residual if out.quantised is None else out.quantised
@@ -193,7 +193,7 @@ def _others(out):
 
 @triton.jit
 def fetch_row(rows, token, tokens, cfg):
-    """The parts of a row; zeros of one after the last."""
+    """Load the parts of a row; zeros for a row after the last."""
     parts = ()
     for start in tl.static_range(0, cfg.padded, cfg.block):
         column = start + tl.arange(0, cfg.block)
@@ -205,7 +205,7 @@ def fetch_row(rows, token, tokens, cfg):
 
 @triton.jit
 def add_row(rows, skip, token, given, cfg):
-    """The parts of a new residual: a sum over ranks, in their order, plus bias, plus the old one.
+    """Add a new residual's parts: a sum over ranks, in their order, plus bias, plus the old one.
 
     `skip`: elements before the first row, at every rank.
     """
@@ -229,7 +229,7 @@ def add_row(rows, skip, token, given, cfg):
 
 @triton.jit
 def add(total, residual, bias, start, cfg):
-    """A part of a sum, plus bias, plus residual. As torch adds: rounded to the dtype after each."""
+    """Add a part of a sum, bias and residual like torch: rounded to the dtype after each."""
     if bias is not None:
         column = start + tl.arange(0, cfg.block)
         more = tl.load(bias + column, mask=column < cfg.hidden, other=0.0)
@@ -267,7 +267,7 @@ def _store(pointers, at, tile, mask, RANKS: tl.constexpr):
 
 @triton.jit
 def _normalise(parts, weights, cfg):
-    """The parts of a row, normalised and scaled, in float32. `expected` is the same.
+    """Normalise and scale the parts of a row, in float32. `expected` does the same.
 
     Parts are joined element by element before the threads compare or add: one exchange for each.
     """
@@ -303,13 +303,13 @@ def _squares(part, peak, power):
 
 @triton.jit
 def _absolute(tile):
-    """The bits of absolute values: integers in the same order, of which a NaN is the largest."""
+    """Return the bits of absolute values: integers in the same order, with a NaN the largest."""
     return tile.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _peak(parts):
-    """The bits of the largest absolute value of a row."""
+    """Return the bits of the largest absolute value of a row."""
     largest = _absolute(parts[0])
     for n in tl.static_range(1, len(parts)):
         largest = tl.maximum(largest, _absolute(parts[n]))
@@ -318,7 +318,7 @@ def _peak(parts):
 
 @triton.jit
 def _store_fp8(values, token, to, scale, cfg, RANKS: tl.constexpr):
-    """A row in FP8 and its scales, which are given or those of its largest elements."""
+    """Store a row in FP8 and its scales, which are given or those of its largest elements."""
     first = token.to(tl.int64) * cfg.hidden
     if cfg.quant != "group":
         whole = _scale_of_row(values, token, to[3], scale, cfg, RANKS)
@@ -338,7 +338,7 @@ def _store_fp8(values, token, to, scale, cfg, RANKS: tl.constexpr):
 
 @triton.jit
 def _scale_of_row(values, token, to, scale, cfg, RANKS: tl.constexpr):
-    """The scale of all parts of a row, stored if it was not given."""
+    """Return the scale of all parts of a row, and store it if it was not given."""
     if scale is not None:
         used = tl.load(scale + (token if cfg.quant == "token" else 0))
     else:
@@ -349,7 +349,7 @@ def _scale_of_row(values, token, to, scale, cfg, RANKS: tl.constexpr):
 
 @triton.jit
 def _scales_of_groups(grouped, start, token, to, scale, cfg, RANKS: tl.constexpr):
-    """A scale for each row of `grouped`, stored if they were not given."""
+    """Return a scale for each row of `grouped`, and store them if they were not given."""
     group = start // GROUP + tl.arange(0, grouped.shape[0])
     at = token.to(tl.int64) * cfg.groups + group
     if scale is not None:
@@ -362,7 +362,7 @@ def _scales_of_groups(grouped, start, token, to, scale, cfg, RANKS: tl.constexpr
 
 @triton.jit
 def _scale(peak, limit):
-    """The scale with which the largest element, whose bits `peak` are, becomes the largest FP8."""
+    """Return the scale that makes the largest element, with bits `peak`, the largest FP8."""
     value = peak.to(tl.float32, bitcast=True)
     scale = tl.div_rn(value, tl.full(value.shape, limit, tl.float32))
     return tl.where(scale < _LEAST_SCALE, _LEAST_SCALE, scale)

@@ -49,7 +49,7 @@ class Config(_gemm.Grid):
 
 
 def unfit(problem: Any) -> str | None:
-    """Why no config takes a problem."""
+    """Say why no config takes a problem."""
     if problem.dtype not in FP8:
         return f"{problem.dtype}: expected float8_e4m3fn or float8_e4m3fnuz"
     if problem.scaling not in SCALINGS:
@@ -82,7 +82,7 @@ def space(problem: Any) -> list[Config]:
 
 
 def default(problem: Any, num_sms: int) -> Config:
-    """Tiles as for 16 bits, with as many bytes along K: twice as many columns of A."""
+    """Choose tiles as for 16 bits, with as many bytes along K: twice as many columns of A."""
     base = fitting(problem.m, problem.m, problem.n, problem.k, torch.bfloat16, num_sms)
     base["tile_k"] = 128
     if problem.scaling == "block":  # a second accumulator: of 256 columns it would be spilled
@@ -94,7 +94,7 @@ def default(problem: Any, num_sms: int) -> Config:
 
 
 def scale_shapes(scaling: str, m: int, n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the scales of A [m, k] and B [k, n] are."""
+    """Return the shapes of the scales of A [m, k] and B [k, n]."""
     if scaling == "tensor":
         return (1,), (1,)
     if scaling == "row":
@@ -111,7 +111,7 @@ def check(
     bias: torch.Tensor | None, k: int, out: torch.Tensor | None, rows: int,
     out_dtype: torch.dtype | None,
 ) -> tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """ValueError if these can't be multiplied; else the scaling, both scales and the output."""
+    """Raise ValueError if these can't be multiplied; return scaling, both scales and the output."""
     given = scales if isinstance(scales, tuple | list) else ()
     if len(given) != 2 or not all(isinstance(each, torch.Tensor) for each in given):
         raise ValueError(f"{op}: {a.dtype} takes two scales, of a and of b, and they are tensors")
@@ -137,7 +137,7 @@ def check(
 
 
 def _scaling_of(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> str:
-    """Which scaling has scales of these shapes."""
+    """Return which scaling has scales of these shapes."""
     m, k = a.shape
     of_b = b.shape[0]  # of a sharded A, B has more rows than A columns
     for scaling in SCALINGS:
@@ -158,7 +158,7 @@ def _scaling_of(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor
 
 
 def _plain(scale: torch.Tensor, dims: int) -> tuple[int, ...]:
-    """The shape of a scale, without the dimensions of 1 that torch._scaled_mm asks for."""
+    """Return a scale's shape, without the dimensions of 1 that torch._scaled_mm asks for."""
     shape = tuple(scale.shape)
     return shape if dims == 2 else tuple(n for n in shape if n > 1) or (1,)
 
@@ -170,7 +170,7 @@ def inputs(
     world: World, problem: Any, shapes: tuple[tuple[int, int], tuple[int, int]], seed: int,
     exact: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """A and a transposed B of these shapes, and their scales; `exact`: powers of two."""
+    """Make A and a transposed B of these shapes, and scales; `exact` takes powers of two."""
     torch.manual_seed(seed * 1000 + world.rank)
     (m, k), (whole, n) = shapes
     made = [torch.empty(size, device=world.device) for size in ((m, k), (n, whole))]
@@ -191,7 +191,7 @@ def inputs(
 def product(
     a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, scaling: str
 ) -> torch.Tensor:
-    """A @ B with their scales, in float64."""
+    """Multiply A @ B with their scales, in float64."""
     if scaling == "block":
         a_scale = a_scale.repeat_interleave(BLOCK.value, 1)[:, : a.shape[1]]
         b_scale = b_scale.repeat_interleave(BLOCK.value, 0)[: b.shape[0]]
@@ -202,7 +202,7 @@ def product(
 
 
 def saturated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In `dtype`; what FP8 has no number for becomes its largest."""
+    """Convert to `dtype`; what FP8 has no number for becomes its largest."""
     if dtype in FP8:
         most = torch.finfo(dtype).max
         value = value.clamp(-most, most)
@@ -223,7 +223,7 @@ def _plain_product(acc, a, b, row, col, K, shape, AT_ONCE: tl.constexpr):
 
 @triton.jit
 def _block_product(acc, a, b, of_a, of_b, row, col, K, shape):
-    """Each block of 128 along K has its scales: of each row, and of 128 columns together."""
+    """Multiply block by block of 128 along K, scaled by row of A and by 128 columns of B."""
     rows = row + tl.arange(0, shape.tile_m)
     cols = (col + tl.arange(0, shape.tile_n)) // BLOCK
     for block in tl.range(0, tl.cdiv(K, shape.tile_k)):
@@ -290,7 +290,7 @@ def matmul(
 
 
 def _view(scale: torch.Tensor) -> tiles.View:
-    """A matrix as it is, a row as a column, one number as a column without a step."""
+    """View a matrix as it is, a row as a column, one number as a column without a step."""
     if scale.dim() == 2 and scale.shape[1] > 1:
         return tiles.view(scale)
     return tiles.View(scale, scale.numel(), 1, int(scale.numel() > 1), 1)

@@ -26,7 +26,7 @@ _LANES = tl.constexpr(32)  # flags that are looked at together
 
 
 def outputs(problem: Problem, tile_m: int, tile_n: int) -> int:
-    """On the host: output tiles. Along M a tile is of one rank."""
+    """Count output tiles, on the host. Along M a tile is of one rank."""
     rows = triton.cdiv(problem.shard_shape[0], tile_m)
     return (rows if problem.shard == "k" else problem.size * rows) * triton.cdiv(problem.n, tile_n)
 
@@ -34,7 +34,7 @@ def outputs(problem: Problem, tile_m: int, tile_n: int) -> int:
 def others(
     problem: Problem, config: _gemm.Tiles, b: torch.Tensor, out: torch.Tensor, beside: bool
 ) -> tuple[Any, str, Any]:
-    """On the host, what a sharded A does not change: B and its kind, the output's descriptor.
+    """Return, on the host, what a sharded A does not change: B, its kind, the output's descriptor.
 
     A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
     the next shard: 0 times infinity is not 0. So would one of the output, along M. `beside`: in a
@@ -66,7 +66,7 @@ def work(a, parts, b, out, to, bias, flags, epoch, ctx, cfg, shape):
 
 @triton.jit
 def grid(a, out, cfg, shape):
-    """Rows and columns of output tiles. Along M a tile is of one rank."""
+    """Count rows and columns of output tiles. Along M a tile is of one rank."""
     rows, cols = tl.cdiv(a.rows, shape.tile_m), tl.cdiv(out.cols, shape.tile_n)
     if not cfg.by_k:
         rows *= cfg.size
@@ -89,7 +89,7 @@ def emit(a, out, to, bias, acc, i, col, rank, cfg, shape):
 
 @triton.jit
 def _needs(a, i, cfg, shape):
-    """Of an output tile: its row of flags, blocks that need none, all blocks, flags."""
+    """Return an output tile's row of flags, its blocks that need none, all blocks, and flags."""
     own_rows = tl.cdiv(a.rows, shape.tile_m)
     _, blocks, groups = _fetchers.remote(a, cfg, shape)
     if cfg.by_k:
@@ -102,7 +102,7 @@ def _needs(a, i, cfg, shape):
 
 @triton.jit
 def _product(a, parts, b, i, col, flags, epoch, ctx, cfg, shape):
-    """An output tile, of row of tiles `i`: all blocks along K as they arrive."""
+    """Compute an output tile of row of tiles `i`: all blocks along K as they arrive."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     _, _, total, _ = _needs(a, i, cfg, shape)
     acc = tl.zeros((shape.tile_m, shape.tile_n), tl.float32)
@@ -156,8 +156,8 @@ def _multiply(acc, a, parts, b, i, col, begin, end, rank, cfg, shape):
 
 @triton.jit
 def _blocks(a, parts, b, i, block, col, rank, cfg, shape):
-    """A block of A and the one of B that it meets; by pointers, of a staged shard. Along K every
-    shard has its own blocks."""
+    """Load a block of A and the one of B that it meets; by pointers, of a staged shard. Along K
+    every shard has its own blocks."""
     own_rows = tl.cdiv(a.rows, shape.tile_m)
     row, step, k = i % own_rows * shape.tile_m, i // own_rows, block
     if cfg.by_k:
@@ -172,7 +172,7 @@ def _blocks(a, parts, b, i, block, col, rank, cfg, shape):
 
 @triton.jit
 def _described(a, parts, step, row, k, shape):
-    """A block of the rank that is `step` after this one, by the descriptor of all."""
+    """Load a block of the rank that is `step` after this one, by the descriptor of all."""
     which = tl.where(step == 0, a.own_at, 1 - a.own_at)
     other = tl.maximum(step - 1, 0)
     if shape.a_kind == "rows":
@@ -183,7 +183,7 @@ def _described(a, parts, step, row, k, shape):
 
 @triton.jit
 def block_of_b(b, a, step, block, col, rank, cfg, shape):
-    """What meets a block of the rank that is `step` after `rank`; along K, B has rows for each."""
+    """Load what meets a block of the rank `step` after `rank`; along K, B has rows for each."""
     k = block * shape.tile_k
     if not cfg.by_k or cfg.size == 1:
         return _gemm.block_of(b, k, col, shape.b_kind, shape.tile_k, shape.tile_n)

@@ -62,7 +62,7 @@ class Problem:
 
 
 def unsplit(problem: Problem) -> str | None:
-    """Why A can't be sharded so."""
+    """Say why A can't be sharded so."""
     if problem.shard not in ("k", "m"):
         return f"shard {problem.shard!r}: expected 'k' or 'm'"
     length = problem.k if problem.shard == "k" else problem.m
@@ -72,7 +72,7 @@ def unsplit(problem: Problem) -> str | None:
 
 
 def unfit(problem: Problem) -> str | None:
-    """Why no config takes it."""
+    """Say why no config takes it."""
     return unsplit(problem) or _gemm.unfit(problem)
 
 
@@ -84,7 +84,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: aligned for descriptors and not, sharded both ways; two rows of tiles."""
+    """Return small problems: aligned or not, sharded both ways, with two rows of tiles."""
     return [
         Problem(72, 16, 128 * size, torch.float16, size, "k"),
         Problem(17 * size, 10, 70, torch.bfloat16, size, "m", has_bias=True),
@@ -94,7 +94,7 @@ def cases(size: int) -> list[Problem]:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """A rank's part of A, its B and its bias; `exact`: whole numbers that add up without rounding.
+    """Make a rank's A, B and bias; `exact` takes whole numbers that add up without rounding.
 
     On the heap where peers read them, and that is A.
     """
@@ -111,7 +111,7 @@ def reference(
     problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
     bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The answer on a rank, from all ranks' inputs, in float64."""
+    """Return the answer on a rank, from all ranks' inputs, in float64."""
     whole = torch.cat(a, dim=1 if problem.shard == "k" else 0).double()
     exact = whole @ b[rank].double()
     if bias is not None:

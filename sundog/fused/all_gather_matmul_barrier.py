@@ -136,7 +136,7 @@ def gather(world: World, problem: Problem, programs: int, descriptors: bool = Tr
 
 
 def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, int]:
-    """Of the gather: long along what is contiguous, and no larger than a program's share."""
+    """Choose the gather's tile: long along what is contiguous, and within a program's share."""
     down = hint[0] > 1
     numel = max(_LEAST_TILE, triton.next_power_of_2(share))
     length = min(_LONGEST, triton.next_power_of_2(max(1, shard[0 if down else 1])))

@@ -144,7 +144,7 @@ def _multiply(acc, a, parts, b, i, col, first, away, cfg, shape):
 
 @triton.jit
 def _described(parts, peer, row, k, shape):
-    """A block of a rank's A, by the descriptor of all ranks'."""
+    """Load a block of a rank's A, by the descriptor of all ranks'."""
     if shape.a_kind == "rows":
         return parts.load([peer, row, k]).reshape(shape.tile_m, shape.tile_k)
     else:
@@ -188,7 +188,7 @@ def arguments(
     problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
     bias: torch.Tensor | None, flags: _Flags, world: World,
 ) -> tuple:  # fmt: skip
-    """Of the kernel: what `isa` and the tests compile is what a plan launches."""
+    """Return the kernel's arguments: `isa` and the tests compile what a plan launches."""
     parts, a_kind = _all_ranks(config, a, world)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=True)
     shards = _gemm.constants(
@@ -202,7 +202,7 @@ def arguments(
 
 
 def _all_ranks(config: Config, a: torch.Tensor, world: World) -> tuple[Any, str]:
-    """A descriptor of all ranks' A, if they are evenly spaced, and its kind."""
+    """Describe all ranks' A, if they are evenly spaced; return the descriptor and its kind."""
     block = (config.tile_m, config.tile_k)
     kind, apart = _gemm.kind_of(a, config.descriptors), world.rank_stride
     if kind == _gemm.VIEW or apart is None or apart % 16 or apart >= _FARTHEST:

@@ -95,7 +95,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """An eighth of a GPU's programs fetch; on a part of one, as eight ranks have, all of them."""
+    """Let an eighth of a GPU's programs fetch; all of them on a part of a GPU."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
     rows, blocks = _staged_tiles(problem, config)
@@ -179,7 +179,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def _multiply_nothing(problem: Problem, config: Config) -> Callable[..., torch.Tensor]:
-    """With K = 0 there is nothing to fetch: a plain GEMM applies bias and activation to zeros."""
+    """Apply bias and activation to zeros by a plain GEMM: with K = 0 nothing is fetched."""
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
@@ -190,7 +190,7 @@ def _multiply_nothing(problem: Problem, config: Config) -> Callable[..., torch.T
 
 
 def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
-    """Rows and blocks of remote tiles."""
+    """Return rows and blocks of remote tiles."""
     m, k = problem.shard_shape
     rows, blocks = triton.cdiv(m, config.tile_m), triton.cdiv(k, config.tile_k)
     others = problem.size - 1
@@ -198,7 +198,7 @@ def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
-    """Programs that have something to fetch: only these say `done`."""
+    """Count programs that have something to fetch: only these say `done`."""
     first = triton.cdiv(rows, config.fetch_stages) * groups
     at_first = min(config.first_fetchers or config.fetchers, first)
     return max(at_first, min(config.fetchers, rows * groups - first))
@@ -213,7 +213,7 @@ def arguments(
     problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor, bias: torch.Tensor | None, flags: _fetchers.Flags, world: World,
 ) -> tuple:  # fmt: skip
-    """Of the kernel: what `isa` and the tests compile is what a plan launches."""
+    """Return the kernel's arguments: `isa` and the tests compile what a plan launches."""
     given, parts, a_kind = _sharded(config, a, buffer)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
@@ -232,7 +232,7 @@ def arguments(
 def _sharded(
     config: Config, a: torch.Tensor, buffer: torch.Tensor
 ) -> tuple[_fetchers.Sharded, Any, str]:
-    """A's own and staged shards, a descriptor of all of them where they lie alike, and its kind."""
+    """Return A's own and staged shards, one descriptor if they are laid out alike, and its kind."""
     block = (config.tile_m, config.tile_k)
     kind = _gemm.kind_of(a, config.descriptors)
     if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
@@ -254,7 +254,7 @@ def _sharded(
 
 
 def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
-    """Blocks that a fetcher copies together: of one shard and flag, if rows are contiguous."""
+    """Count blocks that a fetcher copies together: of one shard and flag, if contiguous."""
     per_shard = triton.cdiv(problem.shard_shape[1], config.tile_k)
     common = math.gcd(
         per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
@@ -263,7 +263,7 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:
-    """Tiles that a fetcher has on their way, in shared memory, which a worker uses later."""
+    """Count tiles that a fetcher has on their way, in shared memory that a worker uses later."""
     if gpu_limits.here().is_amd:
         return 1
     return max(1, min(8, _IN_FLIGHT // (config.tile_m * config.tile_k * a.itemsize)))

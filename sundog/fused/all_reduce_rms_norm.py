@@ -100,17 +100,17 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """No more programs than SMs: all of them wait for their peers at once."""
+    """Choose no more programs than SMs: all of them wait for their peers at once."""
     return Config(max(num_sms, 1))
 
 
 def programs_of(config: Config, rows: int) -> int:
-    """The number of programs that are launched for a rank's `rows`."""
+    """Return the number of programs that are launched for a rank's `rows`."""
     return max(min(config.programs, rows), 1)
 
 
 def cost(problem: Problem) -> Cost:
-    """Each rank reads its x, and of the residual what it normalises; all get all outputs."""
+    """Count: each rank reads its x and the residual that it normalises; all get all outputs."""
     numel, size = problem.tokens * problem.hidden, problem.size
     item, others = problem.dtype.itemsize, size - 1
     own = triton.cdiv(problem.tokens, size) * problem.hidden * item
@@ -120,7 +120,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: fewer rows than ranks, odd sizes, and every kind of FP8 scale."""
+    """Return small problems: fewer rows than ranks, odd sizes, every kind of FP8 scale."""
     bf16, f32 = torch.bfloat16, torch.float32
     return [
         Problem(2 * size + 1, 64, bf16, size),
@@ -134,7 +134,7 @@ def cases(size: int) -> list[Problem]:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """A rank's rows; residual, weight, bias and scale, which all ranks have.
+    """Make a rank's rows; residual, weight, bias and scale, which all ranks have.
 
     The reference has the very bits for any data, so `exact` only asks for smaller numbers.
     """
@@ -162,7 +162,7 @@ def reference(
     problem: Problem, rank: int, x: list[torch.Tensor], residual: list[torch.Tensor],
     weight: list[torch.Tensor], *more: list[torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
-    """The answer on every rank, from all ranks' inputs: all outputs in one tensor of bytes."""
+    """Return the answer on every rank, from all inputs: all outputs in one tensor of bytes."""
     rest = [each[rank] for each in more]
     total = _reduce.reference("sum", x).view(problem.tokens, problem.hidden)
     if problem.has_bias:
@@ -203,7 +203,7 @@ def _nbytes(shape: tuple[int, int], dtype: torch.dtype) -> int:
 
 
 def packed_bytes(problem: Problem) -> int:
-    """Bytes of all outputs; each but the first begins at a multiple of 16."""
+    """Count bytes of all outputs; each but the first begins at a multiple of 16."""
     total = 0
     for _, shape, dtype in _fields(problem):
         total = triton.cdiv(total, _ALIGNED) * _ALIGNED + _nbytes(shape, dtype)
@@ -211,7 +211,7 @@ def packed_bytes(problem: Problem) -> int:
 
 
 def split(problem: Problem, out: torch.Tensor) -> Outputs:
-    """The outputs, as views of the bytes that hold them all; None where a problem has none."""
+    """View the outputs in the bytes that hold them all; None where a problem has none."""
     found: dict[str, Any] = dict.fromkeys(Outputs._fields)
     begin = 0
     for name, shape, dtype in _fields(problem):
@@ -223,7 +223,7 @@ def split(problem: Problem, out: torch.Tensor) -> Outputs:
 
 
 def gaps(problem: Problem) -> list[slice]:
-    """Bytes between two outputs, if the sizes are odd. A launch zeroes them."""
+    """Find bytes between two outputs, if the sizes are odd. A launch zeroes them."""
     found, end = [], 0
     for _, shape, dtype in _fields(problem):
         begin = triton.cdiv(end, _ALIGNED) * _ALIGNED
@@ -330,7 +330,7 @@ def check_shapes(
 
 
 def _room(problem: Problem, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """The bytes for all outputs."""
+    """Allocate the bytes for all outputs."""
     nbytes = packed_bytes(problem)
     if out is None:
         return torch.empty(nbytes, dtype=torch.uint8, device=x.device)
@@ -343,7 +343,7 @@ def _room(problem: Problem, x: torch.Tensor, out: torch.Tensor | None) -> torch.
 
 
 def _results(to: Outputs, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What there is: normed, quantised, scales, residual; rows in the shape of x."""
+    """Return what there is: normed, quantised, scales, residual; rows in the shape of x."""
     shape = x.shape[:-1]
     given = (to.normed, to.quantised, to.scales, to.residual)
     return tuple(each.view(*shape, each.shape[-1]) for each in given if each is not None)

@@ -75,13 +75,13 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def _block(problem: Problem) -> int:
-    """Elements of a part: the owner's, a power of two. The last ranks may own nothing."""
+    """Count a part's elements: the owner's, a power of two. The last ranks may own nothing."""
     share = triton.next_power_of_2(triton.cdiv(problem.hidden, problem.size))
     return int(max(share, _rms_norm.GROUP.value))
 
 
 def _per(problem: Problem) -> int:
-    """Elements in a word."""
+    """Count the elements in a word."""
     return 2 if problem.dtype.itemsize == 2 else 1
 
 
@@ -133,7 +133,7 @@ def _send_parts(row, theirs, rank, token, tokens, epoch, cfg, PER: tl.constexpr)
 def _add_part(
     given, boxes, rank, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
 ):
-    """My part of a row from all ranks, once it is there, added, plus bias, plus residual."""
+    """Add my part of a row from all ranks, once it is there, plus bias, plus residual."""
     column = rank * cfg.block + tl.arange(0, cfg.block)
     at = token.to(tl.int64) * cfg.hidden + column
     residual = tl.load(given.residual + at, mask=column < cfg.hidden, other=0.0)
@@ -160,7 +160,7 @@ def _send_sum(added, theirs, rank, token, tokens, epoch, cfg, PER: tl.constexpr)
 def _receive_row(
     boxes, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
 ):  # fmt: skip
-    """The words of a row of the new residual, once all owners have sent theirs."""
+    """Wait for the words of a row of the new residual, which the owners send."""
     OWNERS: tl.constexpr = cfg.padded // cfg.block
     words = ()
     for owner in tl.static_range(OWNERS):
@@ -171,7 +171,7 @@ def _receive_row(
 
 @triton.jit
 def _unpack(words, DTYPE: tl.constexpr, cfg, PER: tl.constexpr):
-    """The parts of a row that the words hold."""
+    """Return the parts of a row that the words hold."""
     parts = ()
     for owner in tl.static_range(cfg.padded // cfg.block):
         part = _words.element(words[owner], 0, DTYPE)
@@ -183,26 +183,26 @@ def _unpack(words, DTYPE: tl.constexpr, cfg, PER: tl.constexpr):
 
 @triton.jit
 def _box(boxes, sender, token, tokens, cfg, PER: tl.constexpr):
-    """Where a sender's words of one part of a row lie."""
+    """Return where a sender's words of one part of a row are."""
     WORDS: tl.constexpr = cfg.block // PER
     return boxes + (sender * tokens + token) * WORDS + tl.arange(0, WORDS)
 
 
 @triton.jit
 def _inside(owner, cfg, PER: tl.constexpr):
-    """Which words of an owner's part have data."""
+    """Return which words of an owner's part have data."""
     return owner * cfg.block + PER * tl.arange(0, cfg.block // PER) < cfg.hidden
 
 
 @triton.jit
 def _awaited(inside, epoch):
-    """Words of which those inside are yet to come."""
+    """Return words of which those inside are yet to come."""
     return (epoch - inside.to(tl.int64)) << _words.BITS
 
 
 @triton.jit
 def _pack(part, epoch, cfg, PER: tl.constexpr):
-    """A part of a row as words of PER neighbours."""
+    """Pack a part of a row as words of PER neighbours."""
     bits = _words.bits(part)
     if PER == 2:
         low, high = tl.split(tl.reshape(bits, (cfg.block // 2, 2)))
@@ -212,7 +212,7 @@ def _pack(part, epoch, cfg, PER: tl.constexpr):
 
 @triton.jit
 def _sum(words, DTYPE: tl.constexpr, SIZE: tl.constexpr, PER: tl.constexpr):
-    """The elements of the words, added over the ranks in their order."""
+    """Add the elements of the words over the ranks in their order."""
     total = _sum_part(words, 0, DTYPE, SIZE)
     if PER == 2:
         total = tl.interleave(total, _sum_part(words, 1, DTYPE, SIZE))
@@ -221,7 +221,7 @@ def _sum(words, DTYPE: tl.constexpr, SIZE: tl.constexpr, PER: tl.constexpr):
 
 @triton.jit
 def _sum_part(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr):
-    """One element of each word."""
+    """Add one element of each word."""
     total = _reduce.widen(_words.element(words[0], part, DTYPE))
     for peer in tl.static_range(1, SIZE):
         total = _reduce.combine(
@@ -231,7 +231,7 @@ def _sum_part(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr
 
 
 def _mode(asked: int, by_stores: bool) -> int:
-    """The form of signals for a launch: stores, whatever was asked for, if `by_stores`."""
+    """Return the form of signals for a launch: stores in any case, if `by_stores`."""
     return asked + signal.STORE.value if by_stores and asked < signal.STORE.value else asked
 
 

@@ -45,7 +45,7 @@ SYMMETRIC = ("x", "out")
 
 
 def _rows(problem: Problem) -> int:
-    """Rows that a rank normalises; the last ranks may have fewer."""
+    """Count rows that a rank normalises; the last ranks may have fewer."""
     return int(triton.cdiv(problem.tokens, problem.size))
 
 

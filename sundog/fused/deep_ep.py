@@ -48,7 +48,7 @@ class _Packing(NamedTuple):
 
     @classmethod
     def of(cls, counts: torch.Tensor, slots: int) -> _Packing:
-        """Of counts [experts, ranks]; places and slots without a row name some other row."""
+        """Make it from counts [experts, ranks]; places and slots without a row name another row."""
         ends = counts.long().cumsum(1)
         begins = ends - counts
         rows = torch.arange(counts.shape[1] * slots, device=counts.device)
@@ -66,7 +66,7 @@ class _Packing(NamedTuple):
 
 
 def _taken(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows [experts, n, columns] in another order, by their bytes."""
+    """Put rows [experts, n, columns] in another order, by their bytes."""
     plain = rows.contiguous().view(torch.uint8)
     found = plain.gather(1, index[..., None].expand(-1, -1, plain.shape[-1]))
     return found.view(rows.dtype)
@@ -105,7 +105,7 @@ class Buffer:
         num_experts: int, use_fp8: bool = True, async_finish: bool = False,
         return_recv_hook: bool = False,
     ) -> tuple[Any, torch.Tensor, Sent, EventOverlap, Callable[[], None]]:  # fmt: skip
-        """Rows [local experts, ranks * most, hidden], of which an expert's first `count` are there.
+        """Return rows [local experts, ranks * most, hidden]: an expert's first `count` are there.
 
         With `use_fp8` rows are a pair, of float8_e4m3fn and of float32 scales for 128 columns each.
         Returns rows, counts [local experts], handle, event and hook.
@@ -128,7 +128,7 @@ class Buffer:
         async_finish: bool = False, return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None]]:  # fmt: skip
-        """The weighted sum of each token's rows, [tokens, hidden]: in float32, by expert."""
+        """Return the weighted sum of each token's rows, [tokens, hidden]: in float32, by expert."""
         if topk_idx.shape != handle.handle.ids.shape or topk_weights.shape != topk_idx.shape:
             raise ValueError(
                 f"low_latency_combine: topk_idx is {tuple(topk_idx.shape)} and topk_weights "
@@ -158,7 +158,7 @@ class Buffer:
         num_tokens_per_expert: torch.Tensor, num_worst_tokens: int = 0, max_tokens: int = 0,
         handle: None = None, **layout: Any,
     ) -> tuple[_Tensor, _Tensor, _Tensor, list[int], Sent, EventOverlap]:  # fmt: skip
-        """Rows for this rank [n, hidden], their local experts (-1: another rank's) and weights.
+        """Return rows for this rank [n, hidden], their local experts (-1: another rank's), weights.
 
         The host waits for n, as in DeepEP, unless `num_worst_tokens` says how many rows to return;
         then the list of tokens by expert is empty, and rows that are not there have experts -1.
@@ -192,7 +192,7 @@ class Buffer:
     def combine(
         self, x: torch.Tensor, handle: Sent, topk_weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """The sum of each token's rows over the ranks that had it; of `topk_weights` the same."""
+        """Sum each token's rows over the ranks that had it, and `topk_weights` too."""
         if len(x) != handle.rows:
             raise ValueError(f"combine: x has {len(x)} rows, the dispatch returned {handle.rows}")
         weights = None if topk_weights is None else self._sum(topk_weights, handle)
@@ -209,7 +209,7 @@ def _nothing() -> None:
 
 
 def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows in FP8 and a scale for each 128 columns."""
+    """Return rows in FP8 and a scale for each 128 columns."""
     if x.shape[1] % _GROUP:
         raise ValueError(f"use_fp8: hidden {x.shape[1]} is no multiple of {_GROUP}")
     grouped = x.float().view(len(x), -1, _GROUP)
@@ -219,7 +219,7 @@ def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _ranks_of(ids: torch.Tensor, local: int, size: int) -> torch.Tensor:
-    """The ranks of a token's experts, each once: -1 in the place of a repetition."""
+    """Return the ranks of a token's experts, each once: -1 in the place of a repetition."""
     ranks = torch.where(ids < 0, -1, ids // local).to(torch.int32)
     ordered = ranks.sort(1).values
     is_new = torch.ones_like(ordered, dtype=torch.bool)
@@ -228,5 +228,5 @@ def _ranks_of(ids: torch.Tensor, local: int, size: int) -> torch.Tensor:
 
 
 def _numbers(experts: torch.Tensor, local: int) -> list[int]:
-    """Rows of each local expert, read by the host."""
+    """Count each local expert's rows, on the host."""
     return [int((experts == expert).sum()) for expert in range(local)]

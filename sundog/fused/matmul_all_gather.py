@@ -43,7 +43,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: aligned for descriptors and not; several tiles, and fewer rows than one."""
+    """Return small problems: aligned or not; several tiles, and fewer rows than one."""
     return [
         Problem(24, 16, 24, torch.float16, size),
         Problem(3, 21, 19, torch.bfloat16, size, has_bias=True),
@@ -54,7 +54,7 @@ def reference(
     problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
     bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The answer on every rank, from all ranks' inputs, in float64."""
+    """Return the answer on every rank, from all ranks' inputs, in float64."""
     parts = [x.double() @ y.double() for x, y in zip(a, b, strict=True)]
     if bias is not None:
         parts = [part + each.double() for part, each in zip(parts, bias, strict=True)]

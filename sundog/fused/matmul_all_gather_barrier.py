@@ -32,7 +32,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def planned(world: World, problem: Problem, config: Any, multiply: Callable[..., None]) -> Plan:
-    """The plan, for any way to multiply."""
+    """Plan it, for any way to multiply."""
     kind = problem.out_dtype or problem.dtype
     product = world.empty((problem.m, problem.n), kind, f"{OP}.product")
     then = _matmul_reduce.collective(world, "all_gather", product.numel(), kind)

@@ -27,7 +27,7 @@ OP = "matmul_all_reduce"
 
 
 def cost(problem: Problem) -> Cost:
-    """What must be: two_shot sends this much, one_shot size/2 times as much."""
+    """Count what must be: two_shot sends this much, one_shot size/2 times as much."""
     item, out = problem.dtype.itemsize, (problem.out_dtype or problem.dtype).itemsize
     m, n, k = problem.m, problem.n, problem.k
     sent = m * n * (item + out) * (problem.size - 1) // problem.size
@@ -36,7 +36,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: aligned for descriptors and not; with fewer tiles than ranks."""
+    """Return small problems: aligned for descriptors or not; fewer tiles than ranks."""
     return [
         Problem(40, 32, 24, torch.float16, size),
         Problem(5, 21, 19, torch.bfloat16, size, has_bias=True),
@@ -47,7 +47,7 @@ def reference(
     problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
     bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The answer on every rank, from all ranks' inputs."""
+    """Return the answer on every rank, from all ranks' inputs."""
     return _matmul_reduce.sum_of(problem, a, b, bias)
 
 

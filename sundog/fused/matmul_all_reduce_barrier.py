@@ -50,7 +50,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def planned(world: World, problem: Problem, config: Any, multiply: Callable[..., None]) -> Plan:
-    """The plan, for any way to multiply."""
+    """Plan it, for any way to multiply."""
     partial = world.empty((problem.m, problem.n), problem.dtype, f"{OP}.partial")
     numel = problem.m * problem.n
     then = _matmul_reduce.collective(world, "all_reduce", numel, problem.dtype)

@@ -51,7 +51,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: aligned for descriptors and not."""
+    """Return small problems: aligned for descriptors and not."""
     return [
         Problem(24 * size, 16, 24, torch.float16, size),
         Problem(3 * size, 21, 19, torch.bfloat16, size, has_bias=True),
@@ -62,7 +62,7 @@ def reference(
     problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
     bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The answer on a rank, from all ranks' inputs."""
+    """Return the answer on a rank, from all ranks' inputs."""
     return _matmul_reduce.sum_of(problem, a, b, bias).chunk(problem.size)[rank]
 
 

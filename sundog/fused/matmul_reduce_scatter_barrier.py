@@ -44,7 +44,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def planned(world: World, problem: Problem, config: Any, multiply: Callable[..., None]) -> Plan:
-    """The plan, for any way to multiply."""
+    """Plan it, for any way to multiply."""
     shape = problem.m, problem.n
     partial = world.empty(shape, problem.dtype, f"{OP}.partial")
     numel = problem.m // problem.size * problem.n

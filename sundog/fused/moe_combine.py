@@ -50,7 +50,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """As dispatch, with more warps: top-k rows are loaded for one that is stored."""
+    """Choose as dispatch, with more warps: top-k rows are loaded for each row stored."""
     like = default_dispatch(problem, num_sms)
     part = triton.cdiv(problem.row, like.parts)
     warps = triton.next_power_of_2(part) // (_WIDE.value * gpu_limits.here().warp_size)
@@ -58,7 +58,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """If all ranks have all their tokens, and each expert as many as any other."""
+    """Count as if all ranks had all their tokens, and every expert equally many."""
     read = problem.max_tokens * problem.topk * problem.row
     away = read * (problem.size - 1) // problem.size
     added = 2 * problem.max_tokens * problem.topk * problem.hidden
@@ -66,7 +66,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: more experts than tokens, rows of odd sizes."""
+    """Return small problems: more experts than tokens, rows of odd sizes."""
     return [
         Problem(5, 64, torch.bfloat16, size, 2 * size, 2),
         Problem(3, 37, torch.float32, size, size, 3),
@@ -77,7 +77,7 @@ def cases(size: int) -> list[Problem]:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """Outputs of this rank's experts; experts, slots and weights of its own tokens."""
+    """Make outputs of this rank's experts; experts, slots and weights of its own tokens."""
     shape = (problem.local, problem.size * problem.slots, problem.hidden)
     y = random_tensor(world, math.prod(shape), problem.dtype, seed, exact).view(shape)
     ids = random_ids(world, problem, seed)
@@ -89,7 +89,7 @@ def reference(
     problem: Problem, rank: int, y: list[torch.Tensor], ids: list[torch.Tensor],
     slots: list[torch.Tensor], weights: list[torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
-    """The answer on a rank, from all ranks' inputs."""
+    """Return the answer on a rank, from all ranks' inputs."""
     shape = (problem.max_tokens, problem.hidden)
     if y[rank].is_meta:  # only its shape is asked for
         return y[rank].new_empty(shape)
@@ -139,7 +139,7 @@ def _combine_kernel(
 
 @triton.jit
 def _add(to, rows, factors, part, hidden, shape):
-    """A part of a token: its experts' outputs, weighted, in their order. All loads come first."""
+    """Add a part of a token's weighted expert outputs, in their order. All loads come first."""
     end = tl.minimum((part + 1) * shape.width, hidden)
     PER: tl.constexpr = _WIDE // (to.dtype.element_ty.primitive_bitwidth // 8)
     if shape.aligned:
@@ -164,7 +164,7 @@ def _add(to, rows, factors, part, hidden, shape):
 
 @triton.jit
 def _rows_of(y, ids, slots, weights, item, items, hidden, rank, ctx, shape):
-    """Where a token's expert outputs are, and their weights; of what is no expert the weight is 0.
+    """Find a token's expert outputs and their weights; the weight of what is no expert is 0.
 
     In the order of the experts.
     """
@@ -190,7 +190,7 @@ def _rows_of(y, ids, slots, weights, item, items, hidden, rank, ctx, shape):
 
 @triton.jit
 def _at(experts, place: tl.constexpr, TOPK: tl.constexpr):
-    """Which of a token's experts comes at a place in their order, and which entry it is."""
+    """Return which of a token's experts is at a place in their order, and its entry."""
     found, entry = experts[0], 0
     for k in tl.static_range(TOPK):
         before = 0
@@ -252,7 +252,7 @@ def moe_combine(
     world: World, y: torch.Tensor, handle: Handle, *, out: torch.Tensor | None = None,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The weighted sum of each token's expert outputs, [tokens, hidden].
+    """Return the weighted sum of each token's expert outputs, [tokens, hidden].
 
     `y` [local experts, ranks * slots, hidden] has the output of each token where moe_dispatch put
     it, on every rank. It is copied to the heap if it is not there.

@@ -120,7 +120,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """A token at a time for each program, or of few tokens a part of one.
+    """Give each program a token at a time, or, with few tokens, a part of one.
 
     No more programs than SMs, as all wait at once; 64 bytes of a part for each thread.
     """
@@ -133,14 +133,14 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """If all ranks have all their tokens, and each expert as many as any other."""
+    """Count as if all ranks had all their tokens, and every expert equally many."""
     moved = problem.max_tokens * problem.topk * problem.row
     away = moved * (problem.size - 1) // problem.size
     return Cost(0, problem.max_tokens * problem.row, moved, away)
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: more experts than tokens, rows of odd sizes, room for all of them."""
+    """Return small problems: more experts than tokens, odd sizes, room for all of them."""
     return [
         Problem(5, 64, torch.bfloat16, size, 2 * size, 2, zeroed=True),
         Problem(3, 37, torch.float16, size, size, 3, zeroed=True),
@@ -166,7 +166,7 @@ def inputs(
 
 
 def slots_of(ids: torch.Tensor) -> torch.Tensor:
-    """How many of the entries before each one have the same expert: what the kernel finds."""
+    """Count the earlier entries with the same expert as each one: what the kernel finds."""
     flat = ids.flatten()
     order = flat.argsort(stable=True)
     by_expert = flat[order]
@@ -179,7 +179,7 @@ def slots_of(ids: torch.Tensor) -> torch.Tensor:
 def reference(
     problem: Problem, rank: int, x: list[torch.Tensor], ids: list[torch.Tensor], *_: Any
 ) -> torch.Tensor:
-    """Bytes: counts by expert and source rank, then the tokens; slots without a token are zero."""
+    """Return bytes: counts by expert and source rank, then tokens; empty slots are zero."""
     out = x[rank].new_zeros(problem.out_bytes, dtype=torch.uint8)
     if out.is_meta:  # only its shape is asked for
         return out
@@ -196,7 +196,7 @@ def reference(
 
 
 def wrong(problem: Problem, out: torch.Tensor, expected: torch.Tensor) -> int:
-    """Counts, and bytes in slots that hold a token, that are not those of `expected`."""
+    """Find counts, and bytes in slots that hold a token, that differ from `expected`."""
     (counts, tokens), (wanted, rows) = split(problem, out), split(problem, expected)
     is_used = torch.arange(problem.slots, device=out.device) < wanted[..., None]
     shape = (problem.local, problem.size * problem.slots, problem.row)
@@ -206,7 +206,7 @@ def wrong(problem: Problem, out: torch.Tensor, expected: torch.Tensor) -> int:
 
 
 def split(problem: Problem, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts [local experts, ranks] and tokens [local experts, ranks * slots, hidden] in `out`."""
+    """View counts [local experts, ranks] and tokens [local experts, ranks * slots, hidden]."""
     counts = out[: 4 * problem.experts].view(torch.int32).view(problem.local, problem.size)
     shape = (problem.local, problem.size * problem.slots, problem.hidden)
     return counts, out[problem.counts_bytes :].view(problem.dtype).view(shape)
@@ -270,7 +270,7 @@ def _problem(
 def _with_scales(
     problem: Problem, x: torch.Tensor, scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, Problem]:
-    """Rows of x and of its scales as one row of bytes, so that they arrive together."""
+    """Join rows of x and of its scales to one row of bytes, so that they arrive together."""
     if scales is None:
         return x.contiguous(), problem
     if scales.dim() != 2 or scales.shape[0] != x.shape[0] or scales.dtype != torch.float32:

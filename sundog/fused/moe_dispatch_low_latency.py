@@ -67,7 +67,7 @@ def _taken(config: moe_dispatch.Config) -> Config:
 
 @triton.jit
 def _routes(every, ids, slots, out, item, pairs, n, rank, ctx, shape):
-    """Where a token goes: for each of its experts. Their slots are counted here, and kept.
+    """Find where a token goes, for each of its experts. Their slots are counted here, and kept.
 
     `every`: all entries, of which each program counts those before its own.
     """
@@ -90,7 +90,7 @@ def _routes(every, ids, slots, out, item, pairs, n, rank, ctx, shape):
 
 @triton.jit
 def _count(ids, expert, pairs):
-    """How many entries are each of these experts."""
+    """Count the entries of each of these experts."""
     count = expert * 0
     for start in range(0, pairs, _AT_ONCE):
         at = start + tl.arange(0, _AT_ONCE)

@@ -113,7 +113,7 @@ def launch_shape(problem: Problem, config: Config, itemsize: int, aligned: bool)
 
 @triton.jit
 def _number_kernel(ids, slots, counts, pairs, EXPERTS: tl.constexpr):
-    """A program numbers the entries of each of its experts."""
+    """Give numbers to the entries of each of a program's experts."""
     first = tl.program_id(0) * _EACH
     before = ()
     for _ in tl.static_range(_EACH):
@@ -134,7 +134,7 @@ def _number_kernel(ids, slots, counts, pairs, EXPERTS: tl.constexpr):
 
 @triton.jit
 def columns(part, n, shape):
-    """Words of a row that are a part of it, and which of them are there."""
+    """Return the words of a row that are a part of it, and which of them are there."""
     at = part * shape.width + tl.arange(0, shape.block)
     end = tl.minimum((part + 1) * shape.width, n)
     if shape.aligned:
@@ -144,7 +144,7 @@ def columns(part, n, shape):
 
 @triton.jit
 def fetch(x, item, items, n, shape):
-    """The words of a part of a token."""
+    """Load the words of a part of a token."""
     at, mask = columns(item % shape.parts, n, shape)
     src = x + (item // shape.parts).to(tl.int64) * n + at
     if shape.aligned:
@@ -154,7 +154,7 @@ def fetch(x, item, items, n, shape):
 
 @triton.jit
 def routed(expert, slot, out, n, rank, ctx, shape):
-    """Where an expert has a token of `rank`, this one, and whether it has."""
+    """Return where an expert has this token of `rank`, and whether it has it."""
     nbytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     is_there = slot < shape.slots
     expert = tl.where(is_there, expert, 0)
@@ -165,7 +165,7 @@ def routed(expert, slot, out, n, rank, ctx, shape):
 
 @triton.jit
 def _routes(ids, slots, out, item, items, n, rank, ctx, shape):
-    """Where a token goes: for each of its experts, and a bit that says whether it goes there."""
+    """Find where a token goes: for each expert the place, and a bit that says whether it goes."""
     places, sent = (), 0
     first = (item // shape.parts) * shape.topk
     for k in tl.static_range(shape.topk):

@@ -47,7 +47,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: every scaling, both shards, aligned for descriptors and not."""
+    """Return small problems: every scaling, both shards, aligned for descriptors and not."""
     e4m3 = torch.float8_e4m3fn
     return [
         Problem(20 * size, 32, 160, e4m3, size, "m", scaling="row"),
@@ -59,7 +59,7 @@ def cases(size: int) -> list[Problem]:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """A rank's part of A, on the heap; its B; the scales of both."""
+    """Make a rank's part of A, on the heap; its B; the scales of both."""
     shapes = problem.shard_shape, (problem.k, problem.n)
     return _scaled.inputs(world, problem, shapes, seed, exact)
 
@@ -68,7 +68,7 @@ def reference(
     problem: Problem, rank: int, a: list[torch.Tensor], b: list[torch.Tensor],
     a_scales: list[torch.Tensor], b_scales: list[torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
-    """The answer on a rank, from all ranks' inputs."""
+    """Return the answer on a rank, from all ranks' inputs."""
     out_dtype = problem.out_dtype or torch.bfloat16
     if a[rank].is_meta:  # only its shape is asked for
         return a[rank].new_empty((problem.m, problem.n), dtype=out_dtype)
@@ -115,7 +115,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 def _gather_scales(
     world: World, problem: Problem
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]:
-    """What makes the scales of all of A out of a rank's, and its memory."""
+    """Return what gathers the scales of all of A, and its memory."""
     if problem.shard == "k" and problem.scaling != "block":
         return lambda scale: scale, ()
     rows, cols = problem.shard_shape
@@ -141,7 +141,7 @@ def scaled_all_gather_matmul(
     out_dtype: torch.dtype | None = None, shard: str = "k", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """As all_gather_matmul, of FP8: activation(A @ b + bias) with the scales of both.
+    """Compute all_gather_matmul of FP8: activation(A @ b + bias) with the scales of both.
 
     Scales are float32: one number each; [rows] and [n]; or one for each 128 columns of a and each
     128 x 128 of b. Along K the scales of a tensor or of rows are those of all of A. The result is

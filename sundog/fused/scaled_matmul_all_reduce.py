@@ -31,7 +31,7 @@ valid, reference = unfused, summed
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: every scaling, aligned for descriptors and not."""
+    """Return small problems: every scaling, aligned for descriptors and not."""
     e4m3 = torch.float8_e4m3fn
     return [
         Problem(40, 32, 48, e4m3, size, scaling="row"),
@@ -51,7 +51,7 @@ def scaled_matmul_all_reduce(
     out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """As matmul_all_reduce, of FP8; scales as scaled_matmul_reduce_scatter takes them."""
+    """Compute matmul_all_reduce of FP8; scales as scaled_matmul_reduce_scatter takes them."""
     if a.dim() != 2:
         raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")
     options = CallOptions(algo, config, False, explain)

@@ -37,7 +37,7 @@ class Problem(_matmul_reduce.Problem):
 
 
 def unfused(problem: Problem, config: Config) -> str | None:
-    """Why not: bias and activation belong after the sum, which is rounded here."""
+    """Say why not: bias and activation belong after the sum, which is rounded here."""
     if problem.has_bias or problem.activation:
         return f"bias or activation {problem.activation!r} after a sum that is rounded to bfloat16"
     return _scaled.valid(problem, config)
@@ -48,7 +48,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: every scaling, aligned for descriptors and not."""
+    """Return small problems: every scaling, aligned for descriptors and not."""
     e4m3 = torch.float8_e4m3fn
     return [
         Problem(24 * size, 32, 48, e4m3, size, scaling="row"),
@@ -60,13 +60,13 @@ def cases(size: int) -> list[Problem]:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """A rank's parts of A and B, and their scales."""
+    """Make a rank's parts of A and B, and their scales."""
     shapes = (problem.m, problem.k), (problem.k, problem.n)
     return _scaled.inputs(world, problem, shapes, seed, exact)
 
 
 def summed(problem: Problem, rank: int, *given: list[torch.Tensor]) -> torch.Tensor:
-    """All of the result, from all ranks' inputs; partials rounded as they travel."""
+    """Return all of the result, from all ranks' inputs; partials rounded as they travel."""
     out_dtype = problem.out_dtype or torch.bfloat16
     if given[0][rank].is_meta:  # only its shape is asked for
         return given[0][rank].new_empty((problem.m, problem.n), dtype=out_dtype)
@@ -78,7 +78,7 @@ def summed(problem: Problem, rank: int, *given: list[torch.Tensor]) -> torch.Ten
 
 
 def reference(problem: Problem, rank: int, *given: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on a rank."""
+    """Return the answer on a rank."""
     return summed(problem, rank, *given).chunk(problem.size)[rank]
 
 
@@ -90,7 +90,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def planned(world: World, problem: Problem, config: Config, unscaled: object, rows: int) -> Plan:
-    """The plan, for any collective: that of an `unscaled` op with `rows` rows of the result."""
+    """Plan it for any collective: that of an `unscaled` op with `rows` rows of the result."""
     rooms = _aligned.Rooms(world, config, config.programs)
 
     def multiply(a: tuple, b: tuple, partial: torch.Tensor) -> None:
@@ -123,7 +123,7 @@ def scaled_matmul_reduce_scatter(
     out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """As matmul_reduce_scatter, of FP8: the sum over ranks of a @ b with the scales of both.
+    """Compute matmul_reduce_scatter of FP8: the sum over ranks of a @ b with both scales.
 
     Scales are float32 and this rank's own: one number each; [m] and [n]; or one for each 128
     columns of a and each 128 x 128 of b. The result is bfloat16 unless `out_dtype` says otherwise.
