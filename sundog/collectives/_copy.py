@@ -63,7 +63,7 @@ def wrong_config(config: Config) -> str | None:
 
 
 def configs() -> list[Config]:
-    """What a tuner may try: 32 to 256 bytes of every thread in flight."""
+    """List what a tuner may try: 32 to 256 bytes of every thread in flight."""
     return [
         Config(block, programs, num_warps)
         for block in (4096, 8192, 16384, 32768, 65536)
@@ -74,7 +74,7 @@ def configs() -> list[Config]:
 
 
 def config_for(nbytes: int, num_sms: int) -> Config:
-    """Without measurements: no more programs than tiles, or than SMs, as all wait at once."""
+    """Choose without measurements: no more programs than tiles or SMs, as all wait at once."""
     share = triton.next_power_of_2(triton.cdiv(max(nbytes, 1), num_sms))
     block = min(max(share, _LEAST_TILE), _LARGEST_TILE)
     tiles = triton.cdiv(max(nbytes, 1), block)
@@ -108,7 +108,7 @@ def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], b
 def random_tensor(
     world: World, numel: int, dtype: torch.dtype, seed: int, exact: bool = True
 ) -> torch.Tensor:
-    """A symmetric input, other values on every rank; no NaN, which differs from itself.
+    """Return a symmetric input, different on every rank; without NaN, which differs from itself.
 
     Whole numbers, or where a time is to be taken (not `exact`) normal ones.
     """
@@ -186,7 +186,7 @@ def wrong_programs(config: Config, size: int) -> str | None:
 
 
 def default_config(nbytes: int, size: int, num_sms: int) -> Config:
-    """For `nbytes` to each peer: equally many programs per peer, or several peers per program."""
+    """Choose for `nbytes` to each peer: as many programs per peer, or several peers per program."""
     each = config_for(nbytes, max(num_sms // size, 1))
     return dataclasses.replace(each, programs=min(each.programs * size, num_sms))
 
@@ -208,7 +208,7 @@ def _spans_kernel(
     x, out, table, ready, arrived, epochs, ctx, parts,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """A program serves one peer at a time, another one on every rank. Where nothing goes, nobody
+    """Serve one peer at a time, another one on every rank. Where nothing goes, nobody
     waits. `table`: a Span per peer. `parts` programs share what goes to a peer. Their
     number follows the size, so it is no constant: a serving loop would compile for ever.
     """

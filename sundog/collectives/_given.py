@@ -16,7 +16,7 @@ __all__ = ["by_views", "has_views", "name_of"]
 
 
 def name_of(op: Any) -> str:
-    """The name of an operator: itself, or that of a value of torch.distributed.ReduceOp."""
+    """Return the name of an operator: itself, or that of a value of torch.distributed.ReduceOp."""
     if isinstance(op, str):
         return op
     word = str(getattr(op, "op", op)).rpartition(".")[2].lower()  # RedOpType.SUM
@@ -24,7 +24,7 @@ def name_of(op: Any) -> str:
 
 
 def has_views(x: Any, op: str) -> bool:
-    """Whether the real and the imaginary parts of x can be reduced each for itself."""
+    """Return whether the real and the imaginary parts of x can be reduced each for itself."""
     return isinstance(x, torch.Tensor) and x.is_complex() and x.dim() > 0 and op in ("sum", "avg")
 
 
@@ -45,7 +45,7 @@ def by_views(
 
 
 def _as_complex(real: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor | None:
-    """The result; None where a rank gets none."""
+    """Return the result as complex numbers; None where a rank gets none."""
     if real is None:
         return None
     return torch.view_as_complex(real) if out is None else out

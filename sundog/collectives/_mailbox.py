@@ -43,7 +43,7 @@ def _mail_kernel(
     SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
-    """A program sends to one peer and receives from another in turn, so nobody waits in a circle.
+    """Send to one peer and receive from another in turn, so that nobody waits in a circle.
 
     `table`: a Message per peer. `flags`: the chunks that a peer has put here; of every slot at a
     peer, the latest chunk that it has emptied; chunks sent to a peer so far, then chunks received.
@@ -102,14 +102,14 @@ def _offset(nbytes, ptr):
 
 @triton.jit
 def _chunks(nbytes, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many each part has: at least one, as an empty message has a length too."""
+    """Count each part's chunks: at least one, as an empty message has a length too."""
     chunks = tl.maximum((nbytes + PARTS * BLOCK - 1) // (PARTS * BLOCK), 1)
     return tl.where(nbytes < 0, 0, chunks)
 
 
 @triton.jit
 def _share(nbytes, chunk, part, ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where a part's chunk of a message begins, and how long it is, in elements of `ptr`."""
+    """Return where a part's chunk of a message begins, and its length, in elements of `ptr`."""
     start = (chunk * PARTS + part).to(tl.int64) * BLOCK
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
     return _offset(start, ptr), _offset(count, ptr)
@@ -124,7 +124,7 @@ def _check_length(size, nbytes, writer, ctx):
 
 
 def default_mail(nbytes: int, size: int, num_sms: int) -> Config:
-    """For messages of `nbytes`: programs enough that each has more chunks than slots."""
+    """Choose for messages of `nbytes`: enough programs that each has more chunks than slots."""
     return default_config(nbytes // SLOTS.value, size, num_sms)
 
 
@@ -158,7 +158,7 @@ class Mail:
         )  # fmt: skip
 
     def _table(self, messages: tuple[Message, ...]) -> tuple[torch.Tensor, int]:
-        """The messages in device memory, made once; a captured one stays as long as the boxes."""
+        """Put the messages into device memory, once; a captured table stays with the boxes."""
         capturing = self._boxes.is_cuda and torch.cuda.is_current_stream_capturing()
         found = self._tables.get(messages)
         if found is None:
@@ -178,7 +178,7 @@ class Mail:
 
 
 def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple[Message, ...]:
-    """One per peer, from the splits, in units of `nbytes`."""
+    """Return one message per peer, from the splits, in units of `nbytes`."""
     starts = [nbytes * n for n in accumulate(sent, initial=0)]
     places = [nbytes * n for n in accumulate(received, initial=0)]
     return tuple(

@@ -51,7 +51,7 @@ class Config:
 
 
 def wire_of(op: str, wire: str | torch.dtype) -> torch.dtype:
-    """The dtype on the wire: "int8", "fp8" (the one that this GPU converts to), or a dtype."""
+    """Return the dtype on the wire for "int8", "fp8" (what this GPU converts to), or a dtype."""
     if wire == "fp8":
         is_fnuz = gpu_limits.here().arch.startswith("gfx94")
         return torch.float8_e4m3fnuz if is_fnuz else torch.float8_e4m3fn
@@ -81,7 +81,7 @@ def space(problem: Any) -> list[Config]:
 
 
 def default(numel: int, num_sms: int) -> Config:
-    """A tile for every program, up to 32 groups, and 16 elements for each thread."""
+    """Choose a tile for every program, up to 32 groups, and 16 elements for each thread."""
     share = triton.next_power_of_2(triton.cdiv(max(groups_of(numel), 1), num_sms))
     least = gpu_limits.here().warp_size * chunks.WIDE.value // GROUP.value
     groups = min(max(share, least), 32)
@@ -95,7 +95,7 @@ def groups_of(numel: int) -> int:
 
 
 def random_input(world: World, numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Normal elements, and where there is room a group of zeros."""
+    """Return normal elements and, where there is room, a group of zeros."""
     torch.manual_seed(seed * 1000 + world.rank)
     x = world.empty((numel,), dtype, "x").normal_()
     if numel > 4 * GROUP.value:
@@ -117,7 +117,7 @@ def _grouped(x: torch.Tensor) -> torch.Tensor:
 
 
 def take(x: torch.Tensor, wire: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes [groups, 128] and scales [groups] of a tensor, as the kernel makes them."""
+    """Return bytes [groups, 128] and scales [groups] of a tensor, as the kernel makes them."""
     rows, limit = _grouped(x), torch.tensor(_limit(wire), device=x.device)
     peak = rows.abs().amax(1).clamp(min=_LEAST.value)
     peak = torch.where(rows.isnan().any(1), torch.nan, peak)
@@ -129,13 +129,13 @@ def take(x: torch.Tensor, wire: torch.dtype) -> tuple[torch.Tensor, torch.Tensor
 
 
 def expected(x: torch.Tensor, wire: torch.dtype) -> torch.Tensor:
-    """What arrives, in float32."""
+    """Return what arrives, in float32."""
     bits, scales = take(x, wire)
     return (bits.float() * scales[:, None]).flatten()[: x.numel()]
 
 
 def summed(parts: list[torch.Tensor], wire: torch.dtype) -> torch.Tensor:
-    """The sum of what arrives, in rank order; each product and its addition round once."""
+    """Return the sum of what arrives, in rank order; each product and its addition round once."""
     total = expected(parts[0], wire)
     for part in parts[1:]:
         bits, scales = take(part, wire)
@@ -174,7 +174,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
 
 @triton.jit
 def dequantised(place, table, row, groups, ROWS: tl.constexpr):
-    """Bytes [rows, 128] as float32, and their scales, which are still to be multiplied."""
+    """Return bytes [rows, 128] as float32, and their scales, which are still to be multiplied."""
     number = row + tl.arange(0, ROWS)
     at = number.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = number < groups

@@ -47,17 +47,17 @@ Kind = TypeVar("Kind", bound=Config)
 
 
 def configs(kind: type[Kind], *fields: tuple[int, ...]) -> list[Kind]:
-    """What a tuner may try: every combination of these blocks, programs and warps."""
+    """List what a tuner may try: every combination of these blocks, programs and warps."""
     return [kind(*each) for each in itertools.product(*fields)]
 
 
 def is_unusual(x: Any, op: Any) -> bool:
-    """Whether an operator is not a name, or x complex: what _given.py knows about."""
+    """Return whether an operator is not a name, or x is complex: _given.py knows about those."""
     return not isinstance(op, str) or (isinstance(x, torch.Tensor) and x.is_complex())
 
 
 def check(name: str, op: str, dtype: torch.dtype) -> None:
-    """ValueError unless this dtype can be reduced by this operator."""
+    """Raise ValueError unless this dtype can be reduced by this operator."""
     if op not in OPERATORS:
         raise ValueError(f"{name}: op {op!r} is not known; there are: {', '.join(OPERATORS)}")
     if dtype not in DTYPES:
@@ -68,7 +68,7 @@ def check(name: str, op: str, dtype: torch.dtype) -> None:
 
 
 def refused(block: int, programs: int, num_warps: int) -> str | None:
-    """Why a config can't be, if so: every algorithm has tiles, programs and warps."""
+    """Say why a config can't be used, if so: every algorithm has tiles, programs and warps."""
     largest = tl.TRITON_MAX_TENSOR_NUMEL
     if block & (block - 1) or not 1 <= block <= largest:
         return f"block {block} is not a power of two from 1 to {largest}"
@@ -101,48 +101,48 @@ def _warp_bytes() -> int:
 
 
 def slice_of(numel: int, dtype: torch.dtype, size: int) -> int:
-    """Elements that a rank reduces: a multiple of 128 bytes, so the last ranks may have fewer."""
+    """Count a rank's elements: a multiple of 128 bytes, so the last ranks may have fewer."""
     line = 128 // dtype.itemsize
     return triton.cdiv(triton.cdiv(numel, size), line) * line
 
 
 def operator(op: str, dtype: torch.dtype) -> str:
-    """What the kernel does: of truth values, stored as 0 and 1, a sum is `or`, a product `and`."""
+    """Name what the kernel does: on truth values, 0 and 1, a sum is `or`, a product `and`."""
     return {"sum": "max", "prod": "min"}.get(op, op) if dtype == torch.bool else op
 
 
 def kind(dtype: torch.dtype) -> torch.dtype:
-    """What the kernel sees: truth values as bytes."""
+    """Return the dtype that the kernel sees: truth values are bytes."""
     return torch.uint8 if dtype == torch.bool else dtype
 
 
 def is_aligned(nbytes: int, *tensors: torch.Tensor) -> bool:
-    """Whether the tensors, and `nbytes` between two of their slices, are multiples of 16 bytes."""
+    """Return whether the tensors, and `nbytes` between their slices, are multiples of 16 bytes."""
     for tensor in tensors:
         nbytes |= tensor.data_ptr()
     return nbytes % chunks.WIDE.value == 0
 
 
 def block_of(config: Config, dtype: torch.dtype, aligned: bool) -> int:
-    """The tile of a kernel: half of it where each chunk is two loads, for the registers' sake."""
+    """Return a kernel's tile: half of it where each chunk is two loads, to save registers."""
     least = config.num_warps * _warp_bytes() // dtype.itemsize
     return config.block if aligned or config.block // 2 < least else config.block // 2
 
 
 def storage(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the kernel sees it."""
+    """Return the tensor as the kernel sees it."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def reference(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The ranks' tensors reduced by torch: the very bits of every deterministic algorithm."""
+    """Reduce the ranks' tensors by torch: to the bits of every deterministic algorithm."""
     return rounded(op, accumulated(op, parts), len(parts), parts[0].dtype)
 
 
 def accumulated(
     op: str, parts: Sequence[torch.Tensor], total: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The sum (minimum, ...) before it is rounded; `total`: of the ranks before these."""
+    """Return the sum (minimum, ...) before rounding; `total` is that of earlier ranks."""
     for part in parts:
         wide = part.flatten().to(accumulator(part.dtype))
         total = wide if total is None else _COMBINE[operator(op, part.dtype)](total, wide)
@@ -151,7 +151,7 @@ def accumulated(
 
 
 def rounded(op: str, total: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """The result on `size` ranks, in the tensors' dtype."""
+    """Return the result on `size` ranks, in the tensors' dtype."""
     if operator(op, dtype) == "avg":
         mode = None if dtype.is_floating_point else "trunc"
         total = torch.div(total, size, rounding_mode=mode)
@@ -159,7 +159,7 @@ def rounded(op: str, total: torch.Tensor, size: int, dtype: torch.dtype) -> torc
 
 
 def randomize(x: torch.Tensor, op: str, exact: bool) -> torch.Tensor:
-    """Random elements into `x`; `exact`: integers so small that no order of reducing rounds."""
+    """Fill `x` at random; `exact` takes integers so small that no order of reducing rounds."""
     if x.dtype.is_floating_point and not exact:
         return x.normal_()
     if x.dtype == torch.bool:
@@ -177,7 +177,7 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """As what `widen` accumulates."""
+    """Return the dtype that `widen` accumulates in."""
     if dtype.is_floating_point:
         return torch.float64 if dtype == torch.float64 else torch.float32
     return torch.int64
@@ -185,14 +185,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 @triton.jit
 def slice_length(numel, NBYTES: tl.constexpr, SIZE: tl.constexpr):
-    """As `slice_of`, in a kernel: of elements of NBYTES bytes, over SIZE ranks."""
+    """Compute `slice_of` in a kernel: for elements of NBYTES bytes, over SIZE ranks."""
     LINE: tl.constexpr = 128 // NBYTES
     return tl.cdiv(tl.cdiv(tl.cast(numel, tl.int64), SIZE), LINE) * LINE
 
 
 @triton.jit
 def everywhere(ptr, first, ctx, SIZE: tl.constexpr):
-    """The same place at every rank, from rank `first` on: translated once, before a loop."""
+    """Translate a place to every rank, from rank `first` on: once, before a loop."""
     pointers = ()
     for step in tl.static_range(SIZE):
         peer = (first + step) % SIZE
@@ -202,7 +202,7 @@ def everywhere(ptr, first, ctx, SIZE: tl.constexpr):
 
 @triton.jit
 def reduce_ranks(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    """The tile at `at`, a multiple of 16 bytes, reduced over all ranks in their order."""
+    """Reduce the tile at `at`, a multiple of 16 bytes, over all ranks in their order."""
     tiles = ()
     for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
         # On the tile, not on its base: a hint on what a function was given is lost.
@@ -257,7 +257,7 @@ def _store_all(outs, tile, at, mask, COUNT: tl.constexpr):
 
 @triton.jit
 def reduce_few(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    """Like `reduce_ranks`, for a few elements anywhere."""
+    """Do as `reduce_ranks`, for a few elements anywhere."""
     total = widen(tl.load(pointers[0] + at, mask=mask))
     for peer in tl.static_range(1, SIZE):
         total = combine(total, widen(tl.load(pointers[peer] + at, mask=mask)), OP)
@@ -266,7 +266,7 @@ def reduce_few(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _reduce_chunks(pointers, head, skew, chunk, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    """The chunks reduced over all ranks in their order, element by element, as words."""
+    """Reduce the chunks over all ranks in their order, element by element, as words."""
     DTYPE: tl.constexpr = pointers[0].dtype.element_ty
     words = ()
     for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
@@ -283,7 +283,7 @@ def _reduce_chunks(pointers, head, skew, chunk, mask, OP: tl.constexpr, SIZE: tl
 
 @triton.jit
 def widen(tile):
-    """As what it is accumulated: float32, or float64 for float64, or int64 for integers."""
+    """Convert to what is accumulated: float32, float64 for float64, int64 for integers."""
     if tile.dtype == tl.float64:
         wide = tile
     elif tile.dtype.is_floating():
@@ -295,7 +295,7 @@ def widen(tile):
 
 @triton.jit
 def combine(total, tile, OP: tl.constexpr):
-    """One rank more. A NaN of any rank is a NaN in the result."""
+    """Add one rank more. A NaN of any rank is a NaN in the result."""
     if OP == "sum" or OP == "avg":
         total = total + tile
     elif OP == "min":
@@ -310,7 +310,7 @@ def combine(total, tile, OP: tl.constexpr):
 
 @triton.jit
 def finish(total, OP: tl.constexpr, SIZE: tl.constexpr):
-    """An average is the sum divided by the number of ranks; of integers, towards zero."""
+    """Divide an average's sum by the number of ranks; integers round towards zero."""
     if OP == "avg":
         if total.dtype == tl.float32:
             # `/` would be the fast, not the correctly rounded division

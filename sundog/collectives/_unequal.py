@@ -31,7 +31,7 @@ def gather_unequal(
     world: World, x: torch.Tensor, out: torch.Tensor | None, splits: Sequence[int],
     options: CallOptions,
 ) -> Any:  # fmt: skip
-    """The ranks' tensors along the first dimension, of which rank r has splits[r] rows."""
+    """Gather the ranks' tensors along the first dimension; rank r has splits[r] rows."""
     x = packed(world, "all_gather", x, options.explain)
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
     _check_splits(world, splits, rows)
@@ -80,7 +80,7 @@ def send_unequal(
 def _mail_plan(
     world: World, op: str, options: CallOptions, mine: Any, compare: Callable[[list[Any]], None]
 ) -> Plan:
-    """The boxes of this stream: any sizes go through them. `compare` gets every rank's `mine`."""
+    """Return this stream's boxes, for any sizes. `compare` gets every rank's `mine`."""
     if options.algo not in ("auto", "mail"):
         raise ValueError(f"{op}: algo {options.algo!r} takes equal parts only; use mail")
     config = options.config
@@ -107,7 +107,7 @@ def _make(world: World, op: str, config: Config) -> Plan:
 
 
 def _compare_splits(everyone: list[Any]) -> None:
-    """The first splits are compared here; later ones by the kernel, which knows the lengths."""
+    """Compare the first splits; the kernel, which knows the lengths, compares later ones."""
     for rank, splits in enumerate(everyone):
         if list(splits) != list(everyone[0]):
             raise RankMismatch(
@@ -129,7 +129,7 @@ def _check_splits(world: World, splits: Sequence[int], rows: int) -> None:
 
 
 def _compare_sent(everyone: list[Any]) -> None:
-    """The first splits are compared here, later ones by the kernel."""
+    """Compare the first splits; the kernel compares later ones."""
     for i, ours in enumerate(everyone):
         for j, theirs in enumerate(everyone):
             if ours[j][1] != theirs[i][3]:

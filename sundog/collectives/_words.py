@@ -22,7 +22,7 @@ _ATOMIC = tl.constexpr(POLLS[0])
 
 @triton.jit
 def load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
-    """Elements `at`, and of 16 bits those STEP further too, as 32 bits of data."""
+    """Load elements `at` and, of 16 bits, those STEP further, as 32 bits of data."""
     word = bits(tl.load(x + at, mask=at < numel, other=0))
     if PER == 2:
         second = tl.load(x + at + STEP, mask=at + STEP < numel, other=0)
@@ -32,7 +32,7 @@ def load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
 
 @triton.jit
 def bits(element):
-    """The bits of elements of at most 4 bytes, as integers of 8 bytes."""
+    """Return the bits of elements of at most 4 bytes, as integers of 8 bytes."""
     width: tl.constexpr = element.dtype.primitive_bitwidth
     if width == 32:
         found = element.to(tl.uint32, bitcast=True)
@@ -57,7 +57,7 @@ def element(word, part: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr, POLL: tl.constexpr = _ATOMIC):
-    """Every rank's words, once none is of an earlier epoch; bounded as `signal.wait` is."""
+    """Return every rank's words, once none is of an earlier epoch; bounded like `signal.wait`."""
     limit = tl.cast(signal._LOOK_EVERY, tl.int64)
     polls = limit * 0
     words, late = _look(words, boxes, stride, epoch, SIZE, POLL)
@@ -73,7 +73,7 @@ def wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr, POLL: tl.co
 
 @triton.jit
 def _look(words, boxes, stride, epoch, SIZE: tl.constexpr, POLL: tl.constexpr):
-    """Those words that are missing, as they are now, all loads at once; are some still missing?"""
+    """Load the missing words again, all at once; say whether some are still missing."""
     found = ()
     for peer in tl.static_range(SIZE):
         missing = _is_late(words[peer], epoch)
@@ -92,7 +92,7 @@ def _look(words, boxes, stride, epoch, SIZE: tl.constexpr, POLL: tl.constexpr):
 
 @triton.jit
 def _is_late(word, epoch):
-    """By signed difference: of the epoch there are 32 bits."""
+    """Return whether a word is of an earlier epoch, by signed difference of 32 bits."""
     return (word >> BITS).to(tl.int32) - epoch.to(tl.int32) < 0
 
 

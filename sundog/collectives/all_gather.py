@@ -38,7 +38,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(numel, dtype, size)
         for numel, dtype in (
@@ -52,7 +52,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on a rank, from all ranks' inputs."""
+    """Return the answer on a rank, from all ranks' inputs."""
     return torch.cat([part.flatten() for part in parts])
 
 
@@ -61,7 +61,7 @@ def all_gather(
     config: Any = None, async_op: bool = False, explain: bool = False,
     splits: Sequence[int] | None = None,
 ) -> Any:  # fmt: skip
-    """As torch's all_gather_into_tensor: the ranks' tensors along the first dimension.
+    """Gather the ranks' tensors along the first dimension, like torch's all_gather_into_tensor.
 
     They are equal in size, or rank r has splits[r] rows: give the same splits on all ranks. Unequal
     ones go through mailboxes, from and to any tensor.

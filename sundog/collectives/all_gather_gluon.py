@@ -155,7 +155,7 @@ def _copy(
 
 @gluon.jit
 def _copy_chunks(dsts, src, head, skew, count, COUNT: gl.constexpr, TILE: gl.constexpr):
-    """As chunks.load and chunks.store, with a layout: a thread has whole chunks."""
+    """Do as chunks.load and chunks.store, with a layout: a thread has whole chunks."""
     nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     pairs: gl.constexpr = device.pair_layout(gl.num_warps())
     chunk = gl.arange(0, TILE, device.slice_layout(1, pairs))
@@ -182,7 +182,7 @@ def _copy_chunks(dsts, src, head, skew, count, COUNT: gl.constexpr, TILE: gl.con
 
 @gluon.jit
 def _copy_ends(dsts, src, n, head, count, COUNT: gl.constexpr):
-    """The words before and after the chunks, each fewer than 32 bytes. As chunks.ends."""
+    """Copy the words before and after the chunks, each fewer than 32 bytes, like chunks.ends."""
     nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     lane = gl.arange(0, 4 * WIDE, device.lane_layout(1, gl.num_warps()))
     at = gl.where(lane < 2 * WIDE, lane, head + count * (WIDE // nbytes) + lane - 2 * WIDE)
@@ -213,7 +213,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def _wrong_warps(world: World, config: Config) -> str | None:
-    """The layout is for one kind of GPU only; the simulator takes both."""
+    """Say why, if the layout is for another kind of GPU; the simulator takes both."""
     if world.device.type == "cpu":
         return None
     here, asked = torch.cuda.get_device_properties(world.device), config.threads_per_warp

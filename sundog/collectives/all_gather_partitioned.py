@@ -27,7 +27,7 @@ SYMMETRIC = ("out",)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """The plan takes any contiguous x, only read here, and a symmetric out."""
+    """Plan for any contiguous x, which is only read, and a symmetric out."""
     agree(world, "all_gather.partitioned", problem, config, valid(problem, config))
     nbytes = problem.nbytes
     spans = [Span(0, world.rank * nbytes, nbytes, nbytes)] * problem.size

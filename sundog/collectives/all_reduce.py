@@ -31,14 +31,14 @@ class Problem:
 
 
 def cost(problem: Problem) -> Cost:
-    """Each rank sends all slices but its own to be reduced, and its own, reduced, to the others."""
+    """Count: each rank sends all slices but its own, and its own, reduced, to the others."""
     nbytes = problem.numel * problem.dtype.itemsize
     others = problem.size - 1
     return Cost(problem.numel * others, nbytes, nbytes, 2 * nbytes * others // problem.size)
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(37, torch.bfloat16, size, "sum"),
         Problem(6151, torch.float32, size, "avg"),  # several tiles in a slice, up to 6 ranks
@@ -54,7 +54,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on a rank, from all ranks' inputs."""
+    """Return the answer on a rank, from all ranks' inputs."""
     return _reduce.reference(problem.op, parts)
 
 
@@ -62,7 +62,7 @@ def all_reduce(
     world: World, x: torch.Tensor, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As torch's all_reduce, but into `out`; `out=x` reduces in place.
+    """Reduce over the ranks like torch's all_reduce, but into `out`; `out=x` works in place.
 
     `op` is sum, avg, min, max or prod, or a value of torch.distributed.ReduceOp. Complex tensors
     have a sum and an average. An integer average is cut towards zero, as NCCL does; of

@@ -53,7 +53,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     kinds = ((37, torch.float32), (1283, torch.int32), (5, torch.bfloat16))
     return [Problem(numel, dtype, size) for numel, dtype in kinds]
 

@@ -63,12 +63,12 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """A word, or two, of every thread: polls are atomics, which take their turns in the cache."""
+    """Choose a word or two per thread: polls are atomics, which take turns in the cache."""
     return Config(128, 2) if problem.size > 2 else Config(128, 1)
 
 
 def cases(size: int) -> list[Problem]:
-    """As of all_reduce, without what has no room in a word."""
+    """Return all_reduce's cases, without what does not fit in a word."""
     return [
         Problem(37, torch.float32, size, "sum"),
         Problem(519, torch.bfloat16, size, "avg"),

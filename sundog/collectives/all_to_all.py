@@ -40,14 +40,14 @@ class Problem:
 
 
 def cost(problem: Problem) -> Cost:
-    """Of the rank that sends the most."""
+    """Return the cost of the rank that sends the most."""
     most = max(sum(row) for row in problem.matrix) * problem.dtype.itemsize
     away = max(sum(r) - r[i] for i, r in enumerate(problem.matrix)) * problem.dtype.itemsize
     return Cost(0, most, most, away)
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(numel, dtype, size)
         for numel, dtype in ((37, torch.float32), (1, torch.uint8), (3072, torch.bfloat16))
@@ -61,7 +61,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on a rank, from all ranks' inputs."""
+    """Return the answer on a rank, from all ranks' inputs."""
     splits = [part.flatten().split(row) for part, row in zip(parts, problem.matrix, strict=True)]
     return torch.cat([each[rank] for each in splits])
 
@@ -71,7 +71,7 @@ def all_to_all(
     in_splits: Sequence[int] | None = None, out_splits: Sequence[int] | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As torch's all_to_all_single: part i of `x` along the first dimension goes to rank i.
+    """Send part i of `x` along the first dimension to rank i, like torch's all_to_all_single.
 
     Parts are equal, or `in_splits[i]` rows for rank i and `out_splits[i]` from it: give both, on
     all ranks. Without `out` the result is an ordinary tensor. Equal parts go straight to a

@@ -36,7 +36,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """By the average part."""
+    """Choose by the average part."""
     nbytes = sum(map(sum, problem.matrix)) * problem.dtype.itemsize // problem.size**2
     return default_mail(nbytes, problem.size, num_sms)
 

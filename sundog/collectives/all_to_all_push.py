@@ -38,7 +38,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """The plan takes any contiguous x, only read here, and a symmetric out."""
+    """Plan for any contiguous x, which is only read, and a symmetric out."""
     agree(world, "all_to_all.push", problem, config, valid(problem, config))
     nbytes = problem.nbytes
     spans = [Span(p * nbytes, world.rank * nbytes, nbytes, nbytes) for p in range(problem.size)]

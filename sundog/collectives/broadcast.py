@@ -39,13 +39,13 @@ class Problem:
 
 
 def cost(problem: Problem) -> Cost:
-    """Of the rank that sends."""
+    """Return the cost of the rank that sends."""
     nbytes = problem.nbytes
     return Cost(0, nbytes, nbytes * problem.size, nbytes * (problem.size - 1))
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [Problem(n, d, size, size // 2) for n, d in ((37, torch.int16), (2048, torch.half))]
 
 
@@ -61,7 +61,7 @@ def broadcast(
     world: World, x: torch.Tensor, src: int = 0, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As torch's broadcast, but into `out`; `out=x` overwrites x, as torch does.
+    """Copy rank `src`'s x to all, like torch's broadcast, but into `out`; `out=x` overwrites x.
 
     `x` has the same size on every rank, its values count on rank `src`. Without `out` the result
     is an ordinary tensor. An `out` that is not symmetric is filled by way of one that is. With
@@ -84,7 +84,7 @@ def broadcast(
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """The plan takes any contiguous x, only read on `src`, and a symmetric out, which may be x."""
+    """Plan for any contiguous x, only read on `src`, and a symmetric out, which may be x."""
     agree(world, "broadcast.push", problem, config, valid(problem, config))
     is_src = world.rank == problem.src
     sent = problem.nbytes if is_src else 0

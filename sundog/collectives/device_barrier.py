@@ -34,7 +34,7 @@ def _barrier_kernel(flags, epochs, ctx, SIZE: tl.constexpr, TRACE: tl.constexpr)
 
 
 def device_barrier(world: World) -> None:
-    """All ranks, on the current stream. The host does not wait; `world.barrier()` is where it does.
+    """Wait for all ranks on the current stream. The host does not; `world.barrier()` makes it.
 
     The first one on a stream makes the flags, which is a collective on the host.
     """

@@ -48,13 +48,13 @@ class Problem:
 
 
 def cost(problem: Problem) -> Cost:
-    """Of the rank that receives."""
+    """Return the cost of the rank that receives."""
     nbytes = problem.nbytes * problem.size
     return Cost(0, nbytes, nbytes, nbytes - problem.nbytes)
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [Problem(n, d, size, size // 2) for n, d in ((37, torch.int16), (3072, torch.bfloat16))]
 
 
@@ -63,7 +63,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on a rank, from all ranks' inputs; nothing but on `dst`."""
+    """Return the answer on a rank, from all ranks' inputs: None but on `dst`."""
     whole = torch.cat([part.flatten() for part in parts])
     return whole if rank == problem.dst else whole[:0]
 
@@ -72,7 +72,7 @@ def gather(
     world: World, x: torch.Tensor, dst: int = 0, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As torch's gather: rank `dst` gets the ranks' tensors along the first dimension, others None.
+    """Gather the tensors on rank `dst`, like torch's gather, along the first dimension; else None.
 
     Without `out` the result is an ordinary tensor; only `dst` may give one. An `x` that is not
     symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`

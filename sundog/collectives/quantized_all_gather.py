@@ -58,7 +58,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """All that arrives is written, and read again to be restored."""
+    """Count: all that arrives is written, and read again to be restored."""
     nbytes, sent = problem.numel * problem.dtype.itemsize, problem.wire_bytes
     size = problem.size
     return Cost(
@@ -67,7 +67,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: fewer elements than a group, a part of a group, both kinds of bytes."""
+    """Return small problems: less than a group, a part of a group, both kinds of bytes."""
     return [
         Problem(37, torch.float32, size, torch.int8),
         Problem(2200, torch.bfloat16, size, torch.float8_e4m3fn),
@@ -80,7 +80,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on every rank: what a byte an element leaves of all ranks' inputs."""
+    """Return the answer on every rank: what a byte per element keeps of all ranks' inputs."""
     if parts[rank].is_meta:  # only its shape is asked for
         return parts[rank].new_empty(problem.size * problem.numel)
     return torch.cat([_quantized.expected(x, problem.wire) for x in parts]).to(problem.dtype)
@@ -148,7 +148,7 @@ def quantized_all_gather(
     wire: str | torch.dtype = "fp8", algo: str = "auto", config: Any = None,
     async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As all_gather, of bfloat16, float16 or float32, with a byte an element on the wire.
+    """Gather bfloat16, float16 or float32 like all_gather, with a byte per element on the wire.
 
     `wire`: "fp8" or "int8". Each 128 elements share a scale. Of int8 an element is off by at most
     1/254 of the largest of its group, of FP8 by at most 1/16 of itself.

@@ -59,7 +59,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """What arrives is written and read again: all slices to be added, and all sums."""
+    """Count: what arrives is written and read again, all slices to be added, and all sums."""
     nbytes = problem.numel * problem.dtype.itemsize
     slices = problem.size * problem.groups * (GROUP.value + 4)
     far = 2 * slices * (problem.size - 1) // problem.size
@@ -67,7 +67,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems: a slice without elements, a part of a group, both kinds of bytes."""
+    """Return small problems: a slice without elements, a part of a group, both kinds of bytes."""
     return [
         Problem(37, torch.float32, size, "sum", torch.int8),
         Problem(128 * size * 3 - 60, torch.bfloat16, size, "avg", torch.float8_e4m3fn),
@@ -79,7 +79,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on every rank."""
+    """Return the answer on every rank."""
     if parts[rank].is_meta:  # only its shape is asked for
         return parts[rank].new_empty(problem.numel)
     total = _quantized.summed(parts, problem.wire)
@@ -120,7 +120,7 @@ def _send(x, boxes, program, numel, groups, ctx, SIZE: tl.constexpr, ROWS: tl.co
 
 @triton.jit
 def _elements(row, ROWS: tl.constexpr):
-    """Of a tile of groups, from group `row` on."""
+    """Return the elements of a tile of groups, from group `row` on."""
     return (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
 
 
@@ -150,7 +150,7 @@ def _reduce_kernel(
     x, out, boxes, flags, ctx, numel, groups,
     OP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """`groups`: of a slice. ROWS: groups of a tile."""
+    """Reduce a slice of `groups` groups, by tiles of ROWS groups."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     epoch = tl.load(flags.epochs + program) + 1
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
@@ -208,7 +208,7 @@ def quantized_all_reduce(
     wire: str | torch.dtype = "fp8", algo: str = "auto", config: Any = None,
     async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As all_reduce (sum or avg), of bfloat16, float16 or float32, with a byte an element sent.
+    """Reduce like all_reduce (sum or avg), with a byte per element on the wire.
 
     `wire`: "fp8" or "int8". Each 128 elements share a scale. An element is off by what each rank's
     rounding and that of the sum add up to: of int8 1/254 of the largest of its group for each, of

@@ -53,14 +53,14 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """Of the rank that gets the result; the others do nothing."""
+    """Return the cost of the rank that gets the result; the others do nothing."""
     nbytes = problem.numel * problem.dtype.itemsize
     others = problem.size - 1
     return Cost(problem.numel * others, nbytes * problem.size, nbytes, nbytes * others)
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(37, torch.float32, size, "sum", 0),
         Problem(4099, torch.bfloat16, size, "avg", size - 1),
@@ -75,7 +75,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on a rank, from all ranks' inputs; nothing on the others."""
+    """Return the answer on a rank, from all ranks' inputs: None but on `dst`."""
     return _reduce.reference(problem.op, parts)[: problem.numel if rank == problem.dst else 0]
 
 
@@ -83,7 +83,7 @@ def reduce(
     world: World, x: torch.Tensor, dst: int, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As torch's reduce, but into `out`: the result on rank `dst`, None on the others.
+    """Reduce to rank `dst` like torch's reduce, but into `out`; the others get None.
 
     `op` and complex tensors as for all_reduce. Only `dst` uses `out`; without it the result is an
     ordinary tensor. An x that is not symmetric is copied to the heap. With `async_op` a handle for

@@ -60,7 +60,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(37, torch.float32, size, "sum"),
         Problem(2056, torch.bfloat16, size, "avg"),
@@ -76,7 +76,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The answer on a rank, from all ranks' inputs."""
+    """Return the answer on a rank, from all ranks' inputs."""
     slices = [part.view(problem.size, problem.numel)[rank] for part in parts]
     return _reduce.reference(problem.op, slices)
 
@@ -85,7 +85,7 @@ def reduce_scatter(
     world: World, x: torch.Tensor, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As torch's reduce_scatter_tensor: slice `rank` along the first dimension, of all ranks' sum.
+    """Return slice `rank` of all ranks' sum, like torch's reduce_scatter_tensor, along dimension 0.
 
     `op` as for all_reduce. Without `out` the result is an ordinary tensor. An x that is not
     symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`

@@ -38,13 +38,13 @@ class Problem:
 
 
 def cost(problem: Problem) -> Cost:
-    """Of the rank that sends."""
+    """Return the cost of the rank that sends."""
     nbytes = problem.nbytes * problem.size
     return Cost(0, nbytes, nbytes, nbytes - problem.nbytes)
 
 
 def cases(size: int) -> list[Problem]:
-    """Small problems with awkward sizes: what check, probe and tests run."""
+    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [Problem(n, d, size, size - 1) for n, d in ((37, torch.int16), (1024, torch.float32))]
 
 
@@ -60,7 +60,7 @@ def scatter(
     world: World, x: torch.Tensor | None, src: int = 0, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As torch's scatter: part i of rank `src`'s `x`, along the first dimension, to rank i.
+    """Send part i of rank `src`'s `x`, along the first dimension, to rank i, like torch's scatter.
 
     A rank that is not `src` gives None and its `out`, or a tensor of the shape of `x`. Without
     `out` the result is an ordinary tensor. An `out` that is not symmetric is filled by way of one
@@ -89,7 +89,7 @@ def scatter(
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """The plan takes any contiguous x, only read on `src`, and a symmetric out."""
+    """Plan for any contiguous x, only read on `src`, and a symmetric out."""
     agree(world, "scatter.push", problem, config, valid(problem, config))
     nbytes = problem.nbytes
     sent = nbytes if world.rank == problem.src else 0

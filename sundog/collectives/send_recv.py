@@ -26,7 +26,7 @@ _SHARE = 64  # of the heap, at most, for the boxes
 
 
 def mailboxes(world: World, heap_size: int) -> Mail | None:
-    """A new world's boxes; None if they would take too much of its heap."""
+    """Make a new world's boxes; None if they would take too much of its heap."""
     most = heap_size // (_SHARE * SLOTS.value * world.size)
     if world.size == 1 or most < _SMALLEST:
         return None
@@ -35,7 +35,7 @@ def mailboxes(world: World, heap_size: int) -> Mail | None:
 
 
 def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> Any:
-    """As torch's send (with `async_op` isend): `x` to rank `dst`, which receives as many bytes.
+    """Send `x` to rank `dst`, which receives as many bytes, like torch's send (or isend).
 
     Two ranks that both send a long message first, and receive then, wait for each other for ever,
     as with torch: let one of them receive first, or give `async_op`.
@@ -49,7 +49,7 @@ def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> 
 
 
 def recv(world: World, out: torch.Tensor, src: int, *, async_op: bool = False) -> Any:
-    """As torch's recv (with `async_op` irecv): `out` from rank `src`; returns it."""
+    """Receive `out` from rank `src` and return it, like torch's recv (`async_op`: irecv)."""
     mail = _mail(world, "recv", src)
     check_contiguous("recv", out=out)
     told = _only(world, src, (0, NOTHING, 0, out.numel() * out.itemsize))
