@@ -221,11 +221,11 @@ class Accesses:
         return old
 
     def turned(self) -> None:
-        """A `while` loop of the running program begins another turn, or ends."""
+        """Note that a `while` loop of the running program begins another turn, or ends."""
         self._machine.repeats.turned()
 
     def cta_barrier(self) -> None:
-        """A program runs as one here: only a checker has something to learn from its barriers."""
+        """Do nothing: a program runs as one here, and only a checker learns from its barriers."""
         if self._machine.checker is not None:
             self._machine.checker.cta_barrier(self._machine.program)
 
@@ -281,7 +281,7 @@ class Accesses:
         program.polls[key] = Poll(addresses, size, seen, stack_of(frames), owed_by(frames))
 
     def _met(self, access: tuple) -> None:
-        """A program that reads what it has not read since it last wrote is not stuck."""
+        """Note a read: a program that reads something new since its last write is not stuck."""
         program = self._machine.program
         if access in program.met:
             return
@@ -298,7 +298,7 @@ class Accesses:
 
 
 def _moves(poll: Poll, frames: list[FrameType]) -> bool:
-    """Whether the program has computed something since it last made this access."""
+    """Return whether the program has computed something since it last made this access."""
     before, poll.state = poll.state, state_of(frames)
     poll.moves += 1
     return poll.state != before and poll.moves <= _MOST_MOVES
@@ -315,7 +315,7 @@ class Accessed:
 
 
 def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
-    """Of one call of an operator."""
+    """List what one call of an operator accesses."""
     touched = Accessed()
     schema = func._schema
     if is_view(func):
@@ -337,14 +337,14 @@ def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
 
 @functools.cache
 def is_view(func: Any) -> bool:
-    """Whether an operator returns a view, or peers' memory as tensors: it touches none."""
+    """Return whether an operator returns a view, or peers' memory as tensors: it touches none."""
     if func._opname == "get_remote_tensors":
         return True
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def tell(checker: Observer, stream: Stream, touched: Accessed, at: tuple[str, int, str]) -> None:
-    """An operation on this stream touched these tensors."""
+    """Report that an operation on this stream touched these tensors."""
     with torch._C.DisableTorchFunction():
         for tensor in touched.unwritten:
             checker.meet(tensor.untyped_storage(), unwritten=tensor.element_size())
@@ -379,7 +379,7 @@ def _touch(tensor: torch.Tensor) -> Touch:
 
 
 def _addresses(tensor: torch.Tensor) -> np.ndarray:
-    """The address of every element, also of a view with gaps."""
+    """Return the address of every element, also of a view with gaps."""
     with torch._C.DisableTorchFunction():
         if tensor.is_contiguous():
             start, size = tensor.data_ptr(), tensor.element_size()

@@ -89,7 +89,7 @@ class Runner:
             self._is_prepared.wait()
 
     def hand_to(self, other: Runner) -> None:
-        """In this thread: let the other run, and come back when somebody hands the baton here."""
+        """Let the other run, and come back when somebody hands the baton here. In this thread."""
         before, self._can_interrupt = self._can_interrupt, False
         held = _released_log_locks()
         self.has_baton = False
@@ -103,7 +103,7 @@ class Runner:
             raise kind
 
     def end(self) -> None:
-        """For one that won't run any more: wait for its thread, and let go of its function."""
+        """Wait for the thread of one that won't run any more, and let go of its function."""
         self._function = self._on_interrupt = None
         if self._thread.ident is not None:
             self._wake()  # it waits here if it was prepared
@@ -113,11 +113,11 @@ class Runner:
         self._first = None
 
     def throw(self, kind: type[BaseException]) -> None:
-        """Before the baton is handed there: raise this when it arrives."""
+        """Raise this when the baton arrives there. Called before it is handed over."""
         self._thrown = kind
 
     def interrupt(self, kind: type[BaseException]) -> bool:
-        """From another thread: raise this here, at the next step of Python code.
+        """Raise this here, at the next step of Python code. Called from another thread.
 
         False: not now, since this thread hands the baton on or is not in `interruptible`. Python
         raises what is due, and lets other threads run, only where a call begins or returns and
@@ -128,7 +128,7 @@ class Runner:
         return self._can_interrupt
 
     def interruptible(self, function: Callable[[], Any]) -> Any:
-        """In this thread: call the function, which may be interrupted."""
+        """Call the function, which may be interrupted. In this thread."""
         try:
             self._can_interrupt = True
             return function()

@@ -60,7 +60,7 @@ class Wait:
 
 
 def deadlock(machine: Machine) -> tuple[str, list[object]]:
-    """The text for people, and the same as `Wait`s."""
+    """Return the text for people, and the same as `Wait`s."""
     waits = [_wait(machine, program) for program in machine.watch.parked()]
     lines = ["deadlock: nothing can run, and not everything has finished."]
     for wait in sorted(waits, key=lambda w: (w.rank, w.program))[:_SHOWN]:
@@ -103,7 +103,7 @@ def _wait(machine: Machine, program: Program) -> Wait:
 
 
 def _unmet(program: Program, numbers: np.ndarray) -> np.ndarray:
-    """Which of the polled words keep it waiting: those for which the comparison came out so."""
+    """Return which polled words keep it waiting: those for which the comparison failed."""
     if program.comparison is None or numbers.size == 1:
         return np.ones(numbers.shape, bool)
     sign, other = program.comparison
@@ -172,7 +172,7 @@ def _not_resident(machine: Machine) -> list[str]:
 
 
 def kernel_error(program: Program, error: BaseException) -> BaseException:
-    """The error with rank, program, kernel and lines; its type stays if it is one of ours.
+    """Return the error with rank, program, kernel and lines; one of ours keeps its type.
 
     The innermost line of the kernel and its helpers comes first, then those that called it.
     """

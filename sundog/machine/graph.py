@@ -56,7 +56,7 @@ class Recording:
         return error
 
     def explain(self, error: RuntimeError) -> CaptureError | None:
-        """What is refused here says so itself."""
+        """Return None: what is refused here says so itself."""
         return None
 
     def launch(self, launch: Launch, loaded: bool) -> None:
@@ -73,7 +73,7 @@ class Recording:
         return self._operations.call(func, args, kwargs)
 
     def operator(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An operator of torch that no function of Python called: jit code, say."""
+        """Judge an operator of torch that no Python function called, such as one of jit code."""
         return self._operations.operator(func, args, kwargs)
 
     def add(self, entry: Entry) -> None:
@@ -144,7 +144,7 @@ class Recording:
         return Record(event) if isinstance(entry, Record) else Wait(event)
 
     def _target(self, stream: Stream) -> Stream:
-        """The stream of the replay, or one of the graph's own for a branch of it."""
+        """Return the replay's stream, or one of the graph's own for a branch of it."""
         if stream is self._origin:
             return self._machine.host.stream
         if stream not in self._private:
@@ -175,7 +175,7 @@ class Operations(TorchDispatchMode):
         self._seed: torch.Tensor | None = None  # of operations that draw random numbers
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        """A torch function that the host calls during the capture."""
+        """Judge a torch function that the host calls during the capture."""
         self._name, self._at = getattr(func, "__name__", str(func)), caller_frame()
         made = bool(args) and isinstance(args[0], torch.Tensor)
         if self._name in _TO_HOST or (self._name == "to" and "cpu" in args[1:]):
@@ -192,7 +192,7 @@ class Operations(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def operator(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An operator that the host's code reaches during the capture, or that we call."""
+        """Judge an operator that the host's code reaches during the capture, or that we call."""
         if self._is_inside:
             return func(*args, **kwargs)
         self._name, self._at = func._opname, caller_frame()
@@ -270,8 +270,8 @@ def _copied(values: Any) -> Any:
 
 
 def _from_host(name: str, args: tuple) -> bool:
-    """What indexing copies to a GPU, as an H200 with torch 2.11 refused it: a list as an index,
-    and a number that goes to one place. (`x[1:3] = 2.0` fills, and is fine.)"""
+    """Return whether indexing copies to a GPU, as an H200 with torch 2.11 refused it: a list as
+    an index, or a number for one element. (`x[1:3] = 2.0` fills, and is fine.)"""
     if name not in ("__getitem__", "__setitem__"):
         return False
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -282,14 +282,14 @@ def _from_host(name: str, args: tuple) -> bool:
 
 
 def _is_unknown(func: Any, args: tuple) -> bool:
-    """Does the host need to know what it computes, if only the size?"""
+    """Return whether the host needs to know what it computes, if only the size."""
     if func is torch.ops.aten.index.Tensor:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return any(tag in func.tags for tag in _UNKNOWN)
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> Any:
-    """What an operation that writes into its arguments returns: those arguments."""
+    """Return what an operation that writes into its arguments returns: those arguments."""
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     by_alias = {
         str(sorted(a.alias_info.before_set)): given.get(a.name)

@@ -67,7 +67,7 @@ class Sight:
         self._stance: Any = None  # of the compiler, before
 
     def set(self, on: bool) -> None:
-        """In the host's thread. Below the modes that the host's code has entered and will leave."""
+        """Set it in the host's thread, below the modes that the host's code enters and leaves."""
         if on == self._is_on:
             return
         functions, operators = pop_modes()
@@ -156,7 +156,7 @@ def _tell_host(checker: Observer, host: Host, touched: Accessed) -> None:
 
 
 def _is_our_op(func: Any) -> bool:
-    """Is this a collective as an op of torch (sundog/torch/library.py)?"""
+    """Return whether this is a collective as an op of torch (sundog/torch/library.py)."""
     name: str = getattr(func, "_name", "") or getattr(func, "_qualified_op_name", "")
     return name.startswith("sundog::")
 
@@ -172,7 +172,7 @@ def _is_slicing(index: Any) -> bool:
 
 
 def waits(name: str, args: tuple, kwargs: dict) -> bool:
-    """Does this torch function make the host wait, or copy between its memory and the GPU's?"""
+    """Return whether this torch function makes the host wait, or copies to or from the GPU."""
     if name not in _MAY_WAIT:  # most: this is asked at every call
         return False
     if reads_back(name, args):
@@ -185,7 +185,7 @@ def waits(name: str, args: tuple, kwargs: dict) -> bool:
 
 
 def reads_back(name: str, args: tuple) -> bool:
-    """Does the host need what is in device memory? Known by the name alone, also on a CPU."""
+    """Return whether the host needs device memory: known by the name alone, also on a CPU."""
     if name == "to":
         return "cpu" in args[1:]
     return name in _WAITING or (name in ("__getitem__", "__setitem__") and _by_mask(args))

@@ -84,7 +84,7 @@ class Installed:
 
 
 def current_machine() -> Machine | None:
-    """The machine whose hosts are running, if any."""
+    """Return the machine whose hosts are running, if any."""
     return Installed._stack[-1].machine if Installed._stack else None
 
 
@@ -97,7 +97,7 @@ def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
 
 
 def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dict) -> Installed:
-    """The world whose heap one of the tensors is in; the innermost if none is."""
+    """Return the world whose heap one of the tensors is in; the innermost if none is."""
     for _, tensor in _tensors({str(i): a for i, a in enumerate((*args, *kwargs.values()))}):
         with torch._C.DisableTorchFunction():
             address = tensor.untyped_storage().data_ptr()
@@ -124,7 +124,7 @@ def _finish_pending() -> None:
 
 
 def _of_running_hosts() -> list[Installed]:
-    """The worlds of which this thread is a host that has its turn."""
+    """Return the worlds of which this thread is a host that has its turn."""
     return [each for each in Installed._stack if each.machine and each.machine.is_host_running()]
 
 
@@ -135,7 +135,7 @@ _can_time = functools.cache(has_gpu)  # asked at every launch
 
 
 def _run_tuned(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
-    """A kernel with @triton.autotune. Where nothing can be timed its first config is as good."""
+    """Run an @triton.autotune kernel. Where nothing can be timed its first config is as good."""
     if Installed._stack[-1].launcher is not None and _can_time():
         return Installed.tune(tuner, *args, **kwargs)
     one = copy.copy(tuner)  # other ranks launch it meanwhile, and its own cache is a GPU's
@@ -189,7 +189,7 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
 
 
 def repeat(machine: Machine, launch: Launch) -> Launch:
-    """The same launch once more, of the same tensors."""
+    """Launch the same once more, on the same tensors."""
     tensors = _tensors(launch.arguments)
     if machine.checker is not None:
         with torch._C.DisableTorchFunction():
@@ -204,7 +204,7 @@ def repeat(machine: Machine, launch: Launch) -> Launch:
 
 
 def _version(kernel: JITFunction, arguments: dict[str, Any], options: dict[str, Any]) -> tuple:
-    """What of a launch decides which binary it needs, as far as a simulator can tell."""
+    """Return what of a launch decides which binary it needs, as far as a simulator knows."""
     constants = {p.name for p in kernel.params if p.is_constexpr}
     kinds = [
         str(value) if name in constants else str(getattr(value, "dtype", type(value)))

@@ -134,7 +134,7 @@ class Machine:
             return function()
 
     def run(self) -> None:
-        """Until every host and every program has ended, or one of them failed (`failure`)."""
+        """Run until every host and every program has ended, or one of them failed (`failure`)."""
         outside = ProcessState()
         self._thread, self._caller = ThreadState(), Runner(on_interrupt=self._interrupt)
         for host in self.hosts:
@@ -150,7 +150,7 @@ class Machine:
         self._runner.end()
 
     def close(self) -> None:
-        """No more of it: ends the hub, and lets go of what would keep the heaps mapped."""
+        """End the hub, and let go of what would keep the heaps mapped."""
         self._is_closed = True
         if self._runner.is_alive:
             self._caller.hand_to(self._runner)
@@ -158,7 +158,7 @@ class Machine:
         self.on_idle, self.on_expire = None, lambda programs: None
 
     def _interrupt(self, error: BaseException) -> None:
-        """The caller was interrupted (Ctrl-C) while another thread of the machine runs."""
+        """Stop the machine: the caller was interrupted (Ctrl-C) while another thread runs."""
         self.failure = self.failure or error
         while not self._caller.has_baton:
             running, runner = self.current, self._runner
@@ -169,7 +169,7 @@ class Machine:
             time.sleep(_BETWEEN_TRIES)
 
     def _enter(self, state: ProcessState) -> None:
-        """The running host's generators and default dtype come into force."""
+        """Bring the running host's generators and default dtype into force."""
         if state is not self._state:
             if self._state is not None:
                 self._state.save()
@@ -187,11 +187,11 @@ class Machine:
         return host
 
     def is_host_running(self) -> bool:
-        """Is the calling thread that of a host which has its turn?"""
+        """Return whether the calling thread is that of a host which has its turn."""
         return isinstance(self.current, Host) and self.current.runner.ident == get_ident()
 
     def has_other_threads(self) -> bool:
-        """Could a thread read memory that is none of this machine's?
+        """Return whether a thread could read memory that is none of this machine's.
 
         For the checker those count that began after it: the others show its progress.
         """
@@ -205,12 +205,12 @@ class Machine:
         return self.current
 
     def pause(self) -> None:
-        """The host lets others run and stays runnable."""
+        """Let others run; the host stays runnable."""
         self.ready.append(self.host)
         self._to_hub()
 
     def block(self, waits_for: str, may_go_on: bool = False) -> Any:
-        """The host stops until `wake`, whose mail it gets, or raises if that is an error.
+        """Stop the host until `wake`, whose mail it gets; raise if that is an error.
 
         `waits_for`: for a deadlock report. `may_go_on`: or until nobody else can run.
         """
@@ -313,7 +313,7 @@ class Machine:
         self._runner.hand_to(task.runner)
 
     def _idle(self) -> bool:
-        """Nothing is runnable. False if that is how it stays."""
+        """Try to go on when nothing is runnable. False if nothing helps."""
         if self.on_idle is not None and self.on_idle():
             return True
         if all(host.done for host in self.hosts) and not any(s.queue for s in self.streams):
@@ -332,7 +332,7 @@ class Machine:
         return self.failure is None
 
     def let_go_on(self) -> bool:
-        """Nobody else can run: hosts that need not wait any longer go on. False: there are none."""
+        """Let hosts go on that need not wait, if nobody else can run. False: there are none."""
         hosts = [host for host in self.hosts if host.may_go_on]
         for host in hosts:
             host.may_go_on = False
@@ -373,7 +373,7 @@ class Machine:
     # what the running program's accesses need (see `accesses`)
 
     def give_way(self) -> None:
-        """The running program lets the schedule choose who goes on."""
+        """Let the schedule choose who goes on after the running program."""
         if self.ready:
             program = self.program
             self.ready.append(program)
@@ -383,7 +383,7 @@ class Machine:
                 self._hub.switch()
 
     def park(self, program: Program) -> None:
-        """Until what it polls has changed."""
+        """Stop the program until what it polls has changed."""
         self.watch.park(program)
         self._hub.switch()
 
@@ -394,6 +394,6 @@ class Machine:
             self.ready.extend(self.watch.changed(addresses, size))
 
     def host_wrote(self) -> None:
-        """A host, or another process, may have written anything that is being waited for."""
+        """Wake what waits: a host, or another process, may have written anything."""
         if len(self.watch):
             self.ready.extend(self.watch.changed_anywhere())

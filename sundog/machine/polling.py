@@ -50,7 +50,7 @@ _SKIP = (
 
 
 def read(addresses: np.ndarray, size: int) -> bytes:
-    """What memory holds at these (checked) addresses."""
+    """Return what memory holds at these (checked) addresses."""
     if addresses.size == 1:
         return ctypes.string_at(addresses.item(), size)
     if addresses.size <= _FEW:
@@ -61,7 +61,7 @@ def read(addresses: np.ndarray, size: int) -> bytes:
 
 
 def kernel_frames() -> list[FrameType]:
-    """The frames of the running kernel and the device functions it is in, innermost first."""
+    """Return the frames of the running kernel and its device functions, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     frames = []
     while frame is not None:
@@ -76,12 +76,12 @@ def kernel_frames() -> list[FrameType]:
 
 @functools.cache  # by the file: Python hashes a code object anew each time, constants and all
 def is_kernel_file(path: str) -> bool:
-    """Whether code there is a kernel's or a device function's, and not what interprets it."""
+    """Return whether code there is a kernel's or a device function's, not the interpreter's."""
     return not path.startswith(_SKIP)
 
 
 def may_poll(frames: list[FrameType]) -> bool:
-    """Whether the access may be repeated without end: only inside a `while`."""
+    """Return whether the access may be repeated without end: only inside a `while`."""
     for frame in frames:
         loops = _known(frame.f_code).loops
         if not loops:
@@ -127,7 +127,7 @@ def _while_lines(code: CodeType) -> list[tuple[int, int]]:
 
 
 def site_of(frames: list[FrameType]) -> tuple[tuple[Any, int], ...]:
-    """Tells two accesses apart, also on one line, and the same line reached in two ways."""
+    """Return a key that tells accesses apart, even on one line, or by the way to a line."""
     return tuple([(_known(frame.f_code), frame.f_lasti) for frame in frames])
 
 
@@ -136,14 +136,14 @@ def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:
 
 
 def state_of(frames: list[FrameType]) -> int:
-    """Tells whether the running kernel has computed anything new since the last time."""
+    """Hash what the running kernel has computed: equal if nothing is new."""
     values = [value for frame in frames for value in frame.f_locals.values()]
     tensors = [value.handle.data for value in values if isinstance(value, tl.tensor)]
     return hash(tuple([data.tobytes() for data in tensors]))
 
 
 def owed_by(frames: list[FrameType]) -> int | None:
-    """Who owes the signal, where one of sundog's own waits is polling for one rank."""
+    """Return who owes the signal, where one of sundog's own waits polls for one rank."""
     peer = frames[0].f_locals.get("peer") if frames[0].f_code.co_name == "_wait_word" else None
     if peer is None:
         return None
@@ -182,7 +182,7 @@ class Watch:
                 del self._addresses[bisect.bisect_left(self._addresses, address)]
 
     def changed(self, addresses: np.ndarray, size: int) -> list[Program]:
-        """Programs to wake after a write: what they wait for now holds something else."""
+        """Return the programs to wake after a write: what they wait for has changed."""
         if not self._programs or not addresses.size:
             return []
         near: dict[Program, None] = {}
@@ -218,7 +218,7 @@ class Watch:
 
 
 def forget_changed(program: Program) -> None:
-    """What it saw is no longer so: it may look again."""
+    """Let a program look again, if what it saw is no longer so."""
     program.polls = {key: poll for key, poll in program.polls.items() if not differs(poll)}
 
 

@@ -104,7 +104,7 @@ class Streams:
             host.sight.set(watched or bool(host.stream.queue))
 
     def before_thread(self) -> None:
-        """The host starts a thread, which may read what is pending: wait for it."""
+        """Wait for what is pending: the host starts a thread, which may read it."""
         host = self._machine.host
         for stream in self.of(host.rank):
             self.drain(stream, may_go_on=True)
@@ -117,7 +117,7 @@ class Streams:
                 )
 
     def drain(self, stream: Stream, may_go_on: bool = False) -> None:
-        """The host goes on when all that was put on the stream has ended.
+        """Let the host go on when all that was put on the stream has ended.
 
         `may_go_on`: or when nobody else can run.
         """
@@ -136,7 +136,7 @@ class Streams:
             self.drain(stream)
 
     def synchronize(self, rank: int) -> None:
-        """The same for all streams of a rank, and its host knows that they have ended."""
+        """Do the same for all streams of a rank; its host then knows that they have ended."""
         self.drain_all(rank)
         self.settle()
         if self._machine.checker is not None:
@@ -184,7 +184,7 @@ class Streams:
         return entry.event.passed
 
     def _has_room(self, launch: Launch) -> bool:
-        """Whether another program fits: the kernels of a rank share its SMs.
+        """Return whether another program fits: the kernels of a rank share its SMs.
 
         Where the schedule says how few programs are resident, that is meant for each kernel, and
         not for one that was launched to have all of them.
@@ -221,7 +221,7 @@ class Streams:
 
 @contextmanager
 def switched(machine: Machine, number: int) -> Iterator[None]:
-    """Inside, the running host puts its work on its stream `number`."""
+    """Put the running host's work on its stream `number`, inside the block."""
     host: Host = machine.host
     before = host.stream
     known = {stream.number: stream for stream in machine.streams.of(host.rank)}

@@ -98,7 +98,7 @@ class Memory:
         return start
 
     def is_heap(self, start: int, end: int) -> bool:
-        """Whether a storage is a heap: it holds allocations. What is free in it stays unknown."""
+        """Return whether a storage is a heap, which holds allocations. Its free part is unknown."""
         at = bisect.bisect_left(self._starts, start)
         return at < len(self._starts) and self._starts[at] < end and self._regions[at].is_heap
 
@@ -112,14 +112,14 @@ class Memory:
                 del self._freed[start]  # an ordinary tensor goes back to torch, not to nobody
 
     def find(self, lo: int, hi: int) -> Region | None:
-        """The region that holds all of [lo, hi)."""
+        """Return the region that holds all of [lo, hi)."""
         at = bisect.bisect_right(self._starts, lo) - 1
         if at >= 0 and hi <= self._regions[at].end:
             return self._regions[at]
         return None
 
     def check(self, addresses: np.ndarray, size: int, verb: str) -> Region | None:
-        """Every address starts an element of `size` bytes in a live region, or BadAccess.
+        """Raise BadAccess unless every address starts `size` bytes of a live region.
 
         Returns the region, if one holds them all.
         """
@@ -204,7 +204,7 @@ class Memory:
         )
 
     def _mixed_up(self, address: int) -> str:
-        """Flags that were taken for data, or the other way round, where the two lie apart."""
+        """Explain flags that were taken for data, or the reverse, where the two are apart."""
         for meant, is_flags in self.split.mixed_up(address) if self.split else ():
             region = self.find(meant, meant + 1)
             if region is None:
@@ -225,7 +225,7 @@ class SplitHeaps:
 
     @staticmethod
     def make(world_size: int, nbytes: int) -> SplitHeaps:
-        """Of W ranks, data in the places 0 to W - 1, flags in W + r (W + 1); the rest is empty."""
+        """Lay out W ranks: data in places 0 to W - 1, flags in W + r (W + 1), the rest empty."""
         pitch = nbytes + -nbytes % ALIGNMENT
         flags = [world_size + rank * (world_size + 1) for rank in range(world_size)]
         whole = _untouched(pitch * (flags[-1] + 1))
@@ -236,7 +236,7 @@ class SplitHeaps:
         return SplitHeaps([heap(place) for place in range(world_size)], [heap(p) for p in flags])
 
     def mixed_up(self, address: int) -> Iterator[tuple[int, bool]]:
-        """What somebody may have meant who came here by the wrong distance, and if it is flags."""
+        """Guess what was meant by an access at the wrong distance, and whether it is flags."""
         with torch._C.DisableTorchFunction():
             ranks = [
                 (d.data_ptr(), f.data_ptr()) for d, f in zip(self.data, self.flags, strict=True)

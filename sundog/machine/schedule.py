@@ -32,10 +32,10 @@ class Schedule(Protocol):
     is_fair: bool  # set: every runnable task gets its turn
 
     def choose(self, ready: Sequence[Any]) -> int:
-        """The place in `ready` of the task to run next."""
+        """Return the place in `ready` of the task to run next."""
 
     def pick(self, count: int) -> int:
-        """Which of this many values an atomic reads; 0 is the newest."""
+        """Return which of this many values an atomic reads; 0 is the newest."""
 
 
 class RandomSchedule:

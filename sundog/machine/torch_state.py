@@ -59,7 +59,7 @@ class ThreadState:
 
     @contextmanager
     def entered(self, modes: list[Any]) -> Iterator[None]:
-        """In a thread that is new: inside, it is as that one was, and these modes are active."""
+        """Give a new thread, inside the block, the other's state, with these modes active."""
         with torch.inference_mode(self._inference):
             torch.set_grad_enabled(self._grad)
             for kind, enabled, dtype in self._autocast:
@@ -75,7 +75,7 @@ class ThreadState:
                 pop_modes()
 
     def enter_device(self) -> None:
-        """A new thread would be on the first GPU."""
+        """Enter the device: a new thread would be on the first GPU."""
         if self._stream is not None:
             torch.cuda.set_device(self._stream[1])
             torch._C._cuda_setStream(*self._stream)
@@ -96,7 +96,7 @@ class ProcessState:
         self._stance = compiler_stance()
 
     def load(self) -> None:
-        """After another one's `save`, with nothing in between that changes any of it."""
+        """Load the state after another one's `save`, with nothing in between that changes it."""
         torch.set_rng_state(self._seed)
         self._generators.load()
         if self._default != torch.get_default_dtype():
@@ -111,13 +111,13 @@ _UNCOMPILED = "force_eager"
 
 
 def compiler_stance() -> Any:
-    """What torch.compiler.set_stance has set, or what waits for an import of the compiler."""
+    """Return torch.compiler.set_stance's setting, or what waits for an import of the compiler."""
     compiler: Any = sys.modules.get(_COMPILER)
     return _Import.stance if compiler is None else compiler._stance
 
 
 def set_compiler_stance(stance: Any) -> None:
-    """As torch.compiler.set_stance, also while a compiled function runs. None: the default."""
+    """Do as torch.compiler.set_stance, also while a compiled function runs. None: the default."""
     compiler: Any = sys.modules.get(_COMPILER)
     if compiler is None:
         _Import.stance = stance
@@ -130,7 +130,7 @@ def set_compiler_stance(stance: Any) -> None:
 
 
 def uncompiled() -> Any:
-    """The stance in which compiled functions run as they were written."""
+    """Return the stance in which compiled functions run as they were written."""
     return _UNCOMPILED
 
 
@@ -158,13 +158,13 @@ _IMPORT: Any = _Import()
 
 
 def _current_stream() -> tuple[int, int, int]:
-    """Its number, its device and the kind of that: what torch.cuda.set_stream sets, 10 us later."""
+    """Return its number, device and device type: what torch.cuda.set_stream sets, 10 us later."""
     stream: tuple[int, int, int] = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
     return stream
 
 
 def pop_modes() -> tuple[list[Any], list[Any]]:
-    """Function modes and dispatch modes of this thread, outermost first; none stays active."""
+    """Return and end this thread's function modes and dispatch modes, outermost first."""
     c = torch._C
     functions = [c._pop_torch_function_stack() for _ in range(c._len_torch_function_stack())]
     dispatch = [c._pop_torch_dispatch_stack(None) for _ in range(c._len_torch_dispatch_stack())]
@@ -224,7 +224,7 @@ def _python(before: Look | None) -> Look:
 
 
 def _python_slowly(before: Look | None) -> Look:
-    """For a twister that is not where CPython has it, right after the head of the object."""
+    """Read a twister that is not where CPython has it, right after the head of the object."""
     now = Look(b"", random.getstate())
     return before if before == now else now
 
