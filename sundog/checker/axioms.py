@@ -252,23 +252,23 @@ class Execution:
 
 
 def coherence(x: Execution) -> bool:
-    """Writes to one place that causality orders are in that order in coherence."""
+    """Require that coherence orders writes to one place as causality does."""
     return x.co.irreflexive and not x.synchronised.ordered_writes - x.co
 
 
 def fence_sc(x: Execution) -> bool:
-    """The order of `fence.sc` does not contradict causality."""
+    """Require that the order of `fence.sc` does not contradict causality."""
     return (x.synchronised.fence_order @ x.synchronised.base_causality).irreflexive
 
 
 def atomicity(x: Execution) -> bool:
-    """No morally strong write comes between the read and the write of an atomic update."""
+    """Require that no morally strong write comes between the two halves of an atomic update."""
     strong = x.effects.morally_strong
     return not ((strong & x.fr) @ (strong & x.co)) & x.effects.rmw
 
 
 def no_thin_air(x: Execution) -> bool:
-    """No value depends on itself."""
+    """Require that no value depends on itself."""
     return (x.rf | x.effects.dep).acyclic
 
 
@@ -279,7 +279,7 @@ def sc_per_location(x: Execution) -> bool:
 
 
 def causality(x: Execution) -> bool:
-    """A read sees no write that follows it, and none older than one that precedes it."""
+    """Require that a read sees no write after it, and none older than one before it."""
     return ((x.rf | x.fr) @ x.synchronised.causality).irreflexive
 
 

@@ -160,13 +160,13 @@ class Clocks:
         return next(self._components)
 
     def knows(self, actor: Actor | StreamActor, stamp: Stamp) -> bool:
-        """Whether the stamped access happened before what the actor does now."""
+        """Return whether the stamped access happened before what the actor does now."""
         if actor.owns(stamp[0]) or self.covers(actor.clock, stamp):
             return True
         return bool(actor.lane) and any(self.covers(clock, stamp) for clock in actor.lane)
 
     def implies(self, actor: Actor | StreamActor, stamp: Stamp, old: Stamp) -> bool:
-        """Whether all who will know this stamp of the actor know the old one too.
+        """Return whether all who will know this stamp of the actor know the old one too.
 
         Not if the old one is a tile of the actor since its last CTA barrier and the new one is
         thread 0's: that is published before the tile is. Nor if a descriptor wrote the old one.
@@ -202,7 +202,7 @@ class Clocks:
             del stream.clock[component]
 
     def covers_ended(self, component: int, stream: StreamActor) -> bool:
-        """Whether knowing the stream's clock implies this component, so that it can be dropped."""
+        """Return whether knowing the stream's clock implies this component: it can be dropped."""
         other, end = self._ended.get(component, _NOBODY)
         return other >= 0 and stream.clock.get(other, 0) >= end
 

@@ -50,7 +50,7 @@ class Encounter(NamedTuple):
                 yield stored
 
     def _is_validated(self, earlier: PastAccess) -> bool:
-        """Whether the two are a load and a store of such a word, or its reader overwrites it."""
+        """Return whether they load and store such a word, or its reader overwrites it."""
         event, other = self.event, earlier.event
         if _are_of_a_word(other, event) or _are_of_a_word(event, other):
             return True
@@ -61,7 +61,7 @@ class Encounter(NamedTuple):
 
 
 def _are_of_a_word(store: AccessEvent, load: AccessEvent) -> bool:
-    """Whether these are one program's tile of stores and another's tile of volatile loads.
+    """Return whether these are one program's tile of stores and another's tile of volatile loads.
 
     Each word of them must be loaded whole. A single word is a flag more often than a payload.
     """

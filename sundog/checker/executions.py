@@ -117,7 +117,7 @@ def _by_way(traces: list[Trace]) -> dict[Way, list[Trace]]:
 
 
 def _traces(litmus: Litmus, number: int, domain: Domain, bound: int) -> Iterator[Trace]:
-    """A thread's traces for all values of its reads; a loop that goes on is left out."""
+    """Return a thread's traces for all values of its reads; a loop that goes on is left out."""
     code = litmus.threads[number].code
 
     def run(at: int, trace: Trace, visits: dict[int, int]) -> Iterator[Trace]:
@@ -240,7 +240,7 @@ def candidates(
 
 
 def _supplied(start: dict[str, int], choices: list[list[Trace]]) -> Iterator[tuple[Trace, ...]]:
-    """One trace per thread, such that each value read has a write."""
+    """Yield one trace per thread, such that each value read has a write."""
     number: dict[tuple[str, int], int] = {}
 
     def mask(values: Iterable[tuple[str, int]]) -> int:
@@ -271,7 +271,7 @@ Meeting = list[tuple[Site, Site]]
 
 
 def _meetings(ways: tuple[Way, ...]) -> Iterator[Meeting]:
-    """Which barriers come before which: those that made up the quorum before all that pass.
+    """Return which barriers come before which: those that made up the quorum before all that pass.
 
     Nothing is yielded if a thread waits at a barrier for ever.
     """
@@ -298,7 +298,7 @@ def _ways_to_meet(ways: tuple[Way, ...], group: list[Site]) -> list[Meeting]:
 
 
 def _join(places: list[str], ways: tuple[Way, ...], met: Meeting) -> Effects | None:
-    """Number the effects of all threads, after the initial writes; None if barriers deadlock."""
+    """Give all threads' effects numbers, after the initial writes; None if barriers deadlock."""
     nowhere = Place(-1, -1)
     each = [Effect("write", INITIAL, nowhere, virtual=p, physical=p) for p in places]
     first, order, updates, dependencies = [], [], [], []
@@ -361,7 +361,7 @@ def _reads_from(x: Effects, values: tuple[int, ...], fits: Fits) -> Iterator[Rel
 def _orientations(
     pairs: Relation, known: Relation, make: Callable[[Relation], Execution], fits: Fits
 ) -> Iterator[Execution]:
-    """Every transitive order that contains `known`, orders each of the pairs, and fits."""
+    """Yield every transitive order that contains `known`, orders each of the pairs, and fits."""
     order = known.closed()
     execution = make(order)
     if not order.irreflexive or not fits(execution):

@@ -29,7 +29,7 @@ RULES = [READ_BACK_TILE]
 
 
 def watches(event: AccessEvent) -> bool:
-    """Whether a program loads by pointers."""
+    """Return whether a program loads by pointers."""
     loads = not (event.writes or event.atomic or event.proxy)
     return loads and isinstance(event.actor, Actor)
 
@@ -53,7 +53,7 @@ def look(here: Encounter) -> Iterable[Found]:
 
 
 def _is_recent(earlier: PastAccess, actor: Actor) -> bool:
-    """Whether it is this program's own tile since its last CTA barrier."""
+    """Return whether it is this program's own tile since its last CTA barrier."""
     component, time = earlier.stamp
     return component == actor.warps and time > actor.met and not earlier.event.proxy
 
@@ -68,7 +68,7 @@ def _overlap(stored: Touch, loaded: Touch) -> bool:
 
 
 def _same_layout(stored: Touch, loaded: Touch) -> bool:
-    """Whether one tile begins like the other: a mask may have cut the end of one of them."""
+    """Return whether one tile begins like the other: a mask may have cut the end of one of them."""
     if stored.size != loaded.size:
         return False
     length = min(stored.addresses.size, loaded.addresses.size)

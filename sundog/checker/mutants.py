@@ -252,7 +252,7 @@ def _swapped(body: list[ast.stmt]) -> Iterator[Edit]:
 
 
 def _polls(loop: ast.While) -> bool:
-    """Whether a loop does nothing but read, until it reads what it waits for."""
+    """Return whether a loop does nothing but read, until it reads what it waits for."""
     names = {called(node) for node in ast.walk(loop)} & (_ACCESSES | _SIGNALS)
     is_plain = all(isinstance(statement, _PLAIN) for statement in loop.body)
     return is_plain and bool(names) and not names & (_STORES | _SIGNALS | {"get", "copy"})
@@ -401,7 +401,7 @@ def _smaller_masks(tree: ast.FunctionDef, calls: list[ast.Call]) -> Iterator[Edi
 
 
 def _reads(call: ast.Call, tree: ast.FunctionDef) -> bool:
-    """Whether an atomic adds nothing: a load, and a mask of its own says nothing about writes."""
+    """Return whether an atomic adds nothing: it is a load, whose mask says nothing about writes."""
     if called(call) != "atomic_add" or len(call.args) < 2:
         return False
     values = [call.args[1]]

@@ -22,7 +22,7 @@ RULES = [EQUAL_ADDRESSES]
 
 
 def watches(event: AccessEvent) -> bool:
-    """Whether a program stores tiles."""
+    """Return whether a program stores tiles."""
     stores = event.writes and not event.atomic
     return stores and event.tensor and isinstance(event.actor, Actor)
 

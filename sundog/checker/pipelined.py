@@ -72,7 +72,7 @@ def _suspicious(here: Encounter) -> Iterator[Found]:
 
 
 def _in_one_loop(load: AccessEvent, acquire: AccessEvent) -> bool:
-    """Whether a `for` loop that the compiler may pipeline is around both."""
+    """Return whether a `for` loop that the compiler may pipeline is around both."""
     around = {loop for file, line, _ in load.stack for loop in _loops_at(file, line)}
     return any(loop in around for file, line, _ in acquire.stack for loop in _loops_at(file, line))
 

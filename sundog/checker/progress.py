@@ -182,7 +182,7 @@ class _Search:
             yield self.moved(state, t, i + 1, registers)
 
     def readable(self, state: _State, t: int, load: Read) -> Iterator[tuple[int, _State]]:
-        """Each value that a load may return, and the state in which it has."""
+        """Return each value that a load may return, and the state in which it has."""
         place = self.program.physical(load.loc)
         cell, seen = dict(state.memory)[place], dict(state.seen)
         old = seen.get((t, place), cell.value if cell.writer < 0 else self.first(place))

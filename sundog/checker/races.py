@@ -174,7 +174,7 @@ def _explain_silence(other: Any, old: PastAccess) -> str:
 
 
 def _is_boundary(heard: Heard) -> bool:
-    """Whether only the semantics of a signal are too weak: it is atomic, and its scope reaches."""
+    """Return whether only a signal's semantics are too weak: it is atomic, its scope reaches."""
     if not heard.event.atomic:
         return False
     if heard.signal.validates_itself:
@@ -185,7 +185,7 @@ def _is_boundary(heard: Heard) -> bool:
 
 
 def _waited(heard: Heard, learner: Any) -> bool:
-    """Whether a load after the poll is made after it, on today's GPUs if not in the model.
+    """Return whether a load after the poll is made after it, on today's GPUs if not in the model.
 
     By an acquire, by a CTA barrier between them, or by the end of the kernel that polled.
     """
@@ -195,7 +195,7 @@ def _waited(heard: Heard, learner: Any) -> bool:
 
 
 def _ended_with(heard: Heard, learner: Any, old: PastAccess) -> bool:
-    """Whether a kernel before the learner's read, but did not acquire, what published the access.
+    """Return whether a kernel before the learner's read what published the access, unacquired.
 
     The learner may be in the middle of a chain: a poll of its own kernel has no boundary after it.
     """

@@ -128,12 +128,12 @@ def _implies(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
 
 
 def _outlives(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
-    """Whether it is a program's own tile that its later scalar store does not publish."""
+    """Return whether it is a program's own tile that its later scalar store does not publish."""
     return old.event.actor is new.event.actor and not _implies(clocks, new, old)
 
 
 def _replaces(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
-    """Whether what must come after the old atomic must come after the new one too."""
+    """Return whether what must come after the old atomic must come after the new one too."""
     a, b = new.event, old.event
     same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
     program = a.scope != "cta" or a.actor is b.actor

@@ -374,7 +374,7 @@ def _overlaps(starts: np.ndarray, widths: np.ndarray, begins: np.ndarray, size: 
 
 
 def _of_own_lane(actor: Actor, message: Message) -> bool:
-    """Whether one lane of the reader wrote it: other threads may read earlier, up to a barrier."""
+    """Return whether one lane of the reader wrote it: others may read earlier, up to a barrier."""
     event = message.event
     if event is None or event.actor is not actor or not event.tensor:
         return False
@@ -409,7 +409,7 @@ def _same(scope: str, actor: Actor) -> Any:
 
 
 def _reaches(scope: str, who: Any, other: Any) -> bool:
-    """Whether `scope`, used by `who`, takes in `other`; each a rank, or a program."""
+    """Return whether `scope`, used by `who`, takes in `other`; each a rank, or a program."""
     if scope == "sys":
         return True
     if scope == "cta":
@@ -419,5 +419,5 @@ def _reaches(scope: str, who: Any, other: Any) -> bool:
 
 
 def both_reach(a: AccessEvent, b: AccessEvent) -> bool:
-    """Whether two atomics are atomic to each other."""
+    """Return whether two atomics are atomic to each other."""
     return _reaches(a.scope, a.actor, b.actor) and _reaches(b.scope, b.actor, a.actor)

@@ -68,7 +68,7 @@ def results_of(programs: TritonLitmus, registers: tuple[dict[str, int], ...]) ->
 
 
 def _code(number: int, program: TritonProgram, thread: int, alone: bool) -> tuple[Instruction, ...]:
-    """One thread's part. The other thread's registers have a name of their own."""
+    """Write one thread's part. The other thread's registers have a name of their own."""
     code: list[Instruction] = []
     guards: list[int] = []  # indices of the jumps, which go to the end
     guarded = {op.of for op in program.ops if op.kind == "guard"}

@@ -15,7 +15,7 @@ RULES = [NEVER_WRITTEN]
 
 
 def watches(event: AccessEvent) -> bool:
-    """Whether a program reads."""
+    """Return whether a program reads."""
     only_writes = event.writes and (not event.atomic or event.verb == "atomic STORE")
     return isinstance(event.actor, Actor) and not only_writes
 

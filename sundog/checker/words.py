@@ -192,12 +192,12 @@ class Words:
 
 
 def is_poll(op: str, operand: bytes) -> bool:
-    """Whether an atomic leaves every value as it is."""
+    """Return whether an atomic leaves every value as it is."""
     return op in READS or (op in ("ADD", "FADD", "OR", "XOR") and not any(operand))
 
 
 def leaves_unchanged(op: str, operand: bytes, value: bytes) -> bool:
-    """Whether an atomic writes this value back, or nothing, when it reads it."""
+    """Return whether an atomic writes this value back, or nothing, when it reads it."""
     if op == "CAS":
         expected, new = operand[: len(value)], operand[len(value) :]
         return value != expected or value == new

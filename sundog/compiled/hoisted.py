@@ -52,7 +52,7 @@ class Hoisted:
 
 
 def find(ttir: Any, ttgir: Any, constant: Collection[str] = ()) -> list[Hoisted]:
-    """Every load of a kernel that is issued too early, with the first acquire that it passed.
+    """Find every load of a kernel that is issued too early, and the first acquire it passed.
 
     The kernel's two forms as text, as modules of Triton, or as what was read of one. `constant`:
     pointer arguments to words that nobody writes while the kernel runs.
@@ -81,7 +81,7 @@ def _read(form: Any) -> Flow:
 
 
 def _passes(source: Flow, issued: Flow, load: Place, acquire: Place) -> bool:
-    """Whether some copy of the load is issued before an acquire that it must follow."""
+    """Return whether some copy of the load is issued before an acquire that it must follow."""
     needs, acquires = _needs(source, load, acquire)
     if not any(needs) and not acquires:
         return False
@@ -98,7 +98,7 @@ def _passes(source: Flow, issued: Flow, load: Place, acquire: Place) -> bool:
 
 
 def _needs(source: Flow, load: Place, acquire: Place) -> tuple[list[int], int]:
-    """How many acquires each copy of the load follows, and how many more per iteration.
+    """Return how many acquires each copy of the load follows, and how many more per iteration.
 
     Per iteration only where both stand in the same innermost loop. Elsewhere an inner loop may
     repeat the load after a single acquire, so that only its first copy can be judged.
@@ -147,8 +147,8 @@ def _is_load(flow: Flow, op: MlirOperation, constant: Collection[str]) -> bool:
 
 
 def _is_acquire(flow: Flow, op: MlirOperation) -> bool:
-    """Whether a program learns from it. `acq_rel` is the default of an atomic that only adds, so
-    there somebody must look at the result."""
+    """Return whether a program learns from it. `acq_rel` is the default of an atomic that
+    only adds, so there somebody must look at the result."""
     sem = op.properties.get("sem")
     if short(op) not in _ATOMICS or not isinstance(sem, dict):
         return False

@@ -192,7 +192,7 @@ class CompiledKernel:
 
 
 def classify(kernel: CompiledKernel) -> list[str]:
-    """Of each access: atomic, scalar, flags, small, tail or wide."""
+    """Name the kind of each access: atomic, scalar, flags, small, tail or wide."""
     found = [_without_tiles(access, kernel.roles) for access in kernel.accesses]
     tiles = [a for a, role in zip(kernel.accesses, found, strict=True) if not role]
     if not tiles:
@@ -248,7 +248,7 @@ def _narrow(access: MemoryAccess, threads: int) -> list[IsaMark]:
 
 
 def _reloads(flow: Flow, access: MemoryAccess) -> list[IsaMark]:
-    """Addresses that need a word which the innermost loop loads, and had loaded before.
+    """Find addresses that need a word which the innermost loop loads, and had loaded before.
 
     Before: in the same loop, or when a loop around it ran it the last time.
     """
@@ -287,6 +287,6 @@ def _is_tail_of(flow: Flow, access: MemoryAccess, other: MemoryAccess) -> bool:
 
 
 def _excludes(flow: Flow, one: MlirOperation, two: MlirOperation) -> bool:
-    """Do they stand in the two branches of one `if`?"""
+    """Return whether they are in the two branches of one `if`."""
     branches = {id(op): n for op, n in flow.parents(one) if op.name == "scf.if"}
     return any(n != branches.get(id(op), n) for op, n in flow.parents(two))

@@ -70,7 +70,7 @@ class Flow:
         return [parent for parent, _ in self.parents(op) if parent.name in LOOPS][::-1]
 
     def inputs(self, value: MlirOperand) -> list[MlirOperand]:
-        """One step back."""
+        """Return the values that it is made of: one step back."""
         owner, n = value.owner, value.number
         if isinstance(owner, MlirBlock):
             return self._block_inputs(owner, n)
@@ -98,7 +98,7 @@ class Flow:
                 todo += self.inputs(value)
 
     def varies(self, value: MlirOperand, loop: MlirOperation) -> bool:
-        """Can it differ between two iterations? A load of one address is taken not to."""
+        """Return whether it may differ between iterations; a load of one address does not."""
         for each in self.back(value, lambda _: False):
             owner = each.owner
             if isinstance(owner, MlirBlock):
@@ -186,7 +186,7 @@ class Load:
 
 
 def find(flow: Flow, instructions: Iterable[Instruction]) -> list[MemoryAccess]:
-    """All accesses, each with the widths of the instructions at its place."""
+    """Find all accesses, each with the widths of the instructions at its place."""
     accesses = [_access(flow, op) for op in flow.operations if short(op) in _MEMORY]
     for each in instructions:
         for access in accesses:
@@ -200,8 +200,8 @@ def find(flow: Flow, instructions: Iterable[Instruction]) -> list[MemoryAccess]:
 
 
 def _find_lost(accesses: list[MemoryAccess]) -> None:
-    """What LLVM makes of the same access in two branches has no line, so it seems to be at the one
-    before. A single element's access which is wider than that is one of those."""
+    """Find accesses without a line: those that LLVM merged out of two branches. They seem to be
+    at the line before, where an access is then wider than its single element."""
     lost = [a for a in accesses if a.tile and not a.widths]
     singles = [a for a in accesses if not a.tile]
     wide: Counter[int] = Counter()
@@ -322,7 +322,7 @@ def _is_cut(value: MlirOperand) -> bool:
 
 
 def _ends_a_cut(value: MlirOperand) -> bool:
-    """Is it from memory, or has it few bits (an address's place in 16 bytes), so none is lost?"""
+    """Return whether it loses nothing: it is from memory, or has few bits (a place in 16 bytes)."""
     op = value.owner
     if isinstance(op, MlirOperation) and op.name == "arith.andi":
         masks = [_constant(v.owner) for v in op.operands if isinstance(v.owner, MlirOperation)]
@@ -365,6 +365,6 @@ def _is_pointer(kind: Any) -> bool:
 
 
 def _bytes(element: Any) -> int:
-    """Of a type: bf16, i64, f8E4M3FN."""
+    """Return the bytes of a type: bf16, i64, f8E4M3FN."""
     digits = "".join(c if c.isdigit() else " " for c in str(element)).split()
     return max(int(digits[0]) // 8, 1)

@@ -173,7 +173,7 @@ class Atomics(Arithmetic):
 
 
 def is_tile(addresses: np.ndarray) -> bool:
-    """Whether many threads make the access; a scalar one is made by one thread."""
+    """Return whether many threads make the access; a scalar one is made by one thread."""
     return addresses.shape != (1,)
 
 

@@ -148,7 +148,7 @@ def np_dtype(dtype: tl.dtype) -> np.dtype:
 
 
 def is_raw(dtype: tl.dtype) -> bool:
-    """Whether the numpy array holds bits rather than numbers."""
+    """Return whether the numpy array holds bits rather than numbers."""
     return dtype.name in _RAW
 
 

@@ -75,7 +75,7 @@ class PtxBlock:
         return any(each.name in names for each in self.instructions)
 
     def mentions(self, *specials: str) -> bool:
-        """Whether an instruction reads one of these special registers."""
+        """Return whether an instruction reads one of these special registers."""
         found = [r.name for each in self.instructions for r in _registers(each.operands)]
         return any(name.startswith(specials) for name in found)
 
