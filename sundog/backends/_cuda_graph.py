@@ -182,7 +182,7 @@ class CudaRecording:
     # a launch, as `Gang` sees it
 
     def load(self) -> None:
-        """Its kernels were loaded before the capture."""
+        """Do nothing: its kernels were loaded before the capture."""
 
     def footprint(self) -> Footprint | None:
         return self._footprint

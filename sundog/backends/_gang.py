@@ -228,7 +228,7 @@ class Gang:
         machine.on_idle = self._idle
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        """In a host: return when the kernel has started, not when it has ended."""
+        """Launch from a host: return when the kernel has started, not when it has ended."""
         prepared = self._device.prepare(kernel, grid, args, kwargs)
         stream = self._device.current_stream()
         capturing = self._device.is_capturing()
@@ -242,11 +242,11 @@ class Gang:
         return self.put(prepared, stream)
 
     def wait_for_all(self, what: str) -> None:
-        """In a host: wait until nothing runs on the GPU. Nothing starts meanwhile."""
+        """Wait, in a host, until nothing runs on the GPU. Nothing starts meanwhile."""
         self._wait([q.flights[-1][0] for q in self._queues.values() if q.flights], what, True)
 
     def put(self, prepared: Prepared, stream: Any = None) -> Any:
-        """In a host: start what is loaded, together with the others' launches, and return.
+        """Start what is loaded, in a host, together with the others' launches, and return.
 
         `stream`: default: the current one.
         """
@@ -266,7 +266,7 @@ class Gang:
         return self._machine.block(f"the other ranks, to launch {flight.prepared.name} together")
 
     def synchronize(self, streams: list[Any]) -> None:
-        """In a host: wait for all that its rank launched, and for what is on these streams."""
+        """Wait, in a host, for all that its rank launched, and for what is on these streams."""
         if self._device.is_capturing():
             return
         rank = self._machine.host.rank
@@ -276,12 +276,12 @@ class Gang:
         self._wait(events, "its kernels to end", False)
 
     def read_back(self) -> None:
-        """In a host: wait for the current stream, before torch does."""
+        """Wait, in a host, for the current stream, before torch does."""
         if not self._device.is_capturing():
             self._wait([self._device.event(self._device.current_stream())], "its stream", False)
 
     def show(self) -> None:
-        """In a host: let a thread that no rank started read what is on the current stream.
+        """Let a thread that no rank started read what is on the current stream.
 
         Such a thread uses the default stream, which waits for no rank's by itself.
         """
@@ -289,7 +289,7 @@ class Gang:
             self._device.show(self._device.current_stream())
 
     def _has_readers(self) -> bool:
-        """Are there threads besides the hosts', the hub's and the one that called `run`?"""
+        """Return whether threads run besides the hosts', the hub's and that of `run`'s caller."""
         return threading.active_count() > len(self._machine.hosts) + 2
 
     def _wait(self, events: list[GpuEvent], what: str, to_load: bool) -> None:

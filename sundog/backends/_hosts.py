@@ -100,7 +100,7 @@ def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
 
 @contextmanager
 def print_unraised(records: list[tuple[int, tuple[int, ...], torch.Tensor]]) -> Iterator[None]:
-    """Inside, print a wait that expired and that no host has raised for a moment.
+    """Print, inside the block, an expired wait that no host has raised for a moment.
 
     A host may be inside CUDA, which loads a kernel of torch only when the GPU is idle. All hosts
     wait then, and a rank that is late on the GPU keeps it busy. `records`: by rank, the ranks of
@@ -134,7 +134,7 @@ def _print_unraised(records: list, ended: threading.Event) -> None:
 
 
 def left_early(error: SystemExit, rank: int, size: int) -> BaseException:
-    """The error to raise if a rank called sys.exit, which ends its world: it says so.
+    """Return the error to raise if a rank called sys.exit, which ends its world: it says so.
 
     A status that means success would hide that the other ranks did not finish.
     """

@@ -130,7 +130,7 @@ class StoreExchange:
             self._store.set("left", b"1")
 
     def part(self, exchange: Callable[..., Any], size: int) -> None:
-        """After the last exchange: rank 0 leaves last, since its process may hold the store."""
+        """Leave after the last exchange: rank 0 last, since its process may hold the store."""
         what, everyone = "closing of the world", tuple(range(size))
         if self._rank == 0:
             exchange(None, what, everyone, "end")
@@ -148,7 +148,7 @@ class StoreExchange:
         return {rank: self._reason(rank) for rank in found}
 
     def without_store(self, error: StoreLost, peers: Peers, size: int) -> PeerLost:
-        """The error to raise instead: it names the rank that died or stopped with the store."""
+        """Return the error to raise instead: it names the rank that took the store with it."""
         time.sleep(_END_IS_SEEN)
         dead = {rank: _DIED for rank in peers.dead()}
         reasons = dead or {rank: _STOPPED for rank in peers.stopped()}
@@ -168,7 +168,7 @@ class StoreExchange:
         return self._lost_by(reasons, size) if reasons else None
 
     def _lost_by(self, reasons: dict[int, str], size: int) -> PeerLost:
-        """The error that says, by rank, why each won't come."""
+        """Return the error that says, by rank, why each won't come."""
         causes = {rank: why for rank, why in reasons.items() if why != _LOST_A_PEER} or reasons
         by_reason: dict[str, list[int]] = {}
         for rank, why in sorted(causes.items()):
@@ -208,7 +208,7 @@ class Peers:
         return sorted(self._ranks[pidfd] for pidfd, _ in self._poll.poll(0))
 
     def stopped(self) -> list[int]:
-        """Those that got SIGSTOP, or that a debugger holds."""
+        """Return those that got SIGSTOP, or that a debugger holds."""
         return sorted(rank for rank, pid in self._pids.items() if _state(pid) in "Tt")
 
     def has_dead(self) -> bool:
@@ -222,7 +222,7 @@ class Peers:
 
 
 def _state(pid: int) -> str:
-    """The letter of a process's state, after its name in brackets; X if it is gone."""
+    """Return the letter of a process's state, after its name in brackets; X if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
@@ -297,7 +297,7 @@ class Facts:
     overlap: bool  # may ranks share a GPU?
 
     def close(self) -> None:
-        """Nothing is held for the world that was not opened."""
+        """Do nothing: nothing is held for a world that was not opened."""
 
 
 def gpu_facts(device: torch.device, heap_size: int) -> Facts:

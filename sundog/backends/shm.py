@@ -58,14 +58,14 @@ class Quiet:
         self.share([], 0)
 
     def share(self, memories: list[mmap.mmap], end: int) -> None:
-        """From here on it is about the ranks with these memories; the words lie at their end."""
+        """Take the ranks with these memories from here on; the words are at their end."""
         words = [np.frombuffer(m, np.int64, 3, end + -end % 8) for m in memories]
         self._ranks = words
         self._mine = words[self._rank] if words else np.zeros(3, np.int64)
         self._seen: list[list[int]] = []  # the words of all ranks, when all had become idle
 
     def runs(self) -> None:
-        """Before this rank does anything that another one could notice."""
+        """Note that this rank runs, before it does anything that another one could notice."""
         self._mine[_IDLE] = 0
         self._mine[_STARTS] += 1
         self._seen = []
@@ -230,7 +230,7 @@ class ShmBackend:
             self._own_fd = -1
 
     def _owns(self, address: int) -> bool:
-        """Is it in this rank's heap? With several worlds it says whose kernel a launch is."""
+        """Return whether it is in this rank's heap: so a launch finds its world."""
         if self.rank >= len(self.bases):  # not attached yet
             return False
         return 0 <= address - self.bases[self.rank] < len(self.segment(self.rank))
@@ -352,7 +352,7 @@ class ShmBackend:
         return self.machine.failure is not None
 
     def _may_go_on(self) -> bool:
-        """Nobody runs anywhere, and the host waits for nothing that it has to."""
+        """Return whether nobody runs anywhere, and the host waits for nothing that it has to."""
         if len(self.machine.watch) and not self.machine.had_last_turn:
             self._quiet.runs()  # next
             return False

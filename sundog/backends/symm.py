@@ -231,7 +231,7 @@ class SymmBackend:
         return largest_that_fits(first, functools.partial(counter.measure, meet))
 
     def _owns(self, address: int) -> bool:
-        """Is it in this rank's heap? With several worlds it says whose kernel a launch is."""
+        """Return whether it is in this rank's heap: so a launch finds its world."""
         if self.rank >= len(self.bases):  # not attached yet
             return False
         return 0 <= address - self.bases[self.rank] < self._own.numel()
@@ -350,7 +350,7 @@ class SymmBackend:
         self._exchange.leave(error)
 
     def after_drain(self, check: Callable[[], None]) -> None:
-        """Nothing: reads of GPU memory are torch's; calls, synchronize and close raise."""
+        """Do nothing: reads of GPU memory are torch's; calls, synchronize and close raise."""
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         assert self._contexts is not None

@@ -391,7 +391,7 @@ def _finish_earlier() -> None:
 
 
 def _end_kernels(shared: VirtualShared) -> None:
-    """After a failure, end the waits of what still runs, before its memory is freed.
+    """End the waits of what still runs after a failure, before its memory is freed.
 
     A kernel that waits for nobody can't be ended: a rank may be late because of one.
     """

@@ -147,7 +147,7 @@ def repeated(
 
 
 def latest(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) -> _Repeat | None:
-    """What a call with these very tensors has left for `repeated`, if it can be repeated."""
+    """Return what a call with these very tensors has left for `repeated`, if anything."""
     found: _Repeat | None = world._plans.repeats.get(_identity(world, world._plans, asked, x, out))
     return found
 
@@ -155,7 +155,7 @@ def latest(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) -> _R
 def _identity(
     world: World, plans: Plans, asked: tuple, x: torch.Tensor, out: torch.Tensor
 ) -> tuple:
-    """What a call's checks, its plan and its kernels depend on; also on which allocations live."""
+    """Return what a call's checks, plan and kernels depend on, and which allocations live."""
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
         return (
             asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
@@ -267,12 +267,12 @@ class Request:
         return True
 
     def ordinary(self) -> dict[str, int]:
-        """Bytes of the tensors that an algorithm may have to copy to the heap."""
+        """Count bytes of the tensors that an algorithm may have to copy to the heap."""
         staged = zip(self.tensors.items(), self.staged, strict=True)
         return {name: tensor.nbytes for (name, tensor), s in staged if s}
 
     def _place(self, name: str) -> tuple:
-        """Where a tensor on the heap is; peers find theirs by it."""
+        """Return where a tensor on the heap is; peers find theirs by it."""
         tensor = self.tensors[name]
         return self.world.offset_of(tensor), () if self.is_flat else tensor.stride()
 
@@ -343,7 +343,7 @@ class Request:
 
 @functools.cache
 def _reached(op: str, algo: str) -> frozenset[str]:
-    """The tensors that peers touch: in this algorithm, or in any that "auto" may choose.
+    """Return the tensors that peers touch in this algorithm, or in any that "auto" may choose.
 
     Where the others are is each rank's own affair: the plan is the same. In a gather only one rank
     has an output.
@@ -422,7 +422,7 @@ def _check_tensor(op: str, name: str, tensor: Any) -> torch.Tensor:
 
 
 def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:
-    """An output holds the result, and does not share memory with the input."""
+    """Check that an output holds the result, and shares no memory with the input."""
     check_contiguous(op, out=out)
     if out.numel() != numel or out.dtype != x.dtype:
         raise ValueError(

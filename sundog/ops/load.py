@@ -35,7 +35,7 @@ _KINDS = {int: "a whole number", bool: "true or false", torch.dtype: "a dtype of
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """Every op's function of a world, by its name: it is in the file that is named as the op."""
+    """Return every op's function of a world by name; it is in the file named like the op."""
     found = dict(FUNCTIONS)
     for key, path in OPS.items():
         name = key.partition(".")[0]
@@ -45,7 +45,7 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def algorithms(name: str) -> dict[str, ModuleType]:
-    """An op's algorithms by their names; of 'all_gather.push' or a module's path, that one."""
+    """Return an op's algorithms by name; for 'all_gather.push' or a module's path, that one."""
     own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]
     if own:
         return {algo: find(f"{name}.{algo}") for algo in own}
@@ -53,7 +53,7 @@ def algorithms(name: str) -> dict[str, ModuleType]:
 
 
 def find(name: str) -> ModuleType:
-    """An op's first algorithm, one by its name, or a module or file with the names of SHAPE."""
+    """Find an op's first algorithm, one by name, or a module or file with the names of SHAPE."""
     name = next((key for key in OPS if key.partition(".")[0] == name), name)
     try:
         module = load(OPS.get(name, name))
@@ -79,7 +79,7 @@ def _unknown(name: str) -> str:
 
 
 def load(name: str) -> ModuleType:
-    """A module, or a file if the name ends in .py.
+    """Load a module, or a file if the name ends in .py.
 
     Raises ModuleNotFoundError if the module does not exist, and ValueError, with the line, if it
     can't be imported.
@@ -92,7 +92,7 @@ def load(name: str) -> ModuleType:
 
 
 def load_package(folder: str) -> ModuleType:
-    """A folder with an __init__.py, whose files may import each other."""
+    """Load a folder with an __init__.py, whose files may import each other."""
     name = os.path.basename(os.path.normpath(folder))
     path = os.path.join(folder, "__init__.py")
     places = [folder]
@@ -139,7 +139,7 @@ def _executed(module: ModuleType) -> ModuleType:
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """A tool runs somebody's op or function: what that raises becomes a sentence with the line."""
+    """Turn what somebody's op or function raises into a sentence with its line."""
     try:
         yield
     except (SundogError, ValueError):
@@ -152,7 +152,7 @@ def running(what: str) -> Iterator[None]:
 
 
 def value(word: str) -> Any:
-    """A number, a torch dtype, a truth value, or the word itself."""
+    """Read a number, a torch dtype, a truth value, or the word itself."""
     kind = getattr(torch, word, None)
     if isinstance(kind, torch.dtype):
         return kind
@@ -176,7 +176,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def changed(made: Any, changes: dict[str, Any]) -> Any:
-    """A problem or config with other values in some fields; a ValueError where they can't be."""
+    """Change some fields of a problem or config; raise ValueError where they can't be."""
     known = {field.name: str(field.type) for field in dataclasses.fields(made)}
     for name, new in changes.items():
         if name not in known:
@@ -193,7 +193,7 @@ def changed(made: Any, changes: dict[str, Any]) -> Any:
 
 
 def plain(made: Any) -> dict[str, Any]:
-    """A problem or config as JSON has it; a dtype by its name."""
+    """Return a problem or config as JSON has it; a dtype by its name."""
     words = {
         k: str(v).removeprefix("torch.") if isinstance(v, torch.dtype) else v
         for k, v in dataclasses.asdict(made).items()

@@ -134,7 +134,7 @@ def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """What a tensor is, and what to do about it. First what would break the questions below."""
+    """Say what a tensor is, and what to do about it. First what would break the questions below."""
     if hasattr(tensor, "to_local"):
         return "a DTensor", "pass {0}.to_local(), which is this rank's part"
     if type(tensor) is not torch.Tensor and hasattr(tensor, "fake_mode"):

@@ -132,7 +132,7 @@ class Plans:
         self, key: Hashable, op: str, asked: str, build: Callable[[], Plan], more: Any = None,
         compare: Callable[[list[Any]], None] = lambda everyone: None,
     ) -> Plan:  # fmt: skip
-        """The plan that was made for this key, or a new one if all ranks ask for the same.
+        """Return the plan that was made for this key, or a new one if all ranks ask for the same.
 
         `compare` gets every rank's `more`, and raises if they do not fit.
         """
@@ -242,7 +242,7 @@ class Plans:
     # memory
 
     def stage(self, tensor: torch.Tensor, role: str) -> StagedTensor:
-        """A place on the heap for a tensor of the calls on this stream; `role`: in or out."""
+        """Return a place on the heap for a tensor of this stream's calls; `role`: in or out."""
         key = (self._world.stream_number, role)
         nbytes = tensor.numel() * tensor.itemsize
         staging = self._staging.get(key)
@@ -251,7 +251,7 @@ class Plans:
         return StagedTensor(staging, tuple(tensor.shape), tensor.dtype)
 
     def _grown(self, old: Staging | None, nbytes: int, name: str) -> Staging:
-        """A larger buffer, which the calls that had the old one use too from now on."""
+        """Make a larger buffer; the calls that had the old one use it too from now on."""
         buffer = self._memory.allocate(_step(nbytes), torch.uint8, name, "data", scoped=False)
         offset = self._memory.block_of(buffer).offset
         if old is None:
@@ -269,7 +269,7 @@ class Plans:
             self._memory.free(staging.offset)
 
     def _evict(self, count: int) -> bool:
-        """The least recently used ones. False if there was none."""
+        """Evict the least recently used ones. False if there was none."""
         serials, self._evictable = set(self._evictable[:count]), self._evictable[count:]
         for call in [call for call in self if call.serial in serials]:
             self._remove(call)
@@ -291,7 +291,7 @@ class Plans:
                 self._let_go(staging, set())
 
     def _idle_serials(self) -> bytes:
-        """Of the plans that no graph of this rank holds, the least recently used first.
+        """List plans that no graph of this rank holds, the least recently used first.
 
         As bytes: one by one, hundreds of numbers would take most of the time of an exchange.
         """
@@ -300,7 +300,7 @@ class Plans:
         return array("q", [call.serial for call in calls if call not in held]).tobytes()
 
     def _settle(self, everyone: list[Any]) -> None:
-        """Which plans may go: those that every rank would let go, in rank 0's order."""
+        """Decide which plans may go: those that every rank would let go, in rank 0's order."""
         first, *others = [array("q", each[1]) for each in everyone]
         common = set(first).intersection(*others)
         self.made = max(each[2] for each in everyone)
@@ -319,7 +319,7 @@ def _stagings(call: CachedCall) -> list[Staging]:
 
 
 def _step(nbytes: int) -> int:
-    """Rounded up to a quarter of a power of two: few sizes, and little that is not used."""
+    """Round up to a quarter of a power of two: few sizes, and little that is not used."""
     unit = max(1 << max(nbytes.bit_length() - 3, 0), 256)
     return -(-nbytes // unit) * unit
 
@@ -384,7 +384,7 @@ class Progress:
             self._fd = -1
 
     def shown(self, name_of: Callable[[int], str], ranks: Sequence[int]) -> str:
-        """What the ranks called last, a line each; nothing before the first op."""
+        """Show what the ranks called last, a line each; nothing before the first op."""
         if not self._pages:
             return ""
         pages = [None if page is None else _read(page) for page in self._pages]
@@ -396,7 +396,7 @@ class Progress:
 
 
 def _map(pid: int, fd: int) -> mmap.mmap | None:
-    """Another rank's page, if this process may open it."""
+    """Map another rank's page, if this process may open it."""
     try:
         theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
     except OSError:
@@ -408,7 +408,7 @@ def _map(pid: int, fd: int) -> mmap.mmap | None:
 
 
 def _read(page: bytearray | mmap.mmap) -> tuple[int, int, str]:
-    """A rank's latest call, its plan, and its note."""
+    """Read a rank's latest call, its plan, and its note."""
     words = memoryview(page[:_TEXT]).cast("q")
     text = bytes(page[_TEXT : _TEXT + words[_LENGTH]]).decode(errors="replace")
     return words[COUNT], words[SERIAL], text

@@ -119,7 +119,7 @@ def choose(
 
 
 def _scaled(tried: _Tried, known: dict[str, float], hardware: Hardware) -> dict[str, float]:
-    """Of algorithms that nobody measured here: by the model, as far off as it is for the others."""
+    """Rate algorithms that nobody measured here by the model, as far off as for the others."""
     configs = {algo: tried.configs[algo] for algo in tried.usable()}
     num_sms = tried.here.num_sms
     expected = expected_times(tried.op, tried.problem, configs, hardware, num_sms)
@@ -192,7 +192,7 @@ class _Tried:
         self._reasons: dict[str, str | None] = {}
 
     def _takes(self, algo: str) -> bool:
-        """Does it take the problem?"""
+        """Return whether it takes the problem."""
         if algo not in self._reasons:
             module = self._modules[algo]
             self.configs[algo] = self._config or config_for(
@@ -202,7 +202,7 @@ class _Tried:
         return self._reasons[algo] is None
 
     def usable(self) -> list[str]:
-        """All that take the problem; ValueError if none does."""
+        """Return all that take the problem; raise ValueError if none does."""
         found = [algo for algo in self._modules if self._takes(algo)]
         if not found:
             reasons = "; ".join(f"{algo}: {reason}" for algo, reason in self._reasons.items())
@@ -213,7 +213,7 @@ class _Tried:
         return found
 
     def usual(self) -> str:
-        """Without measurements: the first that says nothing against the problem's size."""
+        """Choose without measurements: the first that has nothing against the problem's size."""
         for algo, module in self._modules.items():
             limit = getattr(module, "USUAL", math.inf)
             if self._takes(algo) and module.cost(self.problem).written_bytes <= limit:
@@ -229,7 +229,7 @@ def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:
 
 
 def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: int) -> Any:
-    """The config measured for this very problem, or the nearest one's, or the rule's."""
+    """Return the config measured for this very problem, or the nearest one's, or the rule's."""
     near = sorted(_comparable(op, module, problem, Place(target, num_sms)), key=_distance_of)
     for _, _, entry in near:
         config = _made(module.Config, entry.config)
@@ -255,7 +255,7 @@ def _comparable(
 def _measured(
     versions: tuple[Version | None, ...], op: str, module: ModuleType
 ) -> list[tuple[Any, int, Entry]]:
-    """An algorithm's entries: problem, work, entry. Every new plan asks; files rarely change."""
+    """Return an algorithm's entries: problem, work, entry. Every plan asks; files rarely change."""
     found = []
     for entry in _overlaid(versions):
         if entry.op == op:
@@ -266,7 +266,7 @@ def _measured(
 
 
 def _made(kind: Any, fields: dict[str, Any]) -> Any:
-    """A Problem or a Config; None if it was measured with another version's fields."""
+    """Make a Problem or a Config; None if it was measured with another version's fields."""
     try:
         return kind(**fields)
     except TypeError:
@@ -274,7 +274,7 @@ def _made(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _distance(a: Any, b: Any) -> tuple[float, float] | None:
-    """Of dtypes and operators, and of sizes, in powers of two; None: another kind of problem."""
+    """Measure how far dtypes, operators and sizes are apart; None: another kind of problem."""
     kinds = sizes = 0.0
     for field in dataclasses.fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
@@ -293,7 +293,7 @@ def _distance(a: Any, b: Any) -> tuple[float, float] | None:
 
 
 def _estimate(op: str, module: ModuleType, problem: Any, here: Place) -> float | None:
-    """Between the measured sizes, of the nearest dtype and operator that were measured."""
+    """Interpolate between the measured sizes of the nearest measured dtype and operator."""
     found = _comparable(op, module, problem, here)
     if not found:
         return None
@@ -311,7 +311,7 @@ def _estimate(op: str, module: ModuleType, problem: Any, here: Place) -> float |
 
 
 def _work(module: ModuleType, problem: Any) -> int:
-    """Bytes, and flops in the bytes that an H200 moves in their time."""
+    """Count bytes, and flops as the bytes that an H200 moves in their time."""
     cost = module.cost(problem)
     return int(cost.hbm_bytes + cost.flops // _FLOPS_PER_BYTE)
 
@@ -370,7 +370,7 @@ def _overlaid(versions: tuple[Version | None, ...]) -> tuple[Entry, ...]:
 
 
 def stored(entry: Entry, target: str) -> float:
-    """Seconds that the same config took on the same problem when it was measured; 0: never was."""
+    """Return the seconds that this config took on this problem when measured; 0: it was not."""
     known = [each for each in entries(target) if key_of(each) == key_of(entry)]
     return sum(each.seconds for each in known if each.config == entry.config)
 
@@ -400,7 +400,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def key_of(entry: Entry) -> tuple[str, str, int]:
-    """What an entry is for: of two with the same key the later one counts."""
+    """Return what an entry is for: of two with the same key the later one counts."""
     return entry.op, json.dumps(entry.problem, sort_keys=True), entry.num_sms
 
 

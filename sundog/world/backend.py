@@ -44,7 +44,7 @@ class Backend(Protocol):
     has_atomics: bool  # the links to all peers carry atomics
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
-        """A rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
+        """Return a rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
 
     def record(self, num_words: int) -> torch.Tensor | None:
         """Zeroed int64 words in host memory that kernels can write; None if the heap is that."""
@@ -57,22 +57,22 @@ class Backend(Protocol):
         channel: str,
         kind: Exchange = Exchange.VALUES,
     ) -> list[Any]:
-        """Every member's value, in the order of `ranks`. A collective with a timeout."""
+        """Return every member's value, in the order of `ranks`. A collective with a timeout."""
 
     def synchronize(self) -> None:
         """Wait until all that this rank launched has ended."""
 
     def stream(self, number: int) -> AbstractContextManager[None]:
-        """Inside, this rank's launches and torch operations go to its stream `number`."""
+        """Put this rank's launches and torch operations on stream `number`, inside the block."""
 
     def record_event(self) -> Any:
         """Mark a point after all that is on the current stream now."""
 
     def wait_event(self, event: Any) -> None:
-        """The current stream waits for an event of this rank; the host does not."""
+        """Let the current stream wait for an event of this rank; the host does not."""
 
     def begin_capture(self) -> BackendRecording:
-        """From here on nothing runs: this rank's work is recorded."""
+        """Record this rank's work from here on; nothing runs."""
 
     def relaunch(
         self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
@@ -85,13 +85,13 @@ class Backend(Protocol):
         """Call `check` whenever the host has waited for its streams in order to use memory."""
 
     def allocated(self, base: int, allocation: Allocation) -> None:
-        """An allocation became live; `base` is where the heap it came from starts."""
+        """Note that an allocation became live; `base` is where the heap it came from starts."""
 
     def freed(self, base: int, allocation: Allocation) -> None:
-        """An allocation was freed."""
+        """Note that an allocation was freed."""
 
     def fail(self, error: BaseException) -> None:
-        """This rank leaves with an error: closing must not wait for the others, nor they for it."""
+        """Leave with an error: closing must not wait for the others, nor they for this rank."""
 
     def close(self) -> None:
         """Give everything back. Called once."""

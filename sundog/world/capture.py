@@ -45,16 +45,16 @@ class BackendRecording(Protocol):
     """A backend's part of a capture."""
 
     def refuse(self, call: str, reason: str, instead: str) -> CaptureError:
-        """The error to raise. The capture has failed, also if somebody catches it."""
+        """Return the error to raise. The capture has failed, even if somebody catches it."""
 
     def explain(self, error: RuntimeError) -> CaptureError | None:
-        """What an error of the runtime means, if the capture caused it."""
+        """Say what an error of the runtime means, if the capture caused it."""
 
     def end(self) -> None:
-        """Nothing more is recorded; CaptureError if something was refused."""
+        """End the recording; raise CaptureError if something was refused."""
 
     def abort(self) -> None:
-        """The same after an error: the backend is as it was before the capture."""
+        """Do the same after an error: the backend is as it was before the capture."""
 
     def replay(self) -> None:
         """Put all of it on the current stream."""
@@ -113,7 +113,7 @@ class Graph:
             self._open = False
 
     def abort(self, error: BaseException) -> CaptureError | None:
-        """The capture ends with this error; what it means, if the capture caused it."""
+        """End the capture with this error; say what it means, if the capture caused it."""
         recording, self._recording = self._recording, None
         assert recording is not None
         self._open = False

@@ -101,7 +101,7 @@ class Heap:
         return block
 
     def at(self, offset: int) -> Allocation | None:
-        """The live block that has this byte."""
+        """Return the live block that has this byte."""
         place = bisect.bisect_right(self._starts, offset)
         block = self.live[self._starts[place - 1]] if place else None
         return block if block is not None and offset < block.offset + block.size else None
@@ -114,7 +114,7 @@ class Heap:
         return block
 
     def agree(self) -> None:
-        """All ranks made the calls of the log: nothing before this point needs comparing again."""
+        """Forget the log: all ranks made its calls, so nothing before needs comparing again."""
         self.log.clear()
 
     @property
@@ -133,7 +133,7 @@ class Heap:
         self.digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def _find(self, size: int) -> int | None:
-        """The start of the smallest free block of at least `size` bytes."""
+        """Return the start of the smallest free block of at least `size` bytes."""
         own = self._classes.get(_class_of(size), [])
         at = bisect.bisect_left(own, (size, 0))
         if at < len(own):
@@ -189,7 +189,7 @@ def _round_up(nbytes: int) -> int:
 
 
 def _class_of(size: int) -> int:
-    """The class of a block: power of two, then which 1/16 of it. Grows with the size."""
+    """Return a block's class: power of two, then which 1/16 of it. Grows with the size."""
     units = size // ALIGNMENT
     power = units.bit_length() - 1
     if power < 4:
@@ -198,7 +198,7 @@ def _class_of(size: int) -> int:
 
 
 def divergence(logs: list[list[Call]], ranks: Sequence[int]) -> HeapDivergence:
-    """The error that names the first call in which the ranks' logs differ."""
+    """Return the error that names the first call in which the ranks' logs differ."""
     for place in range(max(len(log) for log in logs)):
         calls = [log[place] if place < len(log) else None for log in logs]
         if len({(c.verb, c.nbytes, c.name) if c else None for c in calls}) > 1:

@@ -89,7 +89,7 @@ class Order:
         return stream, self.count
 
     def is_after(self, stream: int, use: Use) -> bool:
-        """Does what is put on the stream now come after that use?"""
+        """Return whether what is put on the stream now comes after that use."""
         return use[1] <= max(self.finished, self.after.get(stream, {}).get(use[0], 0))
 
     def of(self, stream: int) -> dict[int, int]:
@@ -101,7 +101,7 @@ class Order:
             own[other] = max(own.get(other, 0), count)
 
     def synchronize(self) -> None:
-        """The host has waited for all streams. From now on any thread may call ops on them."""
+        """Note that the host waited for all streams: now any thread may call ops on them."""
         self.finished = self.count
         self.callers.clear()
 
@@ -135,7 +135,7 @@ class RankStreams:
         return each if number else all_sms - others * each
 
     def wide(self, calls: list[CachedCall]) -> list[CachedCall]:
-        """Those that fill more than their stream's share. A call's key ends with its stream."""
+        """Return those wider than their stream's share. A call's key ends with its stream."""
         if len(self.numbers) == 1:
             return []
         shares = {number: self._share_of(number) for number in self.numbers}
@@ -212,13 +212,13 @@ class RankStreams:
                 self._follow(here)
 
     def _follow(self, number: int) -> None:
-        """What is put on the current stream from now on comes after what is on that one."""
+        """Order what the current stream gets from now on after what is on that one."""
         with self.switched(number):
             before = self.record()
         self.wait(before)
 
     def mark_used(self, plan: Plan) -> None:
-        """A plan is called on the current stream; refuse if another stream may still run it."""
+        """Note a plan's call on the current stream; refuse if another stream may still run it."""
         order, number = self._backend.order, self._backend.stream_number
         order.claim(number)
         if plan.used and not order.is_after(number, plan.used[0]):
@@ -233,7 +233,7 @@ class RankStreams:
             graph.plans.append(plan)
 
     def mark_captured(self, call: CachedCall | None = None) -> None:
-        """A capture records a call (world.all_gather): keep its plan, and its stream's order.
+        """Keep the plan, and its stream's order, of a call that a capture records.
 
         torch.cuda.graph and cudagraph trees do not say when a graph ends: a plan that one of them
         holds is kept as long as the world.
@@ -248,7 +248,7 @@ class RankStreams:
                 graph.calls.add(call)
 
     def captured_calls(self) -> set[Any]:
-        """The cached calls that a graph of this rank holds."""
+        """Return the cached calls that a graph of this rank holds."""
         return self.kept.union(*[graph.calls for graph in self._backend.order.graphs])
 
     def check_unused(self, memory: Symmetric, offset: int) -> None:

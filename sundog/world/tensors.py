@@ -107,7 +107,7 @@ class Symmetric:
         return tensor
 
     def allocate_arena(self, nbytes: int, name: str) -> Allocation:
-        """The heap of a group."""
+        """Allocate the heap of a group."""
         arena = self.heap.alloc(nbytes, name, kind="arena")
         self.groups[arena.offset] = None
         self._add_to_scope(arena.offset)
@@ -175,7 +175,7 @@ class Symmetric:
     # find
 
     def find(self, tensor: torch.Tensor) -> Allocation | None:
-        """The live allocation that a tensor of this rank starts in."""
+        """Return the live allocation that a tensor of this rank starts in."""
         if tensor.device.type != self._backend.device.type:
             return None
         block = self._at(_address(tensor))
@@ -203,7 +203,7 @@ class Symmetric:
             )
 
     def inside(self, tensor: torch.Tensor, block: Allocation) -> int:
-        """How many bytes into its allocation a tensor starts."""
+        """Return how many bytes into its allocation a tensor starts."""
         return _address(tensor) - self.base(self._rank, block.is_flags) - block.offset
 
     def offset_of(self, tensor: torch.Tensor) -> int:
@@ -211,7 +211,7 @@ class Symmetric:
         return block.offset + self.inside(tensor, block)
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """The same elements of another rank's copy."""
+        """Return the same elements of another rank's copy."""
         block = self.block_of(tensor)
         whole = self._view(rank, block, tensor.dtype, block.size // tensor.itemsize)
         start = whole.storage_offset() + self.inside(tensor, block) // tensor.itemsize
@@ -226,12 +226,12 @@ class Symmetric:
         return f"{block.name}[{inside // block.itemsize}]"
 
     def base(self, rank: int, is_flags: bool) -> int:
-        """Where a rank's heap starts, for this rank's kernels."""
+        """Return where a rank's heap starts, for this rank's kernels."""
         bases = self._backend.flag_bases if is_flags else self._backend.bases
         return bases[self._ranks[rank]] + self.origin
 
     def deltas(self) -> list[tuple[int, int]]:
-        """How far each rank's data, and its flags, are from this rank's."""
+        """Return how far each rank's data, and its flags, are from this rank's."""
         return [
             (self._delta(rank, is_flags=False), self._delta(rank, is_flags=True))
             for rank in range(len(self._ranks))
@@ -263,7 +263,7 @@ class Symmetric:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor starts, also if it is empty: data_ptr() would be 0 then."""
+    """Return where a tensor starts, even if it is empty: data_ptr() would be 0 then."""
     address = tensor.data_ptr()
     if address:
         return address

@@ -20,7 +20,7 @@ RAISED = 2  # in the first word of a record, where a kernel writes 1: the host h
 
 
 def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:
-    """The form of signals in `world.kernel_mode`. "": stores if peers have no atomics."""
+    """Return the form of signals for `world.kernel_mode`. "": stores if peers have no atomics."""
     if (asked or SIGNALS[not has_atomics]) == "atomic":
         return 0
     is_amd = device.type == "cuda" and torch.version.hip is not None
@@ -28,7 +28,7 @@ def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:
 
 
 def table(rank: int, deltas: list[tuple[int, int]], polls: int) -> list[int]:
-    """The words of a context, but for where its record is. `deltas`: of data and of flags."""
+    """Return a context's words, except where its record is. `deltas`: of data and of flags."""
     first = context.DELTAS.value
     assert (first + 1, 2) == (context.FLAG_DELTAS.value, context.PER_PEER.value)
     words = [0] * first + [word for pair in deltas for word in pair]

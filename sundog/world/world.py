@@ -104,27 +104,27 @@ class World:
     def zeros(
         self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
-        """As `empty`, zeroed."""
+        """Allocate like `empty`, filled with zeros."""
         return self.empty(shape, dtype, name).zero_()
 
     def full(
         self, shape: Shape, value: float, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
-        """As `empty`, all elements `value`."""
+        """Allocate like `empty`, with all elements `value`."""
         return self.empty(shape, dtype, name).fill_(value)
 
     def randn(
         self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
-        """As `empty`, random by torch's generator, which each rank seeds for itself."""
+        """Allocate like `empty`, filled by torch's generator, which each rank seeds for itself."""
         return self.empty(shape, dtype, name).normal_()
 
     def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
-        """As `empty`, with the shape and dtype of any tensor."""
+        """Allocate like `empty`, with the shape and dtype of any tensor."""
         return self.empty(other.shape, other.dtype, name)
 
     def zeros_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
-        """As `zeros`, with the shape and dtype of any tensor."""
+        """Allocate like `zeros`, with the shape and dtype of any tensor."""
         return self.zeros(other.shape, other.dtype, name)
 
     def signals(self, shape: Shape, name: str) -> torch.Tensor:
@@ -146,7 +146,7 @@ class World:
         return self._memory.scope()
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        """Is it, or is it a part of, a live tensor of this world's heap?"""
+        """Return whether it is, or is part of, a live tensor of this world's heap."""
         return self._memory.find(tensor) is not None
 
     def as_symmetric(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
@@ -156,7 +156,7 @@ class World:
         return self.empty(tensor.shape, tensor.dtype, name).copy_(tensor)
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """Where a symmetric tensor starts in its heap, in bytes: the same on every rank."""
+        """Return where a symmetric tensor starts in its heap, in bytes: the same on every rank."""
         return self._memory.offset_of(tensor)
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -262,7 +262,7 @@ class World:
         self._raise_if_expired()
 
     def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
-        """Every rank's value, by rank. A collective on the host, with a timeout.
+        """Return every rank's value, by rank. A collective on the host, with a timeout.
 
         `what` names it in messages. It orders no memory, whatever its name. Values are data:
         numbers, strings, containers, tensors, dataclasses. Anything else needs `pickle`, which
@@ -272,11 +272,11 @@ class World:
         return self._exchange(value, what, Exchange.PICKLED if asked else Exchange.VALUES)
 
     def _compare(self, value: Any, what: str) -> list[Any]:
-        """As `exchange`, of sundog's own values, when a plan is made: never by pickle."""
+        """Do as `exchange` with sundog's own values, when a plan is made: never by pickle."""
         return self._exchange(value, what, Exchange.VALUES, PLAN)
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
-        """Rank `src`'s value, on every rank. What it may be, `exchange` says."""
+        """Return rank `src`'s value, on every rank. `exchange` says what it may be."""
         self._check_rank(src)
         mine = value if self.rank == src else None
         return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
@@ -342,7 +342,7 @@ class World:
             self._forget()
 
     def _forget(self) -> None:
-        """At the end: plans know their world, and would keep it and its heap."""
+        """Forget plans at the end: they know their world, and would keep it and its heap."""
         self._plans.clear()
         self._progress.close()
         self._mail = None
