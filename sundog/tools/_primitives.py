@@ -52,7 +52,7 @@ class Primitive:
 
 
 def _barrier(name: str) -> Callable[[World], Call]:
-    """Each rank writes, meets the others, and reads what its right neighbour wrote."""
+    """Write, meet the other ranks, and read what the right neighbour wrote."""
 
     def prepare(world: World) -> Call:
         buffer = world.empty((_NUMEL,), name="buffer")
@@ -72,7 +72,7 @@ def _barrier(name: str) -> Callable[[World], Call]:
 
 
 def _send_recv(world: World) -> Call:
-    """Each rank sends to its right neighbour, and receives from its left.
+    """Send to the right neighbour, and receive from the left one.
 
     There are more messages than a mailbox has slots, so that a slot is used again.
     """

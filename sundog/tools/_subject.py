@@ -134,7 +134,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
 
 
 def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
-    """Two calls back to back, another plan of the op, then the first call again on fresh data.
+    """Call twice in a row, call another plan of the op, then call the first on fresh data.
 
     Nothing waits between the first three, so a buffer that is reused too early is seen; the last
     has the very arguments of the first, as a graph replay would, and data that it never had.

@@ -145,7 +145,7 @@ def _fused_scatter(
 
 
 def _is_fused_by_torch(world: World, problem: Any) -> bool:
-    """Whether ranks are processes, and rows are what is gathered or scattered."""
+    """Return whether ranks are processes, and rows are what is gathered or scattered."""
     by_rows = getattr(problem, "shard", "m") == "m" and problem.m % world.size == 0
     return world.backend == "symm" and by_rows and _is_plain(world, problem)
 
@@ -209,7 +209,7 @@ def _is_plain_norm(world: World, problem: Any) -> bool:
 
 
 def _far_rows(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
-    """Elements off by more than torch rounds: it adds in another order, and in its own steps."""
+    """Count elements off by more than torch rounds: it adds in another order, in its own steps."""
     mine, wanted = (all_reduce_rms_norm.split(problem, each) for each in (out, expected))
     bound = 4 * torch.finfo(problem.dtype).eps
     pairs = ((mine.normed, wanted.normed), (mine.residual, wanted.residual))
@@ -228,7 +228,7 @@ def _far_rows(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
 
 
 def _is_plain(world: World, problem: Any) -> bool:
-    """Whether torch.mm computes it: no bias, no activation, one type."""
+    """Return whether torch.mm computes it: no bias, no activation, one type."""
     own_type = problem.out_dtype in (None, problem.dtype)
     return not problem.has_bias and problem.activation is None and own_type
 
@@ -297,7 +297,7 @@ def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:
 
 
 def _parts_over_link(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """All ranks' tensors: the peers' as the host sees them, so that the copy engine copies."""
+    """Return all ranks' tensors, the peers' as the host sees them: the copy engine copies."""
     peers = [world.peer(tensor, rank) for rank in range(world.size)]
     return [part if rank == 0 else on_host(part) for rank, part in enumerate(peers)]
 

@@ -159,7 +159,7 @@ def measured(world: int, backend: str) -> tuple[list[Sample], Rates]:
 
 
 def _sample(entry: Entry, seconds: float) -> Sample:
-    """An entry has problem and config as JSON has them."""
+    """Make a sample of an entry, which has problem and config as JSON has them."""
     module = find(entry.op)
     words = {n: value(w) if isinstance(w, str) else w for n, w in entry.problem.items()}
     problem = module.Problem(**words)
@@ -167,7 +167,7 @@ def _sample(entry: Entry, seconds: float) -> Sample:
 
 
 def made_up(clock: Hardware, size: int) -> tuple[list[Sample], Rates]:
-    """A made-up clock: what a model says, three percent off in turn. Nothing is measured."""
+    """Make up a clock: what a model says, three percent off in turn. Nothing is measured."""
     gpu = clock.gpu
     samples = []
     for number, (op, problem, config, num_sms) in enumerate(_cases(clock, size)):
@@ -203,8 +203,8 @@ def describe(
     name: str, title: str, kind: str, num_sms: int, found: tuple[Sequence[Sample], Rates],
     source: Source,
 ) -> Hardware:  # fmt: skip
-    """A description of this machine, from what the suite took there. What it can't tell is as on
-    the machine of the package with the same kind of link, and says so."""
+    """Describe this machine from the suite's times. What those can't tell is copied from the
+    package's machine with the same kind of link, and says so."""
     samples, rates = found
     start = read("h200-shared" if kind == "none" else "h200x8")
     gpus = 1 if kind == "none" else max(sample.problem.size for sample in samples)
@@ -229,7 +229,7 @@ def describe(
 
 
 def topology(hardware: Hardware) -> str:
-    """A picture of who reaches whom, and how fast."""
+    """Draw who reaches whom, and how fast."""
     link, gpu = hardware.link, hardware.gpu
     memory = f"{gpu.num_sms} SMs, memory {gpu.copy_rate / 1e12:.2f} TB/s"
     if link.kind == "none":
@@ -244,7 +244,7 @@ def topology(hardware: Hardware) -> str:
 
 
 def _pair_lines(hardware: Hardware) -> list[str]:
-    """A row for each GPU: what it reads from every peer."""
+    """Return a row for each GPU: what it reads from every peer."""
     if hardware.link.pair_rates is None:
         return []
     reads = {(each.gpu, each.peer): each.read for each in hardware.link.pair_rates}
@@ -285,13 +285,13 @@ class Sample(NamedTuple):
 
 
 def fit_moving(hardware: Hardware, samples: Sequence[Sample], names: Sequence[str]) -> Hardware:
-    """The figures `names` as the samples suggest them."""
+    """Fit the figures `names` to the samples."""
     start = {name: figure_of(hardware, name) for name in names}
     return _changed(hardware, _fitted(start, samples, lambda figures: _changed(hardware, figures)))
 
 
 def fit_products(hardware: Hardware, samples: Sequence[Sample]) -> Hardware:
-    """The rates of products over their size, and what a tile costs besides."""
+    """Fit the rates of products over their size, and what a tile costs besides."""
 
     def made(figures: dict[str, float]) -> Hardware:
         return hardware.changed(with_rates(hardware, figures))
@@ -300,13 +300,13 @@ def fit_products(hardware: Hardware, samples: Sequence[Sample]) -> Hardware:
 
 
 def product_figures(hardware: Hardware) -> dict[str, float]:
-    """What a fit of products begins with: a rate per size of the table, and a tile's cost."""
+    """Return what a fit of products begins with: a rate per size, and a tile's cost."""
     rates = {f"rate {i}": rate for i, (_, rate) in enumerate(hardware.gpu.matmul_rate)}
     return {"gpu.tile_s": max(hardware.gpu.tile_s, 1e-9), **rates}
 
 
 def with_rates(hardware: Hardware, figures: dict[str, float]) -> dict[str, Any]:
-    """The same figures by the names that `Hardware.changed` takes."""
+    """Return the same figures by the names that `Hardware.changed` takes."""
     rates = [(size, figures[f"rate {i}"]) for i, (size, _) in enumerate(hardware.gpu.matmul_rate)]
     return {"gpu.tile_s": figures["gpu.tile_s"], "gpu.matmul_rate": tuple(rates)}
 
@@ -323,7 +323,7 @@ def _fitted(
 
 
 def _changed(hardware: Hardware, figures: dict[str, float]) -> Hardware:
-    """By a switch a pair has the full rate."""
+    """Return the hardware with these figures; with a switch a pair has the full rate."""
     if "link.rate" in figures and hardware.link.kind == "switch":
         figures = {**figures, "link.pair_rate": figures["link.rate"]}
     return hardware.changed(figures)
@@ -362,7 +362,7 @@ _MOST = 60
 
 
 def fit(start: dict[str, float], predict: Predict, measured: Sequence[float]) -> dict[str, float]:
-    """Figures by name, from `start` on; `predict` gives the times that they lead to.
+    """Fit figures by name, from `start` on; `predict` returns the times that they lead to.
 
     Least squares of the logarithm of predicted over measured, so that 5 us count as much as 5 ms;
     by damped Gauss-Newton steps on the logarithms of the figures, which stay positive.
@@ -395,5 +395,5 @@ def fit(start: dict[str, float], predict: Predict, measured: Sequence[float]) ->
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
-    """How far each is off, as a share of what was measured."""
+    """Return how far each is off, as a share of what was measured."""
     return [p / m - 1 for p, m in zip(predicted, measured, strict=True)]

@@ -192,7 +192,7 @@ def _identity(kernel: Kernel) -> tuple[str, str]:
 
 
 def _print(console: Console, kernels: list[Kernel]) -> None:
-    """One kernel: a column per target, then what is marked."""
+    """Print one kernel: a column per target, then what is marked."""
     table = Table("", *(k.target for k in kernels), title=escape(" ".join(_identity(kernels[0]))))
     for name, show in _ROWS.items():
         table.add_row(name, *(show(kernel) for kernel in kernels))

@@ -45,12 +45,12 @@ class Baseline:
 
 
 def on_nccl(world: World, problem: Any) -> bool:
-    """Whether each rank has its own GPU."""
+    """Return whether each rank has its own GPU."""
     return world.backend == "symm" and world.size <= torch.cuda.device_count()
 
 
 def on_gloo(world: World, problem: Any) -> bool:
-    """Whether ranks are processes with a group of torch's, and NCCL is not for them."""
+    """Return whether ranks are processes with a group of torch's, and NCCL is not for them."""
     is_there = world.backend in ("symm", "shm") and dist.is_initialized()
     return is_there and not on_nccl(world, problem)
 
@@ -99,7 +99,7 @@ def _scatter(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> No
 
 
 def _reduce(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    """Only `dst` has an output; torch overwrites what the others pass."""
+    """Reduce; only `dst` has an output, and torch overwrites what the others pass."""
     dist.reduce(out.copy_(x) if out.numel() else x.clone(), problem.dst, group=group)
 
 
@@ -193,7 +193,7 @@ def channel_axis(axes: Sequence[str]) -> tuple[list[str], list[int]]:
 
 
 def with_channels(known: dict[str, Baseline], channels: Sequence[int]) -> dict[str, Baseline]:
-    """The same with a row more for each number of channels, where it is NCCL's to choose."""
+    """Add a row for each number of channels, where it is NCCL's to choose."""
     more = {
         f"{name}, {count} channels": replace(each, make=each.by_channels(count))
         for name, each in known.items()

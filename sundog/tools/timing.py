@@ -75,7 +75,7 @@ class Times:
 
 
 def times_json(times: Times) -> dict[str, Any]:
-    """Nanoseconds, per sample and rank."""
+    """Return nanoseconds, per sample and rank."""
     return {
         "name": times.name,
         "samples_ns": [[round(t * 1e9, 1) for t in ranks] for ranks in times.samples],
@@ -162,7 +162,7 @@ def measure(
 
 
 def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[], Any], int]:
-    """Something that makes the calls again and again, and how many calls it makes."""
+    """Return something that repeats the calls, and how many calls it makes."""
     rounds = -(-at_least // len(variant.calls))
 
     def all_calls() -> None:
@@ -209,7 +209,7 @@ class Gate:
         world.barrier()
 
     def time(self, work: Callable[[], Any]) -> float:
-        """Seconds that the work took on this rank's stream."""
+        """Return the seconds that the work took on this rank's stream."""
         return self.times(work, 1)[0]
 
     def times(self, work: Callable[[], Any], count: int) -> list[float]:

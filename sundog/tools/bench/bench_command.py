@@ -55,7 +55,7 @@ def run(options: BenchOptions) -> int:
 
 
 def _run_suite(options: BenchOptions) -> int:
-    """Every part of a suite in turn, a table for each; all of them in one file."""
+    """Run every part of a suite in turn, a table for each; all of them in one file."""
     if options.op != "suite":
         raise ValueError(f"{options.op} {options.suite}: a name follows only after `bench suite`")
     others = ("csv", "plot", "bars", "entries", "html", "preset")
@@ -76,7 +76,7 @@ def _run_suite(options: BenchOptions) -> int:
 
 
 def _measured_ranks(options: BenchOptions) -> int:
-    """Over a link only rank 0 is measured."""
+    """Return the ranks that count: over a link only rank 0 is measured."""
     return 1 if options.link else options.world
 
 
@@ -149,7 +149,7 @@ _PRODUCT = 8  # operations per byte, from which it is a product and no sum
 
 
 def draw(path: str, rows: list[Row], size: int) -> None:
-    """Against the number of programs, a panel per problem; against bytes where that is fixed."""
+    """Draw over the number of programs, a panel per problem; over bytes where that is fixed."""
     import matplotlib.pyplot as plt
 
     timed = [row for row in rows if row.times is not None]
@@ -188,7 +188,7 @@ def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
 
 
 def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
-    """Several configs with one number of programs: the fastest counts."""
+    """Draw a panel. Of several configs with one number of programs the fastest counts."""
     for number, name in enumerate(variants):
         mine = [row for row in rows if row.variant == name]
         best: dict[int, float] = {}
@@ -207,7 +207,7 @@ def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
 
 
 def _by_bytes(plt: Any, rows: list[Row], size: int) -> Any:
-    """Bytes per second, and of products operations per second in a panel of their own."""
+    """Draw bytes per second and, for products, operations per second in another panel."""
     is_product = any(row.cost.flops > _PRODUCT * row.cost.hbm_bytes for row in rows)
     figure, axes = plt.subplots(
         1, 2 if is_product else 1, squeeze=False, layout="constrained",

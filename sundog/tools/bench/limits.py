@@ -51,7 +51,7 @@ def seconds(cost: Cost, ranks: int, rates: Rates) -> float:
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """With large operands that lie outside the L2 cache; the median of several."""
+    """Measure with large operands outside the L2 cache; the median of several."""
     a = torch.empty(_BYTES, dtype=torch.uint8, device=device).random_()
     b = torch.empty_like(a)
     sink = torch.zeros(1, dtype=torch.int32, device=device)
@@ -108,7 +108,7 @@ def _pair(
 
 
 def time_of(work: Callable[[], object]) -> float:
-    """Median seconds of one call. Large, and alone on the GPU: events around it are enough."""
+    """Return the median seconds of one call. It is large and alone, so events are enough."""
     work()
     torch.cuda.synchronize()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_SAMPLES)]

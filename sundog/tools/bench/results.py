@@ -20,8 +20,8 @@ __all__ = [
 
 
 def fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of rows as `row_json` writes them: of each variant on each problem the one with the fastest
-    config, and all that could not be timed."""
+    """Select from rows of `row_json`: the fastest config of each variant on each problem, and all
+    that could not be timed."""
     best: dict[tuple[str, str], float] = {}
     for row in rows:
         if row["times"] is not None:
@@ -64,7 +64,7 @@ def write(path: str, content: dict[str, Any]) -> None:
 
 
 def print_rows(rows: list[Row], size: int) -> None:
-    """Per problem: the op's own variants, then the baselines; times are of the slowest rank.
+    """Print, per problem, the op's own variants, then the baselines; times of the slowest rank.
 
     "Over stored": the time over the one that `auto` knows of this config, where it knows one.
     """

@@ -198,7 +198,7 @@ def _show_nothing(name: str, done: int, total: int, remark: str) -> None:
 
 
 def _rates(world: World, link: str) -> limits.Rates | None:
-    """Rank 0's, for all."""
+    """Return rank 0's rates, for all."""
     if world.rank != 0:
         return None
     rates = limits.measure_rates(world.device)
@@ -208,7 +208,7 @@ def _rates(world: World, link: str) -> limits.Rates | None:
 
 
 def _heap_size(nbytes: int) -> int:
-    """Of a rank, for two sets of that many bytes and what plans need; 0, the default, if larger."""
+    """Return a rank's heap for two sets of that many bytes and plans; 0, the default, if larger."""
     needed = nbytes * 5 // 2 + (1 << 30)
     return 0 if knobs.heap_size.get() or needed <= target.GPU_HEAP else needed
 
@@ -331,7 +331,7 @@ def _expected(world: World, name: str, problem: Any, config: Any, kind: str) -> 
 def _calls(
     world: World, module: ModuleType, problem: Any, config: Any, sets: list[Any], called: str
 ) -> list[Callable[[], Any]] | None:
-    """Of a plan, on each set; the first was made once, unless its programs don't fit: then None."""
+    """Make a plan's calls, on each set; the first ran once, unless its programs don't fit: None."""
     with blame(called):
         plan = module.plan(world, problem, config)
         calls: list[Callable[[], Any]] = [functools.partial(plan, *g, out) for g, out, _ in sets]

@@ -59,7 +59,7 @@ Job = Callable[[CheckOptions], tuple[bool, int]]  # as it must be, and the sched
 
 
 def _jobs(pairs: list[Any]) -> dict[tuple[str, Any], Job]:
-    """Two for each pair. Some wrong kernels have the same twin, which is checked once."""
+    """Return two jobs for each pair. A twin that several wrong kernels share is checked once."""
     jobs: dict[tuple[str, Any], Job] = {}
     for pair in pairs:
         jobs["wrong", str(pair)] = partial(_search, pair)

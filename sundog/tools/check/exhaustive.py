@@ -223,7 +223,7 @@ def _without_failed_polls(steps: list[Decision], place: int) -> Touched:
 
 
 def _comes_earlier(one: Name, other: Name) -> bool:
-    """Whether a kernel of the rank has ended before the other's begins."""
+    """Return whether a kernel of the rank has ended before the other's begins."""
     return one[0] == other[0] and one[1] < other[1]
 
 

@@ -137,7 +137,7 @@ def mutate(
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two results of ranks are equal, tensors bit by bit; unknown objects are."""
+    """Return whether two results of ranks are equal, tensors bit by bit; unknown objects are."""
     if type(first) is not type(second):
         return False
     if isinstance(first, torch.Tensor):

@@ -121,7 +121,7 @@ def check_once(
     link: str = "",
     strict: bool = False,
 ) -> Report:
-    """One schedule. What a rank or a kernel raises is a finding, sys.exit too; Ctrl-C is not."""
+    """Run one schedule. What a rank or kernel raises, sys.exit too, is a finding; Ctrl-C is not."""
     machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
     checker = Checker(machine.memory, machine.schedule.pick)
     checker.trace = [] if trace else None
@@ -172,7 +172,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _is_refused(machine: Machine) -> bool:
-    """Did a host refuse to run with so few resident programs? That is no fault of a kernel."""
+    """Return whether a host refused to run with few resident programs: no fault of a kernel."""
     error = machine.failure
     is_hosts = any(host.error is error for host in machine.hosts)
     return machine.schedule.residents > 0 and is_hosts and isinstance(error, ValueError)

@@ -72,7 +72,7 @@ class Run:
     paths: dict[str, str] = field(default_factory=dict)  # of files, as a place names them
 
     def as_json(self) -> dict[str, Any]:
-        """Without the events before the last MOST_EVENTS, and the edges from and to them."""
+        """Return JSON without events before the last MOST_EVENTS, and without their edges."""
         first = max(len(self.events) - MOST_EVENTS, 0)
         lanes = [{"rank": rank, "kernel": k, "program": p} for rank, k, p in self.lanes]
         return {
@@ -281,7 +281,7 @@ _HOST = re.compile(
 
 
 def _hosts(message: str) -> Iterator[dict[str, Any]]:
-    """What each rank's host did when nothing could run any more."""
+    """Return what each rank's host did when nothing could run any more."""
     for rank, returned, running, waits_for, at in _HOST.findall(message):
         state = "returned" if returned else "runs" if running else "waits"
         yield {"rank": int(rank), "state": state, "waits_for": waits_for, "at": at}
@@ -337,7 +337,7 @@ def content_of(
 
 
 def _placed(finding: Finding, runs: list[Run], before: int) -> dict[str, Any]:
-    """A finding with the run that shows it, of all with some before, and its two events there."""
+    """Return a finding with the run that shows it, and its two events there."""
     shown = {run.token: (before + number, run) for number, run in enumerate(runs)}
     number, run = shown.get(finding.token, (-1, None))
     return finding.as_json() | {"run": number, "events": run.pair(finding) if run else []}

@@ -95,7 +95,7 @@ def _simulation(options: PredictOptions) -> SimulationOptions:
 
 
 def _table(asked: Asked, found: Sequence[Point]) -> Table:
-    """A row per value, a column per algorithm; the fastest is marked."""
+    """Print a row per value, a column per algorithm; the fastest is marked."""
     names = list(dict.fromkeys(algo for point in found for algo in point.times))
     title = f"{asked.op}, {asked.size} ranks on {found[0].hardware.name}: {found[0].hardware.title}"
     table = Table(asked.axis[0], *names, title=title, caption="us, and what bounds it; * fastest")
@@ -110,7 +110,7 @@ def _table(asked: Asked, found: Sequence[Point]) -> Table:
 
 
 def _parts_table(asked: Asked, found: Sequence[Point]) -> Table:
-    """Why one machine is faster: of what the fastest algorithm's time is made on each."""
+    """Show why one machine is faster: what the fastest algorithm's time is made of on each."""
     title = f"{asked.op}, {asked.axis[0]}={found[0].at}: of what the fastest one's time is made, us"
     heads = [f"{point.hardware.name}: {point.best}" for point in found]
     table = Table("part", *heads, title=title)
@@ -208,7 +208,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
 
 
 def points(asked: Asked, hardware: Hardware) -> list[Point]:
-    """One per value of the axis."""
+    """Return one point per value of the axis."""
     modules = algorithms(asked.op)
     name = asked.op.partition(".")[0]
     known = {a: m for a, m in modules.items() if f"{name}.{a}" in MODELS}
@@ -235,7 +235,7 @@ def points(asked: Asked, hardware: Hardware) -> list[Point]:
 
 
 def crossings(found: Sequence[Point]) -> list[str]:
-    """Where another algorithm becomes the fastest, in sentences."""
+    """Say in sentences where another algorithm becomes the fastest."""
     lines = []
     for before, after in itertools.pairwise(found):
         if before.best != after.best:

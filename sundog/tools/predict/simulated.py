@@ -122,7 +122,7 @@ def call_of(module: ModuleType, problem: Any, config: Any) -> Callable[[World], 
 
 
 def _kernels(machine: TimedMachine, start: float) -> list[Launched]:
-    """Launches in the order of time; the same kernel's of several ranks are one."""
+    """Return launches in the order of time; those of one kernel on several ranks are one."""
     ends: dict[Any, float] = {}
     for program, track in machine.tracks.items():
         ends[program.launch] = max(ends.get(program.launch, 0.0), track.now)
@@ -226,7 +226,7 @@ def _with_data(options: SimulationOptions) -> bool:
 
 
 def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[World], Any]]:
-    """A function as it is; of an op, one call of each algorithm with its default config."""
+    """Return a function as it is; for an op, a call of each algorithm with its default config."""
     resolved = resolve(options.target)
     if not resolved.algorithms:
         return {options.target: function_of(options.target, options.world)}
@@ -259,7 +259,7 @@ def _print(console: Console, title: str, made: Simulated, options: SimulationOpt
 
 
 def _path_table(made: Simulated) -> Table:
-    """The longest steps, in the order of time."""
+    """Print the longest steps, in the order of time."""
     longest = sorted(made.path, key=lambda step: step.begin - step.end)[:_STEPS]
     left = len(made.path) - len(longest)
     sums = ", ".join(f"{b} {1e6 * s:.1f}" for b, s in made.bounds.items() if s > 0)
@@ -273,7 +273,7 @@ def _path_table(made: Simulated) -> Table:
 
 
 def _waits_table(made: Simulated) -> Table:
-    """What part of its programs' time each rank waited, and for whom most."""
+    """Print what part of its programs' time each rank waited, and for whom most."""
     table = Table("rank", "waited", "most of it for", title="waits, of program time")
     for rank, busy in sorted(made.busy.items()):
         waited = made.waited.get(rank, {})

@@ -122,7 +122,7 @@ class _ByTime:
         return 0  # the first of the queue
 
     def woke(self, host: Host) -> None:
-        """A host goes on now at the earliest: what it waited for has just happened."""
+        """Let a host go on now at the earliest: what it waited for has just happened."""
         self.hosts[host.rank] = max(self.hosts.get(host.rank, 0.0), self.now)
 
     def pick(self, count: int) -> int:
@@ -246,7 +246,7 @@ class TimedAccesses(Accesses):
         return region
 
     def _owners(self, addresses: np.ndarray) -> list[tuple[int, int]]:
-        """Ranks whose memory it touches, with the number of elements."""
+        """Return the ranks whose memory it touches, with the number of elements."""
         lo, hi = addresses.flat[0], addresses.flat[-1]
         region = self._timed.memory.find(int(lo), int(lo) + 1)
         if region is not None and int(hi) < region.end:

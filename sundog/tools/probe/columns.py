@@ -74,7 +74,7 @@ class Bench:
 
 
 def run_column(column: str, replays: int, world: World, subject: Subject) -> Observed:
-    """Every rank calls this."""
+    """Run a column; every rank calls this."""
     numbers = 2 * replays if column in ("two graphs", "eager between") else replays
     bench = Bench(
         world,
@@ -102,7 +102,7 @@ def _many(bench: Bench, replays: int) -> None:
 
 
 def _two_graphs(bench: Bench, replays: int) -> None:
-    """Of the same function, on tensors of their own, replayed in changing order."""
+    """Replay two graphs of the same function, on their own tensors, in changing order."""
     both = [bench.inputs, bench.subject.make_inputs(bench.world, 0)]
     bench.world.barrier()  # peers may be touched
     bench.eager(both[1], 1)
@@ -124,7 +124,7 @@ def _eager_between(bench: Bench, replays: int) -> None:
 
 
 def _second_stream(bench: Bench, replays: int) -> None:
-    """Replayed on stream 1; on stream 0 another one of the same runs, if the subject allows it."""
+    """Replay on stream 1 while another one runs on stream 0, if the subject allows it."""
     world, subject = bench.world, bench.subject
     beside = None
     if subject.beside:
@@ -149,7 +149,7 @@ def _second_stream(bench: Bench, replays: int) -> None:
 
 
 def _after_others(bench: Bench, replays: int) -> None:
-    """Other ops use the heap, and memory that was freed is overwritten."""
+    """Replay after other ops used the heap, and freed memory was overwritten."""
     world = bench.world
     graph, outs = bench.capture(bench.inputs)
     for number in range(replays):
@@ -163,7 +163,7 @@ def _after_others(bench: Bench, replays: int) -> None:
 
 
 def _skew(bench: Bench, replays: int) -> None:
-    """One rank after the other replays late."""
+    """Replay late on one rank after the other."""
     world = bench.world
     word = torch.zeros(1, dtype=torch.int64, device=world.device)
     _delay[(1,)](word, 1)

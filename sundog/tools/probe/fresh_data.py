@@ -83,7 +83,7 @@ def to_host(many: list[Tensors]) -> Tensors:
 
 
 def _old(new: Tensors, old: Tensors) -> bool:
-    """Could one be taken for the other? A rank that gets nothing can't be deceived."""
+    """Return whether one may be taken for the other. A rank that gets nothing isn't deceived."""
     return _same(new, old) and any(each.numel() for each in new)
 
 
@@ -105,13 +105,13 @@ def _same(a: Tensors, b: Tensors, tolerance: float = 0.0) -> bool:
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Of its finite elements: beside an infinite one every error would be small."""
+    """Return the largest finite element: beside an infinite one every error would be small."""
     sizes = tensor.double().abs()
     return float(sizes[sizes.isfinite()].max()) if sizes.isfinite().any() else 0.0
 
 
 def judge(rank: int, subject: Subject, answers: list[Tensors], seen: list[Seen]) -> Observed:
-    """Which replay was the first that went wrong; and is it an old result, or just a wrong one?"""
+    """Say which replay went wrong first, and whether it shows an old result or a wrong one."""
     tolerance = subject.tolerance
     wants = [
         tuple(w.reshape(o.shape) for w, o in zip(want, seen[0][2], strict=True)) for want in answers

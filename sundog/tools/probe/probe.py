@@ -71,7 +71,7 @@ class ProbeRow:
         return self.worst[1].verdict
 
     def add(self, other: ProbeRow, case: str) -> None:
-        """Another case of the same subject: what went wrong there counts for both."""
+        """Add another case of the same subject: what went wrong there counts for both."""
         for column, cell in other.cells.items():
             if column not in self.cells or self.cells[column].verdict == CAPTURABLE:
                 self.cells[column] = replace(cell, detail=f"{case}: {cell.detail}")
@@ -113,7 +113,7 @@ def probe(
 def probe_subject(
     subject: Subject, world: int = 2, backend: str = "", replays: int = 0, seed: int = 0
 ) -> ProbeRow:
-    """All columns, until one shows that the subject is not capturable."""
+    """Run all columns, until one shows that the subject is not capturable."""
     name, many = defaults(backend, replays)
     row = ProbeRow(subject.name, subject.expected)
     counts = {column: max(many // 4, min(many, 3)) for column in subject.columns or COLUMNS}
@@ -129,7 +129,7 @@ def probe_subject(
 
 
 def _all_right(subject: Subject, counts: dict[str, int], size: int, backend: str) -> bool:
-    """All columns one after the other in one world. If not, each is asked again in its own."""
+    """Run all columns in one world. If one goes wrong, each is asked again in its own."""
 
     def rank(world: World) -> bool:
         return all(
@@ -144,7 +144,7 @@ def _all_right(subject: Subject, counts: dict[str, int], size: int, backend: str
 
 
 def defaults(backend: str, replays: int) -> tuple[str, int]:
-    """Where to probe, and how many replays, if nothing was asked for."""
+    """Return where to probe, and how many replays, if nothing was asked for."""
     name = backend or knobs.backend.get() or ("virtual" if has_gpu() else "sim")
     return name, replays or (_GPU_REPLAYS if name in ("virtual", "symm") else _SIM_REPLAYS)
 

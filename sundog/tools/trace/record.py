@@ -172,5 +172,5 @@ def _together(world: World) -> tuple[Callable[[Callable[[], Any]], Any], Callabl
 
 
 def _flag_base(world: World) -> int:
-    """Any address that has the same place among the flags of every rank."""
+    """Return any address that has the same place among the flags of every rank."""
     return int(world.ctx.data_ptr())

@@ -64,7 +64,7 @@ class Summary:
     hidden: float | None  # what part of the time in which it fetched it also computed
 
     def cells(self) -> list[str]:
-        """Of a table: rank, length, part of program time waited, most of it for whom, hidden."""
+        """Return a table's cells: rank, length, part of program time waited, for whom, hidden."""
         most = max(self.waited_for, key=lambda peer: self.waited_for[peer], default=None)
         peer = "itself" if most == self.rank else "nobody seen" if most == -1 else f"rank {most}"
         text = "" if most is None else f"{peer}, {self._part(self.waited_for[most])}"
@@ -182,7 +182,7 @@ def _hidden(spans: np.ndarray) -> float | None:
 
 
 def _union(spans: np.ndarray) -> np.ndarray:
-    """Disjoint intervals, in order, that cover the same time."""
+    """Return disjoint intervals, in order, that cover the same time."""
     merged: list[list[int]] = []
     for begin, end in sorted(zip(spans["begin"].tolist(), spans["end"].tolist(), strict=True)):
         if merged and begin <= merged[-1][1]:
@@ -193,7 +193,7 @@ def _union(spans: np.ndarray) -> np.ndarray:
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> int:
-    """How long both of two lists of disjoint intervals last: between two edges nothing changes."""
+    """Return how long two lists of disjoint intervals overlap: between edges nothing changes."""
     edges = np.unique(np.concatenate([a.ravel(), b.ravel()]))
     middles = (edges[:-1] + edges[1:]) / 2
     in_a, in_b = (
@@ -203,7 +203,7 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def write(timeline: Timeline, path: str) -> None:
-    """One slice per span, a flow from each signal to the wait that it ended."""
+    """Write one slice per span, and a flow from each signal to the wait that it ended."""
     about = {
         "op": timeline.title, "time": timeline.unit, "clocks": timeline.clock,
         "dropped": timeline.dropped,
@@ -281,7 +281,7 @@ def _waited_for(peer: int, rank: int) -> str:
 
 
 def _bars(axes: Any, spans: np.ndarray, name: str, colour: Any, scale: int) -> None:
-    """One collection per colour: a bar each takes minutes for a large kernel."""
+    """Draw one collection per colour: single bars take minutes for a large kernel."""
     from matplotlib.collections import PolyCollection
 
     left, right = spans["begin"] / scale, spans["end"] / scale

@@ -92,7 +92,7 @@ def _choose(world: World, algorithms: tuple[Algorithm, ...], problem: Any) -> tu
 
 
 def _text(problem: Any) -> str:
-    """Its fields, without the world's size and those that have their default value."""
+    """Write its fields, without the world's size and those that have their default value."""
     shown = [
         f"{field.name}={getattr(problem, field.name)}".replace("torch.", "")
         for field in dataclasses.fields(problem)
@@ -157,7 +157,7 @@ def _print(timeline: Timeline, path: str) -> None:
 
 
 def _summary_json(timeline: Timeline) -> dict[str, Any]:
-    """For docs/measured.md."""
+    """Return what docs/measured.md shows."""
     return {
         "kind": "trace", "title": timeline.title, "machine": machine(),
         "unit": timeline.unit, "clock": timeline.clock, "dropped": timeline.dropped,

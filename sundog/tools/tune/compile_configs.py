@@ -104,7 +104,7 @@ def graph_writer(base: str) -> Callable[[IrGraphRecord | EncodedGraph], str | No
 def compile_config(
     jobs: dict[int, tuple[Job, str]], target: str, write: Callable[[Any], str | None]
 ) -> Callable[[tuple[int, Any]], CompiledConfig]:
-    """For `workers.serve`: a config's kernels, in the order of their launches.
+    """Compile a config's kernels, in the order of their launches; `workers.serve` calls it.
 
     `jobs`: and their run ids. Configs often differ in the grid alone, and problems in what is no
     constant of a kernel, so what was compiled is kept by what it was made of.
@@ -146,7 +146,7 @@ def _write(file: IrFile, graph: IrGraphRecord | EncodedGraph) -> str | None:
 
 @contextmanager
 def _between_graphs(base: str) -> Iterator[None]:
-    """Nobody is in the middle of one: compilers may be ended."""
+    """Hold writers off, inside the block: between two graphs compilers may be ended."""
     file = AppendFile(file_names(base)[2])
     with ExitStack() as stack:
         stack.callback(file.close)

@@ -58,7 +58,7 @@ class Farm:
     def compilers(
         self, jobs: dict[int, tuple[Job, str]], target: str, log: str, seconds: float, reserved: int
     ) -> Compilers:
-        """One for every CPU of the cluster but the reserved ones."""
+        """Start one for every CPU of the cluster but the reserved ones."""
         named = {n: (_name(job), run_id) for n, (job, run_id) in jobs.items()}
         write = graph_writer(log)
 
@@ -81,7 +81,7 @@ class Farm:
     def measurer(
         self, jobs: Sequence[Job], place: TunePlace, timer: Timer, seconds: float, on_gpu: bool
     ) -> Worker:
-        """It has a GPU for itself, unless the clock is made up."""
+        """Start one that has a GPU for itself, unless the clock is made up."""
         named = [_name(job) for job in jobs]
 
         def make() -> Any:
@@ -167,7 +167,7 @@ class FarmActor:
                 call.reply = self._run(call.task)
 
     def send_again(self, depth: int) -> None:
-        """After a death: whatever was there is lost."""
+        """Send it again after a death: what was there is lost."""
         self.depth = depth
         for call in self.calls:
             call.reply = None
@@ -245,7 +245,7 @@ class FarmWorker(Worker):
         return answer
 
     def _died(self, how: str) -> Any:
-        """Its process died with each try; whose fault that was is known if it was there alone."""
+        """Note that its process died with each try; whose fault it was is known if it was alone."""
         if self._actor.depth > 1 and len(self._actor.calls) > 1:
             self._actor.send_again(1)
             return None
@@ -278,7 +278,7 @@ class FarmWorker(Worker):
 
 
 def _about() -> dict[str, Any]:
-    """What the driver compares before it gives it work."""
+    """Return what the driver compares before it gives it work."""
     used = total = 0
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()

@@ -130,7 +130,7 @@ def _tell(world: World, pipe: Connection, reply: Any) -> None:
 
 
 def _same_inputs(a: Job, b: Job) -> bool:
-    """Algorithms of one op have its functions for these."""
+    """Return whether they take the same inputs: algorithms of one op share its functions."""
     mine, other = a.module, b.module
     same = mine.inputs is other.inputs and mine.reference is other.reference
     return same and a.problem == b.problem
@@ -267,7 +267,7 @@ class _Clock:
 
 
 def _calls(job: Job, place: TunePlace, slowest: float) -> int:
-    """How many make a sample: those of a large problem, or a slow config, are long enough alone."""
+    """Count the calls of a sample: one of a large problem, or a slow config, is long enough."""
     cost = job.module.cost(job.problem)
     seconds = max(cost.hbm_bytes * job.size / _BYTES, cost.flops * job.size / _FLOPS, _LEAST_S)
     if place.link:
@@ -281,7 +281,7 @@ def _call(plan: Plan, each: _Set) -> Callable[[], Any]:
 
 
 def _sets_to_time(world: World, job: Job) -> int:
-    """As many inputs as it takes for one to leave the L2 cache: a large one leaves it alone."""
+    """Count the inputs that it takes for one to leave the L2 cache: a large one leaves alone."""
     if world.device.type != "cuda":
         return 1
     moved = max(job.module.cost(job.problem).hbm_bytes * world.size, 1)

@@ -80,7 +80,7 @@ class Space:
         return Space(usable)
 
     def neighbours(self, config: Any) -> list[Any]:
-        """Those that differ in one field, by one step among the values that the space has."""
+        """Return those that differ in one field, by one step among the values of the space."""
         mine = self._key(config)
         found = []
         for place, value in enumerate(mine):
@@ -109,7 +109,7 @@ class Space:
 
 
 def spaces(found: list[Job], num_sms: int, arch: str) -> dict[int, Space]:
-    """By the number of the job; without algorithms that refuse this problem, unless all do."""
+    """Return spaces by job number, without algorithms that refuse this problem, unless all do."""
     usable = {}
     reasons = []
     for number, job in enumerate(found):
@@ -131,7 +131,7 @@ def _steps(values: list[Any], value: Any) -> list[Any]:
 
 
 def _for_sms(config: Any, num_sms: int) -> list[Any]:
-    """As it is on a rank that has a part of a GPU, and itself if that is enough for it.
+    """Return it as it is on a rank with a part of a GPU, and itself if that is enough for it.
 
     A space is written for all SMs of a GPU: programs, and those that fetch, shrink alike. More than
     one program per SM is never tried: alone they may fit, beside another op they may not.

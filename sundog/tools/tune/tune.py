@@ -263,7 +263,7 @@ def _measure(
     found: list[Job], place: TunePlace, timer: Timer, options: _SearchOptions,
     pool: LocalPool | Farm,
 ) -> list[Tuned]:  # fmt: skip
-    """All algorithms, one after the other, in one world."""
+    """Measure all algorithms, one after the other, in one world."""
     warm_cache_keys(found)
     on_gpu = timer is time_on_gpu
     measurer = pool.measurer(found, place, timer, _MEASURE_S, on_gpu)
@@ -287,7 +287,7 @@ def _search_all(
     described: list[Described], workers: _Workers, place: select.Place, timer: str,
     options: _SearchOptions,
 ) -> list[Tuned]:  # fmt: skip
-    """One after the other."""
+    """Search all of them, one after the other."""
     done = []
     for each, following in itertools.zip_longest(described, described[1:]):
         after = []
@@ -363,7 +363,7 @@ class LocalPool:
         return Worker(serve_world(jobs, place, timer), seconds)
 
     def close(self) -> None:
-        """Nothing is left: its processes were ended one by one."""
+        """Do nothing: its processes were ended one by one."""
 
 
 def _where(measurer: Worker) -> Where:
