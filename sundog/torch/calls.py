@@ -50,7 +50,7 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_grad(x: Any) -> bool:
-    """Is this the usual tensor of a model in training? The collective would find out, but later."""
+    """Return whether this is a model's usual tensor in training; the collective finds out later."""
     if type(x) not in _USUAL or not torch.is_grad_enabled() or is_functorch_wrapped_tensor(x):
         return False
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason

@@ -40,7 +40,7 @@ class WorldCommunicator:
     # what the engine asks of a custom all-reduce
 
     def should_custom_ar(self, inp: Tensor) -> bool:
-        """Would `custom_all_reduce` take this tensor? The engine uses its own if not."""
+        """Return whether `custom_all_reduce` takes this tensor. The engine uses its own if not."""
         fits = inp.numel() * inp.itemsize <= self.max_bytes and inp.is_contiguous()
         on_device = inp.device.type == self.device.type
         return not self.disabled and fits and on_device and inp.dtype in DTYPES
@@ -68,7 +68,7 @@ class WorldCommunicator:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Around the engine's CUDA graph capture: there is nothing to prepare or to register."""
+        """Do nothing around the engine's CUDA graph capture: there is nothing to prepare."""
         yield
 
     def register_graph_buffers(self) -> None:
@@ -121,11 +121,11 @@ class WorldCommunicator:
         return tensor.copy_(self.world.broadcast(tensor.contiguous(), src))
 
     def send(self, tensor: Tensor, dst: int | None = None) -> None:
-        """To the next rank if none is named."""
+        """Send, to the next rank if none is named."""
         self.world.send(tensor.contiguous(), self._neighbour(1) if dst is None else dst)
 
     def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> Tensor:
-        """From the previous rank if none is named."""
+        """Receive, from the previous rank if none is named."""
         tensor = torch.empty(size, dtype=dtype, device=self.device)
         self.world.recv(tensor, self._neighbour(-1) if src is None else src)
         return tensor

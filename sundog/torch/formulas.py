@@ -66,7 +66,7 @@ def all_reduce_backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 def all_gather_backward(ctx: Any, grad: Tensor) -> tuple:
-    """Of unequal parts: every rank sends each part's gradient home, where they are added up."""
+    """Send each part's gradient home, where they are added up: parts may be unequal."""
     splits, _, world = ctx.asked
     if splits is None:
         mine = ops.reduce_scatter(grad.contiguous(), "sum", "auto", world)
@@ -121,7 +121,7 @@ def _before_activation(
 
 
 def all_gather_matmul_backward(ctx: Any, grad: Tensor) -> tuple:
-    """A @ b where A is sharded: what gathered A now scatters its gradient, and the reverse."""
+    """Differentiate A @ b for a sharded A: what was gathered is scattered, and the reverse."""
     a, b, bias = ctx.saved_tensors
     activation, _, shard, _, world = ctx.asked
     grad = _before_activation(
@@ -173,7 +173,7 @@ def matmul_all_reduce_backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 def matmul_all_gather_backward(ctx: Any, grad: Tensor) -> tuple:
-    """Every rank has all products: their gradients are added up where a product was made."""
+    """Add up the gradients where a product was made: every rank has all products."""
     a, b, bias = ctx.saved_tensors
     activation, _, _, world = ctx.asked
     grad = ops.reduce_scatter(grad.contiguous(), "sum", "auto", world)
@@ -198,7 +198,7 @@ def keep_rows(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
 
 
 def all_reduce_rms_norm_backward(ctx: Any, grads: list[Tensor]) -> tuple:
-    """Of the norm and of the sum of all ranks' x. Every rank adds its own residual and bias."""
+    """Differentiate the norm and the sum of all x. Each rank adds its own residual and bias."""
     rows, weight = ctx.saved_tensors
     normed, residual = grads
     wide = rows.float()

@@ -175,7 +175,7 @@ def _normed(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, bias: Tensor | None, gemma: bool,
     quant: str, scale: Tensor | None, both: bool, fp8: torch.dtype | None, algo: str, world: str,
 ) -> list[Tensor]:  # fmt: skip
-    """As all_reduce_rms_norm returns them: normed, quantised, scales, residual, if they exist."""
+    """Return them like all_reduce_rms_norm: normed, quantised, scales, residual, if they exist."""
     name = "all_reduce_rms_norm"
     size, hidden = _checked(name, x, world), x.shape[-1]
     kind = fp8 or fp8_of(x.device)
@@ -290,7 +290,7 @@ _NONE: dict[str, Callable[..., Any]] = {}
 
 
 def _of_world(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, or the one that a world over several machines has for it."""
+    """Return the function, or the one that a world over several machines has for it."""
 
     def call(world: Any, *given: Any, **options: Any) -> Any:
         spanning = getattr(type(world), "SPANNING", _NONE)
@@ -300,7 +300,7 @@ def _of_world(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _all_reduce(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As it was called before, if it was, with tensors at these places: only launch.
+    """Launch only, if it was called before with tensors at these places.
 
     The dispatcher has found that x is plain and needs no gradient, and `out` is made here: that is
     less to compare than in a call of `world.all_reduce` (ops/dispatch.py).
@@ -326,7 +326,7 @@ def _all_reduce(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_one(function: Callable[..., Any], is_whole: bool) -> Callable[..., Any]:
-    """An op whose result one rank gets. The others return zeros: their part in the backward."""
+    """Run an op whose result one rank gets. The others return zeros: their part in the backward."""
 
     def on_all(world: Any, x: Tensor, *rest: Any, algo: str) -> Tensor:
         result = function(world, x, *rest, algo=algo)
@@ -342,7 +342,7 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The results share memory, which an op of torch's may not: all but the first are copied."""
+    """Copy all results but the first: they share memory, which an op of torch's may not."""
 
     def apart(world: Any, *given: Any, algo: str) -> list[Tensor]:
         x, residual, weight, eps, bias, gemma, quant, scale, both, fp8 = given

@@ -279,7 +279,7 @@ class SundogGroup(_ProcessGroup):
         return self._received(tensors, lambda given: call(given, tag))
 
     def _reachable(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Copies in host memory, if gloo gets CUDA tensors: it has no messages of those."""
+        """Copy to host memory if gloo gets CUDA tensors: it can't send those."""
         by_gloo = self._other(tensors[0])[1] == "gloo"
         return [x.cpu() if by_gloo and x.is_cuda else x for x in tensors]
 
@@ -308,7 +308,7 @@ class SundogGroup(_ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _operator(self, name: str, opts: Any, tensors: list[Tensor]) -> str | None:
-        """The reduction in sundog's words; None, and a sentence once, if it has none."""
+        """Return sundog's word for the reduction; None, and a sentence once, if there is none."""
         asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         op = next((op for kind, op in _OPERATORS.items() if asked == kind), None)
         bad = [x.dtype for x in tensors if x.dtype not in DTYPES]
@@ -329,7 +329,7 @@ class SundogGroup(_ProcessGroup):
         return call
 
     def _other(self, x: Tensor) -> tuple[Any, str]:
-        """The group for what has no kernel, and its name. NCCL refuses two ranks on one GPU."""
+        """Return the group for the rest, and its name. NCCL refuses two ranks on one GPU."""
         if not (x.is_cuda and self._world.owns_gpu and dist.is_nccl_available()):
             return self._gloo, "gloo"
         if self._nccl is None:
@@ -340,7 +340,7 @@ class SundogGroup(_ProcessGroup):
 
 
 def _flat(x: Tensor) -> Tensor:
-    """A contiguous tensor without a graph: c10d's collectives are no steps of autograd's."""
+    """Return a contiguous tensor without a graph: c10d's collectives are no autograd steps."""
     return x.detach().contiguous()
 
 

@@ -53,12 +53,12 @@ def world_of_group(name: str, is_cuda: bool) -> Any:
 
 
 def _rows(x: Tensor, dim: int) -> Tensor:
-    """A matrix whose rows start with dimension `dim`."""
+    """View as a matrix whose rows start with dimension `dim`."""
     return x.movedim(dim, 0).flatten(0, -2)
 
 
 def _unrows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
-    """The reverse, of a matrix with other columns and another number of rows."""
+    """Do the reverse, for a matrix with other columns and another number of rows."""
     inner = like.movedim(dim, 0).shape[1:-1]
     return rows.unflatten(0, (-1, *inner)).movedim(0, dim) if inner else rows
 
@@ -112,7 +112,7 @@ def _scaled_product(
     a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], bias: Tensor | None,
     result_scale: Tensor | None, dtype: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
-    """As torch._scaled_mm, in float32."""
+    """Do as torch._scaled_mm, in float32."""
     product = (a.float() * scales[0]) @ (b.float() * scales[1])
     product = product if bias is None else product + bias
     product = product if result_scale is None else product * result_scale
@@ -165,7 +165,7 @@ def two_shot_all_reduce_(input: Tensor, reduce_op: str, group_name: str) -> Tens
 
 
 def multimem_all_reduce_(input: Tensor, reduce_op: str, group_name: str) -> Tensor:
-    """As two_shot: there is no multicast in simulated memory. Not for CUDA tensors."""
+    """Do as two_shot: there is no multicast in simulated memory. Not for CUDA tensors."""
     return two_shot_all_reduce_(input, reduce_op, group_name)
 
 
@@ -180,7 +180,7 @@ def _low_contention_reduce_scatter(tensor: Tensor, reduce_op: str, group_name: s
 def all_to_all_vdev(
     input: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group_name: str
 ) -> None:
-    """The splits are read on the host, which on a GPU waits for them."""
+    """Exchange unequal parts. The host reads the splits; on a GPU it waits for them."""
     world = world_of_group(group_name, input.is_cuda)
     received = world.all_to_all(in_splits.contiguous())
     sent, expected = in_splits.tolist(), received.tolist()
