@@ -156,7 +156,7 @@ _initialized: dict[str, World] = {}  # the world that `init` returned last, by i
 
 
 def _look_at_exit() -> None:
-    """At the end of a process with open worlds, tell the other ranks what happened.
+    """Tell the other ranks what happened, if a process ends with open worlds.
 
     A wait that expired sets the exit status.
     """

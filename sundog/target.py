@@ -36,7 +36,7 @@ class Footprint:
     warps: int
 
     def __or__(self, other: Footprint) -> Footprint:
-        """One that takes at least as much as either."""
+        """Return one that takes at least as much as either."""
         return Footprint(
             max(self.registers, other.registers),
             max(self.shared, other.shared),
@@ -72,7 +72,7 @@ class Target:
         return "-".join(words)
 
     def programs_per_sm(self, footprint: Footprint) -> int:
-        """How many programs that take as much fit on one SM, whatever else they are."""
+        """Count the programs with these needs that fit on one SM, whatever else they are."""
         if self.registers == 0:
             return 1
         per_warp = _round_up(footprint.registers * self.warp_size, _REGISTERS_AT_ONCE)
@@ -87,7 +87,7 @@ class Target:
 
 
 def has_gpu() -> bool:
-    """As torch says, without starting CUDA here: a process that has started it can't be forked."""
+    """Ask torch, without starting CUDA here: a process that has started it can't be forked."""
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -101,12 +101,12 @@ def has_gpu() -> bool:
 
 
 def of(device: torch.device) -> Target:
-    """What torch knows of this GPU."""
+    """Return what torch knows of this GPU."""
     return _of(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def key_of(device: torch.device) -> str:
-    """The name under which configs measured on a device are stored."""
+    """Return the name under which configs measured on a device are stored."""
     return of(device).key if device.type == "cuda" else SIMULATOR
 
 

@@ -170,7 +170,7 @@ class IrFile:
         return self.add_encoded(encode(cast(IrGraphRecord, {**record, "ir_id": ir_id})))
 
     def add_encoded(self, graph: EncodedGraph) -> str:
-        """As `add`, of a graph whose rows are made."""
+        """Do as `add`, for a graph whose rows are made."""
         ir_id = graph.ir_id
         if self._has(ir_id):
             return ir_id

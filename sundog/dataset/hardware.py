@@ -62,7 +62,7 @@ def _gpu(properties: Any, hip: bool) -> dict[str, Any]:
 
 
 def _nvidia_smi(uuid: str) -> dict[str, Any]:
-    """Clocks and driver: torch does not tell. By uuid, since a mask renumbers the devices."""
+    """Read clocks and driver, which torch does not know. By uuid: a mask renumbers devices."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}"]
     command += ["--format=csv,noheader,nounits"] + ([f"--id=GPU-{uuid}"] if uuid else [])
     try:

@@ -66,7 +66,7 @@ class RunInfo:
         return run_id_of(dataclasses.asdict(self))
 
     def input_shapes(self) -> list[list[Any]]:
-        """Shapes of the tensors among the arguments, in order."""
+        """Return the shapes of the tensors among the arguments, in order."""
         return [a["shape"] for a in self.arguments or () if a.get("kind") == "tensor"]
 
 

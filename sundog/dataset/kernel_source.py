@@ -176,7 +176,7 @@ _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"}
 
 
 def _resolve(chain: list[str], scope: dict[str, object]) -> tuple[str, object]:
-    """Follows modules and plain objects as far as a function, a class or the chain's end."""
+    """Follow modules and plain objects to a function, a class or the chain's end."""
     value = scope.get(chain[0], _MISSING)
     name = chain[0]
     for attribute in chain[1:]:
@@ -206,7 +206,7 @@ def _is_called(value: object) -> bool:
 
 
 def _called_inside(value: object) -> list[object]:
-    """Functions in a captured list, tuple or dict (a table of epilogues)."""
+    """Find functions in a captured list, tuple or dict (a table of epilogues)."""
     if isinstance(value, dict):
         value = list(value.values())
     return [v for v in value if _is_called(v)] if isinstance(value, (list, tuple)) else []

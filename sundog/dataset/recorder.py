@@ -321,7 +321,7 @@ class Recorder:
                 self._flush(each)
 
     def _flush(self, file: AppendFile) -> None:
-        """Writes what is pending for the file, in order, as far as it goes."""
+        """Write what is pending for the file, in order, as far as it goes."""
         waiting = [text for path, text in self.pending if path == file.path]
         others = [item for item in self.pending if item[0] != file.path]
         before = file.num_appended

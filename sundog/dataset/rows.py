@@ -113,7 +113,7 @@ def _parse(data: Any, block_size: int = 1 << 24) -> Any:
 
 
 def _is_possible(table: Any) -> bool:
-    """False if any row holds what `_wrong_cell` refuses."""
+    """Return False if any row holds what `_wrong_cell` refuses."""
     import pyarrow.compute as pc
 
     for name, kind in _NUMBERS.items():
@@ -288,7 +288,7 @@ def _float(value: float) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Line breaks, control characters and lone surrogates as escapes, and the backslash too."""
+    """Escape line breaks, control characters, lone surrogates, and the backslash too."""
     text = text.replace("\\", "\\\\")
     if text.isprintable():
         return text
@@ -296,7 +296,7 @@ def _one_line(text: str) -> str:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, float | int]:
-    """Minimum, 10th, 50th and 90th percentile (linear, as numpy's) and maximum."""
+    """Return minimum, 10th, 50th and 90th percentile (linear, as numpy's) and maximum."""
     if not samples:
         return {}
     ordered = sorted(samples)

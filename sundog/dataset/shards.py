@@ -160,7 +160,7 @@ _OPERATION = re.compile(r'(?:^|= )\s*"?([a-z_]+\.[a-z_0-9.]+)', re.M)
 
 
 def vocabulary(texts: Iterable[str]) -> dict[str, int]:
-    """Number the operations that modules have, from 1, in the order of their names."""
+    """Give the operations that modules have a number, from 1, in the order of their names."""
     found = {"builtin.module"}
     for text in texts:
         found.update(_OPERATION.findall(text))

@@ -132,7 +132,7 @@ def distances(ctx, LANES: tl.constexpr):
 
 @triton.jit
 def of_rank(matrix, peer, away):
-    """Like `of_peer`, but without a load: Triton does not pipeline addresses that need one."""
+    """Do as `of_peer` without a load: Triton does not pipeline addresses that need one."""
     nbytes: tl.constexpr = matrix.ptr.dtype.element_ty.primitive_bitwidth // 8
     delta = tl.sum(tl.where(tl.arange(0, away.shape[0]) == peer, away, 0), 0) // nbytes
     ptr = matrix.ptr + tl.multiple_of(delta, 256 // nbytes)
@@ -141,7 +141,7 @@ def of_rank(matrix, peer, away):
 
 @triton.jit
 def store_product(matrix, row, col, tile):
-    """Like `store`, in two halves: AMD's compiler stores an accumulator 8 bytes at a time."""
+    """Do as `store`, in two halves: AMD's compiler stores an accumulator 8 bytes at a time."""
     ROWS: tl.constexpr = tile.shape[0]
     HALF: tl.constexpr = tile.shape[1] // 2
     left, right = tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, HALF)), (0, 2, 1)))

@@ -87,7 +87,7 @@ class Link:
     pair_rates: tuple[PairRates, ...] | None = None  # where each pair was measured
 
     def rate_between(self, gpu: int, peer: int, is_read: bool) -> float:
-        """Bytes per second of one pair: as measured, else as all pairs."""
+        """Return a pair's bytes per second: as measured, else as for all pairs."""
         for each in self.pair_rates or ():
             if (each.gpu, each.peer) == (gpu, peer):
                 return each.read if is_read else each.write
@@ -140,7 +140,7 @@ class Hardware:
 
 
 def known() -> list[str]:
-    """Names of the machines that come with the package."""
+    """List the machines that come with the package."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
 
 
@@ -263,7 +263,7 @@ def _value(figure: Any, name: str, where: str) -> Any:
 
 
 def _table(value: Any, name: str, where: str) -> tuple[tuple[float, float], ...]:
-    """Sizes in growing order, each with its rate."""
+    """Return sizes in growing order, each with its rate."""
     try:
         rows = tuple((float(size), float(rate)) for size, rate in value)
     except (TypeError, ValueError):

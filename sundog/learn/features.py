@@ -133,7 +133,7 @@ def _launch(known: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _compiled(known: Mapping[str, Any]) -> dict[str, float]:
-    """Features of the compiled kernel; none where it is not compiled, or failed to."""
+    """Return features of the compiled kernel; none where it is not compiled, or failed to."""
     if not known.get("ttgir_text"):
         return {}
     warps = known["config"].get("num_warps", 4)
@@ -150,7 +150,7 @@ def _compiled(known: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _resident(known: Mapping[str, Any], tile: float) -> dict[str, float]:
-    """Features of all programs that an SM holds at once."""
+    """Return features of all programs that an SM holds at once."""
     warps, programs = known["config"].get("num_warps", 4), math.prod(known["grid"])
     resident = max(known["occupancy"] * 64 / warps, 1)
     waves = programs / (SMS * resident)

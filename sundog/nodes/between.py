@@ -45,7 +45,7 @@ class Transfer:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What gloo says, without its source file and its advice."""
+    """Return what gloo says, without its source file and its advice."""
     text = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])
     return text.partition(". This is typically")[0]
 
@@ -92,7 +92,7 @@ class Between:
     # what is sent
 
     def all_to_all(self, parts: torch.Tensor) -> Transfer:
-        """Part n of the first dimension to machine n; gives what each machine sent here."""
+        """Send part n of the first dimension to machine n; return what each machine sent here."""
         sent = self._bytes(parts)
         got = torch.empty_like(sent)
         works = [self._started(dist.all_to_all_single, got, sent, async_op=True)]
@@ -109,14 +109,14 @@ class Between:
         return self._transfer(works, x, sent, got, (sum(out_splits),))
 
     def all_gather(self, x: torch.Tensor) -> Transfer:
-        """Gives every machine's tensor, one after the other."""
+        """Return every machine's tensor, one after the other."""
         sent = self._bytes(x)
         got = sent.new_empty(self.count * sent.numel())
         works = [self._started(_all_gather, got, sent, async_op=True)]
         return self._transfer(works, x, sent, got, (self.count, *x.shape))
 
     def broadcast(self, x: torch.Tensor, src: int) -> Transfer:
-        """Gives machine src's tensor."""
+        """Return machine src's tensor."""
         sent = self._bytes(x)
         if not self.is_ordered and src != self.node and sent.data_ptr() == x.data_ptr():
             sent = torch.empty_like(sent)  # x itself is only read
@@ -129,7 +129,7 @@ class Between:
         return self._transfer(works, x, sent, sent, x.shape)
 
     def receive(self, like: torch.Tensor, src: int) -> Transfer:
-        """Gives what machine src sends, of the shape and dtype of `like`."""
+        """Return what machine src sends, of the shape and dtype of `like`."""
         got = torch.empty(
             like.numel() * like.element_size(), dtype=torch.uint8, device=self._travels_on
         )

@@ -49,7 +49,7 @@ class RollCall:
         self._thread = _thread(self._answer_all)
 
     def open(self, addresses: list[tuple[str, int]], token: str) -> None:
-        """From here on it can ask and answer: the addresses of all ranks, and their token."""
+        """Let it ask and answer from here on, with all ranks' addresses and their token."""
         self._addresses, self._token = addresses, token
 
     @property
@@ -100,7 +100,7 @@ class RollCall:
         return [found[rank] for rank in ranks]
 
     def _ask_one(self, rank: int, message: Any, limit: float) -> tuple[Any, str]:
-        """Its reply, or none and why."""
+        """Return its reply, or none and why."""
         try:
             with socket.create_connection(self._addresses[rank], limit) as link:
                 link.settimeout(limit)

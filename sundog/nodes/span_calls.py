@@ -62,7 +62,7 @@ def reduce(
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
-    """As World.reduce: an all_reduce of which rank `dst` keeps the result; the others get None."""
+    """Do as World.reduce: an all_reduce whose result rank `dst` keeps; the others get None."""
     world._check_rank(dst)
     target = out if world.rank == dst else None
     result = all_reduce(
@@ -312,7 +312,7 @@ class Product:
     def run_scattered(
         self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig
     ) -> None:
-        """Each machine adds its ranks' products of the rows that a machine's ranks own."""
+        """Add, on each machine, its ranks' products of the rows that a machine's ranks own."""
         fused, own = levels.local.matmul_reduce_scatter, levels.between.node
         by_node = a.chunk(levels.between.count)
         sums = [torch.zeros_like(out) for _ in by_node]

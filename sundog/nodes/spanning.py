@@ -51,7 +51,7 @@ _LOCAL = (
 
 
 def _named(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The method: its checks and allocations, too, may be where a loss on this machine shows."""
+    """Return the method: its checks and allocations, too, may show a loss on this machine."""
 
     @functools.wraps(op)
     def method(world: SpanningWorld, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ class SpanningWorld:
         return [bytes(row[:n].tolist()) for row, n in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
-        """Rank `src`'s value, on every rank."""
+        """Return rank `src`'s value, on every rank."""
         self._check_rank(src)
         mine = value if self.rank == src else None
         return self.exchange(mine, "broadcast_object", pickle=pickle)[src]

@@ -131,7 +131,7 @@ class Clock:
     # kernels
 
     def launched(self, rank: int, at: float) -> float:
-        """When the first programs of a kernel begin that may start at this time."""
+        """Return when a kernel's first programs begin, if they may start at this time."""
         gpu = self.ranks.hardware.gpu
         self._seen[self._gpu(rank)].clear()
         return at + gpu.launch_s + gpu.share_s * (self.ranks.per_gpu - 1)
@@ -198,7 +198,7 @@ class Clock:
             self.wrote(track, [address for _, address in places])
 
     def wrote(self, track: Track, addresses: Iterable[int]) -> None:
-        """Words that others may wait for have another value from now on."""
+        """Note that words that others may wait for have another value from now on."""
         mark = track.now, track, tuple(track.sums)
         for address in addresses:
             self._written[address] = mark
@@ -275,7 +275,7 @@ class Clock:
     def _wait_for(
         self, track: Track, own: float, done: float, bound: str, name: str, owner: int
     ) -> None:
-        """Both the program's own pace and the shared resources hold an access up."""
+        """Hold an access up by the program's own pace and by the shared resources."""
         shared = max(done - track.now, 0.0)
         taken = (own**TOGETHER + shared**TOGETHER) ** (1 / TOGETHER)
         detail = "" if owner == track.rank else f"rank {owner}"
@@ -309,7 +309,7 @@ class Clock:
     def _through_link(
         self, rank: int, owner: int, at: float, nbytes: float, is_read: bool
     ) -> float:
-        """Bytes that a rank reads from another one's memory, or writes there."""
+        """Charge bytes that a rank reads from another one's memory, or writes there."""
         hardware = self.ranks.hardware
         source, target = (owner, rank) if is_read else (rank, owner)
         if hardware.network is not None and source // hardware.gpus != target // hardware.gpus:
@@ -333,7 +333,7 @@ class Clock:
         self._wait_for(track, 2 * nbytes / gpu.sm_rate, done, bound, "atomic", owner)
 
     def _words(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
-        """Words of 8 bytes at the memory that holds them: a few are nothing, a tile is data."""
+        """Charge words of 8 bytes at their memory: a few are nothing, a tile is data."""
         if len(places) <= self.ranks.size:
             return
         owner = places[0][0]

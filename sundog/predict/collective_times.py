@@ -86,7 +86,7 @@ def _pulled(n: float, reread: float, config: Any, ranks: Ranks) -> list[Part]:
 
 
 def _spans(n: float, read: float, config: Any, ranks: Ranks) -> list[Part]:
-    """Programs split by peer; each waits for two flags, per peer if it has several."""
+    """Split programs by peer; each waits for two flags, per peer if it has several."""
     size, sent = ranks.size, n * ranks.size
     parts = max(config.programs // size, 1)
     turns = waves(size * parts, config.programs)
@@ -176,7 +176,7 @@ def all_reduce_one_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
 
 
 def all_reduce_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Words with their flags, to all ranks; poll until all are there.
+    """Send words with their flags to all ranks; poll until all are there.
 
     There is no barrier: ranks whose kernels have started send and poll while others start.
     """
@@ -284,7 +284,7 @@ def quantized_all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> li
 
 
 def _restored(wire: float, nbytes: float, tile: float, rounds: float, ranks: Ranks) -> Part:
-    """What has just arrived comes out of the cache."""
+    """Read what has just arrived out of the cache."""
     return copied(ranks, "restored", Traffic(0, nbytes, wire), Round(tile, tile), rounds)
 
 

@@ -45,8 +45,8 @@ def _product(problem: Any, config: Any, ranks: Ranks, programs: int, factor: flo
 
 
 def _gathered(problem: Any, ranks: Ranks, programs: int, own: bool, ahead: int = 1) -> Part:
-    """All of A to one place of each rank's; with `own`, its own part too. `ahead`: tiles that a
-    program has on their way at once."""
+    """Copy all of A to one place on each rank; with `own`, its own part too. `ahead`: tiles that
+    a program has on their way at once."""
     whole = problem.m * problem.k * _item(problem)
     far = whole * (ranks.size - 1) / ranks.size
     moved = whole if own else far
@@ -67,7 +67,7 @@ def all_gather_matmul_barrier(problem: Any, config: Any, ranks: Ranks) -> list[P
 
 
 def all_gather_matmul_direct(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Blocks of A are read where they are: once for every column of tiles."""
+    """Read blocks of A where they are: once for every column of tiles."""
     part = _product(problem, config, ranks, config.programs, _DIRECT)
     if ranks.is_linked:
         far = problem.m * problem.k * _item(problem) * (ranks.size - 1) / ranks.size
@@ -82,7 +82,7 @@ def all_gather_matmul_direct(problem: Any, config: Any, ranks: Ranks) -> list[Pa
 
 
 def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Some programs fetch, the others multiply what has arrived; or all fetch first."""
+    """Let some programs fetch and the others multiply what has arrived; or let all fetch first."""
     fetchers = min(max(config.fetchers, config.first_fetchers), config.programs)
     flag = barrier(ranks)
     fetch = _gathered(problem, ranks, fetchers, own=False, ahead=_AHEAD)
@@ -96,7 +96,7 @@ def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> lis
 
 
 def _added(problem: Any, config: Any, ranks: Ranks, rows: float, copies: int) -> Part:
-    """Partials of `rows` rows of all ranks, read and added, and the sum stored `copies` times."""
+    """Read and add all ranks' partials of `rows` rows, and store the sum `copies` times."""
     n = rows * problem.n * _item(problem)
     block = min(_GATHER // 4, max(n / config.programs, 1))
     traffic = Traffic(n * ranks.size, n * copies, written_there=n * (copies - 1))
@@ -235,7 +235,7 @@ def all_reduce_rms_norm_two_shot(problem: Any, config: Any, ranks: Ranks) -> lis
 
 
 def all_reduce_rms_norm_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Words with their flags: to the owners of a row's parts, and their sums to all; normalise."""
+    """Send words with flags to the owners of a row's parts, and sums to all; normalise."""
     (row, out), tokens = _row(problem), problem.tokens
     words = tokens * row / 4 * 2 * (ranks.size - 1) / ranks.size
     rounds = waves(tokens, config.programs)
@@ -245,7 +245,7 @@ def all_reduce_rms_norm_low_latency(problem: Any, config: Any, ranks: Ranks) -> 
 
 
 def moe_dispatch_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Number the tokens; barrier; store each to its experts' ranks; barrier."""
+    """Count the tokens; barrier; store each to its experts' ranks; barrier."""
     return [launch(ranks), *_tokens(problem, config, ranks, is_push=True)]
 
 
@@ -260,7 +260,7 @@ def moe_combine_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
 
 
 def _tokens(problem: Any, config: Any, ranks: Ranks, is_push: bool) -> list[Part]:
-    """As if the tokens were spread evenly over the experts."""
+    """Count as if the tokens were spread evenly over the experts."""
     row, one, all_rows = problem.row, problem.max_tokens, problem.max_tokens * problem.topk
     far = all_rows * row * (ranks.size - 1) / ranks.size
     if is_push:

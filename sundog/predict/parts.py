@@ -139,7 +139,7 @@ def barrier(ranks: Ranks, times: float = 1.0, name: str = "barrier") -> Part:
 
 
 def polled(ranks: Ranks, words: float) -> Part:
-    """Words of 8 bytes that a rank exchanges and polls: atomics at the memory that holds them."""
+    """Charge words of 8 bytes that a rank exchanges and polls: atomics at their memory."""
     seconds = ranks.per_gpu * words / ranks.hardware.gpu.poll_rate
     if ranks.is_linked:
         seconds = math.hypot(seconds, 8 * words / ranks.hardware.link.rate)
@@ -163,7 +163,7 @@ def resources(ranks: Ranks, traffic: Traffic) -> list[Part]:
 
 
 def memory_seconds(gpu: Chip, read: float, written: float) -> float:
-    """Between what was measured: reads alone, writes alone, as much of both, which is faster."""
+    """Interpolate what was measured: reads alone, writes alone, both alike, which is faster."""
     both = 2 / gpu.copy_rate
     mostly_read = read / gpu.read_rate + written * (both - 1 / gpu.read_rate)
     mostly_written = read * (both - 1 / gpu.write_rate) + written / gpu.write_rate
@@ -171,7 +171,7 @@ def memory_seconds(gpu: Chip, read: float, written: float) -> float:
 
 
 def _link_seconds(ranks: Ranks, nbytes: float) -> float:
-    """As much comes as goes: every rank does the same at the same time."""
+    """Charge the link: as much comes as goes, since every rank does the same at the same time."""
     link, far = ranks.hardware.link, ranks.off_node
     near = nbytes * (1 - far)
     peers = max((ranks.size - 1) * (1 - far), 1.0)
@@ -182,12 +182,12 @@ def _link_seconds(ranks: Ranks, nbytes: float) -> float:
 
 
 def waves(count: float, workers: float) -> int:
-    """Rounds in which `workers` do `count` things."""
+    """Count the rounds in which `workers` do `count` things."""
     return math.ceil(max(count, 1) / max(workers, 1))
 
 
 def copied(ranks: Ranks, name: str, traffic: Traffic, tile: Round, rounds: float) -> Part:
-    """Programs go over data, each `rounds` tiles; they share memory and links with all others.
+    """Let programs go over data, each `rounds` tiles; they share memory and links with all others.
 
     The first loads only wait; from then on programs wait while others use the resources.
     """
@@ -217,7 +217,7 @@ def product(
 
 
 def dot_rate(gpu: Chip, flops: float, tile: tuple[int, int]) -> float:
-    """Flops per second of one SM in a product of this many, by tiles of this size."""
+    """Return the flops per second of one SM in a product of this many, by tiles of this size."""
     tile_m, tile_n = tile
     speed = 1 / (1 + _THIN * (tile_m + tile_n) / (tile_m * tile_n)) * (1 + _THIN * _THINNEST)
     return _at(gpu.matmul_rate, flops) / gpu.num_sms * speed
@@ -241,7 +241,7 @@ def _at(table: Sequence[tuple[float, float]], size: float) -> float:
 
 
 def together(name: str, parts: Sequence[Part], exponent: float = TOGETHER) -> Part:
-    """Parts that go on at the same moment: more than the longest, less than their sum."""
+    """Join parts that go on at the same moment: more than the longest, less than their sum."""
     longest = max(parts, key=lambda part: part.seconds)
     if longest.seconds <= 0:
         return Part(name, longest.bound, 0.0)
@@ -250,13 +250,13 @@ def together(name: str, parts: Sequence[Part], exponent: float = TOGETHER) -> Pa
 
 
 def beside(name: str, parts: Sequence[Part]) -> Part:
-    """Parts of different programs: hardly more than the longest."""
+    """Join parts of different programs: hardly more than the longest."""
     return together(name, parts, BESIDE)
 
 
 def total(parts: Sequence[Part], late_s: float = 0.0) -> Time:
-    """One part after the other; those before the first wait for peers are over when a late rank
-    comes, so it adds all that it is late by."""
+    """Add one part after the other. Those before the first wait for peers are over when a late
+    rank comes, so it adds all that it is late by."""
     if late_s:
         parts = [*parts, Part("late rank", "latency", late_s)]
     return Time(sum(part.seconds for part in parts), tuple(p for p in parts if p.seconds > 0))

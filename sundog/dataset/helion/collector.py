@@ -49,7 +49,7 @@ Base = str | os.PathLike[str]
 
 
 def collect(kernel: Any, args: Sequence[object], base: Base) -> str | None:
-    """Writes what `kernel` is and its IR graph, without tuning; the run_id, or None if it failed.
+    """Write what `kernel` is and its IR graph, without tuning; return the run_id, or None.
 
     `kernel` is a Helion kernel or a bound one. The CSV gets no row: nothing was measured.
     """
@@ -133,7 +133,7 @@ def record_autotuning(base: Base, inner: Callable[..., Any] = default_autotuner_
 
 
 def _attach_all(autotuner: Any, base: Base) -> None:
-    """To the search inside of a cache, and to those that best-of-k makes."""
+    """Attach to the search inside a cache, and to those that best-of-k makes."""
     if _is_distributed() and dist.get_rank() != 0:
         return  # the ranks tune in lockstep: one of them writes
     _attach(getattr(autotuner, "autotuner", autotuner), base)
@@ -200,7 +200,7 @@ class RecordingLogger(AutotuningLogger):
             _quietly("record a row", lambda: self._row(entry, event))
 
     def record_results(self, results: list[Any]) -> None:
-        """Of a provider that does not log: those that no entry came for since the last batch."""
+        """Record what a provider does not log: what no entry came for since the last batch."""
         for result in results:
             _quietly("record a result", functools.partial(self._result, result))
         self._reported.clear()

@@ -216,7 +216,7 @@ def _branch_output(call: RegionCall, index: Any) -> Any:
 
 
 def _carried(call: RegionCall, siblings: list[RegionCall]) -> Iterator[RegionLink]:
-    """Loop-carried values: `_phi(initial, result i)` names the argument that output i renews."""
+    """Find loop-carried values: `_phi(initial, result i)` names the argument of output i."""
     output, returned = output_of(call.child.graph), _returned(call.child.graph)
     if output is None:
         return
@@ -322,7 +322,7 @@ def symbol_map(device_ir: Any) -> list[dict[str, Any]]:
 def memory_slots(
     graphs: dict[int, Any], root_ids: list[int], calls: dict[int, list[RegionCall]]
 ) -> dict[Node, dict[str, list[int]]]:
-    """Memory operation -> config key -> the slots that it takes, in code generation order."""
+    """Map memory operation and config key to the slots that it takes, in code generation order."""
     slots: dict[Node, dict[str, list[int]]] = {}
     counts: Counter[str] = Counter()
 

@@ -158,7 +158,7 @@ class _ModuleReader:
         return function["outputs"], len(function["inputs"]), self._seen[location]
 
     def _regions(self) -> list[list[MlirBlock]]:
-        """Regions up to `})`; the first `({` is already read."""
+        """Read regions up to `})`; the first `({` is already read."""
         cursor = self._cursor
         regions = [self._region()]
         while cursor.skip(", {"):
@@ -241,7 +241,7 @@ def _resolve(use: str, scope: _Scope) -> MlirOperand | None:
 
 
 def print_module(module: MlirModule) -> str:
-    """Generic-form text that MLIR parses back to the same module, locations included."""
+    """Return generic-form text that MLIR parses back to the same module, locations included."""
     writer = _ModuleWriter()
     writer.name_values(module.operation)
     aliases = [f"{name} = {spell(value)}" for name, value in module.aliases]

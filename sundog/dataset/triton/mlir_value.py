@@ -69,7 +69,7 @@ class Cursor:
         return MlirSyntaxError(f"line {line}: expected {wanted}, found {seen!r}")
 
     def items(self, close: str) -> list[Value]:
-        """Comma-separated values up to `close`; the opening bracket is already read."""
+        """Read comma-separated values up to `close`; the opening bracket is already read."""
         found: list[Value] = []
         while not self.skip(close):
             if found:
@@ -208,7 +208,7 @@ class Cursor:
         return {"kind": "dense", "values": found, "type": self.value()}
 
     def _literals(self, close: str) -> list[Value]:
-        """Numbers as dense attributes hold them: integers and bools, floats as spelled."""
+        """Read numbers as dense attributes hold them: integers and bools, floats as spelled."""
         found: list[Value] = []
         while not self.skip(close):
             if found:

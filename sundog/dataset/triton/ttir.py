@@ -173,7 +173,7 @@ def extract_ttir_graph(
 
 
 def rebuild_module_text(record: IrGraphRecord) -> str:
-    """Generic-form MLIR of the module that the record's nodes and edges describe.
+    """Return generic-form MLIR of the module that the record's nodes and edges describe.
 
     ValueError where they do not describe one. Files in locations have the record's names.
     """
@@ -279,7 +279,7 @@ Link = dict[str, Any]
 
 
 def rebuild_module(record: IrGraphRecord) -> MlirModule:
-    """ValueError or LookupError, with the node concerned, where nodes and edges make no module."""
+    """Raise ValueError or LookupError, with the node, where nodes and edges make no module."""
     return _Rebuilder(record).module()
 
 
