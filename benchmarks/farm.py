@@ -45,7 +45,7 @@ _KINDS = ("ray::_Compiler", "ray::_Measurer")
 def made_up_clock(
     world: World, variants: Sequence[Variant], samples: int, calls: int
 ) -> list[Times]:
-    """Times that depend on the config alone."""
+    """Return times that depend on the config alone."""
     found = []
     for variant in variants:
         digest = hashlib.sha256(variant.name.encode()).digest()

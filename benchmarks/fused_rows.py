@@ -74,7 +74,7 @@ def _grid(op: str, size: int) -> list[str]:
 
 
 def _odd(text: str) -> str:
-    """The same with columns that no vector divides; rows stay, since ranks split them."""
+    """Return the same with columns that no vector divides; rows stay: ranks split them."""
     fields = dict(word.split("=") for word in text.split(","))
     fields["n"] = str(int(fields["n"]) - 1)
     return ",".join(f"{name}={value}" for name, value in fields.items())

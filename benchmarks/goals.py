@@ -142,7 +142,7 @@ def _whole(problem: str) -> int:
 
 
 def _slices(problem: str) -> int:
-    """The same, where `numel` is what of it belongs to one rank."""
+    """Do the same, where `numel` counts one rank's part."""
     return _whole(problem) * int(_field(problem, "size"))
 
 
@@ -236,7 +236,7 @@ def _field(problem: str, name: str) -> str:
 
 
 def _named(problem: str) -> str:
-    """What tells problems apart here."""
+    """Return what tells problems apart here."""
     names = [name for name in ("numel", "m", "n", "k", "size") if f"{name}=" in problem]
     return ", ".join(f"{name}={_field(problem, name)}" for name in names)
 

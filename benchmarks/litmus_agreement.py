@@ -71,7 +71,7 @@ def _between_programs(pairs: list[tuple[Effect, Effect]]) -> bool:
 
 
 def _claimed(litmus: TritonLitmus) -> Outcomes | None:
-    """The page's claim: polls read any coherent write, and all else happens in one order.
+    """Apply the page's claim: polls read any coherent write, all else is in one order.
 
     That excludes what follows from program order, reads-from and coherence in a circle, that is,
     load buffering and 2+2W.

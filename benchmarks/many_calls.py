@@ -105,7 +105,7 @@ _OPS: dict[str, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
 def _rounds(
     world: World, numbers: tuple[int, ...], calls: int, sizes: tuple[int, ...] = _SIZES
 ) -> dict[str, Any]:
-    """Calls on these streams in turn, which begin with another stream on every rank."""
+    """Call on these streams in turn; each rank begins with another stream."""
     mixed = [Mixed(world, number, sizes) for number in numbers]
     world.barrier()
     for _ in range(2):  # plans are made in one order; a new stream narrows those of the others
@@ -251,7 +251,7 @@ def _seconds(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, flo
 
 
 def _timed_call(world: World, op: str, problem: Any) -> tuple[Callable[[], Any], torch.Tensor]:
-    """A plan of its own, so that its launches keep the form that the world had; its output."""
+    """Make a plan and its output; its launches keep the form that the world had."""
     module, form = find(op), world.kernel_mode
     given = module.inputs(world, problem, 0)
     out = room(world, module, problem, given)

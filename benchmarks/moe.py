@@ -125,7 +125,7 @@ def _calls(
 
 
 def _configs(config: Any) -> list[Any]:
-    """This one; twice as many parts; twice and half as many warps, of those that a GPU holds."""
+    """Return this one, one with twice the parts, and those with twice and half the warps."""
     warps = [config.num_warps // 2, 2 * config.num_warps]
     more: list[dict[str, int]] = [{"num_warps": each} for each in warps if 2 <= each <= 16]
     more.append({"parts": 2 * config.parts})
@@ -140,7 +140,7 @@ HEADER = f"{'op':33} {'tokens':>6} {'us':>9} {'all_to_all':>10} {'copying':>9}  
 
 
 def lines_of(row: dict[str, Any]) -> list[str]:
-    """The figures of each algorithm, and the goal that counts for the size."""
+    """Return the figures of each algorithm, and the goal that counts for the size."""
     bare, copy = row["us"][BARE], row["us"][COPY]
     rate = 2 * (256 << 20) / copy if copy else 0.0  # bytes a us
     limit = row["bytes"] / rate if rate else 0.0

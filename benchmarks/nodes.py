@@ -21,7 +21,7 @@ _ROWS = (
 
 
 def best(problem: SpanProblem, hardware: Hardware) -> SpanTime:
-    """The fastest config, as `auto` chooses it."""
+    """Return the fastest config, as `auto` chooses it."""
     shots = (False, True) if problem.op == "all_reduce" else (False,)
     tried = [NodesConfig(chunk, shot) for shot in shots for chunk in _CHUNKS]
     return min((span_time(problem, each, hardware) for each in tried), key=lambda t: t.seconds)

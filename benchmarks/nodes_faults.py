@@ -115,7 +115,7 @@ def judged(case: Case, results: dict[int, Any], struck: float) -> dict[str, Any]
 
 
 def blamed(text: str) -> set[int]:
-    """The ranks that a sentence says are lost."""
+    """Return the ranks that a sentence says are lost."""
     clauses = text.partition("; rank")[0].split(" and ")
     found = [re.fullmatch(r"rank ([\d, ]+) of machine .* died", each) for each in clauses]
     found += [re.fullmatch(r".* does not answer: it has rank ([\d, ]+)", each) for each in clauses]

@@ -110,7 +110,7 @@ def micros(
 def _calls(
     world: World, tokens: int, hidden: int, chosen: list[str]
 ) -> Iterator[tuple[str, Callable[[], Any], Any]]:
-    """These algorithms of both ops, if they take the size, and the unfused form, on one input.
+    """Make calls of both ops' algorithms that take the size, and of the unfused form.
 
     Name, call and config. Beyond a row for each SM also one_shot with two programs on an SM.
     """
@@ -137,7 +137,7 @@ def _one(
     world: World, name: str, module: Any, problem: Any, given: tuple[torch.Tensor, ...],
     config: Any = None,
 ) -> Iterator[tuple[str, Callable[[], Any], Any]]:  # fmt: skip
-    """A plan and its launch, by default with the config that is measured to be best, if it fits."""
+    """Plan with a config, by default the measured best if it fits; return plan and launch."""
     op = name.partition(" ")[0]
     config = config or config_for(op, module, problem, world._target, world.num_sms)
     if module.valid(problem, config) is None:
@@ -176,7 +176,7 @@ HEADER = f"{'hidden':>6} {'tokens':>6}  {'best of ours':22} {'plain':>22} {'unfu
 
 
 def line_of(row: dict[str, Any], world: int) -> str:
-    """The best time of each, and what it says of the goals that count for the size."""
+    """Return each best time, and what it says of the goals that count for the size."""
     ours, plain, unfused = _best(row, OP), _best(row, PLAIN), row["us"].get(UNFUSED, 0.0)
     goals = "; ".join(_verdicts(row, ours, plain, unfused, world))
     return (

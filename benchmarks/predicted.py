@@ -96,7 +96,7 @@ def main(folder: Path, tuned: Path, json_path: str, plot: str, write: bool) -> N
 
 
 def fit_machines(rows: Sequence[Row], machines: dict[str, Hardware]) -> dict[str, Hardware]:
-    """The same machines with the figures that suit the rows which are not held out."""
+    """Fit the machines' figures to the rows that are not held out."""
     rows = [row for row in rows if not row.is_held_out]
     moving = [row for row in rows if "matmul" not in row.op and row.machine == "h200-shared"]
     multiplying = [row for row in rows if "matmul" in row.op]
@@ -142,7 +142,7 @@ def choices(rows: Sequence[Row], predicted: Sequence[float]) -> dict[str, list[f
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of them do not exceed."""
+    """Return the smallest value that `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 

@@ -67,7 +67,7 @@ def is_two_shot(gpus: int, nbytes: float) -> bool:
 
 
 def engine_seconds(hardware: Hardware, gpus: int, nbytes: float, two_shot: bool) -> float:
-    """An all-reduce by the engines' kernel."""
+    """Return the time of an all-reduce by the engines' kernel."""
     ranks = Ranks.on(hardware, gpus)
     return total((_two_shot if two_shot else _one_shot)(ranks, nbytes)).seconds
 

@@ -324,7 +324,7 @@ def _capture(content: dict[str, Any]) -> tuple[str, str]:
 
 
 def _probe(content: dict[str, Any]) -> tuple[str, str]:
-    """`expected` is CAPTURABLE, or the label that a wrong op had before it was probed."""
+    """Show a probe; `expected` is CAPTURABLE, or the label of an op that is known to be wrong."""
     rows = content["rows"]
     columns = list(dict.fromkeys(column for row in rows for column in row["columns"]))
     lines = []
@@ -351,7 +351,7 @@ _TIMES_OVER_NODES = ("hierarchical_s", "gloo_on_host_s")
 
 
 def _nodes(content: dict[str, Any]) -> tuple[str, str]:
-    """Groups of processes on one GPU that stand for machines: what had gloo's bits, and times."""
+    """Show groups of processes on one GPU that stand for machines: equal to gloo, and times."""
     rows = [
         [f"{each['numel']:,}", *(f"{1e3 * each[name]:.2f}" for name in _TIMES_OVER_NODES)]
         for each in content["times"]
@@ -375,7 +375,7 @@ _SECTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
 
 
 def _noted(table: str, content: dict[str, Any]) -> str:
-    """A table, and what was added by hand: why something failed, how it was made."""
+    """Return a table, and what was added by hand: why something failed, how it was made."""
     note = content.get("note", "")
     return f"{table}\n\n{note}" if note else table
 

@@ -33,7 +33,7 @@ Make = Callable[[], Call]
 
 
 def _define_empty() -> torch.library.Library:
-    """An op of the same signature, with a formula, whose kernel only makes its output."""
+    """Make an op of the same signature, with a formula, whose kernel only makes its output."""
     library = torch.library.Library("sundog_benchmark", "DEF")
     library.define("empty(Tensor x, str op, str algo, str world) -> Tensor")
     for device in ("CPU", "CUDA"):
@@ -122,7 +122,7 @@ def _captured(world: World, call: Call, x: Tensor) -> Call:
 
 
 def _compared(world: World, makers: tuple[Make, Make], x: Tensor) -> list[str]:
-    """The median of the call, of the empty op and of their difference, or what a rank raised.
+    """Return medians of the call, the empty op and their difference, or what a rank raised.
 
     Samples of the two alternate: what slows the machine down for a while then slows both.
     """

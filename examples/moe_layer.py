@@ -22,7 +22,7 @@ import sundog
 def grouped_kernel(
     x, w, y, counts, slots, hidden, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """A program for ROWS slots of one source, COLS columns, of one expert; nothing, if empty."""
+    """Multiply ROWS slots of one source by COLS columns of one expert; nothing, if empty."""
     tiles = tl.cdiv(slots, ROWS)
     source, first = tl.program_id(0) // tiles, (tl.program_id(0) % tiles) * ROWS
     expert = tl.program_id(2)
@@ -53,7 +53,7 @@ def grouped(x: torch.Tensor, w: torch.Tensor, counts: torch.Tensor) -> torch.Ten
 def dense(
     x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The same layer with all experts in one place."""
+    """Compute the same layer with all experts in one place."""
     products = torch.einsum("th,ehn->etn", x.float(), w.float()).to(x.dtype).float()
     chosen = products[ids, torch.arange(x.shape[0])[:, None]]
     return (weights[..., None] * chosen).sum(1).to(x.dtype)

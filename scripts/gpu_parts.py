@@ -28,7 +28,7 @@ class Part:
     seconds: float = 0.0
 
     def shared(self, count: int) -> list[Part]:
-        """The same tests, a share of them in each of several runs."""
+        """Split the same tests over several runs."""
         return [
             dataclasses.replace(self, name=f"{self.name}{n}", share=f"{n}/{count}", outcomes={})
             for n in range(count)

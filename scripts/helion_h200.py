@@ -245,7 +245,7 @@ def _check_ir(kernel: Any, args: tuple[Any, ...]) -> None:
 
 
 def report(base: Path) -> int:
-    """Reads and validates the three files; 1 if anything is wrong. The table comes last."""
+    """Read and validate the three files; 1 if anything is wrong. The table comes last."""
     try:
         from sundog.dataset.reader import read
         from sundog.dataset.validate import validate

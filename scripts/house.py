@@ -92,7 +92,7 @@ class House:
         return {n: min(e) for n, e in sorted(single.items()) if not self.modules[n].is_init}
 
     def closure(self, name: str) -> set[str]:
-        """A module and all that importing it reads, without __init__ files."""
+        """Return a module and all that importing it reads, without __init__ files."""
         found, left = set(), [name]
         while left:
             each = left.pop()

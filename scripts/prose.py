@@ -4,11 +4,13 @@
     python scripts/prose.py --count     # a table of matches per folder, of all files
 
 Each phrase comes with what to write instead. Names of things are not looked at: in Python only
-comments and strings are.
+comments and strings are. In the package a function's docstring must also begin with a verb; ruff's
+D401 finds most that do not, and this check the rest.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tokenize
@@ -40,6 +42,13 @@ PHRASES = {
     r"for so \w+ a": "for this size",
 }
 _PATTERN = re.compile("|".join(rf"(\b(?:{each})\b)" for each in PHRASES), re.I)
+# What a function's docstring must not begin with.
+_OPENING = re.compile(
+    r"(?:Whether|What|Which|Why|Who|How|Where|When|Is|Are|Was|Does|Has|Have|Can|Could|Would|Did|The"
+    r"|An?|Every|Each|All|This|Its|Those|No|Another|Any|Two|Both|Some|Of|As|In|From|By|For|Without"
+    r"|After|Like|On|With|At|To|Between|Before|Until|Nothing|Nobody|None|True|False|It|ValueError"
+    r"|Rows|Bytes|Words|Elements|Tiles|Programs|Memory|Seconds)\b"
+)
 _NAME = re.compile(r"[\"'{`]\w+[\"'}`]")  # a word in quotes or braces is a name, not prose
 
 IN_SCOPE = (
@@ -56,6 +65,7 @@ def main(words: list[str]) -> int:
         print(table())
         return 0
     found = [line for path in files(IN_SCOPE) for line in matches(path)]
+    found += [line for path in files(("sundog",)) for line in openings(path)]
     print("\n".join(found) or "prose: nothing to report")
     return 1 if found else 0
 
@@ -81,6 +91,21 @@ def matches(path: Path) -> Iterator[str]:
             number = line + text.count("\n", 0, match.start())
             instead = advice[(match.lastindex or 1) - 1]
             yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r}: write {instead}"
+
+
+def openings(path: Path) -> Iterator[str]:
+    """Yield a line for every docstring of a function that does not begin with a verb."""
+    tree = ast.parse(path.read_text()) if path.suffix == ".py" else ast.Module([], [])
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or any(map(_is_property, node.decorator_list)):
+            continue
+        if first := _OPENING.match(ast.get_docstring(node) or ""):
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            yield f"{where}: the docstring of {node.name} begins with {first[0]!r}: write a verb"
+
+
+def _is_property(decorator: ast.expr) -> bool:
+    return "property" in ast.unparse(decorator)
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:

@@ -35,6 +35,22 @@ def test_a_phrase_is_found_with_its_line(text, phrase, tmp_path, monkeypatch):
     assert line.startswith(f"a.py:{number}: {phrase!r}: write ")
 
 
+def test_docstrings_of_the_package_begin_with_a_verb():
+    found = [line for path in prose.files(("sundog",)) for line in prose.openings(path)]
+    assert found == []
+
+
+def test_a_docstring_without_a_verb_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text(
+        'def wrong():\n    """Whether it is."""\n\n\n'
+        'def right():\n    """Return whether it is."""\n\n\n'
+        '@property\ndef size():\n    """The number of ranks."""\n'
+    )
+    (line,) = prose.openings(tmp_path / "a.py")
+    assert line == "a.py:1: the docstring of wrong begins with 'Whether': write a verb"
+
+
 def test_names_and_links_are_not_prose(tmp_path, monkeypatch):
     monkeypatch.setattr(prose, "ROOT", tmp_path)
     (tmp_path / "a.py").write_text("behind = told = 1  # peers behind a real link\n")

@@ -143,7 +143,7 @@ def by_networks(part: Part, kernels: list[str], split: str, file: Path | None) -
 
 
 def hidden_kernels(split: str) -> float:
-    """A kernel's number says nothing of a kernel that is not in the training part."""
+    """Drop a kernel's number: it says nothing of a kernel outside the training part."""
     return 1.0 if split == "kernel" else SETTINGS.hide_kernel
 
 
@@ -156,7 +156,7 @@ def _average(predicted: list[numpy.ndarray], part: Part) -> numpy.ndarray:
 
 
 def by_nearest_shape(part: Part) -> numpy.ndarray:
-    """A config's time over the best on the nearest shape of the same kernel that has it."""
+    """Rate a config by its time over the best on the kernel's nearest shape that has it."""
     train, test = part.rows[~part.test], part.rows[part.test]
     known: dict[str, list[tuple[dict[str, Any], str, dict[str, float]]]] = {}
     for key, group in train.assign(target=part.target[~part.test]).groupby(TASK):

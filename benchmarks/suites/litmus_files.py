@@ -160,7 +160,7 @@ def _term(tokens: list[str], program: Litmus) -> Callable[[Ending], bool]:
 
 
 def _values(token: str, program: Litmus) -> Callable[[Ending], set[int]]:
-    """The values a token may have in an outcome; a place may end with one of several."""
+    """Return the values that a token may have in an outcome; there may be several."""
     if match := re.fullmatch(r"P?(\d+)\s*:\s*(r\d+)", token):
         thread, register = int(match[1]), match[2]
         return lambda outcome: {outcome.registers[thread].get(register, 0)}

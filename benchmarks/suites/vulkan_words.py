@@ -64,7 +64,7 @@ class Vulkan:
         return Update(operands[0], operands[1], op, operand(operands[2]), sem, scope)
 
     def _check_plain(self, parts: list[str]) -> None:
-        """A plain access must be made available and visible to every thread of the test."""
+        """Require a plain access to be available and visible to every thread of the test."""
         if "av" in parts or "vis" in parts:
             self._reach(self._scope(parts))
         elif "nonpriv" not in parts:

@@ -124,7 +124,7 @@ def _top_inputs(shape: Shape, dtype: torch.dtype, device: str) -> Args:
 
 
 def _picked(args: Args) -> list[torch.Tensor]:
-    """The values, and what the indices point to: equal values may come in any order."""
+    """Return the values, and what the indices point to: equal ones may come in any order."""
     value = args["value"] if "value" in args else args["values"]
     index = args["index"][:, None] if "index" in args else args["indices"]
     found = args["x"].float().gather(1, index.long().clamp(0, args["n"] - 1))
