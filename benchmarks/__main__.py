@@ -210,7 +210,7 @@ def trace(
 @app.command()
 def gemm(
     samples: Annotated[int, typer.Option(min=1, help="per variant")] = 30,
-    unaligned: Annotated[bool, typer.Option(help="sizes that are no multiple of 8")] = False,
+    unaligned: Annotated[bool, typer.Option(help="sizes that are not multiples of 8")] = False,
     json: Json = "",
 ) -> None:
     """Compare the matrix product that the fused kernels share with torch.mm."""

@@ -38,7 +38,7 @@ PHRASES = {
     r"whoever": "name the reader",
     r"(?:what|something) (?:becomes|became|came) of": "say what happened",
     r"he has|of his own": "name the caller",
-    r"is no (?:op|name|module|function|power)": "is not a",
+    r"(?:is|are) no (?:op|name|module|function|power|multiples?|class|register|world)": "is not a",
     r"for so \w+ a": "for this size",
 }
 _PATTERN = re.compile("|".join(rf"(\b(?:{each})\b)" for each in PHRASES), re.I)

@@ -133,7 +133,7 @@ def init(
     name = _chosen(backend, _UNDER_TORCHRUN)
     module = load(name)
     if not module.CAPABILITIES.processes:
-        raise ValueError(f"sundog.init: ranks of backend {name!r} are no processes: use sundog.run")
+        raise ValueError(f"sundog.init: ranks of {name!r} are not processes: use sundog.run")
     from .backends._groups import members_of
     from .nodes.spanning import open_world
 

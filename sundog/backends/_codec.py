@@ -187,7 +187,7 @@ class _Reader:
             about, content = self._sequence(depth), self.read(depth + 1)
             make: Callable[..., Any] = _tensor if tag == b"x" else _array
             return make(*about, content)
-        raise _Unreadable(f"{tag!r} is no tag")
+        raise _Unreadable(f"{tag!r} is not a known tag")
 
     def _floating(self, dtype: str) -> float | complex:
         value: float | complex = np.frombuffer(self._bytes(np.dtype(dtype).itemsize), dtype)[
@@ -218,7 +218,7 @@ class _Reader:
 def _dtype(data: bytes) -> torch.dtype:
     name = data.decode()
     if name not in _DTYPES:
-        raise _Unreadable(f"{name!r} is no dtype of this torch")
+        raise _Unreadable(f"{name!r} is not a dtype of this torch")
     return _DTYPES[name]
 
 
@@ -289,7 +289,7 @@ def _member(about: list) -> enum.Enum:
         not (isinstance(kind, type) and issubclass(kind, enum.Enum))
         or member not in kind._member_map_
     ):
-        raise _Unreadable(f"{module}.{name}.{member} is no member of an enum that is imported here")
+        raise _Unreadable(f"{module}.{name}.{member} is not in an enum that is imported here")
     return kind._member_map_[member]
 
 
@@ -298,7 +298,7 @@ def _instance(about: list) -> Any:
     kind = _class(module, name)
     names = _names(kind) if isinstance(kind, type) else None
     if names is None or len(names) != len(values):
-        raise _Unreadable(f"{module}.{name} is no class of {len(values)} fields imported here")
+        raise _Unreadable(f"{module}.{name} is not a class of {len(values)} fields imported here")
     if issubclass(kind, tuple):
         return tuple.__new__(kind, values)
     made = object.__new__(kind)

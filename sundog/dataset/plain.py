@@ -45,7 +45,7 @@ class _Walk:
     def value(self, value: Any) -> Any:
         self._count += 1
         if self._count > _MAX_VALUES:
-            raise ValueError(f"more than {_MAX_VALUES} values are no record")
+            raise ValueError(f"more than {_MAX_VALUES} values are too many for a record")
         if value is None or isinstance(value, (bool, int)):
             return _number(value)
         if isinstance(value, float):

@@ -1,6 +1,6 @@
 """Load and store 16 bytes at a time, whatever the addresses: a span of memory as whole chunks.
 
-A store can be 16 bytes wide only at a multiple of 16. Where a span's source is no multiple of 16
+A store can be 16 bytes wide only at a multiple of 16. Where a span's source is not a multiple of 16
 when its destination is one, a chunk of the destination lies in two chunks of the source. Both are
 loaded, wide, and shifted together; the second one comes from the cache, where a neighbour's first
 one put it. The elements that are in no whole chunk, fewer than 64 bytes, are the span's ends.

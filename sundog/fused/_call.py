@@ -53,7 +53,7 @@ def by_rows(
     room, rows = None if out is None else _rows_of(out), _rows_of(a)
     if out is not None and room is None:
         raise ValueError(
-            f"{op}: out of shape {tuple(out.shape)} and strides {out.stride()} is no view of rows; "
+            f"{op}: out of shape {tuple(out.shape)} and strides {out.stride()} has no row view; "
             "pass one that is contiguous"
         )
     if rows is None:

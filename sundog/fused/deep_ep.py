@@ -94,7 +94,7 @@ class Buffer:
     ) -> None:  # fmt: skip
         if not hasattr(group, "moe_dispatch"):
             raise ValueError(
-                f"Buffer: {type(group).__name__} is no world; pass sundog.init(group=group)"
+                f"Buffer: {type(group).__name__} is not a world; pass sundog.init(group=group)"
             )
         self.world, self.rank, self.group_size = group, group.rank, group.size
 
@@ -211,7 +211,7 @@ def _nothing() -> None:
 def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows in FP8 and a scale for each 128 columns."""
     if x.shape[1] % _GROUP:
-        raise ValueError(f"use_fp8: hidden {x.shape[1]} is no multiple of {_GROUP}")
+        raise ValueError(f"use_fp8: hidden {x.shape[1]} is not a multiple of {_GROUP}")
     grouped = x.float().view(len(x), -1, _GROUP)
     scales = grouped.abs().amax(-1).clamp(min=_LEAST) / _LIMIT
     rows = (grouped / scales[..., None]).clamp(-_LIMIT, _LIMIT).to(torch.float8_e4m3fn)

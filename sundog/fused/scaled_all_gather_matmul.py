@@ -42,7 +42,7 @@ class Problem(all_gather_matmul.Problem):
 def valid(problem: Problem, config: Config) -> str | None:
     blocks = problem.shard == "k" and problem.scaling == "block"
     if blocks and problem.shard_shape[1] % _scaled.BLOCK.value:
-        return f"{problem.shard_shape[1]} columns of a rank's A are no multiple of 128"
+        return f"{problem.shard_shape[1]} columns of a rank's A are not a multiple of 128"
     return all_gather_matmul.unsplit(problem) or _scaled.valid(problem, config)
 
 

@@ -288,7 +288,7 @@ def _pair_table(value: Any, name: str, where: str) -> tuple[PairRates, ...]:
 
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{where}: {name} is {value!r}, expected a text")
+        raise ValueError(f"{where}: {name} is {value!r}, expected text")
     return value
 
 
@@ -339,7 +339,7 @@ def _check_pairs(made: Hardware, where: str) -> None:
     for each in made.link.pair_rates or ():
         pair = f"{where}: link.pair_rates: GPU {each.gpu} and peer {each.peer}"
         if each.gpu == each.peer or not {each.gpu, each.peer} <= set(range(made.gpus)):
-            raise ValueError(f"{pair} are no pair of {made.gpus} GPUs")
+            raise ValueError(f"{pair} are not a pair of {made.gpus} GPUs")
         if max(each.read, each.write) > made.link.rate:
             raise ValueError(
                 f"{pair} have {max(each.read, each.write):.3g}, more than link.rate "

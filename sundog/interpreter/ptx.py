@@ -152,7 +152,7 @@ class _Block:
         if isinstance(operand, tuple):
             return as_type(self._joined(operand, kind, instruction), kind)
         if not isinstance(operand, Register):
-            raise instruction.refused("an address is no value")
+            raise instruction.refused("expected a value, not an address")
         return as_type(self.bits(operand.name, instruction), kind)
 
     def bits(self, name: str, instruction: PtxInstruction) -> np.ndarray:
@@ -196,7 +196,7 @@ class _Block:
                 self.write_bits(part, bits >> np.uint64(place) * width & low, kind, instruction)
             return
         if not isinstance(operand, Register):
-            raise instruction.refused("the destination is no register")
+            raise instruction.refused("the destination is not a register")
         if operand.name == "_":
             return
         self._check(operand.name, instruction)

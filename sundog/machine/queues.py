@@ -64,7 +64,7 @@ class Streams:
         """Run what comes onto the stream from now on after the event. The host does not wait."""
         if not isinstance(event, Event) or event.rank != stream.rank:
             raise ValueError(
-                f"wait_event on rank {stream.rank}: {event} is no event of this rank. An event "
+                f"wait_event on rank {stream.rank}: {event} is not an event of this rank. An event "
                 "orders the streams of the rank that recorded it; ranks meet in kernels."
             )
         recording = self._machine.host.recording

@@ -162,7 +162,7 @@ class Memory:
             if start <= first and last < end:
                 return [addresses - np.uint64(start) + np.uint64(base) for base in ranks]
         raise BadAccess(
-            f"multimem at {first:#x}: that is no multicast address. Pass the multicast_ptr of a "
+            f"multimem at {first:#x}: that is not a multicast address. Pass the multicast_ptr of a "
             "symmetric memory handle, plus an offset inside the tensor."
         )
 

@@ -168,7 +168,7 @@ def _load(path: str) -> Any:
     try:
         return json.loads(text, parse_constant=lambda word: None)
     except RecursionError:
-        raise ValueError(f"{path} is nested too deeply: no file of ours is") from None
+        raise ValueError(f"{path} is nested too deeply for a file that sundog wrote") from None
     except json.JSONDecodeError as error:
         cut = " It ends too early: was the command that wrote it interrupted?"
         more = cut if error.pos >= len(text.rstrip()) - 1 else ""
@@ -194,7 +194,7 @@ def read_text(path: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text, so it is no file of ours") from None
+        raise ValueError(f"{path} is not text, so sundog did not write it") from None
 
 
 # A dataset's base: each tuning run, and the IR graphs of its best and first configs. A graph keeps

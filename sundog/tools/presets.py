@@ -85,7 +85,7 @@ def preset(name: str, op: str) -> tuple[list[str], int]:
     op = op.partition(".")[0]
     shapes = _shapes(op, MODELS[model_name], int(ranks))
     if not shapes:
-        raise ValueError(f"--preset {name}: {op} is no part of a tensor-parallel layer")
+        raise ValueError(f"--preset {name}: {op} is not part of a tensor-parallel layer")
     return [_text({**shape, "dtype": "bfloat16"}) for shape in shapes], int(ranks)
 
 

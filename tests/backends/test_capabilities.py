@@ -58,7 +58,7 @@ def test_what_a_backend_cannot_do_is_refused(options: dict, words: str) -> None:
 
 
 def test_init_needs_ranks_that_are_processes() -> None:
-    with pytest.raises(ValueError, match=r"backend 'sim' are no processes: use sundog\.run"):
+    with pytest.raises(ValueError, match=r"ranks of 'sim' are not processes: use sundog\.run"):
         sundog.init("sim")
 
 

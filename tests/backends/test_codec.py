@@ -160,7 +160,7 @@ def test_only_classes_that_are_their_fields_are_looked_up(module: str, name: str
     new = [encode(text)[8:] for text in (module, name)]
     forged = real.replace(old[0], new[0]).replace(old[1], new[1])
     assert forged != real
-    with pytest.raises(BadValue, match="is no class of 4 fields imported here"):
+    with pytest.raises(BadValue, match="is not a class of 4 fields imported here"):
         decode(forged)
 
 

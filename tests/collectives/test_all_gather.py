@@ -22,7 +22,7 @@ from .moving import DTYPES, SMALL, joined, part, same
 
 Run = Callable[..., list]
 ALGOS = ("push", "pull", "partitioned")
-# 0, 1, primes, ends that are no multiple of 16 bytes, exactly a tile, exactly all tiles and more
+# 0, 1, primes, ends that are not a multiple of 16 bytes, exactly a tile, exactly all tiles and more
 CASES = [
     (0, torch.float32), (1, torch.uint8), (37, torch.bfloat16), (211, torch.int8),
     (64, torch.float32), (1024, torch.int16), (1031, torch.float32),

@@ -1,4 +1,4 @@
-"""Sizes and addresses that are no multiples of 16 bytes: the same bits, and wide accesses."""
+"""Sizes and addresses that are not multiples of 16 bytes: the same bits, and wide accesses."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def padded_matrix(rows: int, cols: int, order: str, descriptors: bool = True) ->
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 def test_a_copy_where_rows_are_not_aligned_and_none_elsewhere(run: Run, layout: str) -> None:
-    """39 x 53 and 53 x 71: whichever dimension is contiguous, a row is no multiple of 16 bytes."""
+    """39 x 53 and 53 x 71: whatever dimension is contiguous, rows are not multiples of 16 bytes."""
 
     def main(world: sundog.World) -> None:
         shapes = [(39, 53), (53, 71)]

@@ -33,7 +33,7 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 def by_k(size: int, m: int = 40, n: int = 16, k: int = 24, dtype: torch.dtype = F16) -> Problem:
-    """Three rows of tiles, which are no multiple of the group; two blocks of K on every rank."""
+    """Three rows of tiles, which are not a multiple of the group; two blocks of K on every rank."""
     return Problem(m, n, k * size, dtype, size, "k")
 
 

@@ -134,8 +134,8 @@ def test_what_is_refused() -> None:
         return told
 
     (told,) = sundog.run(main, 1, "sim")
-    assert told[0] == "Buffer: str is no world; pass sundog.init(group=group)"
+    assert told[0] == "Buffer: str is not a world; pass sundog.init(group=group)"
     assert told[1] == "combine: x has 1 rows, the dispatch returned 4"
     assert "topk_idx is (4, 1)" in told[2]
-    assert told[3] == "use_fp8: hidden 40 is no multiple of 128"
+    assert told[3] == "use_fp8: hidden 40 is not a multiple of 128"
     assert told[4] == "dispatch: a cached handle is not taken; pass topk_idx again"

@@ -84,7 +84,7 @@ def test_blocks_of_a_rank_that_end_inside_a_block_are_refused(run: Run) -> None:
     def main(world: World) -> None:
         a, b = torch.ones(4, 64).to(E4M3), torch.ones(16, 128).to(E4M3).T
         scales = torch.ones(4, 1), torch.ones(1, 1)
-        with pytest.raises(ValueError, match="64 columns of a rank's A are no multiple of 128"):
+        with pytest.raises(ValueError, match="64 columns of a rank's A are not a multiple of 128"):
             world.scaled_all_gather_matmul(a, b, *scales, algo="barrier")
 
     run(main, 2)

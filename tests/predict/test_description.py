@@ -86,7 +86,7 @@ WRONG = [
     (_set([[0, 1]], "link", "pairs"), "link.pairs: GPUs 0 and 2 do not reach each other"),
     (_pairs([[0, 1]]), "link.pair_rates: expected a list of [GPU, peer, read, write, copy]"),
     (_pairs([[0, 1, 1e10, 0, 1e10]]), "link.pair_rates: expected a list of [GPU, peer, read"),
-    (_pairs([[0, 8, 1e10, 1e10, 1e10]]), "GPU 0 and peer 8 are no pair of 8 GPUs"),
+    (_pairs([[0, 8, 1e10, 1e10, 1e10]]), "GPU 0 and peer 8 are not a pair of 8 GPUs"),
     (_pairs([[0, 1, 9e12, 1e10, 1e10]]), "GPU 0 and peer 1 have 9e+12, more than link.rate"),
 ]
 

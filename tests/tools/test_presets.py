@@ -47,7 +47,7 @@ def test_the_shapes_of_a_layer() -> None:
 def test_a_name_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"did you mean llama3-70b-tp8\?"):
         presets.preset("llama-70b-tp8", "all_reduce")
-    with pytest.raises(ValueError, match="send is no part"):
+    with pytest.raises(ValueError, match="send is not part"):
         presets.preset("llama3-8b-tp2", "send")
 
 

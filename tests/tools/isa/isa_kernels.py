@@ -72,7 +72,7 @@ def _push(x, out, ctx, flags, numel, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _copy_whole(x, out, numel, BLOCK: tl.constexpr):
-    """One masked loop: narrow as soon as the size is no multiple of 16."""
+    """One masked loop: narrow as soon as the size is not a multiple of 16."""
     for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, mask=at < numel), mask=at < numel)
