@@ -102,7 +102,19 @@ def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], b
     for tensor in tensors:
         nbytes |= tensor.data_ptr()
     kind = _KINDS[nbytes & 3]
-    return [tensor.view(kind) for tensor in tensors], nbytes % WIDE.value == 0
+    try:
+        return [tensor.view(kind) for tensor in tensors], nbytes % WIDE.value == 0
+    except RuntimeError:  # torch looks at strides and at offsets in the storage, not at addresses
+        return _odd_words(nbytes, tensors)
+
+
+def _odd_words(nbytes: int, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """As `as_words`: for empty tensors, one element with a stride, a storage at an odd address."""
+    flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
+    for tensor in flat:
+        nbytes |= int(tensor.storage_offset()) * tensor.itemsize
+    kind = _KINDS[nbytes & 3]
+    return [tensor.view(kind) for tensor in flat], nbytes % WIDE.value == 0
 
 
 def random_tensor(

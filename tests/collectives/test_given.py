@@ -232,3 +232,29 @@ def test_the_slots_of_an_unequal_gather_have_no_mutant_that_survives() -> None:
     assert len(slots) >= 5
     survived = [o for o in mutate(_unequal, 2, slots, schedules=10) if not o.killed_by]
     assert not survived, "\n".join(o.mutant.diff for o in survived)
+
+
+def awkward(kind: str, rank: int) -> torch.Tensor:
+    """Contiguous to torch, which yet refuses to view it as words: by its stride or its offset."""
+    if kind == "one element with a stride":
+        return torch.tensor([[rank + 0.5, 9.0]], dtype=torch.float64)[:, 0]
+    if kind == "an empty part of bytes":
+        return torch.full((4 * rank + 3,), rank, dtype=torch.int8)[3:]
+    base = torch.frombuffer(bytearray(64), dtype=torch.uint8, offset=1)
+    shift = -base.data_ptr() % 4  # the address is a multiple of 4, its place in the storage is not
+    return base[shift or 4 :][:8].fill_(rank + 1)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    "kind", ["one element with a stride", "an empty part of bytes", "a storage at an odd address"]
+)
+def test_tensors_that_torch_does_not_view_as_words(run: Run, kind: str) -> None:
+    def main(world: sundog.World) -> None:
+        parts = [awkward(kind, rank) for rank in range(world.size)]
+        splits = [len(each) for each in parts]
+        given = {"splits": splits} if "empty" in kind else {}
+        found = world.all_gather(parts[world.rank], **given)
+        assert found.tolist() == torch.cat(parts).tolist()
+
+    run(main, 2)
