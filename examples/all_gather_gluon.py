@@ -1,7 +1,7 @@
 """One all-gather in two languages: Triton and Gluon, by one switch.
 
-Only the module differs that a kernel takes its verbs from, `memory` and `signal` or `gluon`, and
-that a Gluon tile says which thread holds what. On a simulated world both run on a CPU.
+The two kernels differ in two things: the module of their verbs (`memory` and `signal`, or `gluon`),
+and a Gluon tile says which thread holds what. On a simulated world both run on a CPU.
 
     python examples/all_gather_gluon.py triton
     python examples/all_gather_gluon.py gluon

@@ -2,6 +2,7 @@
 
     python scripts/house.py             # the figures; tests/test_house.py holds them to its budgets
     python scripts/house.py --goals     # the goals of the redesign, as a table
+    python scripts/house.py --since REV     # lines by folder, in files of REV and in newer ones
 
 Lines are physical lines. Imports inside functions count; those for type checking do not.
 """
@@ -9,6 +10,7 @@ Lines are physical lines. Imports inside functions count; those for type checkin
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,8 +34,8 @@ class Module:
     @property
     def folder(self) -> str:
         """The package's top folders one by one, the tools' too; "(top)" for its own files."""
-        parts = self.path.relative_to(ROOT / PACKAGE).parts[:-1]
-        return "/".join(parts[:2]) or "(top)"
+        _, *parts = self.name.split(".")
+        return "/".join((parts if self.is_init else parts[:-1])[:2]) or "(top)"
 
     @property
     def is_init(self) -> bool:
@@ -171,6 +173,8 @@ def main(words: list[str]) -> None:
     house = House.read()
     if words == ["--goals"]:
         print(goals(house))
+    elif words[:1] == ["--since"]:
+        print(account(house, added_since(words[1])))
     else:
         _print_all(house)
 
@@ -199,6 +203,29 @@ def goals(house: House) -> str:
     ]
     lines = [f"| {what} | {now} | {goal} |" for what, now, goal in rows]
     return "\n".join(["| | now | goal |", "|---|--:|--:|", *lines])
+
+
+def added_since(revision: str) -> set[Path]:
+    """Return the files that commits after a revision added; a renamed file is not new."""
+    command = ["git", "log", "-M", "--diff-filter=A", "--name-only", "--format="]
+    shown = subprocess.run(
+        [*command, f"{revision}..HEAD", "--", PACKAGE],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    return {ROOT / line for line in shown.splitlines()}
+
+
+def account(house: House, added: set[Path]) -> str:
+    """Return a table of files and lines by folder, older and newer, as Markdown."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for module in house.modules.values():
+        for folder in (module.folder, "all"):
+            at = 2 if module.path in added else 0
+            counts[folder][at] += 1
+            counts[folder][at + 1] += module.lines
+    rows = [f"| {folder} | {' | '.join(map(str, each))} |" for folder, each in counts.items()]
+    head = ["| | files | lines | newer files | their lines |", "|---|--:|--:|--:|--:|"]
+    return "\n".join(head + sorted(rows))
 
 
 def _print_all(house: House) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-from house import House
+from house import House, account
 
 from sundog.checker.rules import WATCHING
 from sundog.ops.op import FUNCTIONS, OPS
@@ -116,3 +116,10 @@ def test_the_counting_itself(tmp_path: Path) -> None:
     assert small.one_importer == {"sundog.a.three": "sundog.b.two", "sundog.b.two": "sundog.a.one"}
     assert small.closure("sundog.a.one") == {"sundog.a.one", "sundog.b.two"}
     assert small.wide_kernels == {"sundog.b.three.k": 3}
+    rows = account(small, {tmp_path / "sundog/a/three.py"}).splitlines()
+    assert rows[2:] == [
+        "| (top) | 1 | 0 | 0 | 0 |",
+        "| a | 2 | 2 | 1 | 2 |",
+        "| all | 6 | 9 | 1 | 2 |",
+        "| b | 3 | 7 | 0 | 0 |",
+    ]
