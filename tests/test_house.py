@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -50,6 +51,7 @@ COLLIDING_CLASSES = 5  # `Problem` and `Config` are names that every op has
 ONE_IMPORTER = 35  # without what a table names
 CLOSURE = 12  # files that a collective's import reads
 KERNEL_ARGUMENTS = 12
+TEST_NAME = 60  # characters; the docstring has room for a sentence
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,13 @@ def test_a_collective_reads_few_files(house: House) -> None:
 def test_kernels_have_few_arguments(house: House) -> None:
     """A NamedTuple counts as its fields."""
     assert not {n: c for n, c in house.wide_kernels.items() if c > KERNEL_ARGUMENTS}
+
+
+def test_names_of_tests_are_short() -> None:
+    texts = [path.read_text() for path in Path(__file__).parent.rglob("*.py")]
+    names = [name for text in texts for name in re.findall(r"^ *def (test_\w+)", text, re.M)]
+    assert len(names) > 1000
+    assert not [name for name in names if len(name) > TEST_NAME]
 
 
 def test_the_counting_itself(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_race_is_reported_with_its_line_and_the_repair():
 
 
 @pytest.mark.sim_only
-def test_the_report_on_a_foreign_kernel_names_the_idiom_and_the_smallest_repair():
+def test_a_report_names_the_idiom_and_the_smallest_repair():
     tutorial = runpy.run_path(str(ROOT / "tutorials/09_check_a_kernel_you_have.py"))
     report = tutorial["report_of_the_bug"]()
     signals = "Idiom: atom.global.relaxed.sys.cas.b32 signals, then atom.global.acquire.sys.cas.b32"

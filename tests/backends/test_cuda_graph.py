@@ -269,7 +269,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 @pytest.mark.parametrize("how", ["bound again", "freed", "collected"])
-def test_a_graph_that_dies_during_a_capture_is_destroyed_after_it(cuda, holder, how):
+def test_a_graph_that_dies_in_a_capture_is_destroyed_later(cuda, holder, how):
     graph = _begin(holder)
     graph.end()
     assert len(cuda.alive) == 1

@@ -45,7 +45,7 @@ def test_which_torch_functions_make_the_host_wait():
     assert not waits("fill_", (x, 0), {})
 
 
-def test_a_kernel_without_a_loop_around_an_atomic_waits_for_nobody():
+def test_a_kernel_with_no_loop_around_an_atomic_never_waits():
     assert may_wait("scf.while (%1) { tt.atomic_rmw add, acquire }")
     assert not may_wait("scf.for %1 { tt.atomic_rmw add, relaxed }")
     assert not may_wait("scf.while (%1) { tt.load }")

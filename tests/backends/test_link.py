@@ -251,7 +251,7 @@ def test_nobody_is_passive_without_a_link(run: Run) -> None:
     assert run(lambda world: world.passive, 2) == [False, False]
 
 
-def test_what_was_measured_over_a_link_is_for_worlds_that_have_one(
+def test_measurements_over_a_link_serve_worlds_with_a_link(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Entries count by a rank's SMs: behind a link rank 0 has all but one for each peer."""

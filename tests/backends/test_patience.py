@@ -66,7 +66,7 @@ class Stream:
         self.waited += 1
 
 
-def test_on_virtual_an_error_is_raised_while_a_late_rank_keeps_the_gpu_busy() -> None:
+def test_virtual_raises_while_a_late_rank_keeps_the_gpu_busy() -> None:
     """The error came only with the end of that rank's kernels: its memory was to be freed first."""
     looks: list[bool] = []
     assert virtual.ends_soon(lambda: looks.append(True) or len(looks) > 2, seconds=60)

@@ -166,7 +166,7 @@ def test_a_call_that_does_more_is_not_repeated(besides: Callable[[Pretended], An
     assert made[0].dtype == torch.int16, "what is watched does the same"
 
 
-def test_a_kernel_that_needs_memory_for_each_launch_is_not_repeated() -> None:
+def test_a_kernel_with_memory_per_launch_is_not_repeated() -> None:
     op = Pretended(Compiled(global_scratch_size=128))
     op.launch()
     assert op.repeat() is None

@@ -279,7 +279,7 @@ def test_launches_that_have_ended_are_forgotten():
     assert sum(queue.kinds.values()) == len(queue.flights)
 
 
-def test_a_rank_alone_waits_for_nobody_where_a_launch_is_known_to_fit():
+def test_a_single_rank_waits_for_nobody_if_a_launch_fits():
     """Only the first launch of a kind is looked at, where all ranks' are."""
     waits = []
 
@@ -349,7 +349,7 @@ def test_launches_on_one_stream_do_not_add_up():
 
 
 @pytest.mark.timeout(10)
-def test_a_capture_begins_when_nothing_runs_and_nothing_starts_until_it_ends():
+def test_nothing_runs_or_starts_during_a_capture():
     """k0 still runs when rank 1 wants to capture; m0 comes meanwhile and must wait."""
 
     def first(bench: Bench) -> None:
@@ -372,7 +372,7 @@ def test_a_capture_begins_when_nothing_runs_and_nothing_starts_until_it_ends():
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("seed", range(5))
-def test_what_others_launch_does_not_start_while_a_group_may_still_load(seed):
+def test_no_launch_starts_while_a_group_may_still_load(seed):
     """Ranks 1 and 3 launch what all ranks run; 0 and 2 have two kernels of a group before that."""
     everybody, pair = (0, 1, 2, 3), (0, 2)
 
@@ -466,7 +466,7 @@ def test_a_rank_whose_wait_expired_does_not_wait_for_a_late_one(second):
 
 
 @pytest.mark.timeout(10)
-def test_a_rank_whose_wait_expired_leaves_an_exchange_that_a_late_one_has_not_come_to():
+def test_a_rank_with_an_expired_wait_leaves_an_exchange():
     """Rank 0's kernel ends when rank 1 has left. Then both meet, and see each other's new value."""
     error = WaitTimeout("rank 0 owes the signal", WaitRecord(1, 0, "flags", 1, 0, 0))
     reports = [error]

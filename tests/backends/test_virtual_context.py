@@ -22,7 +22,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_processes_that_this_one_starts_do_not_inherit_the_queues(
+def test_started_processes_do_not_inherit_the_queues(
     seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(NAME, raising=False)

@@ -46,7 +46,7 @@ ROWS_OF_ONE: list[Any] = [
 ]
 
 
-def test_a_choice_is_held_to_our_fastest_and_to_the_fastest_other() -> None:
+def test_a_choice_competes_with_our_fastest_and_the_others() -> None:
     found = judge(Asked("op", ""), ROWS_OF_ONE, "direct")
     assert found is not None
     assert (found.best, found.other) == ("barrier", "our all-gather, then torch.mm")

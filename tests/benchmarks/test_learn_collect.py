@@ -33,7 +33,7 @@ def test_kernels_agree_with_their_references() -> None:
     assert done.stdout.count("right") == len(SUBJECTS)
 
 
-def test_there_are_kernels_and_tasks_for_a_dataset_worth_training_on() -> None:
+def test_the_dataset_has_enough_kernels_and_tasks() -> None:
     assert len(SUBJECTS) >= 60
     assert sum(len(each.shapes) * len(each.dtypes) for each in SUBJECTS.values()) >= 800
 
@@ -75,7 +75,7 @@ def test_a_plan_that_is_cut_has_every_kernel() -> None:
     assert len(units([], set(keys[:100]), 4)) < len(planned)
 
 
-def test_rows_that_are_measured_again_are_drawn_from_what_was_measured() -> None:
+def test_repeated_rows_are_drawn_from_measured_ones() -> None:
     known = [cell for cells in units(["swiglu"], set(), 4) for cell in cells]
     again = known_units(known, 9)
     keys = [cell_key(cell) for cells in again for cell in cells]
@@ -85,7 +85,7 @@ def test_rows_that_are_measured_again_are_drawn_from_what_was_measured() -> None
     assert known_units(known, 9) == again, "a draw that can be repeated"
 
 
-def test_shapes_that_triton_specialises_apart_have_binaries_of_their_own() -> None:
+def test_each_specialisation_of_triton_has_its_own_binary() -> None:
     subject = SUBJECTS["swiglu"]
     even, also, prime = (
         Task(subject, shape, "bfloat16")
@@ -97,7 +97,7 @@ def test_shapes_that_triton_specialises_apart_have_binaries_of_their_own() -> No
     assert even.binary_key(other) == even.binary_key(config), "the grid is not in the binary"
 
 
-def test_a_crash_costs_its_own_row_and_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
+def test_a_crash_costs_one_row_and_a_second_run_repeats_none(tmp_path: Path) -> None:
     names = ["dequantise_rows"]
     victim = cell_key(units(names, set(), 1)[0][1])
 
@@ -150,7 +150,7 @@ def test_ir_is_stored_once_without_places(tmp_path: Path) -> None:
     assert about["clock"] == "made-up"
 
 
-def test_rows_are_moved_into_a_small_file_and_none_is_lost_or_twice(
+def test_moved_rows_are_neither_lost_nor_doubled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.learn.record._ROWS", 10)

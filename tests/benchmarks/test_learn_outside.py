@@ -15,7 +15,7 @@ from sundog.tools.tune import tune_triton as tuning
 TASKS = outside_tasks()
 
 
-def test_there_are_ten_tasks_and_three_kernels_that_the_dataset_does_not_have() -> None:
+def test_ten_tasks_and_three_kernels_are_outside_the_dataset() -> None:
     ours = {subject.kernel for subject in SUBJECTS.values()}
     new = {task.kernel for task in TASKS if task.kernel not in ours}
     assert len(TASKS) >= 10

@@ -52,7 +52,7 @@ def test_the_page_on_programs_follows_from_the_axioms_on_threads() -> None:
     assert shown == said
 
 
-def test_an_observed_write_is_ordered_for_ptx_and_not_on_the_page() -> None:
+def test_an_observed_write_is_ordered_for_ptx_not_by_the_page() -> None:
     wait = TritonOp("atomic", 1, 0, "add", "relaxed", "gpu")
     both = allowed(_two((_relaxed(SIGNAL),), (wait, SEEN, TritonOp("load", 1))))
     assert (both.races, both.strict) == (False, True)

@@ -32,7 +32,7 @@ def _line(tokens: int, us: float) -> str:
         ),
     ],
 )
-def test_few_tokens_are_held_to_the_all_to_all_and_many_to_the_copy(
+def test_few_tokens_compare_with_all_to_all_and_many_with_copy(
     tokens: int, us: float, text: str
 ) -> None:
     assert _line(tokens, us).endswith(text)

@@ -165,7 +165,7 @@ def test_our_kernels_are_near_the_published_ones() -> None:
             assert 0.85 * min(table[nbytes]) < micros < 1.2 * max(table[nbytes])
 
 
-def test_our_kernels_simulated_times_are_near_the_published_ones_too() -> None:
+def test_simulated_times_are_near_the_published_ones() -> None:
     """On two sizes, to be quick: `python -m benchmarks predict public --simulate` takes all."""
     few = {n: times for n, times in public.HELION_ONE_SHOT.items() if n in (8 << 10, 64 << 10)}
     assert [fits for *_, fits in public.published("all_reduce.one_shot", few, True)] == [True] * 2

@@ -72,7 +72,7 @@ def test_every_file_says_where_it_comes_from() -> None:
         assert not re.search(r"/(root|home|work|opt|usr|tmp)/", json.dumps(content)), path.name
 
 
-def test_the_page_begins_with_ours_over_the_best_other_worst_first(tmp_path: Path) -> None:
+def test_the_page_begins_with_the_worst_ratio_to_others(tmp_path: Path) -> None:
     """Of each class the worst problem; a part of an op is no other, and what failed has no time."""
     known = read_result(DOCS / "measured" / "h200-all-gather-8.json.xz")
     seconds = [

@@ -41,7 +41,7 @@ def rows() -> list[dict[str, Any]]:
     return made
 
 
-def test_the_goal_is_judged_where_link_and_product_are_closest_to_equal(tmp_path: Path) -> None:
+def test_the_goal_counts_where_link_and_product_are_nearly_equal(tmp_path: Path) -> None:
     content = {"kind": "op", "op": "all_gather_matmul", "world": 2, "link": "pcie", "rows": rows()}
     content |= {"rates": {"link": LINK, "gemm": 7e14}, "machine": MACHINE}
     (tmp_path / "a.json").write_text(json.dumps(content))

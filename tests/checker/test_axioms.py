@@ -184,7 +184,7 @@ def test_a_message_of_weak_data(name: str) -> None:
     assert bool(raced) == stale, "with the flag seen, the data race is what makes data stale"
 
 
-def test_a_chain_of_updates_carries_a_release_and_a_plain_store_breaks_it() -> None:
+def test_updates_carry_a_release_and_a_plain_store_breaks_it() -> None:
     count = Update("old", "f", "add", 1, "relaxed", "gpu")
     assert not _stale(_placed((DATA, SIGNAL), (count,), (WAIT, SEE)), flag=2)
     weak = (LOOK_AGAIN, Jump(3, "old", "ne", 1), Write("f", 2))
@@ -212,7 +212,7 @@ def test_a_cta_barrier_orders_its_threads_and_no_others() -> None:
         ((), (ProxyFence("texture"),), True),
     ],
 )
-def test_a_read_through_the_async_proxy_needs_a_fence_of_its_own_cta(
+def test_an_async_proxy_read_needs_a_fence_of_its_own_cta(
     before: tuple, after: tuple, stale: bool
 ) -> None:
     read = Read("data", "x", proxy="async")
@@ -291,7 +291,7 @@ def test_no_thin_air_rejects_a_value_that_rests_on_itself() -> None:
     assert _rejected(litmus, seen, no_thin_air)
 
 
-def test_coherence_rejects_an_order_without_what_causality_orders() -> None:
+def test_coherence_rejects_an_order_that_causality_forbids() -> None:
     (_, x), *_ = candidates(_placed((Write("x", 1), Write("x", 2))))
     assert coherence(x)
     assert not coherence(Execution(x.synchronised, Relation.empty(x.effects.size)))

@@ -31,7 +31,7 @@ def read_and_overwritten(world: World) -> None:
     turns[(2,)](torch.zeros(1), torch.zeros(3))
 
 
-def test_a_read_after_a_write_and_a_write_after_a_read_are_two_findings() -> None:
+def test_both_orders_of_a_read_and_a_write_are_two_findings() -> None:
     found = check(read_and_overwritten, 1, schedules=12).findings
     assert {(f.first.verb, f.second.verb) for f in found} == {("store", "load"), ("load", "store")}
     assert len({(f.first.line, f.second.line) for f in found}) == 2
@@ -128,7 +128,7 @@ def refused(world: World) -> None:
     unknown_assembly[(1,)](torch.zeros(1, dtype=torch.int32))
 
 
-def test_unknown_assembly_is_refused_with_its_text_and_innermost_line() -> None:
+def test_unknown_assembly_is_refused_with_its_text_and_line() -> None:
     (found,) = check(refused, 1, schedules=1).findings
     assert found.rule == CANNOT_INTERPRET.name
     assert "frobnicate.u32" in found.why

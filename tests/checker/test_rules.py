@@ -33,7 +33,7 @@ def test_the_page_has_the_table_of_rules() -> None:
     assert lines[start:end] == [*HEAD, *map(row, RULES)]
 
 
-def test_the_memory_model_explains_every_kind_that_is_about_memory() -> None:
+def test_the_memory_model_explains_every_kind_about_memory() -> None:
     page = (ROOT / "docs" / "memory_model.md").read_text()
     section = page.partition("## What goes wrong\n")[2].partition("\n## ")[0]
     for kind in OBJECTIONS - {"wrong result"}:

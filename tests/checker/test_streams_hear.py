@@ -19,7 +19,7 @@ def heard(actor: Any) -> Any:
     return SimpleNamespace(event=SimpleNamespace(actor=actor))
 
 
-def test_a_signal_that_a_program_inherited_does_not_replace_a_newer_one() -> None:
+def test_an_inherited_signal_does_not_replace_a_newer_one() -> None:
     before = program(10, {})
     old = heard(before)
     first, second = program(1, {"peer": old}), program(2, {"peer": old})

@@ -318,7 +318,7 @@ class Noted(dict):
         return super().get(key, default)
 
 
-def test_a_call_with_the_same_tensors_is_repeated_and_another_one_is_not(run: Run) -> None:
+def test_only_a_call_with_the_same_tensors_is_repeated(run: Run) -> None:
     """Checks and plan are those of the first call only if nothing that they depend on changed."""
 
     def main(world: sundog.World) -> tuple[list[bool], list[list[float]]]:

@@ -225,7 +225,7 @@ def _unequal(world: sundog.World) -> None:
 
 
 @pytest.mark.sim_only
-def test_the_slots_of_an_unequal_gather_have_no_mutant_that_survives() -> None:
+def test_no_mutant_of_an_unequal_gathers_slots_survives() -> None:
     found, report = find_mutants(_unequal, 2)
     assert report.findings == []
     slots = [m for m in found if m.owner == "_mail_kernel" and "-" in m.diff and "slot," in m.diff]

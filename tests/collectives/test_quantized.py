@@ -87,9 +87,7 @@ def test_bits_do_not_depend_on_the_config(run: Run, module: Any, wire: torch.dty
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_group_with_a_nan_or_an_infinity_is_not_finite_and_others_are(
-    run: Run, wire: str
-) -> None:
+def test_only_groups_with_a_nan_or_infinity_are_not_finite(run: Run, wire: str) -> None:
     def main(world: World) -> list[list[bool]]:
         x = torch.ones(4 * 128, device=world.device)
         x[128 + 3], x[256 + 5], x[384:] = float("nan"), float("inf"), 0.0

@@ -22,7 +22,7 @@ def test_words_arrive() -> None:
     assert found == [[n + 1 for n in range(64)], [*range(64)]]
 
 
-def test_self_validating_words_are_right_and_rely_on_the_kernel_boundary() -> None:
+def test_self_validating_words_rely_on_the_kernel_boundary() -> None:
     report = checked()
     assert not report.findings, report
     assert {finding.rule for finding in report.remarks} == {"relies on the kernel boundary"}

@@ -81,7 +81,7 @@ def test_multicast_stores_reach_every_rank_and_are_clean() -> None:
     assert not report.findings + report.remarks, report
 
 
-def test_relaxed_wait_at_the_end_of_a_kernel_relies_on_the_boundary() -> None:
+def test_a_relaxed_wait_at_the_end_relies_on_the_boundary() -> None:
     report = check(as_rank(take_relaxed_and_write_again), 2, schedules=4)
     assert not report.findings, report
     assert {finding.rule for finding in report.remarks} == {"relies on the kernel boundary"}

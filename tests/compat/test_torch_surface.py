@@ -181,7 +181,7 @@ def test_a_tensor_is_on_the_ranks_device() -> None:
     assert ranks(main, 2) == [(True, f"cuda:{r}", [0.0, 0.0]) for r in range(2)]
 
 
-def test_peers_memory_as_tensors_is_no_access_and_fake_tensors_have_none() -> None:
+def test_views_of_peers_and_fake_tensors_access_nothing() -> None:
     def main() -> None:
         dist.init_process_group("nccl")
         x = symm_mem.empty(4, dtype=torch.float32, device="cuda").fill_(1)

@@ -73,7 +73,7 @@ def test_poll_without_order_explains_the_race_on_the_data() -> None:
     assert found == {("flag", PLAIN_FLAG.name), ("inbox", PLAIN_FLAG.name)}
 
 
-def test_a_volatile_poll_is_atomic_on_nvidia_and_a_remark_for_amd() -> None:
+def test_a_volatile_poll_is_atomic_on_nvidia_a_remark_for_amd() -> None:
     (pair,) = [pair for pair in PAIRS if pair.family == "volatile poll"]
     report = search(pair)
     assert {(f.second.allocation, f.rule) for f in report.findings} == {

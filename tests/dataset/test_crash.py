@@ -256,7 +256,7 @@ def test_a_living_writer_mends_what_a_dying_one_left(tmp_path: Path) -> None:
         assert (tmp_path / "f").read_text().endswith(f"\n{mended}\n5,6\n")
 
 
-def test_a_graph_that_was_torn_and_ended_by_another_is_written_anew(tmp_path: Path) -> None:
+def test_a_torn_graph_is_written_anew(tmp_path: Path) -> None:
     """Also where it was torn after a closing brace, which looks like its end."""
     path = str(tmp_path / "b.ir.jsonl")
     IrFile(path).add(graph(4))

@@ -118,7 +118,7 @@ def reader_of(path: Path) -> GraphReader:
     return reader
 
 
-def test_graphs_of_one_kernel_take_little_more_than_a_whole_archive(tmp_path: Path) -> None:
+def test_graphs_of_a_kernel_take_little_more_than_an_archive(tmp_path: Path) -> None:
     path, graphs = tmp_path / "b.ir.jsonl", [kernel_graph(n, 300) for n in range(40)]
     file = IrFile(str(path))
     for graph in graphs:

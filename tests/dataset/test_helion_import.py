@@ -59,9 +59,7 @@ def test_an_import_has_the_rows_configs_and_graph_of_the_log(log: str, tmp_path:
         assert record["kernel_source"] == run.kernel_source[0]["text"]
 
 
-def test_damaged_lines_of_a_log_are_named_and_the_rest_is_imported(
-    log: str, tmp_path: Path
-) -> None:
+def test_damaged_log_lines_are_named_and_the_rest_is_imported(log: str, tmp_path: Path) -> None:
     whole = import_helion(log, str(tmp_path / "whole"))
     with open(f"{log}.csv", "a") as file:
         file.write("torn\n" + ",".join(["x", "soon", "c", "0", "ok", "1", "1", "c"]) + "\n")

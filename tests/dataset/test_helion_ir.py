@@ -347,7 +347,7 @@ def test_gap_5_alternates_are_not_live_and_know_their_original(name: str) -> Non
                 assert original["target"] == entry["target"]
 
 
-def test_gap_5_placeholder_of_an_alternate_names_the_value_it_stands_for() -> None:
+def test_gap_5_placeholder_of_an_alternate_names_its_value() -> None:
     record = extract("softmax")
     assert node(record, "g3:getitem_1")["original_node"] == "g0:amax"
     assert node(record, "g3:getitem_3")["original_node"] == "g0:sum_1"

@@ -34,7 +34,7 @@ def work(case: Case, base: Path) -> Callable[[int], None]:
     return search
 
 
-def test_every_case_ends_in_its_time_and_they_tune_one_after_the_other(
+def test_cases_tune_in_turn_and_end_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helion_h200, "GRACE_S", 1.0)
@@ -50,7 +50,7 @@ def test_every_case_ends_in_its_time_and_they_tune_one_after_the_other(
     ]  # fmt: skip
 
 
-def test_a_table_needs_three_kernels_with_attention_at_two_shapes() -> None:
+def test_a_table_needs_three_kernels_and_two_attention_shapes() -> None:
     shapes: dict[str, set[str]] = {}
     for case in helion_h200.CASES:
         shapes.setdefault(case.name, set()).add(str(case.shapes))

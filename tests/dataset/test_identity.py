@@ -88,7 +88,7 @@ def test_closure_and_value_arguments_are_other_runs() -> None:
     assert runs[3] == run_id(x, x, scaled(2.0))
 
 
-def test_world_backend_settings_hardware_and_versions_are_other_runs() -> None:
+def test_world_backend_hardware_and_versions_identify_a_run() -> None:
     info = describe_run(matmul, [torch.empty(2)], settings={"a": 1})
     assert info.run_id == replace(info, settings={"a": 2}).run_id
     others = [

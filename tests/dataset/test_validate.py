@@ -219,7 +219,7 @@ def test_two_runs_at_once_are_whole(tmp_path: Path) -> None:
     assert found(base)
 
 
-def test_rows_that_waited_are_written_between_those_of_another_run(
+def test_waiting_rows_are_written_between_another_runs_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk was full at first: the rows of one run come late, and others' between them."""

@@ -200,9 +200,7 @@ def loop_over_tiles(target: str, text: str) -> str:
 
 @on_every_target
 @pytest.mark.parametrize("dtype", ["i16", "i32"])
-def test_all_gather_moves_16_bytes_and_reads_nothing_else_in_its_loop(
-    target: str, dtype: str
-) -> None:
+def test_the_loop_of_all_gather_only_moves_16_bytes_at_a_time(target: str, dtype: str) -> None:
     """16 KB over 4 warps: a tile is loaded once, stored 8 times; no address is read again."""
     per_tile = 16384 // (16 * 4 * TARGETS[target].warp_size)
     loop = loop_over_tiles(target, gathering(target, dtype, aligned=True))

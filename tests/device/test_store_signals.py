@@ -87,7 +87,7 @@ def pass_on(world: World) -> list[int]:
 
 
 @pytest.mark.sim_only
-def test_a_store_with_release_makes_an_edge_and_a_relaxed_one_none(
+def test_a_release_store_makes_an_edge_and_a_relaxed_one_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     report = check(by_stores(pass_on), 2, schedules=6)
@@ -99,7 +99,7 @@ def test_a_store_with_release_makes_an_edge_and_a_relaxed_one_none(
             check(by_stores(pass_on), 2, schedules=6)
 
 
-def test_a_world_is_asked_for_stores_by_an_argument_or_a_variable(
+def test_stores_are_chosen_by_an_argument_or_a_variable(
     run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def form(world: World) -> tuple[int, int]:

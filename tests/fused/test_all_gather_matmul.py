@@ -259,7 +259,7 @@ def test_bad_input(run: Run, message: str) -> None:
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize("apart", [0, -1])
-def test_an_output_beside_b_is_fine_and_one_element_inside_it_is_not(run: Run, apart: int) -> None:
+def test_an_output_may_touch_b_but_not_overlap_it(run: Run, apart: int) -> None:
     def main(world: sundog.World) -> None:
         whole = torch.ones(32 * 8 + 4 * 8, dtype=F16)
         b, out = whole[: 32 * 8].view(32, 8), whole[32 * 8 + apart :][: 4 * 8].view(4, 8)

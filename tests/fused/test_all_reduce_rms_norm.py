@@ -233,7 +233,7 @@ def test_shapes_outputs_and_nothing_to_do(run: Run) -> None:
     run(main, 2)
 
 
-def test_strided_inputs_have_the_result_of_their_contiguous_copies(
+def test_strided_inputs_give_the_result_of_contiguous_ones(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All of them: columns of a wider tensor, a transposed one, every second element."""

@@ -341,7 +341,7 @@ def test_a_thread_that_no_rank_started_reads_a_result():
 
 
 @only_virtual
-def test_the_error_of_a_rank_that_is_late_on_the_gpu_does_not_wait_for_it():
+def test_the_error_of_a_late_rank_does_not_wait_for_it():
     def main(world: World, late: bool) -> float:
         x = torch.ones(100, device=world.device)
         world.all_reduce(x)

@@ -40,7 +40,7 @@ def test_the_checker_finds_nothing_in_a_right_program(program):
     check(program, world_size=2, schedules=2)
 
 
-def test_the_checker_finds_a_write_that_races_with_an_op_of_torch():
+def test_a_write_that_races_with_an_op_of_torch_is_found():
     def program(world):
         x = world.zeros(4)
         world.peer(x, 1 - world.rank).fill_(1.0)  # no barrier before the op reads it
@@ -64,7 +64,7 @@ def test_a_capture_of_an_op_of_torch_replays_its_launches(run):
     assert run(program, 2) == [[30.0] * 4] * 2
 
 
-def test_a_stance_that_was_set_early_holds_when_the_compiler_is_imported():
+def test_an_early_stance_holds_once_the_compiler_is_imported():
     program = (
         "import sys, torch\n"
         "from sundog.machine.torch_state import set_compiler_stance, uncompiled\n"

@@ -53,7 +53,7 @@ def test_two_dimensions_of_a_mesh_and_the_whole_job() -> None:
         assert grad == expected
 
 
-def test_a_subset_whose_members_opened_different_numbers_of_worlds() -> None:
+def test_members_of_a_subset_may_have_opened_other_worlds() -> None:
     """What once hung: worlds were numbered per process, so their keys in the store differed."""
 
     def main(rank: int) -> Any:

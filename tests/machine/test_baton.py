@@ -73,7 +73,7 @@ def test_end_waits_for_what_a_library_does_when_its_thread_exits() -> None:
         libc.pthread_key_delete(key)
 
 
-def test_a_rank_that_cannot_prepare_ends_the_machine_and_none_runs() -> None:
+def test_a_rank_that_cannot_prepare_ends_the_machine() -> None:
     ran: list[int] = []
     machine = Machine(from_token("random:0"), 4, expire=False)
 

@@ -98,7 +98,7 @@ def test_normal_numbers_come_in_pairs(run: Run) -> None:
         assert draws == [f() for _ in range(3) for f in (python.gauss, numpy.normal)] * 2
 
 
-def test_who_waits_inside_torch_leaves_no_handler_of_warnings_behind(run: Run) -> None:
+def test_blocking_in_torch_leaks_no_warning_handler(run: Run) -> None:
     """It lies on a stack that is not there any more: the next warning would jump anywhere."""
     handler = _get_handler()
 

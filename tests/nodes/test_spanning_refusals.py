@@ -159,7 +159,7 @@ def test_a_slow_network_is_waited_for_or_named() -> None:
         assert f"machine {other} (machine{other}) does not answer" in text, text
 
 
-def test_connections_that_are_reset_are_named_and_no_rank_is_blamed() -> None:
+def test_reset_connections_are_named_and_no_rank_is_blamed() -> None:
     with Cluster(2, 1, relay=True, timeout=12) as cluster:
         cluster.start(_work_slowly)
         cluster.relay.start(delay=0.02)

@@ -67,7 +67,7 @@ def test_large_ops_leave_room_for_those_of_the_other_stream() -> None:
     sundog.run(lambda world: mixed(world, 1, 40_000), 2, "sim", sim=Sim(num_sms=4))
 
 
-def test_a_config_that_fills_the_sms_is_refused_beside_another_stream() -> None:
+def test_a_second_stream_refuses_a_config_that_fills_the_sms() -> None:
     def main(world: World) -> None:
         x = torch.ones(40_000)
         world.all_gather(x)

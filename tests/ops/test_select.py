@@ -116,7 +116,7 @@ def test_another_world_size_or_share_of_the_gpu_says_nothing() -> None:
     assert choose("all_gather", problem, GPU, 66).algo == "pull"
 
 
-def test_another_operator_counts_where_it_was_not_measured_itself() -> None:
+def test_another_operators_measurement_counts_if_none_exists() -> None:
     measured(entry("two_shot", 64, 1, of="all_reduce", config={"block": 64}, op="max"))
     assert choose("all_reduce", Sum(64, torch.bfloat16, 8, "sum"), GPU, 16).algo == "two_shot"
     measured(entry("two_shot", 64, 3, of="all_reduce", config={"block": 64}, op="sum"))
@@ -128,7 +128,7 @@ def test_another_operator_counts_where_it_was_not_measured_itself() -> None:
     assert "two_shot 9.0 us" not in why, "another operator is nearer than another dtype"
 
 
-def test_a_product_beyond_those_measured_takes_the_time_of_its_flops() -> None:
+def test_a_larger_product_than_measured_takes_its_flops_time() -> None:
     """Twice the columns of A are twice the flops, but 1.5 times the bytes."""
 
     def product(k: int) -> Product:

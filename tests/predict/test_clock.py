@@ -18,7 +18,7 @@ def track(rank: int, stages: int = 3) -> Track:
     return Track(rank, 0, "kernel", stages, 0.0, 0.0)
 
 
-def test_a_server_is_shared_by_those_that_use_it_at_the_same_moment() -> None:
+def test_simultaneous_users_share_a_server() -> None:
     server = Server()
     assert server.take(1.0, 2.0) == 3.0
     assert server.take(1.0, 2.0) == 5.0
@@ -26,7 +26,7 @@ def test_a_server_is_shared_by_those_that_use_it_at_the_same_moment() -> None:
     assert server.take(100.0, 2.0) == 102.0  # it was idle
 
 
-def test_an_earlier_access_waits_for_work_and_not_for_a_later_time() -> None:
+def test_an_earlier_access_waits_for_work_not_for_later_time() -> None:
     server = Server()
     server.take(50.0, 2.0)
     assert server.take(1.0, 2.0) == 5.0

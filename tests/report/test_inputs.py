@@ -193,7 +193,7 @@ def test_commands_write_the_page_of_their_result(
     assert [each["kind"] for each in read_report(out)["sections"]] == kinds
 
 
-def test_a_command_says_before_its_work_that_the_page_is_not_built(
+def test_a_command_refuses_early_if_the_page_is_not_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "ASSETS", tmp_path)

@@ -22,7 +22,7 @@ def test_check_knows_it(name: str) -> None:
     assert "no findings in 4 schedules" in done.output
 
 
-def test_every_mutant_of_the_device_barrier_is_killed_or_accepted() -> None:
+def test_mutants_of_the_device_barrier_are_killed_or_accepted() -> None:
     done = CliRunner().invoke(app, ["check", "device_barrier", *FEW, "--mutate"])
     assert done.exit_code == 0, done.output
     assert "2 accepted" in done.output

@@ -460,7 +460,7 @@ def test_a_graph_outside_its_time_is_refused(run):
             graph.replay()
 
 
-def test_what_is_wrong_with_an_operation_is_raised_where_it_is_captured(run):
+def test_a_wrong_operation_raises_where_it_is_captured(run):
     def main(world: sundog.World) -> float:
         x, y = torch.zeros(N, device=world.device), torch.zeros(N + 1, device=world.device)
         with pytest.raises(RuntimeError, match="size"), world.capture():

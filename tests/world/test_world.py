@@ -176,7 +176,7 @@ def test_free_and_scope_give_memory_back(run: Run) -> None:
     assert run(main, 2) == [(0, (True, (True, False), False, True))] * 2
 
 
-def test_a_tensor_that_was_freed_is_not_taken_for_an_ordinary_one(run: Run) -> None:
+def test_a_freed_tensor_is_not_taken_for_an_ordinary_one(run: Run) -> None:
     """Its memory may be another tensor's: an op would read or write that one."""
 
     def main(world: sundog.World) -> None:

@@ -103,7 +103,7 @@ def test_axes_of_problem_and_config_are_combined() -> None:
     assert choices == [("push", {"programs": 4}), ("push", {"programs": 8})]
 
 
-def test_without_axes_all_algorithms_that_need_no_asking_for_are_timed() -> None:
+def test_without_axes_all_default_algorithms_are_timed() -> None:
     problems, choices = parse("all_reduce")
     assert problems == find("all_reduce").cases(2)[:1]
     assert choices == [

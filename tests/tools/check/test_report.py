@@ -133,7 +133,7 @@ def test_kinds_of_schedules_take_turns():
     assert [from_token(token).token for token in chosen] == chosen
 
 
-def test_the_number_of_resident_programs_varies_unless_it_is_given():
+def test_the_resident_programs_vary_unless_given():
     chosen = list(tokens(12, 0, Report(steps=40, widest=5)))
     few = [int(token.partition("@")[2] or 0) for token in chosen]
     assert few == [0, 1, 0, 2, 0, 4, 0, 1, 0, 2, 0, 4]

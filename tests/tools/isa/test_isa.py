@@ -73,7 +73,7 @@ def test_marks(name: str) -> None:
         assert rules(kernel) == CASES[name], kernel.target
 
 
-def test_what_two_branches_share_is_found_at_the_scalar_before_it() -> None:
+def test_an_access_of_two_branches_is_found_at_the_scalar() -> None:
     """As LLVM leaves it; unless there are more tiles without a line than such accesses."""
 
     def access(line: int, tile: tuple[int, ...], **widths: int) -> Any:

@@ -57,7 +57,7 @@ def test_a_late_rank_delays_everybody_by_as_much() -> None:
         assert max(late.waited[rank], key=lambda peer: late.waited[rank][peer]) == 3
 
 
-def test_a_link_of_half_the_rate_takes_twice_the_time_for_its_bytes() -> None:
+def test_half_the_link_rate_takes_twice_the_time() -> None:
     half = {"link.rate": H200X8.link.rate / 2, "link.pair_rate": H200X8.link.pair_rate / 2}
     fast, slow = (
         simulate_op(

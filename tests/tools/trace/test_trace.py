@@ -72,7 +72,7 @@ def test_hidden_counts_overlap_once() -> None:
     assert summary.hidden == 0.4
 
 
-def test_of_programs_that_count_together_the_last_one_ends_the_wait() -> None:
+def test_the_last_arrival_releases_the_barrier() -> None:
     """Both add to one counter, and the other rank waits for what it holds after both."""
     everyone = 16 * (points.ALL.value + 1)
 

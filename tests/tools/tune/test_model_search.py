@@ -159,7 +159,7 @@ def test_training_and_tuning_name_fields_alike() -> None:
     assert {n: tuned.get(n) for n in columns} == {n: trained.get(n) for n in columns}
 
 
-def test_on_a_problem_that_was_left_out_five_configs_are_near_the_best() -> None:
+def test_five_configs_come_near_the_best_of_an_unseen_problem() -> None:
     known = examples(DATA)
     held_out = next(each for each in known if each.name == "all_gather.gluon numel=4194304")
     trees = train([each for each in known if each is not held_out], {})

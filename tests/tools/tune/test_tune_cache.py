@@ -60,7 +60,7 @@ def test_what_a_base_knows_of_a_run(tmp_path: Path) -> None:
     assert known_results(str(tmp_path / "nothing"), "") == {}
 
 
-def test_a_cache_that_cannot_be_kept_is_told_before_anything_is_measured(
+def test_an_unwritable_cache_is_refused_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = select.user_file("simulator")

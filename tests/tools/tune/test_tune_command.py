@@ -78,7 +78,7 @@ def test_interrupted_then_killed_then_resumed(tmp_path: Path) -> None:
     assert "3 runs" in validated.output
 
 
-def test_the_bar_shows_the_best_so_far_however_long_the_problem_is() -> None:
+def test_the_bar_shows_the_best_so_far_for_any_problem() -> None:
     text = io.StringIO()
     console = Console(width=80, file=text, force_terminal=True, color_system=None)
     with progress(console) as show:

@@ -228,7 +228,7 @@ def test_idle_compilers_work_ahead(tmp_path: Path) -> None:
         worker.close()
 
 
-def test_the_best_of_those_that_were_measured_beside_compilers_are_finalists(
+def test_the_best_measured_beside_compilers_are_finalists(
     tmp_path: Path,
 ) -> None:
     """Which made them slower: one that did not come to the best few for that gets its chance."""
@@ -330,7 +330,7 @@ def test_a_finalist_that_fails_costs_no_other() -> None:
     assert all(text in each.error for text, each in zip(words, told, strict=True)), told
 
 
-def test_finalists_that_do_not_fit_the_heap_together_take_turns_in_groups() -> None:
+def test_finalists_too_large_for_the_heap_take_turns() -> None:
     (job,) = jobs(OP, "", 2)
     timed = []
 

@@ -59,7 +59,7 @@ def tuned(tmp_path: Path, clock: Clock, **options: Any) -> TritonTuned:
     return tune_triton(double_kernel, grid, ARGS, log=log, timer=clock, **options)
 
 
-def test_a_gpu_that_the_model_does_not_know_is_searched_by_the_pattern(
+def test_an_unknown_gpu_is_searched_by_the_pattern(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
