@@ -51,6 +51,13 @@ def test_every_op_has_its_signature_on_the_page():
     assert '`world.all_reduce(x, op="sum", out=None)`' in text
 
 
+def test_every_folder_of_the_package_is_listed():
+    folders = {f.parent.name for f in (README.parent / "sundog").glob("*/*") if "__" not in f.stem}
+    rooms = {name for name in folders if not name.startswith("__")}
+    assert len(rooms) > 15
+    assert not [room for room in rooms if f"`sundog/{room}/`" not in README.read_text()]
+
+
 def test_every_command_is_listed():
     text = README.read_text()
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
