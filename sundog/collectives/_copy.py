@@ -109,7 +109,7 @@ def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], b
 
 
 def _odd_words(nbytes: int, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
-    """As `as_words`: for empty tensors, one element with a stride, a storage at an odd address."""
+    """Do as `as_words` for empty tensors, one element with a stride, storage at an odd address."""
     flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
     for tensor in flat:
         nbytes |= int(tensor.storage_offset()) * tensor.itemsize
