@@ -1,6 +1,6 @@
 """The table of goals on docs/measured.md: what was wanted, what was measured, where it was worst.
 
-Figures come from the files in docs/measured. Of many cases the one furthest from the goal counts,
+Figures come from the files in docs/measured. The case furthest from the goal counts,
 so "reached" says that all of them did.
 """
 

@@ -1,7 +1,7 @@
 """Measured times of ops, as a time model is held to them: from docs/measured and data.
 
-A row is used either to calibrate or to judge, never for both. Of each op and number of ranks, every
-second problem in order of size is kept from the calibration; it is the shape that decides, so all
+A row is used either to calibrate or to judge, never for both. For each op and number of ranks,
+every second problem in order of size is kept from the calibration. The shape decides, so all
 algorithms and configs of a problem are on the same side.
 """
 

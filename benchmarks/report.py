@@ -208,8 +208,8 @@ def _over_link(content: dict[str, Any]) -> tuple[str, str]:
     text = (
         f"Rank 0 of {content['world']}; the other ranks' data lies across PCIe. The limit is the "
         f"larger of the bytes that cross, at the {content['rates']['link'] / 1e9:.1f} GB/s of the "
-        "copy engine in the same run, and cuBLAS on gathered data. Of each variant the fastest "
-        "config; all are in the file.\n\n"
+        "copy engine in the same run, and cuBLAS on gathered data. Each variant is shown with "
+        "its fastest config; all are in the file.\n\n"
     )
     text += "".join(f"{_verdict(even)}\n\n" for even in even_shapes(content))
     title = f"{content['op']} over a PCIe link, {content['world']} ranks"

@@ -40,6 +40,9 @@ PHRASES = {
     r"he has|of his own": "name the caller",
     r"(?:is|are) no (?:op|name|module|function|power|multiples?|class|register|world)": "is not a",
     r"for so \w+ a": "for this size",
+    r"(?<=[a-z)`]\. )of (?:an?|the|each|every|few|many|several|two|single|such|what|all|its)": (
+        "the subject first; then for, in or among"
+    ),
 }
 _PATTERN = re.compile("|".join(rf"(\b(?:{each})\b)" for each in PHRASES), re.I)
 # What a function's docstring must not begin with.

@@ -21,7 +21,7 @@ __all__ = ["LIMITS", "Limits", "aim", "here"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program."""
+    """What one program may use."""
 
     arch: str
     shared: int  # bytes of shared memory

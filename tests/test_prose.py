@@ -25,6 +25,7 @@ def test_nothing_in_scope_has_a_banned_phrase():
         ('"""Behind this one on the stream."""\n', "Behind"),
         ('raise ValueError(f"{n} is told")\n', "told"),
         ("x = 1\n\n\n# copy the own tile\n", "the own"),
+        ("# It is timed. Of many the fastest counts.\n", "Of many"),
     ],
 )
 def test_a_phrase_is_found_with_its_line(text, phrase, tmp_path, monkeypatch):

@@ -42,8 +42,8 @@ __all__ = [
     "locality",
 ]
 
-# Of the timeout. Kernels give up before hosts do: a rank whose kernel has waited in vain then still
-# comes to the barrier where the world recovers, while the others wait for it there.
+# A share of the timeout. Kernels give up before hosts do: a rank whose kernel waited in vain still
+# reaches the barrier where the world recovers, while the others wait for it there.
 KERNELS_WAIT = 0.5
 _END_IS_SEEN = 0.1  # seconds after which a pidfd shows the end of a process
 _LARGEST = 8 << 20  # torch's TCPStore closes the connection on more

@@ -44,7 +44,7 @@ class Problem:
 
     @property
     def groups(self) -> int:
-        """Of a slice."""
+        """The groups of a slice."""
         return int(triton.cdiv(_quantized.groups_of(self.numel), self.size))
 
 

@@ -85,8 +85,8 @@ class RowConstants(NamedTuple):
 def block_of(hidden: int) -> int:
     """Count a part's elements. They and the warps follow from the size of a row alone.
 
-    All ranks' loads of a part are on their way at once: of 8 ranks and 4096 elements they take 64
-    registers of a thread. Of a row of 7168 in one part they would be spilled.
+    All ranks' loads of a part are on their way at once: with 8 ranks and 4096 elements they take 64
+    registers of a thread. A row of 7168 in one part would spill them.
     """
     return min(max(triton.next_power_of_2(hidden), _LEAST_BLOCK), _LARGEST_BLOCK)
 

@@ -179,7 +179,7 @@ def inputs(
     b = made[1].to(problem.dtype).T
     of_a = scale_shapes(problem.scaling, m, n, k)[0]
     of_b = scale_shapes(problem.scaling, m, n, whole)[1]
-    # Of all of A where its columns are shared: the same on every rank.
+    # Where ranks share A's columns the scales are those of all of A: the same on every rank.
     if problem.scaling != "block":
         torch.manual_seed(seed)
     scales = [

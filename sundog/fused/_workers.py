@@ -1,7 +1,7 @@
 """Workers: programs that multiply a sharded matrix as its shards arrive in a staging buffer.
 
-A worker takes output tiles from a queue. Of a tile it multiplies at once what is there: its own
-part of A, in place, and whatever flags say has been staged; then it waits for the next flag. Once a
+A worker takes output tiles from a queue. It first multiplies what is there of a tile: its own part
+of A, in place, and whatever flags say has been staged; then it waits for the next flag. Once a
 row is staged, that is one plain loop over K, which the compiler pipelines.
 """
 

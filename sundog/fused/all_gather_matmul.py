@@ -55,7 +55,7 @@ class Problem:
 
     @property
     def shard_shape(self) -> tuple[int, int]:
-        """Of a rank's part of A."""
+        """The shape of a rank's part of A."""
         if self.shard == "k":
             return self.m, self.k // self.size
         return self.m // self.size, self.k

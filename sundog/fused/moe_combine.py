@@ -4,8 +4,8 @@
 peers' memory: nobody sends what is not asked for. The sum is in float32 and in the order of the
 experts, whatever their order in top-k, so it has the same bits at every grid and replay.
 
-Few tokens go in parts, one for each program: that is the form for decode. Of many, a program adds
-whole tokens, and looks up where the next one's rows are while it adds.
+Few tokens go in parts, one for each program: that is the form for decode. With many, a program
+adds whole tokens, and looks up where the next one's rows are while it adds.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Problem:
 
     @property
     def slots(self) -> int:
-        """Of an expert, for the tokens of one rank."""
+        """The slots of an expert, for the tokens of one rank."""
         return self.capacity or self.max_tokens * self.topk
 
     @property

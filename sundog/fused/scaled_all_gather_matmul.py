@@ -96,7 +96,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags, the gathered A and its scales. The plan takes a symmetric contiguous a."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
-    # As words: of bytes a thread would load one at a time.
+    # As words: a thread would load bytes one at a time.
     kind = torch.int32 if problem.shard_shape[1] % 4 == 0 else torch.uint8
     words = dataclasses.replace(problem, dtype=kind, k=problem.k // kind.itemsize)
     _, padded, workspaces, fill = gather(world, words, config.programs, config.descriptors)

@@ -38,7 +38,7 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read, unseen
 _READS = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")  # without an operator
 
-# Of what a host does with tensors, these only look at shapes and addresses, not at memory.
+# These operations of a host look only at shapes and addresses of tensors, not at memory.
 _METADATA = {
     "__get__", "data_ptr", "untyped_storage", "storage_offset", "size", "stride", "dim", "numel",
     "element_size", "is_contiguous", "is_floating_point", "is_complex", "nelement", "ndimension",

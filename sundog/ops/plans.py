@@ -331,8 +331,8 @@ class Progress:
     """A page of memory that says what a rank is doing: its latest call, and where its host waits.
 
     The others have mapped it, so that they can read it while this rank is busy, and when it is
-    gone. Of its `words`, COUNT numbers the latest call, and SERIAL names its plan, which is the
-    same one on every rank.
+    gone. The word COUNT numbers the latest call, and SERIAL names its plan, which is the same one
+    on every rank.
     """
 
     _here: ClassVar[weakref.WeakValueDictionary[int, Progress]] = weakref.WeakValueDictionary()

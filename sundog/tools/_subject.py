@@ -86,7 +86,7 @@ def algorithms_of(target: str) -> tuple[Algorithm, ...]:
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
-    """Find the rank's function that a target names. Of an op, it exercises all algorithms."""
+    """Find the rank's function that a target names. An op's exercises all its algorithms."""
     resolved = resolve(target)
     if resolved.algorithms:
 

@@ -92,7 +92,7 @@ def machine() -> dict[str, str]:
     """Describe the machine, the versions and the command, for every file of measurements."""
     from .. import __version__
 
-    # Of a file elsewhere the name is enough.
+    # The name of a file elsewhere is enough.
     words = [Path(word).name if word[:1] == "/" else word for word in sys.argv[1:]]
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",

@@ -188,7 +188,7 @@ def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
 
 
 def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
-    """Draw a panel. Of several configs with one number of programs the fastest counts."""
+    """Draw a panel. The fastest of several configs with the same number of programs counts."""
     for number, name in enumerate(variants):
         mine = [row for row in rows if row.variant == name]
         best: dict[int, float] = {}

@@ -35,7 +35,7 @@ _TRANSACTION = 32  # bytes, the least that a load moves
 
 
 class Begin(NamedTuple):
-    """Of a kernel: when it could start, when its first programs began, and what it came after."""
+    """When a kernel could start, when its first programs began, and what it came after."""
 
     asked: float
     first: float

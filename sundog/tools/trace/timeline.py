@@ -54,7 +54,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one rank, in the timeline's unit, over all its programs."""
+    """One rank's times, in the timeline's unit, over all its programs."""
 
     rank: int
     length: int  # from the rank's first event to its last

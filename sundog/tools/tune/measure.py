@@ -247,7 +247,7 @@ def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | float:
 
 
 class _Clock:
-    """Of the GPU, on this rank's stream; elsewhere it stands still."""
+    """The GPU's clock, on this rank's stream; without a GPU it stands still."""
 
     def __init__(self, world: World) -> None:
         is_gpu = world.device.type == "cuda"

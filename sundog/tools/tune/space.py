@@ -103,7 +103,7 @@ class Space:
 
     @functools.cached_property
     def _values(self) -> list[list[Any]]:
-        """Of each field, in order."""
+        """The values of each field, in order."""
         columns = zip(*self._by_key, strict=True)
         return [sorted(set(column), key=lambda v: (str(type(v)), v)) for column in columns]
 
