@@ -1,4 +1,4 @@
-"""What one program may take of each target: the table that `valid`, `default` and `space` go by.
+"""What one program may use on each target: the table for `valid`, `default` and `space`.
 
 They go by the target that is asked for, which need not be this machine's:
 

@@ -1,4 +1,4 @@
-"""Every environment variable that sundog reads, typed, with its default. README lists them."""
+"""Every environment variable that sundog reads, typed, with its default. The docs list them."""
 
 from __future__ import annotations
 

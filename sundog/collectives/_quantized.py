@@ -1,4 +1,4 @@
-"""One byte an element on the wire: groups of 128 elements that share a float32 scale.
+"""One byte per element on the wire: groups of 128 elements that share a float32 scale.
 
     scale = largest / limit      limit: 127 of int8, 448 of float8_e4m3fn, 240 of float8_e4m3fnuz
     byte  = round(x * limit / largest), ties to even

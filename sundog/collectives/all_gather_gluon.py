@@ -1,4 +1,4 @@
-"""All-gather in Gluon: as push, with the threads' places written down instead of found.
+"""All-gather in Gluon: like push, with the layout of elements over threads written down.
 
 A rank's tensor is a matrix whose rows are as long as the programs' shares side by side, so each
 program walks down a strip of its own and all of them share the last, shorter rows. A tile is

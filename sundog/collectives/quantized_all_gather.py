@@ -1,4 +1,4 @@
-"""All-gather with one byte an element on the wire: int8 or FP8, and a scale for each 128 elements.
+"""All-gather with one byte per element on the wire: int8 or FP8, a scale for each 128 elements.
 
 Every rank quantises its tensor and stores bytes and scales to all ranks; after one barrier of the
 programs with one number each restores what has arrived, its own part too: the bits are the same

@@ -1,4 +1,4 @@
-"""All-reduce with one byte an element on the wire: int8 or FP8, and a scale for each 128 elements.
+"""All-reduce with one byte per element on the wire: int8 or FP8, a scale for each 128 elements.
 
 Rank r gets slice r of all ranks, quantised; it adds them in float32 and in rank order, quantises
 the sum and stores it to all ranks. Two barriers of the programs with one number stand between. So

@@ -1,4 +1,4 @@
-"""Kernel-artifact dataset: telemetry that joins, and the kernel's IR as a lossless graph.
+"""Kernel-artifact dataset: telemetry files that share keys, and the IR as a lossless graph.
 
     from sundog.dataset import Recorder, describe_run, read
 

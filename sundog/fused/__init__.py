@@ -1,1 +1,1 @@
-"""GEMM and communication in one kernel. One algorithm, one file; `gemm` is the shared main loop."""
+"""GEMM and communication in one kernel. One algorithm, one file; `_gemm` is their main loop."""

@@ -1,4 +1,4 @@
-"""What a rank's host does between launches: torch operations, in stream order and in sight.
+"""What a host does between launches: torch operations, ordered on the stream, seen by the checker.
 
 Mostly nobody needs to look: a launch returns when its stream has ended (`Streams.settle`), so that
 whatever reads memory next, in Python, C++ or another thread, finds the results. Torch's operations

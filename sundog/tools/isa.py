@@ -1,4 +1,4 @@
-"""`sundog isa`: what the compilers make of an op's kernels, for GPUs that are not here.
+"""`sundog isa`: what the compilers make of an op's kernels, for GPUs that you do not have.
 
     for kernel in sundog.tools.isa.inspect("all_gather.push", targets=("sm_90", "gfx942")):
         print(kernel.name, kernel.target, kernel.stores, kernel.marks)

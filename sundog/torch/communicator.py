@@ -1,4 +1,4 @@
-"""Communicators for serving engines: the methods that vLLM and SGLang ask for, by a world.
+"""Communicators for serving engines: the methods that vLLM and SGLang ask for, on a world.
 
 `WorldCommunicator` has what vLLM's DeviceCommunicatorBase offers to models (out of place, with a
 dimension), and what its and SGLang's custom all-reduces offer to the engine: `should_custom_ar`,

@@ -1,4 +1,4 @@
-"""Records Helion kernels: their tuning runs and their device IR.
+"""Record Helion kernels: their tuning runs and their device IR.
 
     from sundog.dataset.helion import record_autotuning
 

@@ -1,4 +1,4 @@
-"""Collects the dataset from Helion: from a bound kernel, or from an ordinary tuning run.
+"""Collect the dataset from Helion: from a bound kernel, or from an ordinary tuning run.
 
     @helion.kernel(autotuner_fn=record_autotuning("runs/softmax"))
     def softmax(x): ...

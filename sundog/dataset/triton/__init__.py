@@ -1,1 +1,1 @@
-"""Turns Triton's TTIR and TTGIR into graph records, and back. Importing this imports no Triton."""
+"""Turn Triton's TTIR and TTGIR into graph records, and back. Importing this imports no Triton."""

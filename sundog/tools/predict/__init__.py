@@ -1,1 +1,1 @@
-"""`sundog predict`: what an op should take on machines that are described."""
+"""`sundog predict`: how long an op should take on a described machine."""

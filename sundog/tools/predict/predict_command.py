@@ -1,4 +1,4 @@
-"""`sundog predict OP`: print and draw what its algorithms should take, on several machines.
+"""`sundog predict OP`: print and draw how long its algorithms should take, on several machines.
 
 A function of a file, and an op with --simulate, is simulated instead (simulated.py).
 """

@@ -1,4 +1,4 @@
-"""The one evaluator: compile, compare, time, and write a row, whatever comes of it.
+"""The one evaluator: compile, compare, time, and write a row, whatever the outcome.
 
 Compilers run beside the measurements, one process each, and the world that measures is a process
 too: a config that crashes or hangs costs its own row and no more. Compilers that have nothing to do
