@@ -182,7 +182,7 @@ class _Graphs:
 
 
 def _differences(world: World, what: str, op: str, out: torch.Tensor) -> list[str]:
-    """Every rank's input holds its rank + 1."""
+    """Say what is wrong, if anything: every rank's input holds its rank + 1."""
     reduced = op in ("all_reduce", "reduce_scatter")
     ranks = torch.arange(1, world.size + 1, dtype=torch.float32, device=out.device)
     parts = out.float().view(1 if reduced else world.size, -1)

@@ -118,7 +118,7 @@ class _Said:
         return cls(f"no sentence of sundog's: {last}", processes[place]["at"], False)
 
     def names(self, case: Case) -> bool:
-        """Is the rank that has the fault in it?"""
+        """Return whether it names the rank that has the fault."""
         ranks = re.findall(r"ranks? (\d+(?:(?:, | and )\d+)*)", self.sentence)
         numbers = {number for each in ranks for number in re.findall(r"\d+", each)}
         return self.is_named and str(case.rank) in numbers

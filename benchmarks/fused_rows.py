@@ -63,7 +63,7 @@ def draw(count: int, size: int, seed: int = _SEED) -> list[Asked]:
 
 
 def _grid(op: str, size: int) -> list[str]:
-    """All problems of all models that are not too large; a gathered A in both kinds of shards."""
+    """List all problems of all models that are not too large; a gathered A in both shardings."""
     texts = [text for model in MODELS for text in preset(f"{model}-tp{size}", op)[0]]
     if op == "all_gather_matmul":
         texts += [text.replace("shard=m", "shard=k") for text in texts]

@@ -119,7 +119,7 @@ def _batch(
 
 
 def make_bases(folder: str) -> list[Files]:
-    """Two runs with graphs, as they are written now, and as version 1 wrote them."""
+    """Make two runs with graphs, as they are written now, and as version 1 wrote them."""
     base = os.path.join(folder, "seed")
     for name in ("a", "b"):
         with Recorder(base, _info(name), graph=_graph(2)) as recorder:

@@ -49,7 +49,7 @@ class Goal:
 
 
 def goal_rows(files: Files) -> list[list[str]]:
-    """Of every goal for which there is a file."""
+    """Return the rows of every goal for which there is a file."""
     return [cells for cells in (goal.row(files) for goal in _GOALS) if cells]
 
 
@@ -104,7 +104,7 @@ def micros_of_rank_0(row: dict[str, Any]) -> Times:
 
 
 def _tables(files: Files, pattern: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-    """Of all files with such a name and all problems in them: the fastest row of each variant."""
+    """Return each variant's fastest row, for all problems in all files with such a name."""
     tables: list[tuple[str, dict[str, dict[str, Any]]]] = []
     for name in sorted(each for each in files if re.fullmatch(pattern, each)):
         by_problem: dict[str, dict[str, Any]] = {}
@@ -137,7 +137,7 @@ def _of_limit(
 
 
 def _whole(problem: str) -> int:
-    """Bytes of a rank's input, of 16-bit elements."""
+    """Count the bytes of a rank's input, of 16-bit elements."""
     return 2 * int(_field(problem, "numel"))
 
 
@@ -247,7 +247,7 @@ _OURS = ("push", "pull", "partitioned", "gluon")
 
 
 def _gathering(algo: str) -> tuple[Goal, ...]:
-    """Of an algorithm of all_gather_matmul."""
+    """Judge an algorithm of all_gather_matmul."""
     return (
         Goal(f"{algo} over our GEMM with A gathered, 8 ranks on one GPU", 1.05, False,
              _ratio(_FUSED, (algo,), (_GEMM,))),

@@ -167,7 +167,7 @@ def streams(
 
 
 def _checked(fn: Callable[[World], Any], world: int, schedules: range) -> dict[str, Any]:
-    """All calls on the simulator, under the checker: an equal share in each random schedule."""
+    """Run all calls under the checker: an equal share in each random schedule."""
     total = {"calls": 0, "wrong": 0, "seconds": 0.0, "findings": 0, "world": world}
     for seed in schedules:
         report = check_once(fn, world, f"random:{seed}")
@@ -215,7 +215,7 @@ def _time_forms(world: World, until: float, json_file: str) -> None:
 
 
 def _both_forms(world: World, op: str, problem: Any) -> dict[str, float]:
-    """Seconds by form, once both have given the same bits."""
+    """Return seconds by form, once both have given the same bits."""
     calls, outs = {}, []
     for form in _FORMS:
         world.kernel_mode = signal_form(form, world.device, True)
@@ -242,7 +242,7 @@ def _cases(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _seconds(world: World, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Of a call, by form; 0 where nothing can be timed."""
+    """Time a call, by form; 0 where nothing can be timed."""
     if world.device.type == "cpu":
         return dict.fromkeys(calls, 0.0)
     variants = [Variant(form, [call], ready=True) for form, call in calls.items()]

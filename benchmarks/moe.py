@@ -76,7 +76,7 @@ def _problem(tokens: int, size: int) -> Problem:
 def _time_all(
     world: World, sizes: list[int], until: float, sweep: bool, json_file: str
 ) -> list[dict[str, Any]]:
-    """All rows. Rank 0 prints and writes each as it comes, since the run may be cut."""
+    """Time all rows. Rank 0 prints and writes each as it comes, since the run may be cut."""
     rows: list[dict[str, Any]] = []
     for tokens in sizes:
         for op in OPS:
@@ -102,7 +102,7 @@ def _time_all(
 def _calls(
     world: World, op: str, problem: Problem, sweep: bool
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Every algorithm that takes the problem, on one input; the all-to-all; torch's copy."""
+    """Make calls of every algorithm that takes the problem, the all-to-all, and torch's copy."""
     modules = algorithms(op)
     some = next(iter(modules.values()))
     given = some.inputs(world, problem, 0, exact=False)

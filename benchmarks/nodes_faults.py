@@ -102,7 +102,7 @@ def _strike(cluster: Cluster, case: Case) -> None:
 
 
 def judged(case: Case, results: dict[int, Any], struck: float) -> dict[str, Any]:
-    """Every rank's sentence: does it name the lost ones and nobody else, and how soon?"""
+    """Judge every rank's sentence: does it name the lost ones, nobody else, and how soon?"""
     texts = {rank: each[0] for rank, each in results.items() if isinstance(each, tuple)}
     slowest = max((each[1] - struck for each in results.values() if isinstance(each, tuple)),
                   default=0.0)  # fmt: skip

@@ -48,7 +48,7 @@ _TIMEOUT = 30.0
 
 
 def cases(world: Any) -> dict[str, Callable[[], bool]]:
-    """By name: run an op over all machines and say whether gloo has the same bits."""
+    """Return by name what runs an op over all machines and compares its bits with gloo's."""
     torch.manual_seed(world.rank)
     whole = torch.randint(-8, 8, (world.size * _NUMEL // 8,), device=world.device)
     tensors = {dtype: whole.to(dtype) for dtype in (torch.float32, torch.bfloat16)}
@@ -100,7 +100,7 @@ def cases(world: Any) -> dict[str, Callable[[], bool]]:
 
 
 def _matmul(world: Any, gathered: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Of whole numbers: every order of additions gives the same."""
+    """Multiply whole numbers: every order of additions gives the same."""
     torch.manual_seed(world.rank)
     a = torch.randint(-2, 3, (64, 128), device=world.device).to(torch.bfloat16)
     b = torch.randint(-2, 3, (128, 64), device=world.device).to(torch.bfloat16)

@@ -73,7 +73,7 @@ def _numbers(text: str) -> list[int]:
 def _time_all(
     world: World, sizes: list[tuple[int, int]], chosen: list[str], until: float, json_file: str
 ) -> list[dict[str, Any]]:
-    """All rows. Rank 0 prints and writes each as it comes, since the run may be cut."""
+    """Time all rows. Rank 0 prints and writes each as it comes, since the run may be cut."""
     rows: list[dict[str, Any]] = []
     for tokens, hidden in sizes:
         if any(world.exchange(time.monotonic() > until, "time is over")):
@@ -231,7 +231,7 @@ def bits(
     world: Ranks = 8, hidden: Hidden = "2880,4096,7168", most: int = 8192, singles: int = 256,
     algos: Algos = "low_latency,one_shot,two_shot",
 ) -> None:  # fmt: skip
-    """Rows of calls of 1 to `most` tokens, of every algorithm, against rows one at a time.
+    """Compare rows of calls of 1 to `most` tokens, of every algorithm, with rows one at a time.
 
     The largest call is compared with `singles` rows spread over it, the other calls with it.
     """
@@ -278,7 +278,7 @@ def _compare(
 def _wrong_rows(
     world: World, given: tuple[torch.Tensor, ...], whole: list[torch.Tensor], singles: int
 ) -> list[str]:
-    """Rows that are others in a call of their own, which reads them from one place."""
+    """Name rows that differ in a call of their own, which reads them from one place."""
     x, residual, weight = given
     one, out = world.empty((1, x.shape[1]), x.dtype), world.empty((2, x.shape[1]), x.dtype)
     wrong = []

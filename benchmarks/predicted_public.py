@@ -130,7 +130,7 @@ def figure(hardware: Hardware, name: str) -> float:
 
 
 def _switched(hardware: Hardware, figures: dict[str, float]) -> Hardware:
-    """With a switch a pair has the full rate."""
+    """Give a pair the full rate, as with a switch."""
     return hardware.changed({**figures, "link.pair_rate": figures["link.rate"]})
 
 

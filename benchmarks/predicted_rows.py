@@ -52,7 +52,7 @@ class Row:
 
 
 def measured_rows(folder: Path) -> list[Row]:
-    """All rows of ops that were measured with `sundog bench`, half of their shapes held out."""
+    """Return all rows of ops measured with `sundog bench`, half of their shapes held out."""
     found: list[Row] = []
     for path in result_paths(folder):
         content = read_result(path)
@@ -85,7 +85,7 @@ def _rows_of(content: dict[str, Any], run: str) -> list[Row]:
 
 
 def tuning_rows(folder: Path) -> list[Row]:
-    """All configs that tuning runs tried, on 8 ranks: none of them is used to calibrate."""
+    """Return all configs that tuning runs tried, on 8 ranks: none of them is used to calibrate."""
     found = []
     for path in sorted(folder.glob("*.meta.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -138,7 +138,7 @@ def _size(problem: Any) -> float:
 
 
 def predict_rows(rows: Sequence[Row], machines: dict[str, Hardware]) -> list[float]:
-    """Seconds that the model expects of each."""
+    """Return the seconds that the model expects of each."""
     return [each.seconds for each in predict_times(rows, machines)]
 
 

@@ -62,7 +62,7 @@ def nccl_seconds(
 
 
 def is_two_shot(gpus: int, nbytes: float) -> bool:
-    """Would the engines take two shots?"""
+    """Return whether the engines would take two shots."""
     return nbytes >= _TWO_SHOT_FROM[gpus]
 
 

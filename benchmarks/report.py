@@ -82,7 +82,7 @@ def _worst_first(contents: list[dict[str, Any]]) -> str:
 
 
 def _duels(content: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], _Duel]]:
-    """Every problem of a file that was timed with ours and with another."""
+    """Yield every problem of a file that was timed with ours and with another."""
     link = content.get("link", "")
     by_problem: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for row in content["rows"]:
@@ -105,7 +105,7 @@ def _first(item: tuple[float, Any]) -> float:
 
 
 def _size_class(row: dict[str, Any]) -> str:
-    """Of products by rows of A, of others by bytes."""
+    """Class products by rows of A, others by bytes."""
     rows = re.search(r"\bm=(\d+)", row["problem"])
     size, classes = (int(rows[1]), _ROWS) if rows else (row["hbm_bytes"], _CLASSES)
     return next(name for most, name in classes if size <= most)

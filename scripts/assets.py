@@ -52,7 +52,7 @@ def build(seconds: float = 600.0, again: bool = False) -> str:
 
 
 def is_fresh() -> bool:
-    """Whether the assets are there, and no source is newer."""
+    """Return whether the assets are there, and no source is newer."""
     made = [ASSETS / name for name in FILES]
     if not all(path.is_file() for path in made):
         return False

@@ -64,7 +64,7 @@ def _made() -> str:
 
 
 def _is_ours(result: dict[str, Any]) -> bool:
-    """Whether a failure is our fault: not if it has a finding, or a repair of theirs ends it."""
+    """Return whether a failure is our fault: not if it has a finding, or their repair ends it."""
     if "mutants" in result:
         return bool(result["survived"])
     after = result["after repair"]

@@ -43,7 +43,7 @@ def noted_launches() -> Iterator[dict[str, RecordedLaunch]]:
 
 
 def _is_theirs(kernel: Any) -> bool:
-    """Whether it is no stand-in of sundog's for what a library does on a stream."""
+    """Return whether it is no stand-in of sundog's for what a library does on a stream."""
     return kernel is not None and not kernel.fn.__module__.startswith("sundog.")
 
 

@@ -182,7 +182,7 @@ def main(name: str, path: str, number: int, killed: set[str]) -> dict[str, Any]:
 
 
 def _counts(mutant: Mutant) -> bool:
-    """Whether it is the bound of a loop that stores tiles: such a loop waits for nothing."""
+    """Return whether it is the bound of a loop that stores tiles: such a loop waits for nothing."""
     line = int(mutant.where.rpartition(":")[2])
     loops = [node for node in ast.walk(function_tree(mutant.function))
              if isinstance(node, ast.While) and node.lineno == line]  # fmt: skip

@@ -117,7 +117,7 @@ def _file(folder: str, name: str, rank: int) -> str:
 
 
 def _ended(ranks: list[subprocess.Popen]) -> bool:
-    """Whether all have ended, or one has failed: its peer would wait for it."""
+    """Return whether all have ended, or one has failed: its peer would wait for it."""
     codes = [rank.poll() for rank in ranks]
     return None not in codes or any(codes)
 
