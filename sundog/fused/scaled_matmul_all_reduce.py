@@ -26,6 +26,7 @@ __all__ = [
 
 SYMMETRIC = ("out",)
 OP = "scaled_matmul_all_reduce"
+ACCEPT = matmul_all_reduce_barrier.ACCEPT  # it runs the same collective
 
 valid, reference = unfused, summed
 
