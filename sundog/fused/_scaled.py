@@ -133,11 +133,15 @@ def check(
         )
     for name, tensor in (("a", a), ("b", b)):
         check_apart(op, name, tensor, out)
-    return _scaling_of(op, a, b, *given), *(each.contiguous() for each in given), out
+    scaling, shapes = _scaling_of(op, a, b, *given)
+    of_a, of_b = (each.reshape(s).contiguous() for each, s in zip(given, shapes, strict=True))
+    return scaling, of_a, of_b, out
 
 
-def _scaling_of(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> str:
-    """Return which scaling has scales of these shapes."""
+def _scaling_of(
+    op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor
+) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    """Return which scaling has scales of these shapes, and its shapes."""
     m, k = a.shape
     of_b = b.shape[0]  # of a sharded A, B has more rows than A columns
     for scaling in SCALINGS:
@@ -145,9 +149,9 @@ def _scaling_of(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor
             scale_shapes(scaling, m, b.shape[1], k)[0],
             scale_shapes(scaling, m, b.shape[1], of_b)[1],
         )
-        found = [_plain(each, len(shape)) for each, shape in zip(scales, wanted, strict=True)]
+        found = [_plain(scales[at], wanted[at], bool(at)) for at in (0, 1)]
         if found == list(wanted) and all(each.dtype == torch.float32 for each in scales):
-            return scaling
+            return scaling, wanted
     text = " and ".join(f"{tuple(each.shape)} of {each.dtype}" for each in scales)
     raise ValueError(
         f"{op}: scales are {text}; expected float32, of a {tuple(a.shape)} and "
@@ -157,10 +161,15 @@ def _scaling_of(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor
     )
 
 
-def _plain(scale: torch.Tensor, dims: int) -> tuple[int, ...]:
-    """Return a scale's shape, without the dimensions of 1 that torch._scaled_mm asks for."""
+def _plain(scale: torch.Tensor, wanted: tuple[int, ...], is_of_b: bool) -> tuple[int, ...]:
+    """Return a scale's shape; `wanted` if it has but a 1 more, where torch._scaled_mm wants it.
+
+    That is (m, 1) and (1, n). (n, 1) is also the shape of blocks that are one column wide.
+    """
     shape = tuple(scale.shape)
-    return shape if dims == 2 else tuple(n for n in shape if n > 1) or (1,)
+    beside = (1, *wanted) if is_of_b else (*wanted, 1)
+    is_one = wanted == (1,) and scale.numel() == 1
+    return wanted if is_one or shape == beside else shape
 
 
 # inputs, and what torch makes of them

@@ -110,8 +110,10 @@ def planned(world: World, problem: Problem, config: Config, unscaled: object, ro
         total = out if spare is None else spare
         then.launch((a, a_scale), (b, b_scale), total)
         if spare is not None:
-            most = torch.finfo(out.dtype).max
-            out.detach().copy_(spare.clamp_(-most, most))
+            if out.dtype in _scaled.FP8:  # a wider type has infinities, or no number too large
+                most = torch.finfo(out.dtype).max
+                spare.clamp_(-most, most)
+            out.detach().copy_(spare)
         return out
 
     workspaces = then.workspaces if spare is None else (*then.workspaces, spare)

@@ -46,6 +46,50 @@ def test_a_call_gives_the_reference_bit_by_bit(run: Run, op: str, case: int) -> 
     assert run(main, 2) == [True, True]
 
 
+@pytest.mark.parametrize("op", OPS[1:])
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.float16])
+def test_a_sum_in_a_wider_type(run: Run, op: str, out_dtype: torch.dtype) -> None:
+    def main(world: World) -> list[float]:
+        a, b = torch.full((4, 32), 8.0).to(E4M3), torch.full((8, 32), 2.0).to(E4M3).T
+        found = getattr(world, op)(a, b, torch.ones(1), torch.ones(1), out_dtype=out_dtype)
+        assert found.dtype == out_dtype
+        return sorted(set(found.flatten().tolist()))
+
+    assert run(main, 2) == [[1024.0]] * 2
+
+
+@pytest.mark.parametrize("shard", ["k", "m"])
+def test_one_row_with_scales_of_blocks(run: Run, shard: str) -> None:
+    """As one token has. Their shapes resemble those of a tensor's scales, and of rows'."""
+    size, n = 2, 2
+
+    def main(world: World) -> bool:
+        k = 128 * size if shard == "k" else 128
+        whole = torch.ones(1 if shard == "k" else size, k).to(E4M3)
+        b = torch.ones(n, k).to(E4M3).T
+        of_a = torch.arange(1.0, whole.shape[0] * k // 128 + 1).view(-1, k // 128)
+        of_b = torch.arange(3.0, 3 + k // 128).view(-1, 1)
+        dim = 1 if shard == "k" else 0
+        mine = [each.chunk(size, dim)[world.rank].contiguous() for each in (whole, of_a)]
+        found = world.scaled_all_gather_matmul(mine[0], b, mine[1], of_b, shard=shard)
+        return torch.equal(found.double(), _scaled.product(whole, b, of_a, of_b, "block"))
+
+    assert run(main, size) == [True, True]
+
+
+def test_scales_of_rows_as_torch_wants_them(run: Run) -> None:
+    def main(world: World) -> bool:
+        a, b = torch.ones(4, 32).to(E4M3), torch.ones(8, 32).to(E4M3).T
+        of_a, of_b = torch.arange(1.0, 5), torch.arange(1.0, 9)
+        found = [
+            world.scaled_all_gather_matmul(a, b, x, y, shard="m")
+            for x, y in ((of_a, of_b), (of_a[:, None], of_b[None, :]))
+        ]
+        return torch.equal(*found)
+
+    assert run(main, 2) == [True, True]
+
+
 def test_fp8_output_has_its_largest_number_in_the_place_of_more(run: Run) -> None:
     def main(world: World) -> list[float]:
         a = torch.full((2, 64), 8.0, device=world.device).to(E4M3)
