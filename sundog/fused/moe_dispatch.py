@@ -261,6 +261,8 @@ def _problem(
             f"{OP}: x is {tuple(x.shape)}, topk_ids {tuple(ids.shape)} and topk_weights "
             f"{tuple(weights.shape)}; expected [tokens, hidden], [tokens, k] and [tokens, k]"
         )
+    if ids.dtype not in (torch.int64, torch.int32):  # weights in their place would be cut to 0
+        raise ValueError(f"{OP}: topk_ids are {ids.dtype}, expected torch.int64 or torch.int32")
     most = max_tokens or x.shape[0]
     if x.shape[0] > most:
         raise ValueError(f"{OP}: x has {x.shape[0]} tokens, and max_tokens is {most}")

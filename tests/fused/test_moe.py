@@ -209,6 +209,7 @@ def test_what_does_not_fit_is_raised_and_the_world_goes_on(
     ("change", "sentence"),
     [
         ({"topk_weights": torch.ones(3, 2)}, r"topk_weights \(3, 2\); expected"),
+        ({"topk_ids": torch.ones(3, 1)}, "topk_ids are torch.float32, expected torch.int64"),
         ({"max_tokens": 2}, "x has 3 tokens, and max_tokens is 2"),
         ({"experts": 5}, "5 experts do not divide among 2 ranks"),
         ({"scales": torch.ones(2, 1)}, r"scales are \(2, 1\) of torch.float32, expected \[3"),
