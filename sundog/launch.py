@@ -18,6 +18,7 @@ from .backends._link import LINKS
 from .backends.sim import Sim
 from .errors import SundogError
 from .target import GPU_HEAP, has_gpu
+from .torch import names
 from .world.waits import SIGNALS, signal_form
 from .world.world import World
 
@@ -79,16 +80,29 @@ def run(
 def _with_options(fn: Callable[[World], Any], signals: str, tune: str) -> Callable[[World], Any]:
     """`fn` in a world whose kernels signal, and whose ops tune, as was asked for."""
     _check_signals(signals)
-    if not (signals or tune):
-        return fn
 
     def run_rank(world: World) -> Any:
+        process = os.getpid()
         if signals:
             world.kernel_mode = signal_form(signals, world.device, True)
         world.tune = tune
-        return fn(world)
+        try:
+            return fn(world)
+        finally:
+            if os.getpid() != process:
+                _end_fork(sys.exc_info()[1])
 
     return run_rank
+
+
+def _end_fork(error: BaseException | None) -> None:
+    """End a fork that leaves its rank's function: what comes after it is the parent's to do."""
+    status = error.code if isinstance(error, SystemExit) else error
+    if status is error and error is not None:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else status is not None)
 
 
 def _check_tune(tune: str, link: str = "") -> None:
@@ -174,6 +188,17 @@ def _look_at_exit() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _leave_to_parent() -> None:
+    """In a fork: the parent is the rank. What is done or said here would count as done by it."""
+    for world in names.open_worlds():
+        world._end(f"the world belongs to process {os.getppid()}, and a fork of it is no rank")
+        world._plans.clear()  # calls that were made before are made again without a check
+    _initialized.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _check_no_other(group: str) -> None:

@@ -16,7 +16,7 @@ from sundog.ops.op import FUNCTIONS, OPS
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1465,
+    "(top)": 1485,
     "backends": 4100,
     "checker": 4525,
     "collectives": 4105,

@@ -17,7 +17,7 @@ from ..errors import WorldClosed
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["find_world", "forget", "name_for"]
+__all__ = ["find_world", "forget", "name_for", "open_worlds"]
 
 _worlds: dict[str, dict[int, weakref.ref[World]]] = {}  # by name, then by the rank's thread
 
@@ -57,6 +57,12 @@ def find_world(name: str) -> World:
         f"there is no open world named {name!r} on this rank (open: {known}): it was closed, or "
         "belongs to another rank. Open a world with sundog.run or sundog.init, and pass that one."
     )
+
+
+def open_worlds() -> list[World]:
+    """The open worlds of this process, of all its ranks."""
+    found = [_open(each) for by_thread in _worlds.values() for each in by_thread.values()]
+    return [world for world in found if world is not None]
 
 
 def _open(found: weakref.ref[World] | None) -> World | None:
