@@ -312,8 +312,8 @@ def predict(
     op: Op,
     machine: Annotated[str, typer.Option(help="machines or files, separated by commas")] = "",
     axis: Annotated[
-        str, typer.Option(help="NAME=v1,v2,... or NAME=first..last")
-    ] = "numel=1024..16777216",
+        str, typer.Option(help="NAME=v1,v2,... or NAME=first..last (default: tensors of all sizes)")
+    ] = "",
     problem: Problem = "",
     world: World = 8,
     late: Annotated[float, typer.Option(help="microseconds by which one rank is late")] = 0.0,

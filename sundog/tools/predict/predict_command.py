@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +30,7 @@ __all__ = ["Asked", "Point", "PredictOptions", "crossings", "parse_axis", "point
 class PredictOptions:
     op: str
     machine: str  # names or files, with commas
-    axis: str
+    axis: str = ""
     problem: str = ""
     world: int = 8
     late: float = 0.0  # us
@@ -63,15 +64,17 @@ def run(options: PredictOptions) -> int:
         return FINE
     if options.timeline or options.sms or options.data is not None:
         raise ValueError("--timeline, --sms and --data are for a simulation: add --simulate")
-    given = {"dtype": "bfloat16"} | dict(
-        word.split("=", 1) for word in options.problem.split(",") if "=" in word
-    )
-    fields = parse(",".join(f"{name}={word}" for name, word in given.items()))
-    asked = Asked(options.op, options.world, fields, parse_axis(options.axis), options.late * 1e-6)
+    first = next(iter(algorithms(options.op).values())).cases(options.world)[0]
+    fields = parse(options.problem)
+    if first.dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
+        fields.setdefault("dtype", torch.bfloat16)
+    axis = parse_axis(options.axis or usual_axis(first))
+    asked = Asked(options.op, options.world, fields, axis, options.late * 1e-6)
     found = [points(asked, read(name)) for name in options.machine.split(",")]
     console = Console()
     for each in found:
         console.print(_table(asked, each))
+        console.print(f"last row: {each[-1].problem}", highlight=False, markup=False)
         for line in crossings(each):
             console.print(line, highlight=False)
     if options.compare:
@@ -86,8 +89,8 @@ def run(options: PredictOptions) -> int:
 
 
 def _simulation(options: PredictOptions) -> SimulationOptions:
-    if options.plot or options.compare:
-        raise ValueError("--plot and --compare are for models, not for a simulation")
+    if options.plot or options.compare or options.axis:
+        raise ValueError("--plot, --compare and --axis are for models, not for a simulation")
     return SimulationOptions(
         options.op, options.machine, options.problem, options.world, options.late, options.sms,
         options.data, options.json, options.timeline,
@@ -207,6 +210,19 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     return name, values
 
 
+def usual_axis(first: Any) -> str:
+    """The axis if none is given: sizes of the tensors, of a number that all ranks can share."""
+    size = first.size
+    usual = {
+        "numel": "1024..16777216", "m": f"{8 * size}..{2048 * size}", "tokens": "1..8192",
+        "max_tokens": "1..4096",
+    }  # fmt: skip
+    for name, values in usual.items():
+        if hasattr(first, name):
+            return f"{name}={values}"
+    raise ValueError(f"--axis: say which field of {first} to change, and to what")
+
+
 def points(asked: Asked, hardware: Hardware) -> list[Point]:
     """Return one point per value of the axis."""
     modules = algorithms(asked.op)
@@ -219,16 +235,18 @@ def points(asked: Asked, hardware: Hardware) -> list[Point]:
     ranks = Ranks.on(hardware, asked.size)
     found = []
     for at in asked.axis[1]:
-        times = {}
+        times, refused = {}, {}
         for algo, module in known.items():
             fields = {**asked.problem, asked.axis[0]: at}
             problem = changed(module.cases(asked.size)[0], fields)
             config = module.default(problem, ranks.num_sms)
-            if module.valid(problem, config) is None:
+            refused[algo] = module.valid(problem, config)
+            if refused[algo] is None:
                 op = f"{name}.{algo}"
                 times[algo] = time(op, problem, config, hardware, ranks.num_sms, asked.late_s)
         if not times:
-            raise ValueError(f"{asked.op}: no algorithm takes {asked.axis[0]}={at}")
+            why = "; ".join(f"{algo}: {reason}" for algo, reason in refused.items())
+            raise ValueError(f"{asked.op}: no algorithm takes {asked.axis[0]}={at}: {why}")
         ordered = dict(sorted(times.items(), key=lambda item: item[1].seconds))
         found.append(Point(hardware, problem, at, ordered))
     return found

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sundog.hardware.description import read
+from sundog.ops.op import OPS
 from sundog.tools.predict.predict_command import (
     Asked,
     PredictOptions,
@@ -32,6 +34,31 @@ def test_small_and_large_cross(capsys: pytest.CaptureFixture[str]) -> None:
     assert "h200x8: one_shot is the fastest up to" in told
     assert "two_shot from" in told
     assert "8 H200 SXM joined by" in told
+
+
+@pytest.mark.parametrize("op", sorted({name.partition(".")[0] for name in OPS}))
+def test_every_op_has_a_usual_axis(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an axis: sizes that all ranks can share, of a dtype that the op takes."""
+    assert run(PredictOptions(op, "h200x8", world=3)) == 0
+    found = capsys.readouterr().out
+    assert "last row: Problem(" in found
+    assert ("float8_e4m3fn, size" if "scaled" in op else "torch.bfloat16") in found
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"problem": "m4096"}, "'m4096' in 'm4096': expected name=value"),
+        ({"axis": "numel=8", "simulate": True}, "--axis are for models, not for a simulation"),
+        ({"op": "matmul_reduce_scatter", "axis": "m=9"}, "push: m 9 does not divide by 8 ranks"),
+    ],
+    ids=str,
+)
+def test_nothing_that_was_asked_is_left_out(
+    options: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(PredictOptions(**{"op": "all_reduce", "machine": "h200x8", **options})) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_crossings_are_where_the_fastest_changes() -> None:
