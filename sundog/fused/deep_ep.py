@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .moe_combine import moe_combine
-from .moe_dispatch import Handle, moe_dispatch
+from .moe_dispatch import Handle, as_bytes, moe_dispatch
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -169,7 +169,7 @@ class Buffer:
             raise ValueError("dispatch: a cached handle is not taken; pass topk_idx again")
         ids, topk = topk_idx.to(torch.int32), topk_idx.shape[1]
         local = num_tokens_per_expert.numel() // self.group_size
-        rows = [each.contiguous().view(torch.uint8) for each in (x, ids, topk_weights.float())]
+        rows = [as_bytes(each) for each in (x, ids, topk_weights.float())]
         ranks = _ranks_of(ids, local, self.group_size)
         ones, most = torch.ones(ranks.shape, device=x.device), max_tokens or len(x)
         found, counts, made = moe_dispatch(
@@ -212,7 +212,7 @@ def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows in FP8 and a scale for each 128 columns."""
     if x.shape[1] % _GROUP:
         raise ValueError(f"use_fp8: hidden {x.shape[1]} is not a multiple of {_GROUP}")
-    grouped = x.float().view(len(x), -1, _GROUP)
+    grouped = x.float().unflatten(1, (x.shape[1] // _GROUP, _GROUP))  # a rank may have no rows
     scales = grouped.abs().amax(-1).clamp(min=_LEAST) / _LIMIT
     rows = (grouped / scales[..., None]).clamp(-_LIMIT, _LIMIT).to(torch.float8_e4m3fn)
     return rows.view(x.shape), scales

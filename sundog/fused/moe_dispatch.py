@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "OP", "Config", "Handle", "Problem", "cases", "cost", "default", "inputs", "moe_dispatch",
-    "random_ids", "reference", "slots_of", "space", "split", "unfit", "valid", "wrong",
+    "OP", "Config", "Handle", "Problem", "as_bytes", "cases", "cost", "default", "inputs",
+    "moe_dispatch", "random_ids", "reference", "slots_of", "space", "split", "unfit", "valid",
+    "wrong",
 ]  # fmt: skip
 
 OP = "moe_dispatch"
@@ -280,9 +281,13 @@ def _with_scales(
             f"{OP}: scales are {tuple(scales.shape)} of {scales.dtype}, expected "
             f"[{x.shape[0]}, groups] of torch.float32"
         )
-    rows = [scales.contiguous().view(torch.uint8), x.contiguous().view(torch.uint8)]
-    joined = torch.cat([each.view(x.shape[0], -1) for each in rows], 1)
+    joined = torch.cat([as_bytes(scales), as_bytes(x)], 1)
     return joined, dataclasses.replace(problem, hidden=joined.shape[1], dtype=torch.uint8)
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """A matrix as bytes. Of one element or none torch calls any strides contiguous."""
+    return rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1)).view(torch.uint8)
 
 
 def _without_scales(rows: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

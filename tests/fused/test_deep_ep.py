@@ -68,6 +68,20 @@ def test_fp8_rows_come_with_their_scales(run: Run) -> None:
         assert (found.float() - wanted).abs().max() <= wanted.abs().max() / 16  # 3 bits of mantissa
 
 
+def test_a_rank_without_tokens_sends_no_fp8_rows(run: Run) -> None:
+    def main(world: World) -> tuple[list[int], list[int]]:
+        x = torch.ones(0 if world.rank else 2, 128, dtype=torch.bfloat16, device=world.device)
+        ids = torch.tensor([[0, 3]], device=world.device).repeat(len(x), 1)
+        buffer = Buffer(world)
+        rows, counts, handle, *_ = buffer.low_latency_dispatch(x, ids, 4, 4)
+        y = torch.ones(rows[0].shape, device=world.device)
+        weights = torch.ones(ids.shape, device=world.device)
+        found = buffer.low_latency_combine(y, ids, weights, handle)[0]
+        return counts.tolist(), list(found.shape)
+
+    assert run(main, 2) == [([2, 0], [2, 128]), ([0, 2], [0, 128])]
+
+
 def _prefill(world: World, worst: int) -> tuple[torch.Tensor, torch.Tensor, list[int], int]:
     """Each rank weighs and adds its experts' outputs; combine adds the ranks'."""
     x, ids, weights = (each.to(world.device) for each in _given(world.rank, world.size))
