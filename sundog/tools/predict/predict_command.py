@@ -66,7 +66,8 @@ def run(options: PredictOptions) -> int:
         raise ValueError("--timeline, --sms and --data are for a simulation: add --simulate")
     first = next(iter(algorithms(options.op).values())).cases(options.world)[0]
     fields = parse(options.problem)
-    if first.dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
+    is_fp8 = getattr(first, "dtype", None) in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+    if hasattr(first, "dtype") and not is_fp8:
         fields.setdefault("dtype", torch.bfloat16)
     axis = parse_axis(options.axis or usual_axis(first))
     asked = Asked(options.op, options.world, fields, axis, options.late * 1e-6)
