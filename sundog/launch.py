@@ -191,7 +191,7 @@ def _look_at_exit() -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a fork: the parent is the rank. What is done or said here would count as done by it."""
+    """End the worlds in a fork: what it did or said would count as done by its parent, the rank."""
     for world in names.open_worlds():
         world._end(f"the world belongs to process {os.getppid()}, and a fork of it is no rank")
         world._plans.clear()  # calls that were made before are made again without a check

@@ -286,7 +286,7 @@ def _with_scales(
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """A matrix as bytes. Of one element or none torch calls any strides contiguous."""
+    """View a matrix as bytes. One element or none is contiguous to torch at any strides."""
     return rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1)).view(torch.uint8)
 
 

@@ -60,7 +60,7 @@ def find_world(name: str) -> World:
 
 
 def open_worlds() -> list[World]:
-    """The open worlds of this process, of all its ranks."""
+    """Return the open worlds of this process, of all its ranks."""
     found = [_open(each) for by_thread in _worlds.values() for each in by_thread.values()]
     return [world for world in found if world is not None]
 

@@ -212,7 +212,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
 
 
 def usual_axis(first: Any) -> str:
-    """The axis if none is given: sizes of the tensors, of a number that all ranks can share."""
+    """Return the axis if none is given: sizes of the tensors, which all ranks can share."""
     size = first.size
     usual = {
         "numel": "1024..16777216", "m": f"{8 * size}..{2048 * size}", "tokens": "1..8192",
