@@ -6,14 +6,14 @@ meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..machine.accesses import MAKE, READ, Touch
-from ..machine.polling import kernel_frames, site_of, stack_of
+from ..machine.polling import Site, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, StreamClocks
@@ -21,12 +21,25 @@ from .encounter import Encounter, Found
 from .failures import find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
 from .pipelined import Suspicion, confirm, suspect
-from .rules import LOOKS, Look, looks_at
-from .shadow import UNWRITTEN, PastAccess, Shadows, Span, State, States, after, bounds, index_range
+from .rules import Look, looks_at
+from .shadow import (
+    UNWRITTEN,
+    PastAccess,
+    Shadow,
+    Shadows,
+    Span,
+    State,
+    States,
+    after,
+    bounds,
+    index_range,
+)  # fmt: skip
 from .signals import ACQUIRES, RELEASES, Signals
 from .words import READS, VOLATILE, VOLATILE_TILE
 
 __all__ = ["Checker"]
+
+_FEW = 16  # granules of a tile
 
 
 class Checker:
@@ -46,10 +59,10 @@ class Checker:
         self._signals = Signals(self._clocks, pick)
         self._shadows = Shadows(memory, self._signals.forget)
         self._events: dict[tuple, AccessEvent] = {}
+        self._stacks: dict[Site, tuple] = {}
         self._num_launches = 0
         self.widest = 0  # programs of the largest launch
         self._running: dict[Actor, Launch] = {}
-        self._looks: dict[AccessEvent, tuple[Look, ...]] = {}
 
     # order
 
@@ -191,11 +204,15 @@ class Checker:
         event = self._events.get(key)
         if event is None:
             event = AccessEvent(actor, verb, writes, atomic=False, tensor=True, stack=(at,))
+            event.looks = looks_at(event)
             self._events[key] = event
         if verb != MAKE:
             self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
-        lo, hi = int(touch.addresses.min()), int(touch.addresses.max()) + touch.size
-        known = self._memory.find(lo, hi)  # on a heap: an allocation, not the whole storage
+        where = touch.addresses
+        lo, hi = (where.item(),) * 2 if where.size == 1 else (int(where.min()), int(where.max()))
+        known = self._memory.find(lo, hi + touch.size)  # on a heap: not the whole storage
+        if known is None and self._shadows.write_down(self._past(event), touch):
+            return
         self._access(event, touch if known is None else touch._replace(region=known))
         if writes:
             self._signals.break_chains(touch.addresses, touch.size)
@@ -234,15 +251,17 @@ class Checker:
         proxy: bool = False,
         size: int = 0,
     ) -> AccessEvent:
-        frames = kernel_frames()
-        actor = self._actors[program]
-        key = (actor, verb, tensor, sem, scope, size, site_of(frames))
+        actor, site = self._actors[program], program.site
+        key = (actor, verb, tensor, sem, scope, size, site)
         found = self._events.get(key)
         if found is None:
-            stack = tuple(stack_of(frames))
+            stack = self._stacks.get(site)
+            if stack is None:
+                stack = self._stacks[site] = tuple(stack_of(site))
             found = AccessEvent(
                 actor, verb, writes, atomic, tensor, sem, scope, proxy, size, stack
             )  # fmt: skip
+            found.looks = looks_at(found)
             self._events[key] = found
         return found
 
@@ -251,16 +270,17 @@ class Checker:
         if addresses.size == 0:
             return
         if region is None:  # a tile over several allocations
-            for address in addresses.flat:
-                self._access(event, self._one(int(address), size))
+            for address in addresses.ravel().tolist():
+                self._access(event, self._one(address, size))
             return
-        shadow = self._shadows.of(region)
+        shadow = self._shadow(region)
+        place = shadow.place(addresses.item(), size) if addresses.size == 1 else -1
+        if place >= 0:  # most accesses
+            state = self._states[shadow.numbers.item(place)]
+            state = self._step(state, event, (region, shadow, slice(place, place + 1)), touch)
+            shadow.numbers[place] = self._states.number(state)
+            return
         places = shadow.places(addresses, size)
-        if isinstance(places, slice) and places.stop - places.start == 1:  # most accesses
-            state = self._states[int(shadow.numbers[places.start])]
-            state = self._step(state, event, (region, shadow, places), touch)
-            shadow.numbers[places.start] = self._states.number(state)
-            return
         numbers = shadow.numbers[places]
         first = int(numbers[0])
         if (numbers == first).all():
@@ -269,6 +289,10 @@ class Checker:
             return
         if isinstance(places, slice):
             places = np.arange(places.start, places.stop)
+        if numbers.size <= _FEW:  # by hand: numpy takes longer to begin
+            granules = zip(places.tolist(), numbers.tolist(), strict=True)
+            self._access_each(event, touch, shadow, granules)
+            return
         new = np.empty_like(numbers)
         heads = numbers[1:][numbers[1:] != numbers[:-1]].tolist()  # few: np.unique would sort all
         for number in sorted({first, *heads}):
@@ -278,39 +302,70 @@ class Checker:
             new[here] = self._states.number(state)
         shadow.numbers[places] = new
 
+    def _access_each(
+        self, event: AccessEvent, touch: Touch, shadow: Shadow, granules: Iterable[tuple[int, int]]
+    ) -> None:
+        """Do the same for a few granules, each with the number of its state."""
+        assert touch.region is not None
+        groups: dict[int, list[int]] = {}
+        for place, number in granules:
+            groups.setdefault(number, []).append(place)
+        for number in sorted(groups):
+            span = touch.region, shadow, groups[number]
+            new = self._states.number(self._step(self._states[number], event, span, touch))
+            for place in groups[number]:
+                shadow.numbers[place] = new
+
     def _one(self, address: int, size: int) -> Touch:
         region = self._memory.find(address, address + size)
         return Touch(np.array([address], np.uint64), size, region)
 
     def _step(self, state: State, event: AccessEvent, span: Span, touch: Touch) -> State:
         """Let the rules look at one access; return what the state of these bytes becomes."""
-        here = Encounter(event, state, self._clocks, span, touch)
-        for stored in here.payloads():
-            self._signals.hear_payload(event, stored, bounds(span)[0])
-        for look in self._looks_at(event):
-            found = list(look(here))
-            if found and event.tensor and event.sem in ACQUIRES:
-                found = [*self._look_by_lane(look, here)]
-            for each in found:
-                if each.acquire is None:
-                    self._report(each, event, span)
-                else:
-                    launch = self._running[event.actor]
-                    self._suspicions.append(suspect(each, event, span, launch))
+        if state.writes or state.reads or state.atomics or not state.written or event.writes:
+            here = Encounter(event, state, self._clocks, span, touch)
+            for stored in here.payloads():
+                self._signals.hear_payload(event, stored, bounds(span)[0])
+            for look in event.looks:
+                if found := look(here):
+                    self._found(look, list(found), here)
+        return after(self._clocks, state, self._past(event))
+
+    def _found(self, look: Look, found: list[Found], here: Encounter) -> None:
+        event = here.event
+        if found and event.tensor and event.sem in ACQUIRES:
+            found = [*self._look_by_lane(look, here)]
+        for each in found:
+            if each.acquire is None:
+                self._report(each, event, here.span)
+            else:
+                launch = self._running[event.actor]
+                self._suspicions.append(suspect(each, event, here.span, launch))
+
+    def _past(self, event: AccessEvent) -> PastAccess:
+        """Return an access that is made now, as later ones will see it."""
         actor = event.actor
         stamp = actor.stamp(event.tensor, event.proxy and event.writes)
-        return after(self._clocks, state, PastAccess(stamp, event, actor.steps))
+        return PastAccess(stamp, event, actor.steps)
 
-    def _looks_at(self, event: AccessEvent) -> tuple[Look, ...]:
-        found = self._looks.get(event)
-        if found is None:
-            found = self._looks[event] = looks_at(event, LOOKS)
-        return found
+    def _shadow(self, region: Region) -> Shadow:
+        """Return a region's shadow; what its host did to it alone comes first."""
+        diary = self._shadows.read_diary(region)
+        shadow = self._shadows.of(region)
+        for past, touch in diary.entries if diary is not None else ():
+            places = shadow.places(touch.addresses, touch.size)
+            found, which = np.unique(shadow.numbers[places], return_inverse=True)
+            states = [after(self._clocks, self._states[n], past) for n in found.tolist()]
+            new = np.array([self._states.number(state) for state in states], np.int32)
+            shadow.numbers[places] = new[which]
+        return shadow
 
     def _look_by_lane(self, look: Look, here: Encounter) -> Iterator[Found]:
         """Look again at each lane of a tensor acquire: what it learns orders its own access."""
         _, shadow, places = here.span
-        touched = range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
+        touched = (
+            range(places.start, places.stop) if isinstance(places, slice) else map(int, places)
+        )
         starts = [shadow.start + place * shadow.granule for place in touched]
         for address in here.touch.addresses.ravel().tolist():
             if any(address <= start < address + here.touch.size for start in starts):

@@ -23,14 +23,14 @@ __all__ = ["Actor", "Clock", "Clocks", "Stamp", "StreamActor", "StreamClocks", "
 Clock = dict[int, int]  # component -> time
 Stamp = tuple[int, int]  # component, time
 
-_NOBODY: Stamp = (-1, 0)
 _HEARD_KEPT = 1024  # signallers that kernels of a stream have heard, for reports
 
 
 def join(into: Clock, other: Clock) -> None:
     """Learn what the other knows."""
+    get = into.get
     for component, time in other.items():
-        if into.get(component, 0) < time:
+        if get(component, 0) < time:
             into[component] = time
 
 
@@ -136,6 +136,7 @@ class StreamActor:
     lane: tuple[Clock, ...] = ()
     before: None = None
     begun: Clock | None = None  # what it knew when its latest kernel began
+    learnt: Clock | None = None  # the clock that it joined last
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         return (self.component, self.time)
@@ -161,7 +162,7 @@ class Clocks:
 
     def knows(self, actor: Actor | StreamActor, stamp: Stamp) -> bool:
         """Return whether the stamped access happened before what the actor does now."""
-        if actor.owns(stamp[0]) or self.covers(actor.clock, stamp):
+        if self.covers(actor.clock, stamp) or actor.owns(stamp[0]):
             return True
         return bool(actor.lane) and any(self.covers(clock, stamp) for clock in actor.lane)
 
@@ -171,18 +172,22 @@ class Clocks:
         Not if the old one is a tile of the actor since its last CTA barrier and the new one is
         thread 0's: that is published before the tile is. Nor if a descriptor wrote the old one.
         """
-        if isinstance(actor, Actor) and old[0] == actor.bulk:
+        if not actor.owns(old[0]):
+            return self.covers(actor.clock, old)
+        if isinstance(actor, StreamActor):
+            return True
+        if old[0] == actor.bulk:
             return stamp[0] == actor.bulk
-        if isinstance(actor, Actor) and old[0] == actor.warps and stamp[0] == actor.zero:
-            return old[1] <= actor.met
-        return actor.owns(old[0]) or self.covers(actor.clock, old)
+        return old[1] <= actor.met if old[0] == actor.warps and stamp[0] == actor.zero else True
 
     def covers(self, clock: Clock, stamp: Stamp) -> bool:
         component, time = stamp
-        if clock.get(component, 0) >= time:
+        if component in clock and clock[component] >= time:
             return True
-        stream, end = self._ended.get(component, _NOBODY)
-        return stream >= 0 and clock.get(stream, 0) >= end
+        if component not in self._ended:
+            return False
+        stream, end = self._ended[component]
+        return clock.get(stream, 0) >= end
 
     def end(self, actors: list[Actor], stream: StreamActor) -> None:
         """End a kernel: the stream knows all that its programs knew and did."""
@@ -198,13 +203,15 @@ class Clocks:
         end = (stream.component, stream.clock[stream.component])
         for actor in actors:
             self._ended[actor.warps] = self._ended[actor.zero] = self._ended[actor.bulk] = end
-        for component in [c for c in stream.clock if self.covers_ended(c, stream)]:
-            del stream.clock[component]
+        self.trim(stream.clock)
 
-    def covers_ended(self, component: int, stream: StreamActor) -> bool:
-        """Return whether knowing the stream's clock implies this component: it can be dropped."""
-        other, end = self._ended.get(component, _NOBODY)
-        return other >= 0 and stream.clock.get(other, 0) >= end
+    def trim(self, clock: Clock) -> None:
+        """Drop the components of ended programs that the rest of the clock implies."""
+        ended = self._ended
+        for component in [c for c in clock if c in ended]:
+            stream, end = ended[component]
+            if clock.get(stream, 0) >= end:
+                del clock[component]
 
 
 class StreamClocks:
@@ -228,6 +235,7 @@ class StreamClocks:
         for stream in streams:
             self.of(stream).advance()
             join(known, self.of(stream).clock)
+        self._clocks.trim(known)
         self._hosts[rank] = known
 
     def barrier(self, streams: list[Stream]) -> None:
@@ -236,11 +244,14 @@ class StreamClocks:
         for stream in streams:
             self.of(stream).advance()
             join(everything, self.of(stream).clock)
+        self._clocks.trim(everything)
         for stream in streams:
-            join(self.of(stream).clock, everything)
-            known = dict(self.host(stream.rank))
-            join(known, everything)
-            self._hosts[stream.rank] = known
+            self.of(stream).clock = dict(everything)  # which has all of its own
+        for rank in {stream.rank for stream in streams}:
+            known = dict(everything)
+            join(known, self.host(rank))
+            self._clocks.trim(known)
+            self._hosts[rank] = known
 
     def record(self, stream: Stream, known: Clock) -> Clock:
         """Return what an event carries, put on the stream by a host that knew this."""
@@ -265,4 +276,8 @@ class StreamClocks:
         return early
 
     def learn(self, stream: Stream, known: Clock) -> None:
-        join(self.of(stream).clock, known)
+        """Order what `known` covers before what follows. A clock of a host or event is final."""
+        actor = self.of(stream)
+        if actor.learnt is not known:  # most operations of a host come with nothing new
+            join(actor.clock, known)
+            actor.learnt = known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..machine.accesses import Touch
@@ -30,24 +29,23 @@ class Encounter(NamedTuple):
         found = [*state.writes, *state.reads] if event.writes else list(state.writes)
         for earlier in state.atomics:
             other = earlier.event
-            if not (other.writes or event.writes):
-                continue  # an atomic load
-            both = event.atomic and other.size == event.size
-            if not (both and both_reach(other, event)):
+            if event.atomic and other.size == event.size and both_reach(other, event):
+                continue
+            if other.writes or event.writes:  # else both are loads
                 found.append(earlier)
         return found
 
     def is_ordered(self, earlier: PastAccess) -> bool:
         return self.clocks.knows(self.event.actor, earlier.stamp) or self._is_validated(earlier)
 
-    def payloads(self) -> Iterator[PastAccess]:
-        """Yield the stores of other programs that this volatile load reads whole.
+    def payloads(self) -> list[PastAccess]:
+        """Return the stores of other programs that this volatile load reads whole.
 
         Such a word validates itself: its payload is its flag (Lamport). It publishes nothing else.
         """
-        for stored in self.state.writes:
-            if _are_of_a_word(stored.event, self.event):
-                yield stored
+        if self.event.verb != VOLATILE_TILE:
+            return []
+        return [each for each in self.state.writes if _are_of_a_word(each.event, self.event)]
 
     def _is_validated(self, earlier: PastAccess) -> bool:
         """Return whether they load and store such a word, or its reader overwrites it."""

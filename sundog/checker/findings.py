@@ -59,7 +59,7 @@ class FoundAccess:
 
     @property
     def reads(self) -> bool:
-        """Whether it reads only."""
+        """Return whether it reads only."""
         return self.verb.endswith(("load", "read"))
 
     @property
@@ -128,7 +128,7 @@ def _indent(text: str) -> str:
     return text.replace("\n", "\n  ")
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: there is one for each place
+@dataclass(eq=False, slots=True)  # compared by identity: there is one for each place
 class AccessEvent:
     """Where and how an actor makes an access; all its accesses there share one."""
 
@@ -142,6 +142,7 @@ class AccessEvent:
     proxy: bool = False
     size: int = 0  # bytes of an atomic
     stack: tuple[tuple[str, int, str], ...] = ()
+    looks: tuple[Any, ...] = ()  # rules.Look: those that its accesses concern
 
     @property
     def where(self) -> tuple[str, int, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 
@@ -25,13 +23,12 @@ def watches(event: AccessEvent) -> bool:
     return event.atomic
 
 
-def look(here: Encounter) -> Iterator[Found]:
-    event = here.event
-    for earlier in here.state.atomics:
-        other = earlier.event
-        volatile = event.verb.startswith(_VERB) or other.verb.startswith(_VERB)
-        if not volatile or not (event.writes or other.writes):
-            continue
-        if not here.is_ordered(earlier):
-            why = "nothing orders them, and only one of them is atomic on AMD"
-            yield Found(VOLATILE_FLAG, why, other)
+def look(here: Encounter) -> list[Found]:
+    event, why = here.event, "nothing orders them, and only one of them is atomic on AMD"
+    return [
+        Found(VOLATILE_FLAG, why, earlier.event)
+        for earlier in here.state.atomics
+        if (event.verb.startswith(_VERB) or earlier.event.verb.startswith(_VERB))
+        and (event.writes or earlier.event.writes)
+        and not here.is_ordered(earlier)
+    ]

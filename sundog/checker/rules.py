@@ -33,6 +33,12 @@ RULES: list[Rule] = [rule for module in (*_MODULES, failures) for rule in module
 OBJECTIONS = {rule.kind for rule in RULES if rule.is_verdict}  # kinds that kill a mutant
 
 
-def looks_at(event: AccessEvent, looks: tuple[Look, ...]) -> tuple[Look, ...]:
-    """Return those of these that the accesses of one place concern."""
-    return tuple(look for look in looks if look not in _WATCHES or _WATCHES[look](event))
+_known: dict[tuple, tuple[Look, ...]] = {}
+
+
+def looks_at(event: AccessEvent) -> tuple[Look, ...]:
+    """Return those that the accesses of one place concern: how it is made says that."""
+    how = type(event.actor), event.verb, event.writes, event.atomic, event.tensor, event.proxy
+    if how not in _known:
+        _known[how] = tuple(look for look in LOOKS if look not in _WATCHES or _WATCHES[look](event))
+    return _known[how]

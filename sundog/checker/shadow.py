@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..machine.accesses import Touch
 from ..machine.regions import Memory, Region
 from .clocks import Clocks, Stamp
 from .findings import AccessEvent
@@ -52,6 +54,7 @@ class State(NamedTuple):
     atomics: tuple[PastAccess, ...] = ()
 
 
+_DIARY = 256  # entries
 UNWRITTEN, CLEAN = 0, 1  # nobody wrote it; written before everything that we watch
 
 
@@ -65,8 +68,9 @@ class States:
         assert self.number(State(written=True)) == CLEAN
 
     def number(self, state: State) -> int:
-        found = self._numbers.setdefault(state, len(self._states))
-        if found == len(self._states):
+        found = self._numbers.get(state)
+        if found is None:
+            found = self._numbers[state] = len(self._states)
             self._states.append(state)
         return found
 
@@ -80,15 +84,21 @@ class Shadow:
         self.granule = itemsize if (end - start) % itemsize == 0 else 1
         self.numbers = np.full((end - start) // self.granule, number, np.int32)
 
+    def place(self, address: int, size: int) -> int:
+        """Return the granule that one access touches; -1 if it does not touch just one, whole."""
+        place, rest = divmod(address - self.start, self.granule)
+        return -1 if rest or size != self.granule else place
+
     def places(self, addresses: np.ndarray, size: int) -> np.ndarray | slice:
         """Return the granules that these accesses touch; a slice where they lie side by side."""
-        first = int(addresses.flat[0]) - self.start
-        if addresses.size == 1 or (np.diff(addresses.ravel()) == size).all():
+        flat = addresses.ravel()
+        first = int(flat[0]) - self.start
+        if flat.size == 1 or (flat[1:] - flat[:-1] == size).all():
             if first % self.granule or size % self.granule:
                 self._refine(first, size)
             start = first // self.granule
             return slice(start, start + addresses.size * size // self.granule)
-        offsets = (addresses.ravel() - np.uint64(self.start)).astype(np.int64)
+        offsets = (flat - np.uint64(self.start)).astype(np.int64)
         if size % self.granule or (offsets % self.granule).any():
             self._refine(int(np.gcd.reduce(offsets)), size)
         places = offsets // self.granule
@@ -103,7 +113,24 @@ class Shadow:
         self.granule = finer
 
 
-Span = tuple[Region, Shadow, np.ndarray | slice]  # the granules that an access touches
+Places = np.ndarray | list[int] | slice
+Span = tuple[Region, Shadow, Places]  # the granules that an access touches
+
+
+@dataclass
+class Diary:
+    """What one host did to an ordinary tensor that nobody else has touched yet.
+
+    Nothing can be wrong with that, and most such tensors never meet a kernel. So it is only written
+    down; the tensor gets a shadow when another one touches it.
+    """
+
+    number: int  # of the state that its bytes had at first
+    entries: list[tuple[PastAccess, Touch]] = field(default_factory=list)
+
+    def takes(self, past: PastAccess) -> bool:
+        same = not self.entries or self.entries[0][0].event.actor is past.event.actor
+        return same and len(self.entries) < _DIARY
 
 
 def after(clocks: Clocks, state: State, new: PastAccess) -> State:
@@ -146,7 +173,7 @@ def bounds(span: Span) -> tuple[int, int]:
     if isinstance(places, slice):
         first, last = places.start, places.stop - 1
     else:
-        first, last = int(places.min()), int(places.max())
+        first, last = int(min(places)), int(max(places))
     return shadow.start + first * shadow.granule, shadow.start + (last + 1) * shadow.granule
 
 
@@ -164,6 +191,7 @@ class Shadows:
         self._memory = memory
         self._forget = forget
         self._shadows: dict[int, Shadow] = {}
+        self._diaries: dict[int, Diary] = {}
         self._owners: dict[int, StorageWeakRef] = {}  # whose memory an ordinary tensor's shadow is
 
     def __iter__(self) -> Iterator[Shadow]:
@@ -185,24 +213,47 @@ class Shadows:
         self._shadows[region.start] = shadow
         return shadow
 
+    def write_down(self, past: PastAccess, touch: Touch) -> bool:
+        """Take a host's access to an ordinary tensor into its diary; False if others touched it."""
+        assert touch.region is not None
+        start = touch.region.start
+        diary = self._diaries.get(start)
+        if diary is None:
+            if start in self._shadows:
+                return False
+            diary = self._diaries[start] = Diary(CLEAN)
+        if diary.takes(past):
+            diary.entries.append((past, touch))
+            return True
+        return False
+
+    def read_diary(self, region: Region) -> Diary | None:
+        """Return what must be done to the region first, once, and make its shadow."""
+        diary = self._diaries.pop(region.start, None)
+        if diary is not None:
+            self.allocated(region, diary.number)
+        return diary
+
     def meet(self, storage: torch.UntypedStorage, unwritten: int) -> None:
         """Forget what was known of an ordinary tensor's memory if it belonged to another tensor.
 
         Torch may hand out freed memory again without our seeing either, for an unpickled tensor for
         example. `unwritten` is the element size of a tensor that was made just now and not filled.
         """
-        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        start = storage.data_ptr()
+        owner = self._owners.get(start)
+        if owner is not None and not owner.expired():
+            return
+        end = start + storage.nbytes()
         if start == end or self._memory.is_heap(start, end):
             return
-        owner = self._owners.get(start)
-        if owner is None or owner.expired():
-            self.freed(start)
-            self._owners[start] = StorageWeakRef(storage)
-            if unwritten:
-                region = Region(start, end, "tensor", -1, unwritten, is_heap=False)
-                self.allocated(region, UNWRITTEN)
+        self.freed(start)
+        self._owners[start] = StorageWeakRef(storage)
+        if unwritten:
+            self._diaries[start] = Diary(UNWRITTEN)
 
     def freed(self, start: int) -> None:
+        self._diaries.pop(start, None)
         shadow = self._shadows.pop(start, None)
         if shadow is not None:
             self._forget(shadow.start, shadow.end)

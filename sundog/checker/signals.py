@@ -212,7 +212,7 @@ class Signals:
             read = {message.number: message for message in seen}
             for number in sorted(read):
                 self._hear_word(event, word, read[number])
-        if event.tensor:
+        if event.tensor and (self._chosen or self.torn):
             self._note_torn(event, addresses)
 
     def _note_stale(self, event: AccessEvent, word: Word) -> None:
@@ -253,6 +253,8 @@ class Signals:
                 actor.heard[signal.actor] = Heard(signal, event, acquires, actor.barriers)
                 if by_lane and acquires:
                     actor.pending_from[signal.actor] = None
+        if not message.published:
+            return
         reaching = _reaching(event, message)
         if not acquires:
             by_lane = by_lane and event.verb != "volatile load"
@@ -420,4 +422,6 @@ def _reaches(scope: str, who: Any, other: Any) -> bool:
 
 def both_reach(a: AccessEvent, b: AccessEvent) -> bool:
     """Return whether two atomics are atomic to each other."""
+    if a.scope == b.scope == "sys":  # most
+        return True
     return _reaches(a.scope, a.actor, b.actor) and _reaches(b.scope, b.actor, a.actor)

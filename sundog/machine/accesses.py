@@ -2,22 +2,16 @@
 
 Checks bounds, gives way to other programs, calls the observer, and notices polling: a program that
 makes the same access in a `while` loop, and finds the same thing, is parked until that changes.
-
-What a torch operation of a host touches is found here too, from its operators' schemas.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 from .polling import (
     differs,
@@ -37,15 +31,14 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 __all__ = [
-    "MAKE", "POLLS_BEFORE_PARKING", "READ", "WRITE", "Accessed", "Accesses", "Observer",
-    "StreamOrder", "Touch", "accessed", "is_view", "tell",
+    "MAKE", "POLLS_BEFORE_PARKING", "READ", "WRITE", "Accesses", "Observer", "StreamOrder",
+    "Touch",
 ]  # fmt: skip
 
 POLLS_BEFORE_PARKING = 2
 _LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
 _MOST_MOVES = 1 << 14  # of a loop that computes, but reads only what it has read before
 _MET_KEPT = 4096
-_OVERWRITES = ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_")
 
 READ, WRITE, MAKE = "host read", "host write", "host result"
 
@@ -169,17 +162,18 @@ class Accesses:
         elif self._machine.program.polls and addresses.size:
             self._met((addresses.size, addresses.flat[0], addresses.flat[-1]))
         if self._machine.checker is not None:
-            self._machine.checker.load(
-                self._machine.program, Touch(addresses, size, region), tensor, proxy
-            )
+            program = self._machine.program
+            if addresses.size != 1:
+                program.site = site_of(kernel_frames())
+            self._machine.checker.load(program, Touch(addresses, size, region), tensor, proxy)
 
     def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
         self.count += 1
         region = self._machine.memory.check(addresses, size, "store")
         if self._machine.checker is not None:
-            self._machine.checker.store(
-                self._machine.program, Touch(addresses, size, region), tensor, proxy
-            )
+            program = self._machine.program
+            program.site = site_of(kernel_frames())
+            self._machine.checker.store(program, Touch(addresses, size, region), tensor, proxy)
 
     def after_store(self, addresses: np.ndarray, size: int) -> None:
         self._wrote(addresses, size)
@@ -252,10 +246,11 @@ class Accesses:
         """
         program = self._machine.program
         frames = kernel_frames()
-        if not may_poll(frames):
+        program.site = site = site_of(frames)
+        if not may_poll(site):
             program.polls.clear()
             return None
-        key = (site_of(frames), addresses.tobytes(), operands)
+        key = (site, addresses.tobytes(), operands)
         poll = program.polls.get(key)
         if poll is not None and poll.count >= limit:
             if program.patience > 0:
@@ -277,8 +272,7 @@ class Accesses:
             poll.count += 1
             return
         self._met(key)
-        frames = kernel_frames()
-        program.polls[key] = Poll(addresses, size, seen, stack_of(frames), owed_by(frames))
+        program.polls[key] = Poll(addresses, size, seen, stack_of(key[0]), owed_by(kernel_frames()))
 
     def _met(self, access: tuple) -> None:
         """Note a read: a program that reads something new since its last write is not stuck."""
@@ -302,92 +296,3 @@ def _moves(poll: Poll, frames: list[FrameType]) -> bool:
     before, poll.state = poll.state, state_of(frames)
     poll.moves += 1
     return poll.state != before and poll.moves <= _MOST_MOVES
-
-
-@dataclass
-class Accessed:
-    """Tensors that were read, written, made, or left empty."""
-
-    reads: list[torch.Tensor] = field(default_factory=list)
-    writes: list[torch.Tensor] = field(default_factory=list)
-    made: list[torch.Tensor] = field(default_factory=list)
-    unwritten: list[torch.Tensor] = field(default_factory=list)
-
-
-def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
-    """List what one call of an operator accesses."""
-    touched = Accessed()
-    schema = func._schema
-    if is_view(func):
-        return touched
-    given = [*zip(schema.arguments, args, strict=False)]
-    given += [(a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs]
-    for argument, value in given:
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in _tensors(value):
-            if written:
-                touched.writes.append(tensor)
-            if not (written and func._opname in _OVERWRITES) and "empty" not in func._opname:
-                touched.reads.append(tensor)
-    if not schema.is_mutable:
-        place = touched.unwritten if "empty" in func._opname else touched.made
-        place += _tensors(result)
-    return touched
-
-
-@functools.cache
-def is_view(func: Any) -> bool:
-    """Return whether an operator returns a view, or peers' memory as tensors: it touches none."""
-    if func._opname == "get_remote_tensors":
-        return True
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-
-
-def tell(checker: Observer, stream: Stream, touched: Accessed, at: tuple[str, int, str]) -> None:
-    """Report that an operation on this stream touched these tensors."""
-    with torch._C.DisableTorchFunction():
-        for tensor in touched.unwritten:
-            checker.meet(tensor.untyped_storage(), unwritten=tensor.element_size())
-    lists = ((touched.reads, READ), (touched.writes, WRITE), (touched.made, MAKE))
-    for tensors, verb in lists:
-        for tensor in tensors:
-            if tensor.numel():
-                with torch._C.DisableTorchFunction():
-                    checker.meet(tensor.untyped_storage())
-                checker.host_access(stream, _touch(tensor), verb, at)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors with memory of their own: no wrappers, and not a compiler's fake ones."""
-    found = [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
-    own = [each for each in found if not is_traceable_wrapper_subclass(each)]
-    with torch._C.DisableTorchFunction():
-        return [each for each in own if each.untyped_storage().device.type != "meta"]
-
-
-def _storage(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return start, end and element size of a tensor's memory."""
-    with torch._C.DisableTorchFunction():
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), tensor.element_size()
-
-
-def _touch(tensor: torch.Tensor) -> Touch:
-    start, end, itemsize = _storage(tensor)
-    region = Region(start, end, "tensor", -1, itemsize, is_heap=False)
-    return Touch(_addresses(tensor), itemsize, region)
-
-
-def _addresses(tensor: torch.Tensor) -> np.ndarray:
-    """Return the address of every element, also of a view with gaps."""
-    with torch._C.DisableTorchFunction():
-        if tensor.is_contiguous():
-            start, size = tensor.data_ptr(), tensor.element_size()
-            return np.arange(start, start + tensor.numel() * size, size, dtype=np.uint64)
-        offsets = np.zeros((1,) * max(tensor.dim(), 1), np.int64)
-        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-            shape = [1] * tensor.dim()
-            shape[axis] = size
-            offsets = offsets + (np.arange(size) * stride).reshape(shape)
-        flat = np.unique(offsets.ravel()) if 0 in tensor.stride() else offsets.ravel()
-        return (flat * tensor.element_size() + tensor.data_ptr()).astype(np.uint64)

@@ -19,10 +19,10 @@ from ..callsite import caller_frame
 from ..errors import CaptureError, SundogError
 from ..world.capture import COPY, LOAD, READ, STREAM, refusal
 from ..world.tensors import poison_tensor
-from .accesses import Accessed, accessed, is_view, tell
 from .launcher import repeat
 from .machine import Machine
 from .tasks import Entry, Event, Launch, Operation, Record, Stream, Wait
+from .touched import Accessed, accessed, is_view, tell
 
 __all__ = ["Recording"]
 

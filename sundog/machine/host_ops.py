@@ -19,7 +19,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..callsite import caller_frame
-from .accesses import Accessed, Observer, accessed, is_view, tell
+from .accesses import Observer
 from .torch_state import (
     compiler_stance,
     pop_modes,
@@ -27,6 +27,7 @@ from .torch_state import (
     set_compiler_stance,
     uncompiled,
 )
+from .touched import Accessed, accessed, is_view, tell
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -102,7 +103,10 @@ class HostFunctions(TorchFunctionMode):
         if name in _ADDRESSES and not _is_ours(sys._getframe(1)):
             self.machine.streams.drain(self.machine.host.stream)
         if name in _METADATA or (name == "__getitem__" and _is_slicing(args[1])):
-            return func(*args, **(kwargs or {}))
+            if type(args[0]) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 1:
+                return func(*args, **(kwargs or {}))
+            with torch._C._DisableTorchDispatch():  # a view is nothing to our other mode either
+                return func(*args, **(kwargs or {}))
         host = self.machine.host
         if host.recording is not None and not _is_our_op(func):
             return host.recording.torch_function(func, args, kwargs or {})
@@ -135,7 +139,9 @@ class HostOperators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_our_op(func):  # its host makes, fills and launches: each is seen, as in a plain call
+        if (
+            func.namespace == "sundog"
+        ):  # its host makes, fills and launches: each is seen, as in a plain call
             with self:
                 return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
         host = self.machine.host

@@ -11,7 +11,6 @@ import itertools
 import os
 import sys
 import textwrap
-from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..interpreter.ptx_lanes import LOOP
 from .tasks import Poll, Program
 
 __all__ = [
+    "Site",
     "Watch",
     "differs",
     "forget_changed",
@@ -37,6 +37,8 @@ __all__ = [
     "stack_of",
     "state_of",
 ]  # fmt: skip
+
+Site = tuple[tuple[Any, int], ...]  # function and instruction of each frame, innermost first
 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _FEW = 8  # up to this many addresses, reading one by one is faster
@@ -80,25 +82,37 @@ def is_kernel_file(path: str) -> bool:
     return not path.startswith(_SKIP)
 
 
-def may_poll(frames: list[FrameType]) -> bool:
+def may_poll(site: Site) -> bool:
     """Return whether the access may be repeated without end: only inside a `while`."""
-    for frame in frames:
-        loops = _known(frame.f_code).loops
-        if not loops:
-            continue
-        line = frame.f_lineno  # None where the rewriter put in code of its own
-        for first, last in loops:
-            if line is None or first <= line <= last:
-                return True
-    return False
+    return any([code.is_in_loop(place) for code, place in site])
 
 
-@dataclass(eq=False)
 class _Code:
     """What is worked out once about a function: Python hashes its code object anew every time."""
 
-    code: CodeType  # kept alive, since its id is how this is found
-    loops: list[tuple[int, int]]
+    def __init__(self, code: CodeType) -> None:
+        self.code = code  # kept alive, since its id is how this is found
+        self._loops = _while_lines(code)
+        self._lines: dict[int, int | None] = {}  # by the place of an instruction
+        self._in_loop: dict[int, bool] = {}
+
+    def line(self, place: int) -> int | None:
+        """Return an instruction's line; None where the rewriter put in code of its own."""
+        if place not in self._lines:
+            spans = self.code.co_lines()
+            at = (line for start, end, line in spans if start <= place < end)
+            self._lines[place] = next(at, None)
+        return self._lines[place]
+
+    def is_in_loop(self, place: int) -> bool:
+        if not self._loops:
+            return False
+        found = self._in_loop.get(place)
+        if found is None:
+            line = self.line(place)
+            inside = any(line is None or first <= line <= last for first, last in self._loops)
+            found = self._in_loop[place] = inside
+        return found
 
 
 _codes: dict[int, _Code] = {}
@@ -107,7 +121,7 @@ _codes: dict[int, _Code] = {}
 def _known(code: CodeType) -> _Code:
     found = _codes.get(id(code))
     if found is None:
-        found = _codes[id(code)] = _Code(code, _while_lines(code))
+        found = _codes[id(code)] = _Code(code)
     return found
 
 
@@ -126,13 +140,14 @@ def _while_lines(code: CodeType) -> list[tuple[int, int]]:
     return [(n.lineno + first - 1, (n.end_lineno or n.lineno) + first - 1) for n in loops]
 
 
-def site_of(frames: list[FrameType]) -> tuple[tuple[Any, int], ...]:
-    """Return a key that tells accesses apart, even on one line, or by the way to a line."""
+def site_of(frames: list[FrameType]) -> Site:
+    """Tells two accesses apart, also on one line, and the same line reached in two ways."""
     return tuple([(_known(frame.f_code), frame.f_lasti) for frame in frames])
 
 
-def stack_of(frames: list[FrameType]) -> list[tuple[str, int, str]]:
-    return [(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
+def stack_of(site: Site) -> list[tuple[str, int, str]]:
+    """Return file, line and function of each frame of a site."""
+    return [(c.code.co_filename, c.line(at) or 0, c.code.co_name) for c, at in site]
 
 
 def state_of(frames: list[FrameType]) -> int:

@@ -146,6 +146,7 @@ class Program:
     met: set[tuple] = field(default_factory=set)  # reads since it last changed anything
     stuck: Poll | None = None  # at which it was parked
     ticket: int = 0  # in the order of parking
+    site: tuple = ()  # of the access that it makes now, see `polling.site_of`
     comparison: tuple[str, np.ndarray] | None = None  # what the latest poll was compared with
     awaits_comparison: bool = False
     patience: int = 0  # polls that it may make before it is parked again

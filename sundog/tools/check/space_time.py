@@ -26,7 +26,7 @@ from ...checker.signals import ACQUIRES, RELEASES, Heard, both_reach
 from ...errors import Deadlock
 from ...machine.accesses import Touch
 from ...machine.machine import Machine
-from ...machine.polling import kernel_frames, stack_of
+from ...machine.polling import kernel_frames, site_of, stack_of
 from ...machine.schedule import from_token
 from ...machine.tasks import Program, Stream
 from ...report.sections import CHECK_SCHEMA_VERSION
@@ -134,11 +134,11 @@ class _Recording(Checker):
     def fence(self, program: Program, sem: str, scope: str, everyone: bool) -> None:
         super().fence(program, sem, scope, everyone)
         name = f"fence.{sem}.{scope}"
-        self._of_actor(self._actors[program], name, stack_of(kernel_frames()))
+        self._of_actor(self._actors[program], name, stack_of(site_of(kernel_frames())))
 
     def proxy_fence(self, program: Program) -> None:
         super().proxy_fence(program)
-        self._of_actor(self._actors[program], "proxy fence", stack_of(kernel_frames()))
+        self._of_actor(self._actors[program], "proxy fence", stack_of(site_of(kernel_frames())))
 
     def atomic(self, program: Program, *args: Any) -> None:
         actor = self._actors[program]
@@ -174,7 +174,7 @@ class _Recording(Checker):
         if isinstance(event, AccessEvent):
             self._access_event(event, touch)
         elif what == "barrier":
-            self._of_actor(event, "CTA barrier", stack_of(kernel_frames()))
+            self._of_actor(event, "CTA barrier", stack_of(site_of(kernel_frames())))
         elif what in ("launch", "end") and rank is not None and launch is not None:
             self._launch(what, rank, launch)
 

@@ -1,0 +1,128 @@
+"""What a torch operation of a host touches, from its operator's schema.
+
+A checked host asks this of every operation, so what an operator's schema says is read once.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from .accesses import MAKE, READ, WRITE, Observer, Touch
+from .regions import Region
+from .tasks import Stream
+
+__all__ = ["Accessed", "accessed", "is_view", "tell"]
+
+_OVERWRITES = ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that are no wrappers
+
+
+@dataclass
+class Accessed:
+    """Tensors that were read, written, made, or left empty."""
+
+    reads: list[torch.Tensor] = field(default_factory=list)
+    writes: list[torch.Tensor] = field(default_factory=list)
+    made: list[torch.Tensor] = field(default_factory=list)
+    unwritten: list[torch.Tensor] = field(default_factory=list)
+
+
+class _Argument(NamedTuple):
+    place: int
+    name: str
+    reads: bool
+    writes: bool
+
+
+def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
+    """Say what one call of an operator touched."""
+    found = Accessed()
+    if is_view(func):
+        return found
+    for place, name, reads, writes in _arguments(func):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        tensors = _tensors(value)
+        if writes:
+            found.writes += tensors
+        if reads:
+            found.reads += tensors
+    if not func._schema.is_mutable:
+        tensors = found.unwritten if "empty" in func._opname else found.made
+        tensors += _tensors(result)
+    return found
+
+
+@functools.cache
+def _arguments(func: Any) -> list[_Argument]:
+    """List the arguments that may be tensors which the operator reads or writes."""
+    found = []
+    for place, argument in enumerate(func._schema.arguments):
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        reads = not (writes and func._opname in _OVERWRITES) and "empty" not in func._opname
+        if (reads or writes) and "Tensor" in str(argument.type):
+            found.append(_Argument(place, argument.name, reads, writes))
+    return found
+
+
+@functools.cache
+def is_view(func: Any) -> bool:
+    """Return whether an operator returns a view, or peers' memory as tensors: it touches none."""
+    if func._opname == "get_remote_tensors":
+        return True
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+def tell(checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int, str]) -> None:
+    """An operation on this stream touched these tensors."""
+    with torch._C.DisableTorchFunction():
+        for tensor in found.unwritten:
+            checker.meet(tensor.untyped_storage(), unwritten=tensor.element_size())
+        lists = ((found.reads, READ), (found.writes, WRITE), (found.made, MAKE))
+        for tensors, verb in lists:
+            for tensor in tensors:
+                if tensor.numel():
+                    storage = tensor.untyped_storage()
+                    checker.meet(storage)
+                    checker.host_access(stream, _touch(tensor, storage), verb, at)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors with memory of their own: no wrappers, and not a compiler's fake ones."""
+    if value is None:
+        return []
+    leaves = [value] if type(value) in _PLAIN else tree_leaves(value)
+    own = [each for each in leaves if type(each) in _PLAIN or _is_own(each)]
+    with torch._C.DisableTorchFunction():
+        return [each for each in own if each.untyped_storage().device.type != "meta"]
+
+
+def _is_own(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
+
+
+def _touch(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Touch:
+    """Say what an operation touched of a tensor: one large element if it has no gaps."""
+    start, itemsize = storage.data_ptr(), tensor.element_size()
+    region = Region(start, start + storage.nbytes(), "tensor", -1, itemsize, is_heap=False)
+    if tensor.is_contiguous():
+        at = np.array([tensor.data_ptr()], np.uint64)
+        return Touch(at, tensor.numel() * itemsize, region)
+    return Touch(_addresses(tensor), itemsize, region)
+
+
+def _addresses(tensor: torch.Tensor) -> np.ndarray:
+    """Return the address of every element of a view with gaps."""
+    offsets = np.zeros((1,) * max(tensor.dim(), 1), np.int64)
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        shape = [1] * tensor.dim()
+        shape[axis] = size
+        offsets = offsets + (np.arange(size) * stride).reshape(shape)
+    flat = np.unique(offsets.ravel()) if 0 in tensor.stride() else offsets.ravel()
+    return (flat * tensor.element_size() + tensor.data_ptr()).astype(np.uint64)
