@@ -30,7 +30,7 @@ BUDGETS = {
     "hardware": 370,
     "interpreter": 3450,
     "learn": 500,
-    "machine": 3450,
+    "machine": 3700,
     "nodes": 1710,
     "ops": 1910,
     "predict": 1345,

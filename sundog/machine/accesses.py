@@ -173,6 +173,7 @@ class Accesses:
         if self._machine.checker is not None:
             program = self._machine.program
             program.site = site_of(kernel_frames())
+            self._machine.repeats.spins |= may_poll(program.site)
             self._machine.checker.store(program, Touch(addresses, size, region), tensor, proxy)
 
     def after_store(self, addresses: np.ndarray, size: int) -> None:
@@ -191,7 +192,10 @@ class Accesses:
         proxy: bool,
     ) -> np.ndarray:
         self.count += 1
-        self._machine.give_way()
+        if self._machine.rounds is not None:
+            self._give_way_foreseen(addresses, size, operands)
+        else:
+            self._machine.give_way()
         region = self._machine.memory.check(addresses, size, "atomic")
         key = self._park_if_stuck(addresses, operands, POLLS_BEFORE_PARKING)
         before = read(addresses, size)
@@ -207,6 +211,7 @@ class Accesses:
             checker.atomic(program, touch, operands[0], sem, scope, tensor, proxy, before, after)
         if after != before:
             self._wrote(addresses, size)
+            self._machine.repeats.spins |= key is not None
         elif key is not None:
             self._found(key, addresses, size, before if older is None else older)
         if key is not None:
@@ -236,6 +241,19 @@ class Accesses:
     def proxy_fence(self) -> None:
         if self._machine.checker is not None:
             self._machine.checker.proxy_fence(self._machine.program)
+
+    def _give_way_foreseen(
+        self, addresses: np.ndarray, size: int, operands: tuple[str, bytes]
+    ) -> None:
+        """Give way; before, note what the running program polls, and look for a livelock."""
+        program, site = self._machine.program, site_of(kernel_frames())
+        program.next_poll = None
+        if may_poll(site) and self._machine.rounds is not None:
+            program.next_poll = (tuple(stack_of(site)), addresses, size, operands)
+            self._machine.rounds.returned(program, program.next_poll[0])
+        self._machine.repeats.look_back()
+        self._machine.give_way()
+        self._machine.cycles.took_turn(program)
 
     def _park_if_stuck(
         self, addresses: np.ndarray, operands: tuple[str, bytes], limit: int

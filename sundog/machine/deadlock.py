@@ -21,7 +21,7 @@ import numpy as np
 
 from ..callsite import relative
 from ..errors import KernelError, Livelock, SundogError
-from .polling import is_kernel_file, kernel_frames, site_of, state_of
+from .polling import is_kernel_file, kernel_frames, site_of, stack_of, state_of
 from .tasks import Launch, Program
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Repeats", "Wait", "deadlock", "kernel_error"]
 
 _SHOWN = 32
+_LOOK_BACK = 8  # steps in a row that are not new, before a cycle is looked for
 _REPEATED = 1000  # steps in a row before what a program has computed is looked at
 _MOST, _MOST_EACH = 6000, 200  # steps in a row that are not new even so: in all, and per program
 _ENDLESS = 300_000  # steps in a row at places and with values that were there before
@@ -204,9 +205,11 @@ class Repeats:
         self._stuck = 0
         self._turns = 0
         self._cycle: deque[Step] = deque(maxlen=_CYCLE)
+        self.spins = False  # did a `while` loop change memory? Only then others can keep it going
 
     def made(self) -> None:
         """Somebody did something new."""
+        self._machine.cycles.clear()
         if self._repeated >= _REPEATED:
             self._machine.schedule.is_fair = self._was_fair
         self._repeated = self._stuck = 0
@@ -220,18 +223,30 @@ class Repeats:
             frames = kernel_frames()
             self._step(("turns", site_of(frames)), "", frames, _TURNS)
 
+    def look_back(self) -> None:
+        """Before a turn: raise if all is as it was some turns ago, and everybody took part."""
+        if self._repeated < _LOOK_BACK or self._machine.schedule.is_fair:
+            return
+        turns = self._machine.cycles.closed(self._machine.program)
+        if turns:
+            head = f"{turns} turns bring all programs and all memory back to where they were"
+            raise Livelock(self._describe([*self._cycle][-turns:], head))
+
     def looked(self, key: tuple, op: str, size: int, seen: bytes) -> None:
         """Note an atomic or volatile load in a `while` loop of the running program."""
         self._turns = 0
+        rounds = self._machine.rounds
+        if rounds is not None:
+            where = tuple(stack_of(key[0]))  # by lines: a `while` tests its condition at two places
+            rounds.looked((self._machine.program, where, key[2], seen))
+            self._note(_found(op, size, seen), kernel_frames())
         if (key, seen) not in self._machine.program.visited:
             self._machine.program.visit((key, seen), _KEPT)
             self.made()
             return
         self._repeated += 1
         if self._repeated > _REPEATED:
-            values = np.frombuffer(seen, f"i{size}")[:4].tolist()
-            found = f" ({op} found {', '.join(map(str, values))})"
-            self._step((key, seen), found, kernel_frames(), 1)
+            self._step((key, seen), _found(op, size, seen), kernel_frames(), 1)
 
     def _step(self, at: tuple, found: str, frames: list[FrameType], count: int) -> None:
         machine, program = self._machine, self._machine.program
@@ -244,28 +259,32 @@ class Repeats:
             program.visit(state, _KEPT)
             self._stuck = 0
             self._cycle.clear()
-        place, text = _line(frames)
-        self._cycle.append((program, place, text, found))
+        self._note(found, frames)
         most = max(_MOST, _MOST_EACH * (1 + len(machine.ready)))
         if self._stuck > most or self._repeated > _ENDLESS:
-            raise Livelock(self._describe())
+            head = f"{self._stuck} steps, and nothing that had not been there before"
+            raise Livelock(self._describe([*self._cycle], head))
 
-    def _describe(self) -> str:
-        steps: dict[Step, int] = {}
-        for step in self._cycle:
-            steps[step] = steps.get(step, 0) + 1
+    def _note(self, found: str, frames: list[FrameType]) -> None:
+        place, text = _line(frames)
+        self._cycle.append((self._machine.program, place, text, found))
+
+    def _describe(self, cycle: list[Step], head: str) -> str:
+        steps = dict.fromkeys(cycle)
         count = len({step[0] for step in steps})
         who = "1 program runs" if count == 1 else f"{count} programs run"
-        lines = [
-            f"livelock: {who} without end: {self._stuck} steps, and nothing that had not been "
-            "there before. What is repeated:"
-        ]
+        lines = [f"livelock: {who} without end: {head}. What is repeated:"]
         shown = sorted(steps, key=lambda s: (s[0].rank, s[0].number, s[1], s[3]))[:_SHOWN_STEPS]
         lines += [f"  {program} at {place}: {text}{found}" for program, place, text, found in shown]
         if len(steps) > _SHOWN_STEPS:
             lines.append(f"  ... and {len(steps) - _SHOWN_STEPS} other steps")
         lines.append(f"schedule {self._machine.schedule.token}: it gives the same steps again.")
         return "\n".join(lines)
+
+
+def _found(op: str, size: int, seen: bytes) -> str:
+    values = np.frombuffer(seen, f"i{size}")[:4].tolist()
+    return f" ({op} found {', '.join(map(str, values))})"
 
 
 def _line(frames: list[FrameType]) -> tuple[str, str]:

@@ -27,11 +27,13 @@ from ..interpreter.interpreter import language
 from . import deadlock
 from .accesses import Accesses, Observer
 from .baton import Runner, RunnerThread
+from .cycles import Cycles
 from .deadlock import Repeats
 from .host_ops import Sight
 from .polling import Watch
 from .queues import Streams
 from .regions import Memory
+from .rounds import RoundSchedule
 from .schedule import Schedule
 from .tasks import Host, Program, Task
 from .torch_state import ProcessState, ThreadState
@@ -54,6 +56,8 @@ class Machine:
         self.memory = Memory()
         self.watch = Watch()
         self.accesses = Accesses(self)
+        self.rounds = schedule if isinstance(schedule, RoundSchedule) else None
+        self.cycles = Cycles(self)
         self.repeats = Repeats(self)
         self.hosts: list[Host] = []
         self.streams = Streams(self)
@@ -307,6 +311,8 @@ class Machine:
                 task.coroutine.switch()
             if task.coroutine.dead:
                 self._progress()
+                if self.rounds is not None:
+                    self.rounds.ended(task)
                 self.streams.program_ended(task)
             return
         language().restore()
@@ -390,6 +396,8 @@ class Machine:
     def wrote(self, addresses: np.ndarray, size: int) -> None:
         """Wake who waits for this memory."""
         self.had_last_turn = False
+        if self.rounds is not None:
+            self.cycles.wrote(addresses, size)
         if len(self.watch):
             self.ready.extend(self.watch.changed(addresses, size))
 

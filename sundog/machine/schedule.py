@@ -7,6 +7,8 @@ bugs of that depth with a known probability (Burckhardt et al., "A randomized sc
 probabilistic guarantees of finding bugs", ASPLOS 2010), also ones that random rarely meets. `ranks`
 does the same with whole ranks, so that one is late, or far ahead, with all that it does.
 
+`rounds` looks for livelocks (see there).
+
 A token path:N.N.N has the decisions of one run of `check --exhaustive` (see `paths`).
 
 A token may end in @N: then N programs of a kernel are resident at a time.
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .paths import PathSchedule
+from .rounds import RoundSchedule
 
 __all__ = ["PctSchedule", "RandomSchedule", "RankSchedule", "Schedule", "from_token"]
 
@@ -103,22 +106,24 @@ class RankSchedule(PctSchedule):
 
 
 def from_token(token: str) -> Schedule:
-    """Read random:SEED, or pct or ranks with :SEED:DEPTH[:WINDOW], as a finding prints it."""
+    """Read random or rounds:SEED, or pct or ranks:SEED:DEPTH[:WINDOW], as a finding prints it."""
     if token.startswith("path:"):
         return PathSchedule([int(n) for n in token[5:].split(".") if n])
     name, _, few = token.partition("@")
     kind, _, rest = name.partition(":")
     numbers = rest.split(":")
-    schedule: RandomSchedule | None = None
+    schedule: RandomSchedule | RoundSchedule | None = None
     if all(n.isdigit() for n in [*numbers, few or "0"]):
         if kind == "random" and len(numbers) == 1:
             schedule = RandomSchedule(int(numbers[0]))
+        if kind == "rounds" and len(numbers) == 1:
+            schedule = RoundSchedule(int(numbers[0]))
         if kind in ("pct", "ranks") and len(numbers) in (2, 3):
             schedule = (PctSchedule if kind == "pct" else RankSchedule)(*map(int, numbers))
     if schedule is None:
         raise ValueError(
-            f"schedule {token!r}: expected random:SEED or pct:SEED:DEPTH[:WINDOW] (or ranks: "
-            "instead), and @N after it if only N programs of a kernel are to be resident"
+            f"schedule {token!r}: expected random:SEED or pct:SEED:DEPTH[:WINDOW] (or rounds: "
+            "and ranks: instead), and @N after it if only N programs of a kernel are to be resident"
         )
     schedule.token, schedule.residents = token, int(few or 0)
     return schedule

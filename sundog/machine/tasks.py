@@ -146,6 +146,7 @@ class Program:
     met: set[tuple] = field(default_factory=set)  # reads since it last changed anything
     stuck: Poll | None = None  # at which it was parked
     ticket: int = 0  # in the order of parking
+    next_poll: tuple | None = None  # what it will poll in its next turn, see `rounds`
     site: tuple = ()  # of the access that it makes now, see `polling.site_of`
     comparison: tuple[str, np.ndarray] | None = None  # what the latest poll was compared with
     awaits_comparison: bool = False

@@ -3,7 +3,8 @@
     report = check(fn, world_size=4, schedules=50)
     assert not report.findings, report
 
-The schedules are random, PCT and PCT of whole ranks by turns (see machine/schedule.py), and unless
+The schedules are random, PCT and PCT of whole ranks by turns (see machine/schedule.py), those of
+kernels whose loops change memory are also such as look for a livelock (machine/rounds.py). Unless
 `num_sms` says how many, the number of resident programs varies too. Every finding carries the token
 of the schedule that showed it first; `check_once(fn, world_size, schedule=token)` replays it.
 """
@@ -44,6 +45,7 @@ class Report:
     notes: list[str] = field(default_factory=list)  # what could not be looked at
     steps: int = 0  # of the first schedule: how often it chose who runs next
     widest: int = 0  # and how many programs its largest kernel has
+    spins: bool = False  # does a `while` loop change memory?
     atomics: set[tuple[str, int, str, str]] = field(default_factory=set)  # file, line, sem, scope
 
     def merge(self, other: Report) -> None:
@@ -55,6 +57,7 @@ class Report:
         self.results = other.results
         self.atomics |= other.atomics
         self.steps, self.widest = self.steps or other.steps, self.widest or other.widest
+        self.spins |= other.spins
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
@@ -100,9 +103,13 @@ def tokens(schedules: int, seed: int, report: Report, num_sms: int = 0) -> Itera
 
     Merge each run into the report: its first one shows how long the window of PCT should be, and
     how many programs a kernel has. All are resident in half of the runs; in the others 1, 2 or all
-    but one are, unless `num_sms` is given.
+    but one are, unless `num_sms` is given. If a loop changes memory, half of the runs look for a
+    livelock: others may keep such a loop going.
     """
     for place in range(schedules):
+        if report.spins and place % 4 > 1:
+            yield f"rounds:{seed + place // 4 * 2 + place % 2}"
+            continue
         kind, number = ("random", "pct", "ranks")[place % 3], seed + place // 3
         token = f"{kind}:{number}"
         if kind != "random":
@@ -155,7 +162,8 @@ def run_on(
     remarks = [] if strict else [finding for finding in findings if finding.is_strict]
     findings = [finding for finding in findings if finding not in remarks]
     return Report(
-        findings, remarks, 1, None, checker.trace, results, notes, steps, widest, checker.atomics()
+        findings, remarks, 1, None, checker.trace, results, notes, steps, widest,
+        machine.repeats.spins, checker.atomics(),
     )  # fmt: skip
 
 

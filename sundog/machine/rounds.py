@@ -1,0 +1,106 @@
+"""A fair schedule that looks for a livelock: it keeps programs in their loops as long as it may.
+
+A program that spins because others undo what it waits for leaves its loop by luck, sooner or later,
+under a random schedule. This one learns at each poll which values keep a program in its loop. It
+prefers a program that would now read such a value, and avoids one that would leave. Nobody waits
+longer than a window, so it is fair: what goes round without end here is a livelock (see `cycles`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .polling import read
+from .tasks import Program
+
+__all__ = ["RoundSchedule"]
+
+Where = tuple[tuple[str, int, str], ...]  # file, line and function of each frame
+Look = tuple[Program, Where, tuple[str, bytes], bytes]  # who, where, which atomic, what it found
+
+_OVERWRITES = ("XCHG", "STORE")
+_CURIOSITY = 0.125, 0.5  # how often it would rather learn something, by seed
+_STAYS, _UNKNOWN, _DOUBTFUL, _LEAVES = range(4)
+
+
+class RoundSchedule:
+    def __init__(self, seed: int) -> None:
+        self.token = f"rounds:{seed}"
+        self.step = 0
+        self.residents = 0
+        self.is_fair = False  # set: it has looked for long enough, and chooses at random
+        self._random = random.Random(seed)
+        self._curiosity = _CURIOSITY[seed % 2]
+        self._window = 4 << seed % 3  # turns of all others that a program may have to wait for
+        self._since: dict[Any, int] = {}  # when a task had its latest turn
+        self._latest: dict[tuple[Program, Where], Look] = {}
+        self._stays: set[Look] = set()
+        self._leaves: set[Look] = set()
+
+    def choose(self, ready: Sequence[Any]) -> int:
+        self.step += 1
+        place = self._place(ready)
+        self._since[ready[place]] = self.step
+        return place
+
+    def pick(self, count: int) -> int:
+        """Take the newest value: memory is fair too."""
+        return 0
+
+    def looked(self, look: Look) -> None:
+        """Note a poll."""
+        self._latest[look[:2]] = look
+
+    def returned(self, program: Program, where: Where) -> None:
+        """Note that a program is about to poll here: what it found before kept it in its loop."""
+        before = self._latest.get((program, where))
+        if before is not None:
+            self._stays.add(before)
+
+    def ended(self, program: Program) -> None:
+        """Note that a program has left its loops."""
+        for key in [key for key in self._latest if key[0] is program]:
+            self._leaves.add(self._latest.pop(key))
+
+    def _place(self, ready: Sequence[Any]) -> int:
+        hosts = [place for place, task in enumerate(ready) if not isinstance(task, Program)]
+        if hosts or self.is_fair:
+            return self._random.choice(hosts or range(len(ready)))
+        waited = [self.step - self._since.setdefault(task, self.step) for task in ready]
+        if max(waited) > self._window * len(ready):
+            return waited.index(max(waited))
+        outlooks = [self._outlook(task, None) for task in ready]
+        wanted = min(outlooks)
+        if _UNKNOWN in outlooks and self._random.random() < self._curiosity:
+            wanted = _UNKNOWN
+        best = [place for place, outlook in enumerate(outlooks) if outlook == wanted]
+        if wanted != _STAYS:
+            return self._random.choice(best)
+        return min(best, key=lambda place: (self._lost(place, ready), -waited[place]))
+
+    def _lost(self, place: int, ready: Sequence[Program]) -> int:
+        """Count the others that may leave after what a program will write."""
+        others = [program for at, program in enumerate(ready) if at != place]
+        return sum(self._outlook(program, ready[place].next_poll) != _STAYS for program in others)
+
+    def _outlook(self, program: Program, before: tuple | None) -> int:
+        """Say what a program would do after its next poll, as far as it was seen before.
+
+        `before` is the poll of another one that comes first.
+        """
+        if program.next_poll is None:
+            return _UNKNOWN
+        where, addresses, size, operands = program.next_poll
+        held = read(addresses, size)
+        if before is not None and before[3][0] in _OVERWRITES:
+            held = before[3][1] if np.array_equal(before[1], addresses) else held
+        look = (program, where, operands, held)
+        if look in self._stays:
+            return _STAYS
+        if look in self._leaves:
+            return _LEAVES
+        return _DOUBTFUL if (program, where) in self._latest else _UNKNOWN
