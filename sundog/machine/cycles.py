@@ -1,8 +1,7 @@
 """Proof of a livelock: all programs and all memory are as they were before, and all took part.
 
 From there the same turns lead to the same place again, without end. What a program will do depends
-on where it is, on its variables and on memory. Of memory only what was written
-since can differ.
+on where it is, on its variables and on memory. Of memory only what was written since can differ.
 """
 
 from __future__ import annotations
