@@ -44,7 +44,7 @@ class Cycles:
             self._words |= dict.fromkeys(addresses.ravel().tolist(), size)
 
     def closed(self, program: Program) -> int:
-        """Before a turn of the running program: return how many turns led back here, or 0."""
+        """Return how many turns led back to the state before this turn, or 0."""
         state = self._state(program)
         since = self._states.setdefault(state, len(self._turns))
         if since < len(self._turns) and self._must_take_part(program) <= set(self._turns[since:]):

@@ -224,7 +224,7 @@ class Repeats:
             self._step(("turns", site_of(frames)), "", frames, _TURNS)
 
     def look_back(self) -> None:
-        """Before a turn: raise if all is as it was some turns ago, and everybody took part."""
+        """Raise before a turn if all is as it was some turns ago, and everybody took part."""
         if self._repeated < _LOOK_BACK or self._machine.schedule.is_fair:
             return
         turns = self._machine.cycles.closed(self._machine.program)

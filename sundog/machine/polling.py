@@ -141,7 +141,7 @@ def _while_lines(code: CodeType) -> list[tuple[int, int]]:
 
 
 def site_of(frames: list[FrameType]) -> Site:
-    """Tells two accesses apart, also on one line, and the same line reached in two ways."""
+    """Return a key that tells accesses apart, even on one line, or by the way to a line."""
     return tuple([(_known(frame.f_code), frame.f_lasti) for frame in frames])
 
 

@@ -80,7 +80,7 @@ def is_view(func: Any) -> bool:
 
 
 def tell(checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int, str]) -> None:
-    """An operation on this stream touched these tensors."""
+    """Report that an operation on this stream touched these tensors."""
     with torch._C.DisableTorchFunction():
         for tensor in found.unwritten:
             checker.meet(tensor.untyped_storage(), unwritten=tensor.element_size())

@@ -42,7 +42,7 @@ def _checked(function: object, *more: object) -> Report:
     return check_once(lambda world: function(world, *more), 1)  # type: ignore[operator]
 
 
-def test_a_write_of_the_host_is_known_to_a_kernel_on_another_stream() -> None:
+def test_a_kernel_on_another_stream_meets_the_diary() -> None:
     findings = _checked(read_on_another_stream, False).findings
     assert {finding.rule for finding in findings if finding.first.verb == "host write"} == {
         NO_ORDER.name
