@@ -1,6 +1,6 @@
 """The one evaluator: compile, compare, time, and write a row, whatever the outcome.
 
-Compilers run beside the measurements, one process each, and the world that measures is a process
+Compilers run beside the measurements, one process each, and each world that measures is a process
 too: a config that crashes or hangs costs its own row and no more. Compilers that have nothing to do
 meanwhile compile what the search is likely to ask for next, then what the next search will begin
 with. What a base knows of the same run from before is not tried again.
@@ -12,7 +12,7 @@ import dataclasses
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...dataset.identity import config_json
@@ -34,8 +34,8 @@ _FIRST_LOOK_MS, _MOST_NEAR = 4e-3, 16
 class Evaluator:
     """`known`: configs, as JSON, that were tried before, and what they took.
 
-    Without a measurer configs are compiled and no more; without compilers they are compiled where
-    they are measured. `job`: which of the measurer's jobs this is.
+    Without measurers configs are compiled and no more; without compilers they are compiled where
+    they are measured. Each measurer has a GPU of the same kind. `job`: which of their jobs this is.
     `ahead` says from the times so far what is likely to be asked for next; `after` is what the
     following jobs begin with.
     """
@@ -44,7 +44,7 @@ class Evaluator:
         self,
         recorder: Recorder,
         compilers: Compilers,
-        measurer: Worker | None,
+        measurers: Sequence[Worker],
         known: dict[str, float | None],
         timer: str,
         step: Callable[[], None] = lambda: None,
@@ -55,7 +55,7 @@ class Evaluator:
         self.after: list[tuple[int, Any]] = []
         self._recorder = recorder
         self._compilers = compilers
-        self._measurer = measurer
+        self._measurers = measurers
         self._known = known
         self._timer = timer
         self._step = step
@@ -66,7 +66,7 @@ class Evaluator:
         self.failed = 0  # of those that were tried
         self.last_error = ""  # of those
         self.writing_s = 0.0  # seconds that rows took
-        self._deaths = 0  # of the measurer, in a row
+        self._deaths = 0  # of measurers, in a row
 
     def __call__(self, configs: list[Any], generation: int) -> list[float | None]:
         new = []
@@ -91,7 +91,7 @@ class Evaluator:
         return config, timed[config]
 
     def measure_again(self, count: int, default: Any) -> None:
-        """Measure the best few once more, interleaved: this decides.
+        """Measure the best few once more, interleaved on one GPU: this decides.
 
         Among them are the default, which the best is compared with, those that are about as fast,
         and the best few of those that were measured beside busy compilers: there a call took 0.5 to
@@ -103,10 +103,10 @@ class Evaluator:
         beside = [config for config in ranked if config in self._beside]
         best = [*ranked[:count], *near, *beside[:count], *({default} & set(timed))]
         finalists = list(dict.fromkeys(best))
-        if self._measurer is None or len(finalists) < 2:
+        if not self._measurers or len(finalists) < 2:
             return
-        self._measurer.submit((self._job, finalists))
-        reply = self._measurer.wait()
+        self._measurers[0].submit((self._job, finalists))
+        reply = self._measurers[0].wait()
         ended = isinstance(reply, Failure)  # the process, and nobody knows by which of them
         if ended:
             reply = [Measured(failure=reply)] * len(finalists)
@@ -134,7 +134,7 @@ class Evaluator:
         while any(config not in self.times for config in configs):
             self._hand_out(to_compile, to_measure, generation)
             for worker, task, reply in finished(self._workers()):
-                if worker is self._measurer:
+                if worker in self._measurers:
                     self._measured(task[1][0], reply)
                     continue
                 self._compilers.done[task] = reply
@@ -143,16 +143,17 @@ class Evaluator:
                     self._take(config, generation, to_measure)
 
     def _workers(self) -> list[Worker]:
-        return [*self._compilers.workers, *([self._measurer] if self._measurer else [])]
+        return [*self._compilers.workers, *self._measurers]
 
     def _hand_out(self, to_compile: deque, to_measure: deque, generation: int) -> None:
-        if self._measurer is not None and self._measurer.task is None and to_measure:
+        free = [worker for worker in self._measurers if worker.task is None]
+        for worker in free[: len(to_measure)]:
             config = self._start(to_measure.popleft(), generation)
-            self._measurer.submit((self._job, [config]))
+            worker.submit((self._job, [config]))
         for worker in self._compilers.idle[: len(to_compile)]:
             worker.submit((self._job, self._start(to_compile.popleft(), generation)))
         idle = self._compilers.idle
-        if idle and self._measurer is not None and self._measurer.task is not None:
+        if idle and any(worker.task is not None for worker in self._measurers):
             known = {*self._compilers.done, *self._compilers.at}
             mine = [(self._job, config) for config in self.ahead(self.times)]
             likely = [task for task in [*mine, *self.after] if task not in known]
@@ -183,7 +184,7 @@ class Evaluator:
             self.failed += 1
             self._done(config, None)
             return
-        if self._measurer is not None:
+        if self._measurers:
             to_measure.append(config)
             return
         self._write(config, "compiled", **self._facts(config))

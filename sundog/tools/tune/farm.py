@@ -2,10 +2,11 @@
 
     sundog tune all_gather --farm ray://head:10001       # or host:port of the cluster; or "local"
 
-Compilers take a CPU each, anywhere. The world that measures takes a GPU for itself. Workers send
-what they find, graphs too, and this process alone writes the dataset. If a worker or its machine
-dies, Ray starts another one and gives it the config again: nothing but the time is lost. A compiler
-has the next config while it compiles one, so that it does not wait for this process.
+Compilers take a CPU each, anywhere. Each world that measures takes a GPU for itself; a run uses all
+GPUs of one kind, then those of the next, which are another target. Workers send what they find,
+graphs too, and this process alone writes the dataset. If a worker or its machine dies, Ray starts
+another one and gives it the config again: nothing but the time is lost. A compiler has the next
+config while it compiles one, so that it does not wait for this process.
 
 Workers must have this process's versions of Python, torch, Triton and sundog: another compiler
 makes other kernels.
@@ -17,7 +18,8 @@ import importlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from typing import Any
 
@@ -28,19 +30,27 @@ from ...dataset.hardware import versions
 from ...errors import SundogError
 from ...ops.load import find
 from .._pool import LONGEST_WAIT, Failure, Worker
-from .compile_configs import CompiledConfig, Compilers, compile_config, graph_writer
+from .compile_configs import (
+    CompiledConfig,
+    Compilers,
+    compile_config,
+    graph_writer,
+    warm_cache_keys,
+)
 from .measure import Timer, TunePlace, serve_world
 from .space import Job
 
-__all__ = ["Farm", "FarmActor", "FarmWorker", "different", "gpu_in_use"]
+__all__ = ["Farm", "FarmActor", "FarmWorker", "different", "gpu_in_use", "gpu_kinds"]
 
 _TRIES = 3  # of a config whose worker dies each time
 _CALLS = 2  # of a compiler: one runs, one waits there
 _START_S = 120.0  # until a worker must have answered for the first time
 _MOST_USED = 0.1  # of a GPU's memory, by others
+_TYPE = "accelerator_type:"  # what Ray's resources of that name begin with
 _COMPARED = ("python", "torch", "triton", "sundog")
 
 JobName = tuple[str, Any, int]  # op, problem, size: what a module's name is on another machine
+Sent = tuple[EncodedGraph, bytes]  # a graph without its rows, and these, compressed
 
 
 class Farm:
@@ -60,12 +70,14 @@ class Farm:
     ) -> Compilers:
         """Start one for every CPU of the cluster but the reserved ones."""
         named = {n: (_name(job), run_id) for n, (job, run_id) in jobs.items()}
-        write = graph_writer(log)
+        write, written = graph_writer(log), set[str]()
 
-        def receive(reply: tuple[CompiledConfig, list[EncodedGraph]]) -> CompiledConfig:
+        def receive(reply: tuple[CompiledConfig, list[Sent]]) -> CompiledConfig:
             compiled, graphs = reply
-            for graph in graphs:
-                write(graph)
+            for graph, rows in graphs:
+                if graph.ir_id not in written:  # two compilers may make one kernel
+                    write(graph._replace(rows=zlib.decompress(rows).decode().split("\n")))
+                    written.add(graph.ir_id)
             return compiled
 
         def make() -> Any:
@@ -73,21 +85,33 @@ class Farm:
 
         count = max(self.num_cpus - reserved, 1)
         actors = [FarmActor(self._ray, make, self._check) for _ in range(count)]
+        for actor in actors:  # side by side: each imports torch
+            actor.start()
         workers: list[Worker] = [
             FarmWorker(actor, seconds, receive) for _ in range(_CALLS) for actor in actors
         ]
         return Compilers(workers, self.address, count)
 
-    def measurer(
+    def measurers(
         self, jobs: Sequence[Job], place: TunePlace, timer: Timer, seconds: float, on_gpu: bool
-    ) -> Worker:
-        """Start one that has a GPU for itself, unless the clock is made up."""
+    ) -> Iterator[list[Worker]]:
+        """Start one for each GPU, kind by kind; one without a GPU if the clock is made up.
+
+        An actor that dies comes again on a GPU of the same kind.
+        """
         named = [_name(job) for job in jobs]
+        kinds = gpu_kinds(self._ray.nodes()) if on_gpu else {}
+        for kind, count in (kinds or {"": 1}).items():  # where there is no GPU, _open says so
+            resources = {"num_gpus": int(on_gpu)} | ({"accelerator_type": kind} if kind else {})
+            made = self._actor(_Measurer, **resources)
 
-        def make() -> Any:
-            return self._actor(_Measurer, num_gpus=int(on_gpu)).remote(named, place, timer)
+            def make(made: Any = made) -> Any:
+                return made.remote(named, place, timer)
 
-        return FarmWorker(FarmActor(self._ray, make, self._check), seconds)
+            actors = [FarmActor(self._ray, make, self._check) for _ in range(count)]
+            for actor in actors:
+                actor.start()
+            yield [FarmWorker(actor, seconds) for actor in actors]
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -119,6 +143,18 @@ def _connected(address: str) -> Any:
             "one with `ray start --head`, or use --farm local for one on this machine."
         ) from None
     return ray
+
+
+def gpu_kinds(nodes: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Count the GPUs of each kind, by the accelerator types that Ray found on its nodes."""
+    kinds: dict[str, int] = {}
+    for node in nodes:
+        has = node["Resources"] if node["Alive"] else {}
+        if gpus := int(has.get("GPU", 0)):
+            types = (n.removeprefix(_TYPE) for n in has if n.startswith(_TYPE))
+            kind = next(types, "")
+            kinds[kind] = kinds.get(kind, 0) + gpus
+    return kinds
 
 
 def different(mine: dict[str, Any], about: dict[str, Any]) -> str:
@@ -160,6 +196,12 @@ class FarmActor:
         self.depth = _CALLS  # how many of them are there, and do not wait here
         self._make, self._check = make, check
         self._actor: Any = None
+        self._about: Any = None  # of an actor that has not answered yet
+
+    def start(self) -> None:
+        """Have its process made, and wait for nothing."""
+        self._actor = self._make()
+        self._about = self._actor.about.remote()
 
     def send(self) -> None:
         for call in self.calls[: self.depth]:
@@ -175,13 +217,14 @@ class FarmActor:
 
     def _run(self, task: Any) -> Any:
         if self._actor is None:
+            self.start()
+        if self._about is not None:
             self._open()
         return self._actor.run.remote(task)
 
     def _open(self) -> None:
-        self._actor = self._make()
         try:
-            about = self.ray.get(self._actor.about.remote(), timeout=_START_S)
+            about = self.ray.get(self._about, timeout=_START_S)
         except self.ray.exceptions.GetTimeoutError:
             self.close()
             raise SundogError(
@@ -192,12 +235,13 @@ class FarmActor:
         except self.ray.exceptions.RayError as error:
             self.close()
             raise SundogError(f"a worker could not start: {str(error).splitlines()[-1]}") from None
+        self._about = None
         self._check(about)
 
     def close(self) -> None:
         if self._actor is not None:
             self.ray.kill(self._actor)
-            self._actor = None
+            self._actor = self._about = None
 
 
 class FarmWorker(Worker):
@@ -305,18 +349,22 @@ class _Compiler:
 
     def __init__(self, named: dict[int, tuple[JobName, str]], target: str) -> None:
         torch.set_num_threads(1)
-        self._graphs: list[EncodedGraph] = []
+        self._graphs: list[Sent] = []
         jobs = {number: (_job(name), run_id) for number, (name, run_id) in named.items()}
+        warm_cache_keys([job for job, _ in jobs.values()])
         self._compile = compile_config(jobs, target, self._keep)
 
     def about(self) -> dict[str, Any]:
         return _about()
 
     def _keep(self, graph: Any) -> str:
-        self._graphs.append(encode(graph))  # here: the process that writes has one core for all
-        return self._graphs[-1].ir_id
+        made = encode(graph)  # here: the process that writes has one core for all
+        # Above 100 KB Ray moves a reply through its object stores; rows shrink to a tenth of that.
+        rows = zlib.compress("\n".join(made.rows).encode(), 1)
+        self._graphs.append((made._replace(rows=[]), rows))
+        return made.ir_id
 
-    def run(self, task: tuple[int, Any]) -> tuple[CompiledConfig, list[EncodedGraph]] | Failure:
+    def run(self, task: tuple[int, Any]) -> tuple[CompiledConfig, list[Sent]] | Failure:
         self._graphs.clear()
         try:
             return self._compile(task), list(self._graphs)
@@ -328,7 +376,9 @@ class _Measurer:
     """Opens the world with the first task; the world's ranks run in a thread of this process."""
 
     def __init__(self, named: list[JobName], place: TunePlace, timer: Timer) -> None:
-        self._body = serve_world([_job(name) for name in named], place, timer)
+        jobs = [_job(name) for name in named]
+        warm_cache_keys(jobs)
+        self._body = serve_world(jobs, place, timer)
         self._pipe, theirs = Pipe()
         self._error = ""
         self._thread = threading.Thread(target=self._serve, args=(theirs,), daemon=True)

@@ -19,8 +19,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +40,13 @@ from .._console import Show
 from .._launches import NUM_SMS, check_target
 from .._pool import Failure, Worker, serve
 from . import cache
-from .compile_configs import Compilers, compile_config, graph_writer, launches_of
+from .compile_configs import (
+    Compilers,
+    compile_config,
+    graph_writer,
+    launches_of,
+    warm_cache_keys,
+)
 from .evaluate import Evaluator
 from .farm import Farm
 from .measure import WHERE, Timer, TunePlace, Where, serve_world, time_on_gpu
@@ -57,14 +62,14 @@ from .space import (
     spaces,
 )
 
-__all__ = ["TunePlace", "Tuned", "describe_all", "tune", "warm_cache_keys"]
+__all__ = ["TunePlace", "Tuned", "describe_all", "tune"]
 
 _FINALISTS = 5
 _COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
 _MOST_COMPILERS = 14
 _AHEAD = 2  # configs that each of them compiles for the next search, to bridge its beginning
 
-_Workers = tuple[Compilers, Worker | None]  # and the world that measures
+_Workers = tuple[Compilers, Sequence[Worker]]  # and the worlds that measure
 
 
 @dataclass(frozen=True)
@@ -188,20 +193,6 @@ class Described:
     info: RunInfo
 
 
-def warm_cache_keys(found: list[Job]) -> None:
-    """Compute every kernel's key in Triton's cache, before the processes part.
-
-    A key depends on which kernels already have one: a callee's globals count only if its own key
-    was computed before (Triton 3.6 and 3.7, `DependenciesFinder`). The world that measures has
-    kernels that the compilers have not. Without this it found nothing that they had compiled: 0.3 s
-    and more for each.
-    """
-    for job in {each.module: each for each in found}.values():
-        with suppress(ValueError):  # a problem that it refuses
-            for launch in launches_of(job, job.module.default(job.problem, NUM_SMS)):
-                launch.kernel.cache_key  # noqa: B018
-
-
 def describe_all(
     found: list[Job], where: Where, backend: str, settings: dict[str, Any]
 ) -> list[Described]:
@@ -254,7 +245,7 @@ def _compile_only(
     described = describe_all(found, where, f"compile {target}", options.settings)
     compilers = pool.compilers(_numbered(described), target, options.log, _COMPILE_S, 0)
     try:
-        return _search_all(described, (compilers, None), select.Place(target, NUM_SMS), "", options)
+        return _search_all(described, (compilers, []), select.Place(target, NUM_SMS), "", options)
     finally:
         compilers.close(options.log)
 
@@ -263,24 +254,34 @@ def _measure(
     found: list[Job], place: TunePlace, timer: Timer, options: _SearchOptions,
     pool: LocalPool | Farm,
 ) -> list[Tuned]:  # fmt: skip
-    """Measure all algorithms, one after the other, in one world."""
+    """Measure all algorithms, one after the other, in a world on each GPU; kind by kind."""
     warm_cache_keys(found)
     on_gpu = timer is time_on_gpu
-    measurer = pool.measurer(found, place, timer, _MEASURE_S, on_gpu)
+    kinds = pool.measurers(found, place, timer, _MEASURE_S, on_gpu)
     name = "graph replay" if on_gpu else "synthetic"
+    return [
+        tuned for each in kinds for tuned in _measure_on(each, found, place, name, options, pool)
+    ]
+
+
+def _measure_on(
+    measurers: Sequence[Worker], found: list[Job], place: TunePlace, timer: str,
+    options: _SearchOptions, pool: LocalPool | Farm,
+) -> list[Tuned]:  # fmt: skip
     compilers = Compilers([])
     try:
-        where = _where(measurer)
+        where = _where(measurers)
         cache.check(where.target)
         backend = f"{place.backend} {place.link}".strip()
         described = describe_all(found, where, backend, options.settings)
         numbered = _numbered(described)
         compilers = pool.compilers(numbered, where.arch, options.log, _COMPILE_S, 1)
         here = select.Place(where.target, where.num_sms)
-        return _search_all(described, (compilers, measurer), here, name, options)
+        return _search_all(described, (compilers, measurers), here, timer, options)
     finally:
         compilers.close(options.log)
-        measurer.close()
+        for measurer in measurers:
+            measurer.close()
 
 
 def _search_all(
@@ -304,8 +305,8 @@ def _search(
     timer: str, options: _SearchOptions,
 ) -> Tuned:  # fmt: skip
     job, space, info = each.job, each.space, each.info
-    compilers, measurer = workers
-    busy_before = measurer.busy_s if measurer else 0.0
+    compilers, measurers = workers
+    busy_before = sum(each.busy_s for each in measurers)
     known = cache.known_results(options.log, info.run_id) if options.resume else {}
     total = min(options.budget, len(space.configs))
     begin = time.monotonic()
@@ -314,9 +315,12 @@ def _search(
         def step() -> None:
             best = f"best {evaluator.best[1]:.4f} ms" if evaluator.best else "no time yet"
             text = best + compilers.progress if evaluator.best or compilers.place else ""
+            if compilers.place and measurers:
+                busy = sum(each.task is not None for each in measurers)
+                text += f", {busy} of {len(measurers)} measurers busy"
             options.show(f"{job} on {place.target}", len(evaluator.times), total, text)
 
-        evaluator = Evaluator(recorder, compilers, measurer, known, timer, step, each.number)
+        evaluator = Evaluator(recorder, compilers, measurers, known, timer, step, each.number)
         evaluator.after = after
         if options.search == "pattern":
             evaluator.ahead = functools.partial(around_the_best, space)
@@ -334,12 +338,12 @@ def _search(
                 run = f"{os.path.basename(options.log)} {info.run_id[:16]}"
                 cache.keep(job, config, milliseconds, place, run, whole)
         seconds = time.monotonic() - begin
-        busy = measurer.busy_s - busy_before if measurer else 0.0
+        busy = sum(each.busy_s for each in measurers) - busy_before
         first = space.configs[0]
         return Tuned(
             job.op, job.problem, place.target, info.run_id, len(evaluator.times), evaluator.failed,
             evaluator.last_error, config, milliseconds, first, evaluator.times.get(first), seconds,
-            busy / seconds, evaluator.writing_s / seconds,
+            busy / seconds / max(len(measurers), 1), evaluator.writing_s / seconds,
         )  # fmt: skip
 
 
@@ -357,19 +361,30 @@ class LocalPool:
         number = min(max((os.cpu_count() or 1) - reserved, 1), _MOST_COMPILERS)
         return Compilers([Worker(body, seconds) for _ in range(number)])
 
-    def measurer(
+    def measurers(
         self, jobs: Sequence[Job], place: TunePlace, timer: Timer, seconds: float, on_gpu: bool
-    ) -> Worker:
-        return Worker(serve_world(jobs, place, timer), seconds)
+    ) -> Iterator[list[Worker]]:
+        yield [Worker(serve_world(jobs, place, timer), seconds)]
 
     def close(self) -> None:
         """Do nothing: its processes were ended one by one."""
 
 
-def _where(measurer: Worker) -> Where:
-    """Open the world, which takes a while, and return what it runs on."""
-    measurer.submit(WHERE)
-    reply: Where | Failure = measurer.wait()
-    if isinstance(reply, Failure):
-        raise SundogError(f"the world that measures could not be opened: {reply.error}")
-    return reply
+def _where(measurers: Sequence[Worker]) -> Where:
+    """Open the worlds, which takes a while, and return what they run on."""
+    for measurer in measurers:
+        measurer.submit(WHERE)
+    replies: list[Where | Failure] = [measurer.wait() for measurer in measurers]
+    for reply in replies:
+        if isinstance(reply, Failure):
+            raise SundogError(f"a world that measures could not be opened: {reply.error}")
+        if _kind(reply) != _kind(replies[0]):
+            raise SundogError(
+                f"two GPUs of one kind differ: {_kind(replies[0])} and {_kind(reply)}. Their times "
+                "would be one run's: give Ray's nodes the accelerator types that they have."
+            )
+    return replies[0]  # type: ignore[return-value]  # each was looked at
+
+
+def _kind(where: Any) -> str:
+    return f"{where.target}, {where.arch}, {where.num_sms} SMs of a rank"

@@ -17,14 +17,25 @@ from sundog.dataset.hardware import versions
 from sundog.dataset.reader import read
 from sundog.dataset.validate import validate
 from sundog.errors import SundogError
-from sundog.tools._pool import Failure, finished
+from sundog.tools._pool import Failure, Worker, finished, serve
+from sundog.tools.tune import farm
 from sundog.tools.tune.farm import Farm, FarmActor, FarmWorker, different, gpu_in_use
-from sundog.tools.tune.tune import tune
+from sundog.tools.tune.measure import TunePlace, Where, time_on_gpu
+from sundog.tools.tune.tune import _where, tune
 
 from .test_tune_run import rows
 
 pytestmark = pytest.mark.sim_only
 OP = "tools.tune.toy_op"
+
+
+NODES = [
+    {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H200": 1.0}},
+    {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0}},
+    {"Alive": True, "Resources": {"CPU": 8.0}},
+    {"Alive": False, "Resources": {"GPU": 8.0, "accelerator_type:B200": 1.0}},
+    {"Alive": True, "Resources": {"GPU": 1.0, "accelerator_type:H200": 1.0}},
+]
 
 
 class RayError(Exception):
@@ -71,6 +82,9 @@ class _Ray(ModuleType):
         return {"CPU": 3.0}
 
     available_resources = cluster_resources
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return NODES
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         self.options = options
@@ -200,6 +214,31 @@ def test_a_compiler_has_its_next_config_before_it_answers(ray: _Ray, tmp_path: P
     compilers = Farm("head:6379").compilers({}, "sm_90", str(tmp_path / "log"), 5, 1)
     assert (compilers.processes, len(compilers.workers)) == (2, 4), "of 3 CPUs one is reserved"
     assert compilers.progress == ", 0 configs at 2 compilers on head:6379"
+
+
+def test_gpus_of_each_kind_measure_for_a_target_of_their_own(
+    ray: _Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a measurer that dies comes again on a GPU of its kind: Ray gets its name."""
+    monkeypatch.setattr(farm, "_Measurer", lambda *given: SimpleNamespace(about=dict))
+    given: Any = [], TunePlace("virtual"), time_on_gpu, 5.0
+    found = []
+    for workers in Farm("head:6379").measurers(*given, on_gpu=True):
+        found.append((len(workers), ray.options["num_gpus"], ray.options["accelerator_type"]))
+    assert found == [(3, 1, "H200"), (1, 1, "A100")], "a node that is gone does not count"
+    (alone,) = Farm("head:6379").measurers(*given, on_gpu=False)
+    assert (len(alone), ray.options["num_gpus"]) == (1, 0)
+
+
+def test_measurers_that_differ_are_not_one_target() -> None:
+    def on(target: str) -> Worker:
+        return Worker(serve(lambda task: Where(target, "sm_90", 132, {})), 5)
+
+    workers = [on("nvidia-h200"), on("nvidia-h100")]
+    with pytest.raises(SundogError, match=r"nvidia-h200, sm_90, 132 SMs.* and nvidia-h100, sm_90"):
+        _where(workers)
+    for worker in workers:
+        worker.close()
 
 
 def test_bad_farms_are_refused_with_both_sides_facts(

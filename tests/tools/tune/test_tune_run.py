@@ -29,11 +29,16 @@ from sundog.tools._launches import record
 from sundog.tools._pool import Failure, Worker, serve
 from sundog.tools.timing import Times, Variant
 from sundog.tools.tune.cache import known_results
-from sundog.tools.tune.compile_configs import CompiledConfig, Compilers, launches_of
+from sundog.tools.tune.compile_configs import (
+    CompiledConfig,
+    Compilers,
+    launches_of,
+    warm_cache_keys,
+)
 from sundog.tools.tune.evaluate import Evaluator
 from sundog.tools.tune.measure import Measured, Where, _calls, _measure, _sets
 from sundog.tools.tune.space import fields_text, jobs
-from sundog.tools.tune.tune import TunePlace, describe_all, tune, warm_cache_keys
+from sundog.tools.tune.tune import TunePlace, describe_all, tune
 
 from . import toy_op
 
@@ -217,13 +222,32 @@ def test_idle_compilers_work_ahead(tmp_path: Path) -> None:
     workers = Worker(serve(compiled), 10), Worker(serve(measured), 10)
     with Recorder(tmp_path / "log", None) as recorder:
         compilers = Compilers([workers[0]])
-        evaluator = Evaluator(recorder, compilers, workers[1], {}, "synthetic")
+        evaluator = Evaluator(recorder, compilers, [workers[1]], {}, "synthetic")
         evaluator.ahead = lambda times: [likely, bad]
         evaluator.after = [(1, first)]  # the same config of another job
         assert evaluator([first], 0) == [32.0]
         assert [row["decorator"] for row in rows(str(tmp_path / "log"))] == [fields_text(first)] * 2
         assert evaluator([bad, likely], 1) == [None, 64.0]
     assert (tmp_path / "compiled").read_text().splitlines() == ["0 32", "0 64", "0 512", "1 32"]
+    for worker in workers:
+        worker.close()
+
+
+def test_several_measurers_work_at_once(tmp_path: Path) -> None:
+    def measured(task: Any) -> list[Measured]:
+        (tmp_path / f"{os.getpid()} {task[1][0].block}").touch()
+        while len({path.name.split()[0] for path in tmp_path.glob("* *")}) < 2:
+            time.sleep(0.01)  # until the other one has a config, too
+        return [Measured([float(config.block)]) for config in task[1]]
+
+    configs = [toy_op.Config(block) for block in (32, 64, 128, 256, 512)]
+    workers = [Worker(serve(measured), 10) for _ in range(2)]
+    with Recorder(tmp_path / "log", None) as recorder:
+        evaluator = Evaluator(recorder, Compilers([]), workers, {}, "synthetic")
+        assert evaluator(configs, 0) == [32.0, 64.0, 128.0, 256.0, 512.0]
+    measured_in = [path.name.split() for path in tmp_path.glob("* *")]
+    assert len({pid for pid, _ in measured_in}) == 2
+    assert len(measured_in) == len(configs)
     for worker in workers:
         worker.close()
 
@@ -254,7 +278,7 @@ def test_the_best_measured_beside_compilers_are_finalists(
     beside, ahead, quiet, default = (toy_op.Config(block) for block in (32, 64, 128, 256))
     workers = [Worker(serve(compiled), 10) for _ in range(2)], Worker(serve(measured), 10)
     with Recorder(tmp_path / "log", None) as recorder:
-        evaluator = Evaluator(recorder, Compilers(workers[0]), workers[1], {}, "synthetic")
+        evaluator = Evaluator(recorder, Compilers(workers[0]), [workers[1]], {}, "synthetic")
         evaluator.ahead = lambda times: [ahead]
         assert evaluator([beside], 0) == [3.0]
         go_on.touch()
@@ -280,7 +304,7 @@ def test_those_about_as_fast_as_the_best_are_finalists(
     unlucky, *others = (toy_op.Config(block) for block in (32, 64, 128, 256))
     world = Worker(serve(measured), 10)
     with Recorder(tmp_path / "log", None) as recorder:
-        evaluator = Evaluator(recorder, Compilers([]), world, {}, "synthetic")
+        evaluator = Evaluator(recorder, Compilers([]), [world], {}, "synthetic")
         evaluator([unlucky, *others], 0)
         evaluator.measure_again(2, others[0])
         assert evaluator.best is not None
@@ -302,7 +326,7 @@ def test_what_is_wrong_when_measured_again_is_no_best(tmp_path: Path, ended: boo
     configs = [toy_op.Config(block) for block in (32, 64, 128)]
     world = Worker(serve(measured), 10)
     with Recorder(tmp_path / "log", None) as recorder:
-        evaluator = Evaluator(recorder, Compilers([]), world, {}, "synthetic")
+        evaluator = Evaluator(recorder, Compilers([]), [world], {}, "synthetic")
         evaluator(configs, 0)
         evaluator.measure_again(2, configs[0])
         assert evaluator.best == ((configs[0], 32.0) if ended else (configs[2], 128.0))
