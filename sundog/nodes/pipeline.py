@@ -196,6 +196,7 @@ def _between_bytes(problem: SpanProblem, config: NodesConfig) -> float:
         "all_gather": nbytes * others,
         "all_gather_matmul": nbytes * others,
         "matmul_reduce_scatter": nbytes * others / nodes,  # if n is k: the network alone counts
+        "matmul_all_reduce": 2 * nbytes * others / nodes,  # likewise
         "all_to_all": nbytes * others / nodes,
         "broadcast": nbytes / ranks * math.ceil(math.log2(nodes)),
     }[problem.op]

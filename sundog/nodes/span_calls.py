@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from ..collectives import _reduce
 from ..collectives._reduce import accumulated
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Product", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all", "broadcast",
-    "matmul_reduce_scatter", "reduce_scatter",
+    "matmul_all_reduce", "matmul_reduce_scatter", "reduce_scatter",
 ]  # fmt: skip
 
 Algorithm = Callable[..., None]
@@ -229,6 +230,24 @@ def matmul_reduce_scatter(
     return result
 
 
+def matmul_all_reduce(
+    world: SpanningWorld, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str | None = None, out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Multiply and add as World.matmul_all_reduce does: a matmul_reduce_scatter and a gather."""
+    op = "matmul_all_reduce"
+    product = Product(a, b, bias, activation, out_dtype or a.dtype, "m")
+    product.check_plain(op)
+    out = check_matrices(op, a, b, a.shape[1], bias, activation, out, len(a), product.out_dtype)
+    options = CallOptions(algo, config, False, explain)
+    what = (tuple(a.shape), tuple(b.shape), activation, bias is not None)
+    known = {"hierarchical": product.run_reduced}
+    result: torch.Tensor = _call(world, op, known, options, a, out, (), what)
+    return result
+
+
 # one call
 
 
@@ -325,6 +344,17 @@ class Product:
         parts[own] = sums[own]
         out.copy_(self._finished(accumulated("sum", parts).view(out.shape)))
 
+    def run_reduced(
+        self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig
+    ) -> None:
+        """Every rank finishes its rows, and all gather them: each crosses the network twice."""
+        rows = F.pad(a, (0, 0, 0, -len(a) % levels.size))
+        mine = out.new_empty((len(rows) // levels.size, out.shape[1]))
+        self.run_scattered(levels, rows, mine, config)
+        whole = out.new_empty((len(rows), out.shape[1]))
+        hierarchical.all_gather(levels, mine, whole, config)
+        out.copy_(whole[: len(out)])
+
     def run(self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
         """Multiply this machine's part first, then the others', which have come meanwhile."""
         coming = levels.between.all_gather(a.contiguous())
@@ -359,4 +389,4 @@ class Product:
     def _finished(self, total: torch.Tensor) -> torch.Tensor:
         if self.bias is not None:
             total = total + self.bias.float()
-        return torch.nn.functional.silu(total) if self.activation == "silu" else total
+        return F.silu(total) if self.activation == "silu" else total

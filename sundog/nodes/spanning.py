@@ -69,7 +69,7 @@ class SpanningWorld:
         name: _named(getattr(span_calls, name))
         for name in (
             "all_gather", "all_gather_matmul", "all_reduce", "all_to_all", "broadcast",
-            "matmul_reduce_scatter", "reduce", "reduce_scatter",
+            "matmul_all_reduce", "matmul_reduce_scatter", "reduce", "reduce_scatter",
         )
     }  # fmt: skip
     all_gather = routed("all_gather", SPANNING["all_gather"])
@@ -77,6 +77,7 @@ class SpanningWorld:
     all_reduce = routed("all_reduce", SPANNING["all_reduce"])
     all_to_all = routed("all_to_all", SPANNING["all_to_all"])
     broadcast = routed("broadcast", SPANNING["broadcast"])
+    matmul_all_reduce = routed("matmul_all_reduce", SPANNING["matmul_all_reduce"])
     matmul_reduce_scatter = routed("matmul_reduce_scatter", SPANNING["matmul_reduce_scatter"])
     reduce = routed("reduce", SPANNING["reduce"])
     reduce_scatter = routed("reduce_scatter", SPANNING["reduce_scatter"])

@@ -83,6 +83,9 @@ def _look_at_products(world: Any) -> None:
     assert torch.equal(world.matmul_reduce_scatter(part, of_part, bias), want)
     with pytest.raises(ValueError, match="does not split into 4 equal parts; pad it to 8"):
         world.matmul_reduce_scatter(part[:7], of_part)
+    assert torch.equal(world.matmul_all_reduce(part, of_part, bias), a @ b + bias)
+    rows = world.matmul_all_reduce(part[:7], of_part, bias, config=NodesConfig(400))
+    assert torch.equal(rows, (a @ b + bias)[:7]), "which four ranks do not share evenly"
 
 
 def _look_at_gradients(world: Any) -> None:
@@ -125,7 +128,12 @@ def _look_at_gradients_of_products(world: Any, shard: str) -> None:
         total = world.matmul_reduce_scatter(left, b.chunk(world.size)[world.rank])
         (total.sum() * (world.rank + 1)).backward()
         weight = torch.arange(1.0, world.size + 1).repeat_interleave(8 // world.size)[:, None]
-        assert torch.equal(left.grad, weight * b.chunk(world.size)[world.rank].sum(1))
+        of_left = b.chunk(world.size)[world.rank].sum(1)
+        assert torch.equal(left.grad, weight * of_left)
+        left.grad = None
+        total = world.matmul_all_reduce(left, b.chunk(world.size)[world.rank])
+        (total.sum() * (world.rank + 1)).backward()
+        assert torch.equal(left.grad, (10 * of_left).expand_as(left))
 
 
 def _look_at_meshes(world: Any) -> None:
