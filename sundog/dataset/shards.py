@@ -88,9 +88,13 @@ class KernelData:
 
     def to_pyg(self, ir_ids: Iterable[str]) -> list[Any]:
         """Return graphs as `torch_geometric.data.Data`, with x, edge_index, edge_type and ir_id."""
-        import torch
-        from torch_geometric.data import Data
-
+        try:
+            import torch
+            from torch_geometric.data import Data
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"to_pyg: {error}. pip install torch torch_geometric triton; or use arrays(ir_id)"
+            ) from error
         made = ((ir_id, self.arrays(ir_id)) for ir_id in ir_ids)
         return [
             Data(

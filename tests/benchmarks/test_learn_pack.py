@@ -89,6 +89,18 @@ def test_graphs_for_pytorch_geometric(packed: Path, monkeypatch: pytest.MonkeyPa
     assert graph.x.shape[0] == graph.edge_index.max() + 1
 
 
+def test_what_graphs_need_is_said(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distribution sundog-dataset installs neither."""
+    data = load(packed)
+    ir_id = data.rows.ttgir.dropna().iloc[0]
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
+    with pytest.raises(ImportError, match="pip install torch torch_geometric triton"):
+        data.to_pyg([ir_id])
+    monkeypatch.setitem(sys.modules, "triton._C.libtriton", None)
+    with pytest.raises(ImportError, match=r"Triton is not installed: pip install triton \(torch"):
+        data.graph(ir_id)
+
+
 def test_splits_are_those_of_the_hash_and_share_no_test_task(packed: Path) -> None:
     data = load(packed)
     for split, (columns, _) in SPLITS.items():

@@ -63,8 +63,13 @@ def _read(module: Any, inferred_from: str | None) -> MlirModule:
 
 
 def _load(text: str, path: Path) -> Any:
-    from triton._C.libtriton import amd, ir, nvidia
-
+    try:
+        from triton._C.libtriton import amd, ir, nvidia
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "graphs are made from a module's text by Triton's parser, and Triton is not installed: "
+            "pip install triton (torch is not needed)"
+        ) from error
     path.write_text(text)
     context = ir.context()
     for dialects in (ir, nvidia, amd):
