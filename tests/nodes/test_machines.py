@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from sundog.nodes.pipeline import (
     Chunk,
     NodesConfig,
     SpanProblem,
+    chosen,
     chunks,
     padded,
     pipelined,
@@ -90,6 +93,17 @@ def test_one_shot_wins_where_latency_counts() -> None:
     expected = span_time(large, two, machine)
     assert expected.between == pytest.approx(bound, rel=0.01)
     assert max(expected.between, expected.inside) < expected.seconds < 1.1 * expected.inside
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "nodes", "shots"), [(48_000, 3, 2), (48_000, 2, 1), (2_000, 3, 1), (3_000, 3, 2)]
+)
+def test_one_shot_sends_no_more_bytes_where_nothing_says_that_it_is_faster(
+    nbytes: int, nodes: int, shots: int
+) -> None:
+    local: Any = SimpleNamespace(_target="unknown-gpu", size=2, num_sms=132, backend="symm")
+    config, why = chosen(SpanProblem("all_reduce", nbytes, nodes, 2), local)
+    assert config.one_shot == (shots == 1), why
 
 
 @pytest.mark.sim_only
