@@ -129,8 +129,8 @@ def chosen(
     """Return the config and the reason: the caller's, by the machine's description, or by rule."""
     if asked is not None:
         return asked, f"{asked}, as asked"
-    hardware = hardware_for(local._target, local.size, local.num_sms, local.backend)
-    if hardware is None or hardware.network is None:
+    hardware = hardware_for(local._target, local.size, local.num_sms, local.backend, spans=True)
+    if hardware is None:
         no_more = problem.nodes == 2 or problem.nbytes // problem.ranks <= _PACKET
         config = NodesConfig(one_shot=problem.op == "all_reduce" and no_more)
         return config, f"{config}: the network of {local._target} is not described; by rule"

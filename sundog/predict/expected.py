@@ -52,10 +52,16 @@ def calibrated_path(target: str, kind: str) -> Path:
     return Path(knobs.cache.get()).expanduser() / "hardware" / f"{target}-{kind}.json"
 
 
-def hardware_for(target: str, size: int, num_sms: int, backend: str = "") -> Hardware | None:
-    """Find the machine on which `size` ranks of `num_sms` SMs run; None: it is not described."""
+def hardware_for(
+    target: str, size: int, num_sms: int, backend: str = "", spans: bool = False
+) -> Hardware | None:
+    """Find the machine on which `size` ranks of `num_sms` SMs run; None: it is not described.
+
+    `spans`: it must describe the network between such machines, too.
+    """
     for hardware in _candidates(target):
-        if _fits(hardware, size, num_sms, backend):
+        described = hardware.network is not None or not spans
+        if described and _fits(hardware, size, num_sms, backend):
             return hardware
     return None
 

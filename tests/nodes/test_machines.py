@@ -106,6 +106,15 @@ def test_one_shot_sends_no_more_bytes_where_nothing_says_that_it_is_faster(
     assert config.one_shot == (shots == 1), why
 
 
+def test_auto_goes_by_the_description_that_has_a_network() -> None:
+    """Of 8 H200 there are two: one alone, and one of several machines."""
+    local: Any = SimpleNamespace(_target="nvidia-h200", size=8, num_sms=132, backend="symm")
+    for nbytes, shots in ((1 << 12, 1), (1 << 24, 2)):
+        config, why = chosen(SpanProblem("all_reduce", nbytes, 4, 8), local)
+        assert "the model of h200x8-2nodes expects" in why
+        assert config.one_shot == (shots == 1)
+
+
 @pytest.mark.sim_only
 def test_ranks_of_one_machine_tell_their_facts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once where each is and what its heap is; then that all heaps are mapped; then a barrier."""
