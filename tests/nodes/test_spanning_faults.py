@@ -60,7 +60,6 @@ def test_a_lost_rank_or_machine_is_named_on_all_others(how: str) -> None:
         assert seconds < _TIMEOUT, (rank, seconds)
         assert f"machine {node} (machine{node})" in text, text
         assert blamed(text) == lost, (rank, text)  # and nobody who left because of that
-        if how == "cut off":
-            assert "does not answer" in text, text
-        else:
-            assert "died" in text, text
+        # A machine's address goes with it: sooner or later nobody is left who refuses a call.
+        words = {"rank": ("died",), "cut off": ("does not answer",)}
+        assert any(w in text for w in words.get(how, ("died", "does not answer"))), text
