@@ -41,7 +41,7 @@ BUDGETS = {
     "tools/predict": 860,
     "tools/probe": 880,
     "tools/trace": 650,
-    "tools/tune": 2655,
+    "tools/tune": 2685,
     "torch": 2300,
     "world": 1550,
 }

@@ -44,6 +44,7 @@ __all__ = ["Farm", "FarmActor", "FarmWorker", "different", "gpu_in_use", "gpu_ki
 
 _TRIES = 3  # of a config whose worker dies each time
 _CALLS = 2  # of a compiler: one runs, one waits there
+_KNOCK_S = 5.0  # until the cluster's port must be open
 _START_S = 120.0  # until a worker must have answered for the first time
 _MOST_USED = 0.1  # of a GPU's memory, by others
 _TYPE = "accelerator_type:"  # what Ray's resources of that name begin with
@@ -81,7 +82,7 @@ class Farm:
             return compiled
 
         def make() -> Any:
-            return self._actor(_Compiler, num_cpus=1).remote(named, target)
+            return self._actor(_Compiler, num_cpus=1).remote(named, target, self._mine)
 
         count = max(self.num_cpus - reserved, 1)
         actors = [FarmActor(self._ray, make, self._check) for _ in range(count)]
@@ -106,7 +107,7 @@ class Farm:
             made = self._actor(_Measurer, **resources)
 
             def make(made: Any = made) -> Any:
-                return made.remote(named, place, timer)
+                return made.remote(named, place, timer, self._mine)
 
             actors = [FarmActor(self._ray, make, self._check) for _ in range(count)]
             for actor in actors:
@@ -136,13 +137,28 @@ def _connected(address: str) -> Any:
         ) from None
     where = None if address == "local" else address
     try:
+        _knock(address)
         ray.init(address=where, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, ImportError, OSError) as error:
-        raise SundogError(
-            f"--farm {address}: no Ray cluster answers there ({str(error).splitlines()[0]}). Start "
-            "one with `ray start --head`, or use --farm local for one on this machine."
-        ) from None
+        raise SundogError(f"--farm {address}: {_why_not_connected(str(error))}") from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens there: Ray itself tries for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
+
+
+def _why_not_connected(error: str) -> str:
+    text = " ".join(error.split())
+    if "ersion" in text and "mismatch" in text:  # of Ray or Python, on several lines
+        return f"its Ray cluster has other versions than this process. {text}"
+    return (
+        f"no Ray cluster answers {socket.gethostname()} there ({text[:200]}). Start one with `ray "
+        "start --head`, or use --farm local for one on this machine."
+    )
 
 
 def gpu_kinds(nodes: Sequence[dict[str, Any]]) -> dict[str, int]:
@@ -335,6 +351,13 @@ def _about() -> dict[str, Any]:
     }
 
 
+def _check_versions(wanted: dict[str, Any]) -> None:
+    """Raise if this process differs from the driver: an actor may come again anywhere."""
+    reason = different(wanted, _about())
+    if reason:
+        raise SundogError(reason)
+
+
 def _name(job: Job) -> JobName:
     return job.op, job.problem, job.size
 
@@ -347,7 +370,10 @@ def _job(name: JobName) -> Job:
 class _Compiler:
     """Compiles a config at a time, and sends the graphs that it has not sent before."""
 
-    def __init__(self, named: dict[int, tuple[JobName, str]], target: str) -> None:
+    def __init__(
+        self, named: dict[int, tuple[JobName, str]], target: str, wanted: dict[str, Any]
+    ) -> None:
+        _check_versions(wanted)
         torch.set_num_threads(1)
         self._graphs: list[Sent] = []
         jobs = {number: (_job(name), run_id) for number, (name, run_id) in named.items()}
@@ -375,7 +401,10 @@ class _Compiler:
 class _Measurer:
     """Opens the world with the first task; the world's ranks run in a thread of this process."""
 
-    def __init__(self, named: list[JobName], place: TunePlace, timer: Timer) -> None:
+    def __init__(
+        self, named: list[JobName], place: TunePlace, timer: Timer, wanted: dict[str, Any]
+    ) -> None:
+        _check_versions(wanted)
         jobs = [_job(name) for name in named]
         warm_cache_keys(jobs)
         self._body = serve_world(jobs, place, timer)

@@ -6,6 +6,7 @@ Ray itself is no part of the test set: `python -m benchmarks.farm` runs on a rea
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -72,8 +73,10 @@ class _Ray(ModuleType):
         self.options: dict[str, Any] = {}
 
     def init(self, address: str | None, **options: Any) -> None:
-        if address == "nowhere:1":
+        if address == "nowhere":
             raise ConnectionError("could not connect\nand more")
+        if address == "older":
+            raise RuntimeError("Version mismatch: The cluster has:\n Ray: 2.9\nThis has:\n Ray: 3")
 
     def shutdown(self) -> None:
         self.ended = True
@@ -131,7 +134,7 @@ def test_a_farm_writes_what_the_pool_writes(ray: _Ray, tmp_path: Path) -> None:
     """The same rows and graphs; this process wrote them all."""
     options: dict[str, Any] = {"world": 2, "budget": 6, "search": "random", "targets": ["sm_90"]}
     (local,) = tune(OP, log=str(tmp_path / "local"), **options)
-    (farmed,) = tune(OP, log=str(tmp_path / "farm"), farm="head:6379", **options)
+    (farmed,) = tune(OP, log=str(tmp_path / "farm"), farm="head", **options)
     assert ray.options == {"max_restarts": -1, "max_task_retries": 2, "num_cpus": 1}
     assert (farmed.tried, farmed.failed, farmed.run_id) == (6, 0, local.run_id)
     kept = ("config", "status", "ir_id")
@@ -148,10 +151,10 @@ def test_a_worker_that_dies_for_good_costs_its_config_alone(ray: _Ray, tmp_path:
     ray.poison = 2
     base = str(tmp_path / "log")
     options: dict[str, Any] = {"world": 2, "search": "random", "targets": ["sm_90"], "log": base}
-    (tuned,) = tune(OP, budget=4, farm="head:6379", **options)
+    (tuned,) = tune(OP, budget=4, farm="head", **options)
     assert (tuned.tried, tuned.failed) == (4, 1)
     assert tuned.error == "its worker died 3 times: the actor died"
-    (again,) = tune(OP, budget=6, farm="head:6379", resume=True, **options)
+    (again,) = tune(OP, budget=6, farm="head", resume=True, **options)
     assert (again.tried, again.run_id) == (6, tuned.run_id)
     ended = [row for row in rows(base) if row["status"] == "compiled"]
     assert len({row["config"] for row in ended}) == len(ended), "each once, also after --resume"
@@ -211,9 +214,9 @@ def test_a_config_that_ends_its_process_costs_no_other_config(ray: _Ray) -> None
 
 
 def test_a_compiler_has_its_next_config_before_it_answers(ray: _Ray, tmp_path: Path) -> None:
-    compilers = Farm("head:6379").compilers({}, "sm_90", str(tmp_path / "log"), 5, 1)
+    compilers = Farm("head").compilers({}, "sm_90", str(tmp_path / "log"), 5, 1)
     assert (compilers.processes, len(compilers.workers)) == (2, 4), "of 3 CPUs one is reserved"
-    assert compilers.progress == ", 0 configs at 2 compilers on head:6379"
+    assert compilers.progress == ", 0 configs at 2 compilers on head"
 
 
 def test_gpus_of_each_kind_measure_for_a_target_of_their_own(
@@ -223,10 +226,10 @@ def test_gpus_of_each_kind_measure_for_a_target_of_their_own(
     monkeypatch.setattr(farm, "_Measurer", lambda *given: SimpleNamespace(about=dict))
     given: Any = [], TunePlace("virtual"), time_on_gpu, 5.0
     found = []
-    for workers in Farm("head:6379").measurers(*given, on_gpu=True):
+    for workers in Farm("head").measurers(*given, on_gpu=True):
         found.append((len(workers), ray.options["num_gpus"], ray.options["accelerator_type"]))
     assert found == [(3, 1, "H200"), (1, 1, "A100")], "a node that is gone does not count"
-    (alone,) = Farm("head:6379").measurers(*given, on_gpu=False)
+    (alone,) = Farm("head").measurers(*given, on_gpu=False)
     assert (len(alone), ray.options["num_gpus"]) == (1, 0)
 
 
@@ -244,8 +247,17 @@ def test_measurers_that_differ_are_not_one_target() -> None:
 def test_bad_farms_are_refused_with_both_sides_facts(
     ray: _Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SundogError, match=r"nowhere:1: no Ray cluster answers.*could not connect"):
-        Farm("nowhere:1")
+    with pytest.raises(SundogError, match=r"nowhere: no Ray cluster answers .* there.*not connect"):
+        Farm("nowhere")
+    begin = time.monotonic()
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        with pytest.raises(SundogError, match=f"{address}: no Ray cluster answers .* refused"):
+            Farm(address)
+    assert time.monotonic() - begin < 30, "Ray, or its client, tries for minutes"
+    with pytest.raises(SundogError, match=r"other versions.* cluster has: Ray: 2.9 This .* Ray: 3"):
+        Farm("older")
+    with pytest.raises(SundogError, match=r"triton 0\.1 here, .* there"):  # one that comes again
+        farm._Compiler({}, "sm_90", {**versions(), "triton": "0.1"})
     mine = {"python": "3.11.7", "torch": "2.13.0", "triton": "3.7.1", "sundog": "0.1.0"}
     about = {"host": "node7", "versions": {**mine, "triton": "3.6.0"}}
     text = different(mine, about)
