@@ -347,7 +347,7 @@ class Product:
     def run_reduced(
         self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig
     ) -> None:
-        """Every rank finishes its rows, and all gather them: each crosses the network twice."""
+        """Finish each row on one rank, then gather all: a row crosses the network twice."""
         rows = F.pad(a, (0, 0, 0, -len(a) % levels.size))
         mine = out.new_empty((len(rows) // levels.size, out.shape[1]))
         self.run_scattered(levels, rows, mine, config)

@@ -215,7 +215,7 @@ class FarmActor:
         self._about: Any = None  # of an actor that has not answered yet
 
     def start(self) -> None:
-        """Have its process made, and wait for nothing."""
+        """Start its process, and wait for nothing."""
         self._actor = self._make()
         self._about = self._actor.about.remote()
 
