@@ -98,9 +98,7 @@ def test_one_shot_wins_where_latency_counts() -> None:
 @pytest.mark.parametrize(
     ("nbytes", "nodes", "shots"), [(48_000, 3, 2), (48_000, 2, 1), (2_000, 3, 1), (3_000, 3, 2)]
 )
-def test_one_shot_by_rule_sends_no_more_bytes(
-    nbytes: int, nodes: int, shots: int
-) -> None:
+def test_one_shot_by_rule_sends_no_more_bytes(nbytes: int, nodes: int, shots: int) -> None:
     local: Any = SimpleNamespace(_target="unknown-gpu", size=2, num_sms=132, backend="symm")
     config, why = chosen(SpanProblem("all_reduce", nbytes, nodes, 2), local)
     assert config.one_shot == (shots == 1), why

@@ -103,7 +103,8 @@ class Farm:
         named = [_name(job) for job in jobs]
         kinds = gpu_kinds(self._ray.nodes()) if on_gpu else {}
         for kind, count in (kinds or {"": 1}).items():  # where there is no GPU, _open says so
-            resources = {"num_gpus": int(on_gpu)} | ({"accelerator_type": kind} if kind else {})
+            resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(on_gpu)}
+            resources |= {"accelerator_type": kind} if kind else {}
             made = self._actor(_Measurer, **resources)
 
             def make(made: Any = made) -> Any:

@@ -275,7 +275,8 @@ def _measure_on(
         backend = f"{place.backend} {place.link}".strip()
         described = describe_all(found, where, backend, options.settings)
         numbered = _numbered(described)
-        compilers = pool.compilers(numbered, where.arch, options.log, _COMPILE_S, 1)
+        reserved = len(measurers)  # a core for each
+        compilers = pool.compilers(numbered, where.arch, options.log, _COMPILE_S, reserved)
         here = select.Place(where.target, where.num_sms)
         return _search_all(described, (compilers, measurers), here, timer, options)
     finally:

@@ -20,11 +20,12 @@ from sundog.dataset.validate import validate
 from sundog.errors import SundogError
 from sundog.tools._pool import Failure, Worker, finished, serve
 from sundog.tools.tune import farm
+from sundog.tools.tune.compile_configs import Compilers
 from sundog.tools.tune.farm import Farm, FarmActor, FarmWorker, different, gpu_in_use
-from sundog.tools.tune.measure import TunePlace, Where, time_on_gpu
+from sundog.tools.tune.measure import TunePlace, Where, serve_world, time_on_gpu
 from sundog.tools.tune.tune import _where, tune
 
-from .test_tune_run import rows
+from .test_tune_run import ON_SIM, fake_clock, rows
 
 pytestmark = pytest.mark.sim_only
 OP = "tools.tune.toy_op"
@@ -231,6 +232,26 @@ def test_gpus_of_each_kind_measure_for_a_target_of_their_own(
     assert found == [(3, 1, "H200"), (1, 1, "A100")], "a node that is gone does not count"
     (alone,) = Farm("head").measurers(*given, on_gpu=False)
     assert (len(alone), ray.options["num_gpus"]) == (1, 0)
+
+
+def test_compilers_leave_a_cpu_to_each_measurer(
+    ray: _Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray starts no actor for which no CPU is left: the run would end after two minutes."""
+    asked: list[int] = []
+
+    def measurers(self: Farm, found: Any, place: Any, timer: Any, *_: Any) -> Any:
+        yield [Worker(serve_world(found, place, timer), 60) for _ in range(2)]
+
+    def compilers(self: Farm, *given: Any) -> Any:
+        asked.append(given[-1])
+        return Compilers([])
+
+    monkeypatch.setattr(Farm, "measurers", measurers)
+    monkeypatch.setattr(Farm, "compilers", compilers)
+    options: dict[str, Any] = {"place": ON_SIM, "timer": fake_clock, "log": str(tmp_path / "log")}
+    (tuned,) = tune(OP, world=2, budget=4, farm="head", **options)
+    assert (tuned.tried, tuned.failed, asked) == (4, 0, [2])
 
 
 def test_measurers_that_differ_are_not_one_target() -> None:
