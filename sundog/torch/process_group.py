@@ -4,9 +4,9 @@
     dist.init_process_group("sundog")            # or "cuda:sundog,cpu:gloo"
 
 It opens a world over the processes of the group: on `symm` if there is a GPU, else on `shm`. What
-sundog has no kernel for (a reduction by a bitwise operator, tensors on another device) goes to
-another group of the same processes, and the first such call says so: NCCL for CUDA tensors where
-each rank has a GPU to itself, else gloo. torch takes a group written in
+sundog has no kernel for (a reduction by a bitwise operator, tensors on another device), or no room
+for on its heap, goes to another group of the same processes, and the first such call says so: NCCL
+for CUDA tensors where each rank has a GPU to itself, else gloo. torch takes a group written in
 Python for all devices, so "cuda:sundog,cpu:gloo" is this group with its gloo for the CPU. A
 collective is complete, or ordered on the stream, when it returns: the Work of `async_op=True` has
 nothing left to wait for.
@@ -25,8 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import knobs
 from ..backends import load
 from ..collectives._reduce import DTYPES
+from ..errors import OutOfHeap
 from ..target import GPU_HEAP, has_gpu
 
 __all__ = ["SundogGroup", "register"]
@@ -76,15 +78,28 @@ _GLOO_NAMES = {
 }  # fmt: skip
 
 
-def _of_device(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Send tensors that are not on the world's device to gloo: "cuda:sundog,cpu:gloo"."""
+def _where_it_fits(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Send what is not on the world's device, or has no room on its heap, to another group.
+
+    Heaps are alike on all ranks, so all of them find out together. The first tensor has the same
+    size on all ranks, where a call needs room for it.
+    """
+    name = method.__name__
 
     @functools.wraps(method)
     def call(group: SundogGroup, *args: Any, **kwargs: Any) -> Any:
         x = next(_tensors(args), None)
-        if x is None or x.device.type == group._device_type:
+        if x is None:
             return method(group, *args, **kwargs)
-        other = group._fall_back(method.__name__, f"tensors on {x.device.type}", x)
+        why = f"tensors on {x.device.type}"
+        if x.device.type == group._device_type:
+            why = "what has no room on the heap; SUNDOG_HEAP_SIZE makes it larger"
+            if x.nbytes < group._too_large.get(name, x.nbytes + 1):
+                try:
+                    return method(group, *args, **kwargs)
+                except OutOfHeap:
+                    group._too_large[name] = x.nbytes
+        other = group._fall_back(name, why, x)
         given = [each for each in args if each is not None]  # options that are left out
         return other(*given, **kwargs)
 
@@ -106,6 +121,7 @@ class SundogGroup(_ProcessGroup):
         super().__init__(rank, size)
         seconds = timeout.total_seconds()
         backend, nbytes = ("symm", GPU_HEAP) if has_gpu() else ("shm", _CPU_HEAP)
+        nbytes = knobs.heap_size.get() or nbytes
         below = dist.PrefixStore("sundog", store)
         name = f"group {next(_number)}"  # its store is its own: it is the first world there
         self._world: Any = load(backend).open_world(rank, size, below, nbytes, seconds, name)
@@ -116,6 +132,7 @@ class SundogGroup(_ProcessGroup):
         self._store = store
         self._device_type = self._world.device.type
         self._reported: set[str] = set()
+        self._too_large: dict[str, int] = {}  # by collective: bytes that had no room
         self._called = ""
 
     def getBackendName(self) -> str:
@@ -141,7 +158,7 @@ class SundogGroup(_ProcessGroup):
 
     # reductions
 
-    @_of_device
+    @_where_it_fits
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         op = self._operator("allreduce", opts, tensors)
         if op is None:
@@ -150,9 +167,15 @@ class SundogGroup(_ProcessGroup):
             _put(x, self._world.all_reduce(_flat(x), op))
         return Done(tensors)
 
-    allreduce_coalesced = allreduce
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        each = dist.AllreduceOptions()  # gloo takes no other
+        if opts is not None:
+            each.reduceOp = opts.reduceOp
+        for x in tensors:
+            self.allreduce([x], each).wait()
+        return Done(tensors)
 
-    @_of_device
+    @_where_it_fits
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
         op = self._operator("reduce", opts, tensors)
         if op is None:
@@ -163,7 +186,7 @@ class SundogGroup(_ProcessGroup):
                 _put(x, result)
         return Done(tensors)
 
-    @_of_device
+    @_where_it_fits
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> Any:
@@ -176,7 +199,7 @@ class SundogGroup(_ProcessGroup):
             _put(out, self._world.reduce_scatter(whole, op))
         return Done(outputs)
 
-    @_of_device
+    @_where_it_fits
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
         op = self._operator("reduce_scatter_single", opts, [x])
         if op is None:
@@ -193,7 +216,7 @@ class SundogGroup(_ProcessGroup):
 
     # copies
 
-    @_of_device
+    @_where_it_fits
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         for parts, x in zip(outputs, inputs, strict=True):
             sizes = [out.numel() for out in parts]
@@ -203,7 +226,7 @@ class SundogGroup(_ProcessGroup):
                 _put(out, part)
         return Done([out for parts in outputs for out in parts])
 
-    @_of_device
+    @_where_it_fits
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
         _put(out, self._world.all_gather(_flat(x).view(-1)))
         return Done([out])
@@ -220,13 +243,13 @@ class SundogGroup(_ProcessGroup):
     ) -> Any:
         return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
 
-    @_of_device
+    @_where_it_fits
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
         for x in tensors:
             _put(x, self._world.broadcast(_flat(x), opts.rootRank))
         return Done(tensors)
 
-    @_of_device
+    @_where_it_fits
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
         whole = self._world.gather(_flat(inputs[0]).view(-1), opts.rootRank)
         if whole is not None:
@@ -234,7 +257,7 @@ class SundogGroup(_ProcessGroup):
                 _put(out, part)
         return Done([out for parts in outputs for out in parts])
 
-    @_of_device
+    @_where_it_fits
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
         out, x = torch.empty_like(_flat(outputs[0]).view(-1)), None
         if self._world.rank == opts.rootRank:
@@ -242,7 +265,7 @@ class SundogGroup(_ProcessGroup):
         _put(outputs[0], self._world.scatter(x, opts.rootRank, out))
         return Done(outputs)
 
-    @_of_device
+    @_where_it_fits
     def all_to_all_single(
         self, out: Tensor, x: Tensor, out_splits: list[int], in_splits: list[int], opts: Any = None
     ) -> Any:
@@ -255,7 +278,7 @@ class SundogGroup(_ProcessGroup):
         _put(out, result)
         return Done([out])
 
-    @_of_device
+    @_where_it_fits
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         x = torch.cat([_flat(part).view(-1) for part in inputs])
         sent, received = [part.numel() for part in inputs], [out.numel() for out in outputs]

@@ -106,6 +106,9 @@ def test_what_it_has_no_kernel_for_goes_to_gloo_and_says_so_once(
         for _ in range(2):
             y = x.clone()
             dist.all_reduce(y, dist.ReduceOp.BAND)
+        several = [x.clone(), x + 2]
+        dist.all_reduce_coalesced(several, dist.ReduceOp.BAND)
+        assert several == [1, 5]
         if rank == 0:
             dist.send(x, 1)
         else:
@@ -117,6 +120,41 @@ def test_what_it_has_no_kernel_for_goes_to_gloo_and_says_so_once(
     assert len(lines) == 2
     assert "allreduce goes to gloo: no kernel for BAND of torch.int64" in lines[0]
     assert "send goes to gloo: no kernel for messages with tags" in lines[1]
+
+
+def test_what_the_heap_has_no_room_for_goes_to_gloo(
+    capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large tensors have gloo's results; small ones, before and after, the world's kernels."""
+
+    def main(rank: int) -> list[int]:
+        counts, large = [], torch.arange(150_000.0) + rank
+        calls = dist.group.WORLD.world._plans
+        for x in (torch.arange(4.0) + rank, large, large, torch.arange(4.0) + rank):
+            before, whole, mine = calls.count, torch.empty(2 * len(x)), torch.empty(len(x) // 2)
+            total = x.clone()
+            dist.all_reduce(total)
+            dist.all_gather_into_tensor(whole, x)
+            dist.reduce_scatter_tensor(mine, x)
+            start = torch.arange(float(len(x)))
+            assert torch.equal(total, 2 * start + 1)
+            assert torch.equal(whole, torch.cat([start, start + 1]))
+            assert torch.equal(mine, (2 * start + 1).chunk(2)[rank])
+            several = [x.clone(), torch.ones(3)]
+            dist.all_reduce_coalesced(several)
+            assert torch.equal(several[0], total)
+            assert several[1].tolist() == [2.0] * 3
+            counts.append(calls.count - before)
+        return counts
+
+    monkeypatch.setenv("SUNDOG_HEAP_SIZE", "1M")
+    counts = job(main, RANKS, "sundog")
+    assert counts[0] == counts[1]
+    assert counts[0][0] == counts[0][3] == 5
+    assert counts[0][1] == counts[0][2] < 5
+    lines = [line for line in capfd.readouterr().err.splitlines() if "no room" in line]
+    assert len(lines) == 1
+    assert "goes to gloo: no kernel for what has no room on the heap; SUNDOG_HEAP_SIZE" in lines[0]
 
 
 @pytest.mark.parametrize("name", ["cuda:sundog,cpu:gloo", "cpu:gloo,cuda:sundog"])
