@@ -1,6 +1,6 @@
 """torch's own tests of functional collectives and DTensor on the process group "sundog".
 
-    python benchmarks/torch_own_tests.py CHECKOUT [--group torch] [--json FILE] [--seconds N] NAMES
+    python benchmarks/torch_own_tests.py CHECKOUT [--group torch] [--json FILE] NAMES
 
 CHECKOUT is pytorch's repository, at a commit near the version that is installed; NAMES are files
 below its test/distributed. The tests run unmodified. A test that asks for gloo gets "sundog", and
@@ -13,15 +13,19 @@ Processes are forked: each would read torch and the file again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,7 @@ from torch.testing._internal import common_distributed as common
 
 __all__ = ["main"]
 
-_PER_TEST = 120  # seconds
+_PER_TEST = 240  # seconds
 _REPLACED = ("gloo", "threaded", "cpu:gloo", None)
 Process: Any = processes.get_context("fork").Process
 
@@ -44,11 +48,12 @@ def main() -> None:
     parser.add_argument("--group", choices=("sundog", "torch"), default="sundog")
     parser.add_argument("--json", default="", help="where to write every test's outcome")
     parser.add_argument("--seconds", type=int, default=300, help="for one file")
+    parser.add_argument("--only", default="", help="tests whose names have this text")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)  # where a file's go
     parser.add_argument("names", nargs="+")
     options = parser.parse_args()
     if options.one:
-        run_file(options.checkout, options.names[0], options.group, options.one)
+        run_file(options.checkout, options.names[0], options.group, options.one, options.only)
         return
     found: dict[str, Any] = {}
     for name in options.names:
@@ -62,12 +67,17 @@ def main() -> None:
 def _in_process(options: argparse.Namespace, name: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as file:
         command = [sys.executable, __file__, str(options.checkout), "--group", options.group]
-        command += ["--one", file.name, name]
+        command += ["--one", file.name, "--only", options.only, name]
         began, ended = time.monotonic(), True
+        nowhere = subprocess.DEVNULL
+        child = subprocess.Popen(command, stdout=nowhere, stderr=nowhere, start_new_session=True)
         try:
-            subprocess.run(command, timeout=options.seconds, check=False, capture_output=True)
+            child.wait(options.seconds)
         except subprocess.TimeoutExpired:
             ended = False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # its ranks too, which would go on without it
+        child.wait()
         tests = [json.loads(line) for line in file]
     return {"ended": ended, "seconds": round(time.monotonic() - began), "tests": tests}
 
@@ -81,11 +91,14 @@ def _row(name: str, found: dict[str, Any]) -> str:
 # in the process of one file
 
 
-def run_file(checkout: Path, name: str, group: str, outcomes: str) -> None:
-    """Run the tests of one file; write a line of JSON for each, when it has ended."""
+def run_file(checkout: Path, name: str, group: str, outcomes: str, only: str = "") -> None:
+    """Run a file's tests whose names have the text `only`; write a line of JSON after each."""
     common.TIMEOUT_DEFAULT = _PER_TEST
+    continuous: Any = common.MultiProcContinuousTest  # its processes go on from test to test
+    continuous.timeout = timedelta(seconds=_PER_TEST)
     case: Any = common.MultiProcessTestCase
     case._spawn_processes = lambda case: case._start_processes(Process)
+    processes.set_start_method("fork")  # MultiProcContinuousTest would spawn, without "sundog"
     if group == "sundog":
         _put_sundog_in_place()
     path = checkout / "test/distributed" / name
@@ -98,7 +111,8 @@ def run_file(checkout: Path, name: str, group: str, outcomes: str) -> None:
     spec.loader.exec_module(module)
     tests = unittest.defaultTestLoader.loadTestsFromModule(module)
     with open(outcomes, "w", buffering=1) as file:
-        unittest.TestSuite(_with_groups(tests)).run(_Outcomes(file))
+        chosen = [test for test in _with_groups(tests) if only in test.id()]
+        unittest.TestSuite(chosen).run(_Outcomes(file))
 
 
 def _with_groups(tests: Any) -> Iterator[Any]:
