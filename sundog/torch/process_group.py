@@ -71,6 +71,12 @@ class Done(_Work):
         return self._future
 
 
+def _done(work: Any, results: list[Tensor]) -> Done:
+    """Wait for another group's collective: with its Work a functional one was seen to end early."""
+    work.wait()
+    return Done(results)
+
+
 # What gloo calls these.
 _GLOO_NAMES = {
     "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
@@ -101,7 +107,7 @@ def _where_it_fits(method: Callable[..., Any]) -> Callable[..., Any]:
                     group._too_large[name] = x.nbytes
         other = group._fall_back(name, why, x)
         given = [each for each in args if each is not None]  # options that are left out
-        return other(*given, **kwargs)
+        return _done(other(*given, **kwargs), [x])
 
     return call
 
@@ -162,7 +168,7 @@ class SundogGroup(_ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         op = self._operator("allreduce", opts, tensors)
         if op is None:
-            return self._other(tensors[0])[0].allreduce(tensors, opts)
+            return _done(self._other(tensors[0])[0].allreduce(tensors, opts), tensors)
         for x in tensors:
             _put(x, self._world.all_reduce(_flat(x), op))
         return Done(tensors)
@@ -179,7 +185,7 @@ class SundogGroup(_ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
         op = self._operator("reduce", opts, tensors)
         if op is None:
-            return self._other(tensors[0])[0].reduce(tensors, opts)
+            return _done(self._other(tensors[0])[0].reduce(tensors, opts), tensors)
         for x in tensors:
             result = self._world.reduce(_flat(x), opts.rootRank, op)
             if result is not None:
@@ -193,7 +199,8 @@ class SundogGroup(_ProcessGroup):
         op = self._operator("reduce_scatter", opts, outputs)
         if op is None or any(len({p.shape for p in parts}) > 1 for parts in inputs):
             why = "parts of different sizes, or its operator"
-            return self._fall_back("reduce_scatter", why, outputs[0])(outputs, inputs, opts)
+            other = self._fall_back("reduce_scatter", why, outputs[0])
+            return _done(other(outputs, inputs, opts), outputs)
         for out, parts in zip(outputs, inputs, strict=True):
             whole = torch.cat([_flat(part).view(-1) for part in parts])
             _put(out, self._world.reduce_scatter(whole, op))
