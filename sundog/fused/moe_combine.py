@@ -257,9 +257,9 @@ def moe_combine(
     `y` [local experts, ranks * slots, hidden] has the output of each token where moe_dispatch put
     it, on every rank. It is copied to the heap if it is not there.
     """
-    check_tensors(world, OP, y=y, out=out)
     if not isinstance(handle, Handle):
         raise ValueError(f"{OP}: handle is a {type(handle).__name__}, expected moe_dispatch's")
+    check_tensors(world, OP, y=y, out=out, topk_weights=handle.weights)
     asked = handle.problem
     rows = (asked.local, asked.size * asked.slots)
     if y.dim() != 3 or tuple(y.shape[:2]) != rows or not y.is_contiguous():

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OP", "Config", "Handle", "Problem", "as_bytes", "cases", "cost", "default", "inputs",
-    "moe_dispatch", "random_ids", "reference", "slots_of", "space", "split", "unfit", "valid",
-    "wrong",
+    "moe_dispatch", "problem_of", "random_ids", "reference", "slots_of", "space", "split", "unfit",
+    "valid", "with_scales", "without_scales", "wrong",
 ]  # fmt: skip
 
 OP = "moe_dispatch"
@@ -233,8 +233,10 @@ def moe_dispatch(
     With `scales` [tokens, groups], float32, x is FP8 and tokens is a pair, of x's and of scales.
     """
     check_tensors(world, OP, x=x, topk_ids=topk_ids, topk_weights=topk_weights, out=out)
-    problem = _problem(world, x, topk_ids, topk_weights, experts, max_tokens, capacity)
-    given, problem = _with_scales(problem, x, scales)
+    if scales is not None:
+        check_tensors(world, OP, scales=scales)
+    problem = problem_of(world, x, topk_ids, topk_weights, experts, max_tokens, capacity)
+    given, problem = with_scales(problem, x, scales)
     refused = unfit(problem)
     if refused is not None:
         raise ValueError(f"{OP}: {refused}")
@@ -249,11 +251,11 @@ def moe_dispatch(
     tensors = {"x": given, "ids": ids, "slots": slots, "out": packed}
     call(world, OP, problem, tensors, CallOptions(algo, config, False, explain), is_flat=False)
     counts, tokens = split(problem, packed)
-    found = tokens if scales is None else _without_scales(tokens, x)
+    found = tokens if scales is None else without_scales(tokens, x)
     return found, counts, Handle(problem, ids, slots, topk_weights.float().contiguous())
 
 
-def _problem(
+def problem_of(
     world: World, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: int,
     max_tokens: int, capacity: int,
 ) -> Problem:  # fmt: skip
@@ -270,7 +272,7 @@ def _problem(
     return Problem(most, x.shape[1], x.dtype, world.size, experts, ids.shape[1], capacity)
 
 
-def _with_scales(
+def with_scales(
     problem: Problem, x: torch.Tensor, scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, Problem]:
     """Join rows of x and of its scales to one row of bytes, so that they arrive together."""
@@ -290,6 +292,6 @@ def as_bytes(rows: torch.Tensor) -> torch.Tensor:
     return rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1)).view(torch.uint8)
 
 
-def _without_scales(rows: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def without_scales(rows: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     first = rows.shape[-1] - x.shape[1] * x.itemsize
     return rows[..., first:].view(x.dtype), rows[..., :first].view(torch.float32)

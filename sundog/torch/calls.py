@@ -17,6 +17,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_dynamo_compiling as is_tracing
 
 from ..collectives._given import name_of
+from ..fused.moe_dispatch import Handle, problem_of, with_scales, without_scales
 from ..ops.op import NoFormula
 from .library import ops
 
@@ -186,14 +187,110 @@ def all_reduce_rms_norm(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     name = "all_reduce_rms_norm"
-    if out is not None:
-        raise ValueError(
-            f"{name}: out= is not possible where {name} is differentiated or compiled; leave it out"
-        )
+    _refuse_out(name, out)
     _check_call(name, world, config, False, explain, out, x)
     call = ops.all_reduce_rms_norm.default
     given = (x, residual, weight, eps, bias, gemma, quant, scale, both, fp8)
     return tuple(call(*given, algo, world.name))
+
+
+def quantized_all_reduce(
+    world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    wire: str | torch.dtype = "fp8", algo: str = "auto", config: Any = None,
+    async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("quantized_all_reduce", world, config, async_op, explain, out, x)
+    call = ops.quantized_all_reduce.default
+    return _into(out, call(x, op, _wire_name(wire), algo, world.name))
+
+
+def quantized_all_gather(
+    world: World, x: torch.Tensor, out: torch.Tensor | None = None, *,
+    wire: str | torch.dtype = "fp8", algo: str = "auto", config: Any = None,
+    async_op: bool = False, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("quantized_all_gather", world, config, async_op, explain, out, x)
+    call = ops.quantized_all_gather.default
+    return _into(out, call(x, _wire_name(wire), algo, world.name))
+
+
+def _wire_name(wire: Any) -> str:
+    return wire if isinstance(wire, str) else str(wire).removeprefix("torch.")
+
+
+def scaled_all_gather_matmul(
+    world: World, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, shard: str = "k", out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("scaled_all_gather_matmul", world, config, False, explain, out, a, b, bias)
+    given = (a, b, a_scale, b_scale, bias, activation, out_dtype, shard)
+    return _into(out, ops.scaled_all_gather_matmul.default(*given, algo, world.name))
+
+
+def scaled_matmul_reduce_scatter(
+    world: World, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
+    out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("scaled_matmul_reduce_scatter", world, config, False, explain, out, a, b)
+    call = ops.scaled_matmul_reduce_scatter.default
+    return _into(out, call(a, b, a_scale, b_scale, out_dtype, algo, world.name))
+
+
+def scaled_matmul_all_reduce(
+    world: World, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
+    out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    _check_call("scaled_matmul_all_reduce", world, config, False, explain, out, a, b)
+    call = ops.scaled_matmul_all_reduce.default
+    return _into(out, call(a, b, a_scale, b_scale, out_dtype, algo, world.name))
+
+
+def moe_dispatch(
+    world: World, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, *,
+    experts: int, max_tokens: int = 0, capacity: int = 0, scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None, algo: str = "auto", config: Any = None,
+    explain: bool = False,
+) -> tuple[Any, torch.Tensor, Handle]:  # fmt: skip
+    name = "moe_dispatch"
+    _refuse_out(name, out)
+    _check_call(name, world, config, False, explain, out, x)
+    has_grad = x.requires_grad or (scales is not None and scales.requires_grad)
+    if scales is not None and has_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name}: x or scales requires grad, and with scales {name} has no backward formula: "
+            "the gradient would be lost. Pass .detach() of both."
+        )
+    problem = problem_of(world, x, topk_ids, topk_weights, experts, max_tokens, capacity)
+    given, problem = with_scales(problem, x, scales)
+    ids, asked = topk_ids.contiguous(), (experts, problem.max_tokens, capacity, algo, world.name)
+    tokens, counts, slots = ops.moe_dispatch.default(given, ids, *asked)
+    found = tokens if scales is None else without_scales(tokens, x)
+    return found, counts, Handle(problem, ids, slots, topk_weights.float().contiguous())
+
+
+def moe_combine(
+    world: World, y: torch.Tensor, handle: Handle, *, out: torch.Tensor | None = None,
+    algo: str = "auto", config: Any = None, explain: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    if not isinstance(handle, Handle):
+        raise ValueError(f"moe_combine: handle is a {type(handle)}, expected moe_dispatch's")
+    _check_call("moe_combine", world, config, False, explain, out, y, handle.weights)
+    asked = handle.problem
+    sizes = (asked.experts, asked.max_tokens, asked.capacity)
+    call = ops.moe_combine.default
+    result = call(y, handle.ids, handle.slots, handle.weights, *sizes, algo, world.name)
+    return _into(out, result)
+
+
+def _refuse_out(name: str, out: torch.Tensor | None) -> None:
+    if out is not None:
+        raise ValueError(
+            f"{name}: out= is not possible where {name} is differentiated or compiled; leave it out"
+        )
 
 
 def _check_call(
@@ -243,6 +340,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     for function in (
         all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter,
         all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce, matmul_all_gather,
-        all_reduce_rms_norm,
+        all_reduce_rms_norm, quantized_all_reduce, quantized_all_gather, scaled_all_gather_matmul,
+        scaled_matmul_reduce_scatter, scaled_matmul_all_reduce, moe_dispatch, moe_combine,
     )
 }  # fmt: skip

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 __all__ = [
     "all_gather_backward", "all_gather_matmul_backward", "all_reduce_backward",
     "all_reduce_rms_norm_backward", "all_to_all_backward", "broadcast_backward", "gather_backward",
-    "keep", "keep_matrices", "keep_rows", "keep_sum", "matmul_all_gather_backward",
-    "matmul_all_reduce_backward", "matmul_reduce_scatter_backward", "reduce_backward",
-    "reduce_scatter_backward", "replicated", "scatter_backward", "total",
+    "keep", "keep_matrices", "keep_outputs", "keep_routes", "keep_rows", "keep_sum",
+    "matmul_all_gather_backward", "matmul_all_reduce_backward", "matmul_reduce_scatter_backward",
+    "moe_combine_backward", "moe_dispatch_backward", "no_formula", "reduce_backward",
+    "reduce_scatter_backward", "refused", "replicated", "scatter_backward", "total",
 ]  # fmt: skip
 
 ops = torch.ops.sundog
@@ -55,6 +56,22 @@ def keep_sum(op: str, place: int) -> Callable[..., None]:
 def keep_matrices(ctx: Any, inputs: tuple, output: Tensor) -> None:
     a, b, bias, *ctx.asked = inputs
     ctx.save_for_backward(a, b, bias)
+
+
+def no_formula(op: str) -> Callable[..., None]:
+    """Of an op that rounds to 8 bits: its derivative is zero nearly everywhere."""
+
+    def save(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        raise ValueError(
+            f"{op}: a tensor requires grad, and {op} has no backward formula: the gradient would "
+            "be lost. Call it inside `with torch.no_grad():`, or pass the tensor's .detach()."
+        )
+
+    return save
+
+
+def refused(ctx: Any, *grads: Tensor) -> Any:
+    raise AssertionError("no_formula has raised before")
 
 
 # backward formulas
@@ -214,6 +231,47 @@ def all_reduce_rms_norm_backward(ctx: Any, grads: list[Tensor]) -> tuple:
     if ctx.needs_input_grad[4]:
         of_bias = grad.flatten(0, -2).sum(0)
     return of_x, grad, of_weight, None, of_bias, *[None] * 7
+
+
+# tokens of experts
+
+
+def keep_routes(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    _, ids, ctx.experts, ctx.max_tokens, ctx.capacity, _, ctx.world = inputs
+    ctx.save_for_backward(ids, output[2])
+
+
+def moe_dispatch_backward(ctx: Any, tokens: Tensor, counts: Any, slots: Any) -> tuple:
+    """Every copy of a token sends its gradient home, where they are added up."""
+    ids, slots = ctx.saved_tensors
+    ones = torch.ones_like(ids, dtype=torch.float32)
+    asked = (ctx.experts, ctx.max_tokens, ctx.capacity, "auto", ctx.world)
+    return ops.moe_combine(tokens.contiguous(), ids, slots, ones, *asked), *[None] * 6
+
+
+def keep_outputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    *given, ctx.experts, ctx.max_tokens, ctx.capacity, _, ctx.world = inputs
+    ctx.save_for_backward(*given)
+
+
+def moe_combine_backward(ctx: Any, grad: Tensor) -> tuple:
+    """A token with k experts is here k tokens with one each: they have the same slots."""
+    y, ids, slots, weights = ctx.saved_tensors
+    tokens, topk = ids.shape
+    flat, slots = ids.reshape(-1, 1), slots.reshape(-1, 1)
+    asked = (ctx.experts, ctx.max_tokens * topk, ctx.capacity, "auto", ctx.world)
+    of_y = of_weights = None
+    if ctx.needs_input_grad[0]:
+        rows = (weights.unsqueeze(-1) * grad.unsqueeze(1)).to(y.dtype).flatten(0, 1)
+        sent, counts, _ = ops.moe_dispatch(rows.contiguous(), flat, *asked)
+        places = torch.arange(y.shape[1] // counts.shape[1], device=y.device)
+        is_filled = (places < counts.unsqueeze(-1)).view(y.shape[0], -1, 1)
+        of_y = torch.where(is_filled, sent, torch.zeros_like(sent))
+    if ctx.needs_input_grad[3]:
+        ones = torch.ones_like(flat, dtype=torch.float32)
+        rows = ops.moe_combine(y, flat, slots, ones, *asked).view(tokens, topk, -1)
+        of_weights = (rows.float() * grad.unsqueeze(1).float()).sum(-1)
+    return of_y, None, None, of_weights, *[None] * 5
 
 
 # what all ranks have alike: one loss, not one per rank

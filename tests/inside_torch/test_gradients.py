@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import sundog
+from sundog.fused.moe_dispatch import slots_of
 from sundog.torch import ops
 from sundog.torch.library import TABLE
 
@@ -299,6 +300,9 @@ def test_a_complex_sum_has_a_gradient(run: Run) -> None:
     run(main, SIZE)
 
 
+_FAKE = ("test_faketensor", "test_aot_dispatch_dynamic")
+
+
 @pytest.mark.long
 def test_opcheck_accepts_every_op(run: Run) -> None:
     """Schema, fake kernel, autograd registration and AOTAutograd, also with symbolic shapes."""
@@ -311,6 +315,9 @@ def test_opcheck_accepts_every_op(run: Run) -> None:
         name, end = world.name, ("auto", world.name)
         matrices = (a, b, bias, "silu", None)
         norm = (normal(3, 4), normal(3, 4), normal(4), 1e-6, bias, True, "", None, False, None)
+        # Every slot has a token: what is in the others may differ from call to call.
+        ids = torch.tensor([[0, 1], [2, 3], [3, 2], [1, 0]], dtype=torch.int32, device=x.device)
+        slots, weights = slots_of(ids), normal(4, 2)
         samples = {
             "all_reduce": (x, "sum"), "all_gather": (x, None), "reduce_scatter": (x, "avg"),
             "all_to_all": (x, None, None), "broadcast": (x, 1), "reduce": (x, 0, "sum"),
@@ -318,14 +325,28 @@ def test_opcheck_accepts_every_op(run: Run) -> None:
             "all_gather_matmul": (*matrices, "m"), "matmul_reduce_scatter": matrices,
             "matmul_all_reduce": matrices, "matmul_all_gather": matrices,
             "all_reduce_rms_norm": norm,
+            "moe_dispatch": (x, ids, 4, 4, 2),
+            "moe_combine": (normal(2, 4, 2), ids, slots, weights, 4, 4, 2),
         }  # fmt: skip
-        assert set(samples) == set(TABLE)
-        for op, arguments in samples.items():
-            torch.library.opcheck(getattr(ops, op).default, (*arguments, *end))
+        one, wide, tall = (torch.ones(shape, device=x.device) for shape in ((1,), (4, 8), (8, 8)))
+        fp8 = (wide.to(torch.float8_e4m3fn), tall.to(torch.float8_e4m3fn).T, one, one)
+        rounded = {  # these have no formula, and so no gradient to check
+            "quantized_all_reduce": (x.detach(), "sum", "fp8"),
+            "quantized_all_gather": (x.detach(), "int8"),
+            "scaled_all_gather_matmul": (*fp8, None, None, None, "m"),
+            "scaled_matmul_reduce_scatter": (*fp8, None),
+            "scaled_matmul_all_reduce": (*fp8, torch.float32),
+        }  # fmt: skip
+        assert {*samples, *rounded} == set(TABLE)
+        for op, arguments in (samples | rounded).items():
+            checks: Any = ("test_schema", "test_autograd_registration", *_FAKE)
+            if op.startswith("scaled"):  # torch compares inputs by products, which FP8 has not
+                checks = _FAKE
+            torch.library.opcheck(getattr(ops, op).default, (*arguments, *end), test_utils=checks)
         torch.library.opcheck(ops.all_gather.default, (x, [4, 4], *end))
         with torch.no_grad():  # FP8 has no formula
-            fp8 = (*[each.detach() for each in norm[:3]], 1e-6, None, False, "token", None, True)
-            torch.library.opcheck(ops.all_reduce_rms_norm.default, (*fp8, None, *end))
+            quantised = (*[each.detach() for each in norm[:3]], 1e-6, None, False, "token", None)
+            torch.library.opcheck(ops.all_reduce_rms_norm.default, (*quantised, True, None, *end))
         assert name == "world"
 
     run(main, SIZE)

@@ -1,0 +1,243 @@
+"""Fake kernels of the ops of library.py: tensors of the results' shapes.
+
+What the kernel would refuse raises the same sentence here, when a graph is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..collectives._given import has_views
+from ..collectives._quantized import wire_of
+from ..collectives._reduce import check
+from ..fused import all_reduce_rms_norm as rms_norm
+from ..fused import moe_dispatch as moe
+from ..fused._scaled import FP8
+from ..fused.all_reduce_rms_norm import fp8_of
+from .names import find_world
+
+__all__ = [
+    "all_gathered_product", "all_gathered_scaled", "by_product", "combined", "dispatched",
+    "exchanged", "gathered", "normed", "part", "quantized_sum", "quantized_whole", "reduced",
+    "reduced_to_one", "same", "scaled_sum", "scattered", "whole", "whole_shape", "wire_named",
+]  # fmt: skip
+
+
+def _checked(op: str, x: Tensor, world: str, name: str = "x") -> int:
+    """Return the number of ranks; raise for a tensor that the kernel would not take."""
+    found = find_world(world)
+    if x.device.type != found.device.type:
+        raise ValueError(
+            f"{op}: {name} is on {x.device}, but this rank is on {found.device}; move it"
+        )
+    return found.size
+
+
+def _check_reduction(name: str, op: str, x: Tensor) -> None:
+    if not has_views(x, op):
+        check(name, op, x.dtype)
+
+
+def same(x: Tensor, src: int, algo: str, world: str) -> Tensor:
+    _checked("broadcast", x, world)
+    return x.new_empty(x.shape)  # contiguous, whatever x is
+
+
+def reduced(x: Tensor, op: str, algo: str, world: str) -> Tensor:
+    _checked("all_reduce", x, world)
+    _check_reduction("all_reduce", op, x)
+    return x.new_empty(x.shape)  # contiguous, whatever x is
+
+
+def reduced_to_one(x: Tensor, dst: int, op: str, algo: str, world: str) -> Tensor:
+    _checked("reduce", x, world)
+    _check_reduction("reduce", op, x)
+    return x.new_empty(x.shape)  # contiguous, whatever x is
+
+
+def whole(op: str) -> Callable[..., Tensor]:
+    def shape(x: Tensor, *rest: Any) -> Tensor:
+        return x.new_empty(whole_shape(x, _checked(op, x, rest[-1])))
+
+    return shape
+
+
+def whole_shape(x: Tensor, size: int) -> tuple[int, ...]:
+    return (size * x.shape[0], *x.shape[1:]) if x.dim() else (size,)
+
+
+def gathered(x: Tensor, splits: list[int] | None, algo: str, world: str) -> Tensor:
+    size = _checked("all_gather", x, world)
+    if splits is None:
+        return x.new_empty(whole_shape(x, size))
+    if len(splits) != size or (x.shape[0] if x.dim() else 1) not in splits:
+        raise ValueError(
+            f"all_gather: splits {list(splits)} for x of shape {tuple(x.shape)}: expected the rows "
+            f"of {size} ranks, x's own among them"
+        )
+    return x.new_empty((sum(splits), *x.shape[1:]))
+
+
+def scattered(x: Tensor, op: str, algo: str, world: str) -> Tensor:
+    _check_reduction("reduce_scatter", op, x)
+    return _slice("reduce_scatter", x, _checked("reduce_scatter", x, world))
+
+
+def part(x: Tensor, src: int, algo: str, world: str) -> Tensor:
+    return _slice("scatter", x, _checked("scatter", x, world))
+
+
+def _slice(op: str, x: Tensor, size: int) -> Tensor:
+    length = x.shape[0] if x.dim() else 1
+    if length % size:
+        raise ValueError(
+            f"{op}: x of shape {tuple(x.shape)} does not split into {size} equal slices"
+        )
+    return x.new_empty((length // size, *x.shape[1:]))
+
+
+def exchanged(
+    x: Tensor, in_splits: list[int] | None, out_splits: list[int] | None, algo: str, world: str
+) -> Tensor:
+    _checked("all_to_all", x, world)
+    return x.new_empty((x.shape[0] if out_splits is None else sum(out_splits), *x.shape[1:]))
+
+
+def all_gathered_product(
+    a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None,
+    out_dtype: torch.dtype | None, shard: str, algo: str, world: str,
+) -> Tensor:  # fmt: skip
+    size = _checked("all_gather_matmul", a, world, "a")
+    rows, inner = (size, 1) if shard == "m" else (1, size)
+    return _product("all_gather_matmul", a, b, a.shape[0] * rows, a.shape[1] * inner, out_dtype)
+
+
+def by_product(op: str) -> Callable[..., Tensor]:
+    def shape(
+        a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None,
+        out_dtype: torch.dtype | None, algo: str, world: str,
+    ) -> Tensor:  # fmt: skip
+        size = _checked(op, a, world, "a")
+        slices = size if op == "matmul_reduce_scatter" else 1
+        copies = size if op == "matmul_all_gather" else 1
+        if a.shape[0] % slices:
+            raise ValueError(
+                f"{op}: the {a.shape[0]} rows of a do not split into {slices} equal slices"
+            )
+        return _product(op, a, b, a.shape[0] * copies // slices, a.shape[1], out_dtype)
+
+    return shape
+
+
+def normed(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, bias: Tensor | None, gemma: bool,
+    quant: str, scale: Tensor | None, both: bool, fp8: torch.dtype | None, algo: str, world: str,
+) -> list[Tensor]:  # fmt: skip
+    """As all_reduce_rms_norm returns them: normed, quantised, scales, residual, if they exist."""
+    name = "all_reduce_rms_norm"
+    size, hidden = _checked(name, x, world), x.shape[-1]
+    kind = fp8 or fp8_of(x.device)
+    problem = rms_norm.Problem(
+        x.numel() // max(hidden, 1), hidden, x.dtype, size, eps, bias is not None, gemma, quant,
+        scale is not None, both, kind,
+    )  # fmt: skip
+    refused = rms_norm.unfit(problem)
+    if refused is not None:
+        raise ValueError(f"{name}: {refused}")
+    rms_norm.check_shapes(problem, x, residual, weight, bias, scale)
+    found = [torch.empty_like(x)] if both or not quant else []
+    if quant:
+        found.append(torch.empty_like(x, dtype=kind))
+        if scale is None:
+            found.append(x.new_empty((*x.shape[:-1], problem.groups), dtype=torch.float32))
+    return [*found, torch.empty_like(x)]
+
+
+def _product(
+    op: str, a: Tensor, b: Tensor, rows: int, inner: int, dtype: torch.dtype | None
+) -> Tensor:
+    if b.dim() != 2 or b.shape[0] != inner:
+        raise ValueError(
+            f"{op}: b has shape {tuple(b.shape)}, expected {inner} rows and two dimensions"
+        )
+    return a.new_empty((rows, b.shape[1]), dtype=dtype or a.dtype)
+
+
+def wire_named(op: str, wire: str) -> torch.dtype:
+    """The dtype on the wire, of "fp8", "int8" or the name of a dtype."""
+    return wire_of(op, wire if wire in ("fp8", "int8") else getattr(torch, wire, wire))
+
+
+def quantized_sum(x: Tensor, op: str, wire: str, algo: str, world: str) -> Tensor:
+    _checked("quantized_all_reduce", x, world)
+    wire_named("quantized_all_reduce", wire)
+    return x.new_empty(x.shape)
+
+
+def quantized_whole(x: Tensor, wire: str, algo: str, world: str) -> Tensor:
+    size = _checked("quantized_all_gather", x, world)
+    wire_named("quantized_all_gather", wire)
+    return x.new_empty(whole_shape(x, size))
+
+
+def all_gathered_scaled(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None,
+    activation: str | None, out_dtype: torch.dtype | None, shard: str, algo: str, world: str,
+) -> Tensor:  # fmt: skip
+    size = _checked("scaled_all_gather_matmul", a, world, "a")
+    rows, inner = (size, 1) if shard == "m" else (1, size)
+    shape = (a.shape[0] * rows, a.shape[1] * inner)
+    return _scaled_product("scaled_all_gather_matmul", a, b, *shape, out_dtype)
+
+
+def scaled_sum(op: str) -> Callable[..., Tensor]:
+    def shape(
+        a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype | None,
+        algo: str, world: str,
+    ) -> Tensor:  # fmt: skip
+        size = _checked(op, a, world, "a")
+        slices = size if op == "scaled_matmul_reduce_scatter" else 1
+        if a.dim() != 2 or a.shape[0] % slices:
+            raise ValueError(
+                f"{op}: a of shape {tuple(a.shape)}: expected rows that split into {slices} slices"
+            )
+        return _scaled_product(op, a, b, a.shape[0] // slices, a.shape[1], out_dtype)
+
+    return shape
+
+
+def _scaled_product(
+    op: str, a: Tensor, b: Tensor, rows: int, inner: int, dtype: torch.dtype | None
+) -> Tensor:
+    if a.dtype not in FP8 or a.dtype != b.dtype:
+        raise ValueError(
+            f"{op}: a is of {a.dtype} and b of {b.dtype}; expected the same FP8 type of both"
+        )
+    return _product(op, a, b, rows, inner, dtype or torch.bfloat16)
+
+
+def dispatched(
+    x: Tensor, ids: Tensor, experts: int, max_tokens: int, capacity: int, algo: str, world: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As moe_dispatch: tokens, counts, and the slots that moe_combine needs."""
+    size = _checked("moe_dispatch", x, world)
+    problem = moe.Problem(
+        max_tokens or x.shape[0], x.shape[1], x.dtype, size, experts, ids.shape[1], capacity
+    )
+    refused = moe.unfit(problem)
+    if refused is not None:
+        raise ValueError(f"moe_dispatch: {refused}")
+    counts, tokens = moe.split(problem, x.new_empty(problem.out_bytes, dtype=torch.uint8))
+    return tokens, counts.clone(), ids.new_empty(ids.shape, dtype=torch.int32)
+
+
+def combined(
+    y: Tensor, ids: Tensor, slots: Tensor, weights: Tensor, experts: int, max_tokens: int,
+    capacity: int, algo: str, world: str,
+) -> Tensor:  # fmt: skip
+    _checked("moe_combine", y, world, "y")
+    return y.new_empty((ids.shape[0], y.shape[-1]))
