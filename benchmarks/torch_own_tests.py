@@ -198,6 +198,13 @@ def _run_rank(kind: Any, name: str, rank: int, size: int, store: str, said: Any)
         case.perThreadTearDown()
     except unittest.SkipTest as skip:
         said.put((rank, "skipped", str(skip)))
+    except SystemExit as end:  # torch's own way to skip in a rank
+        skips: dict[Any, str] = {
+            each.exit_code: each.message for each in common.TEST_SKIPS.values()
+        }
+        said.put(
+            (rank, "skipped" if end.code in skips else "failed", skips.get(end.code, str(end)))
+        )
     except BaseException as error:
         said.put((rank, "failed", f"{type(error).__name__}: {error}"))
 
