@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
+from ..ops.dispatch import CallOptions, call, check_out, new_output, packed, repeated
 from ..ops.op import Cost
 from ._copy import random_tensor
 
@@ -70,17 +70,16 @@ def all_gather(
     staged through a copy if they are not: push, partitioned and gluon need `out` there, pull needs
     `x`. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
-    asked, options = ("all_gather",), CallOptions(algo, config, async_op, explain)
+    asked, options = ("all_gather", out is None), CallOptions(algo, config, async_op, explain)
     if splits is not None:
         from ._unequal import gather_unequal  # most calls have no splits
 
         return gather_unequal(world, x, out, splits, options)
+    out = new_output(x, world.size) if out is None else out
     if repeated(world, asked, x, out, options):
         return out
     x = packed(world, "all_gather", x, explain)
-    if out is None:
-        shape = (world.size * x.shape[0], *x.shape[1:]) if x.dim() else (world.size,)
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    assert out is not None  # packed has refused what has none
     check_out("all_gather", x, out, world.size * x.numel())
     problem = Problem(x.numel(), x.dtype, world.size)
     return call(world, "all_gather", problem, {"x": x, "out": out}, options, asked)

@@ -79,9 +79,8 @@ def all_reduce(
         if _given.has_views(x, op):
             more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
             return _given.by_views(all_reduce, world, x, out, op=op, **more)
-    asked, options = ("all_reduce", op), CallOptions(algo, config, async_op, explain)
+    asked, options = ("all_reduce", op, out is None), CallOptions(algo, config, async_op, explain)
     if out is None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
-        # Where the last result was, if nobody keeps that: a repetition.
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if repeated(world, asked, x, out, options):
         return out

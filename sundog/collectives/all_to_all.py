@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
+from ..ops.dispatch import CallOptions, call, check_out, new_output, packed, repeated
 from ..ops.op import Cost
 from ._copy import random_tensor
 
@@ -78,9 +78,11 @@ def all_to_all(
     symmetric `out`, and by way of one if it is not; others through mailboxes (_mailbox.py), from
     and to any tensor. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
-    asked, options = ("all_to_all",), CallOptions(algo, config, async_op, explain)
-    if in_splits is None is out_splits and repeated(world, asked, x, out, options):
-        return out
+    asked, options = ("all_to_all", out is None), CallOptions(algo, config, async_op, explain)
+    if in_splits is None is out_splits:
+        out = new_output(x) if out is None and isinstance(x, torch.Tensor) and x.dim() else out
+        if repeated(world, asked, x, out, options):
+            return out
     x = packed(world, "all_to_all", x, explain)
     if in_splits is not None or out_splits is not None:
         from ._unequal import send_unequal  # most calls have no splits
@@ -92,8 +94,7 @@ def all_to_all(
             f"all_to_all: the first dimension of x, {rows}, does not divide by {world.size} ranks; "
             "give in_splits and out_splits"
         )
-    if out is None:
-        out = torch.empty_like(x)
+    out = torch.empty_like(x) if out is None else out
     check_out("all_to_all", x, out, x.numel())
     problem = Problem(x.numel() // world.size, x.dtype, world.size)
     return call(world, "all_to_all", problem, {"x": x, "out": out}, options, asked)

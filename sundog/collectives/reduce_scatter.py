@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
+from ..ops.dispatch import CallOptions, call, check_out, new_output, packed, repeated
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _reduce
 from ._reduce import Config
@@ -98,7 +98,11 @@ def reduce_scatter(
         if _given.has_views(x, op):
             more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
             return _given.by_views(reduce_scatter, world, x, out, op=op, **more)
-    asked, options = ("reduce_scatter", op), CallOptions(algo, config, async_op, explain)
+    asked, options = (
+        ("reduce_scatter", op, out is None),
+        CallOptions(algo, config, async_op, explain),
+    )
+    out = new_output(x, 1, world.size) if out is None else out
     if repeated(world, asked, x, out, options):
         return out
     x = packed(world, "reduce_scatter", x, explain)
@@ -109,9 +113,7 @@ def reduce_scatter(
             f"reduce_scatter: x of shape {tuple(x.shape)} does not split into {world.size} equal "
             f"slices; pad it to {triton.cdiv(length, world.size) * world.size}"
         )
-    if out is None:
-        shape = (length // world.size, *x.shape[1:])
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    assert out is not None  # packed, or the division, has refused what has none
     check_out("reduce_scatter", x, out, x.numel() // world.size)
     problem = Problem(out.numel(), x.dtype, world.size, op)
     return call(world, "reduce_scatter", problem, {"x": x, "out": out}, options, asked)

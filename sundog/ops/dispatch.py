@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .plans import Plans, StagedTensor
 
 __all__ = [
-    "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "Request", "call",
-    "check_contiguous", "check_out", "decide", "latest", "on_stream", "packed", "repeated",
+    "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "Request", "again", "call",
+    "check_contiguous", "check_out", "decide", "new_output", "on_stream", "packed", "repeated",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
@@ -132,12 +132,19 @@ def repeated(
     """Run an op as it was run before, if it was, with these very tensors: all checks still hold.
 
     Half of the host's time for a small op is spent in them. Only where the options are the usual.
+    `asked`: the op's name, what else it was given but tensors and options, and last whether `out`
+    was made here. An op of torch, eager or compiled, comes here too.
     """
     if options[1:] != _USUAL or not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
         return False
+    return again(world, asked, options[0], x, out)
+
+
+def again(world: World, asked: tuple, algo: str, x: torch.Tensor, out: torch.Tensor) -> bool:
+    """As `repeated`, of two tensors with the usual options."""
     plans = world._plans
     try:
-        repeat = plans.repeats.get(_identity(world, plans, (*asked, options.algo), x, out))
+        repeat = plans.repeats.get(_identity(world, plans, asked, algo, x, out))
     except RuntimeError:  # a tensor without an address: the checks say which
         return False
     if repeat is None:
@@ -146,22 +153,38 @@ def repeated(
     return True
 
 
-def latest(world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor) -> _Repeat | None:
-    """Return what a call with these very tensors has left for `repeated`, if anything."""
-    found: _Repeat | None = world._plans.repeats.get(_identity(world, world._plans, asked, x, out))
-    return found
+def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
+    """Return memory for a result with `times / parts` as many rows as x; None if there is none.
+
+    It is where the last result was, if nobody keeps that: then the call is a repetition.
+    """
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        return None
+    rows = (x.shape[0] if x.dim() else 1) * times
+    if rows % parts:
+        return None
+    return torch.empty((rows // parts, *x.shape[1:]), dtype=x.dtype, device=x.device)
 
 
 def _identity(
-    world: World, plans: Plans, asked: tuple, x: torch.Tensor, out: torch.Tensor
+    world: World, plans: Plans, asked: tuple, algo: str, x: torch.Tensor, out: torch.Tensor
 ) -> tuple:
-    """Return what a call's checks, plan and kernels depend on, and which allocations live."""
+    """What a call's checks, its plan and its kernels depend on; also on which allocations live.
+
+    Of an `out` that was made here nothing but its address is open.
+    """
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
-        return (
-            asked, x.data_ptr(), out.data_ptr(), x.shape, out.shape, x.stride(), out.stride(),
-            x.dtype, out.dtype, x.device, out.device, x.is_neg(), out.is_neg(),
+        has_grad = torch.is_grad_enabled()
+        key = (
+            asked, algo, x.data_ptr(), out.data_ptr(), x.shape, x.stride(), x.dtype, x.device,
+            x.is_neg(), has_grad and x.requires_grad,
             world._backend.stream_number, plans.heap.num_calls, world.kernel_mode,
-            torch.is_grad_enabled() and (x.requires_grad or out.requires_grad),
+        )  # fmt: skip
+        if asked[-1]:
+            return key
+        return (
+            key, out.shape, out.stride(), out.dtype, out.device, out.is_neg(),
+            has_grad and out.requires_grad,
         )  # fmt: skip
 
 
@@ -174,7 +197,7 @@ def call(
 ) -> Any:  # fmt: skip
     """Run an op on tensors of the problem's sizes, the output last; with a plan made before.
 
-    `asked`: for `repeated`, the op's name and what else it was given but tensors and options.
+    `asked`: for `repeated`; nothing if the op can't be repeated.
     `is_flat`: its kernels take tensors of one dimension.
     """
     request = Request(world, op, problem, tensors, options, is_flat)
@@ -183,7 +206,7 @@ def call(
     result = request.run()
     is_real = not any(each.is_complex() for each in tensors.values())  # else: conjugated?
     if asked and options[1:] == _USUAL and is_real and request.may_repeat:
-        identity = _identity(world, world._plans, (*asked, options.algo), *tensors.values())
+        identity = _identity(world, world._plans, asked, options[0], *tensors.values())
         world._plans.remember(identity, _Repeat(request.cached))
     return result
 
@@ -267,12 +290,12 @@ class Request:
         return True
 
     def ordinary(self) -> dict[str, int]:
-        """Count bytes of the tensors that an algorithm may have to copy to the heap."""
+        """Bytes of the tensors that an algorithm may have to copy to the heap."""
         staged = zip(self.tensors.items(), self.staged, strict=True)
         return {name: tensor.nbytes for (name, tensor), s in staged if s}
 
     def _place(self, name: str) -> tuple:
-        """Return where a tensor on the heap is; peers find theirs by it."""
+        """Where a tensor on the heap is; peers find theirs by it."""
         tensor = self.tensors[name]
         return self.world.offset_of(tensor), () if self.is_flat else tensor.stride()
 
@@ -343,7 +366,7 @@ class Request:
 
 @functools.cache
 def _reached(op: str, algo: str) -> frozenset[str]:
-    """Return the tensors that peers touch in this algorithm, or in any that "auto" may choose.
+    """The tensors that peers touch: in this algorithm, or in any that "auto" may choose.
 
     Where the others are is each rank's own affair: the plan is the same. In a gather only one rank
     has an output.
@@ -422,7 +445,7 @@ def _check_tensor(op: str, name: str, tensor: Any) -> torch.Tensor:
 
 
 def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:
-    """Check that an output holds the result, and shares no memory with the input."""
+    """An output holds the result, and does not share memory with the input."""
     check_contiguous(op, out=out)
     if out.numel() != numel or out.dtype != x.dtype:
         raise ValueError(

@@ -12,6 +12,7 @@ host at every call.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -21,7 +22,7 @@ from torch import Tensor, empty_like, is_grad_enabled
 from torch._C import _any_requires_grad as any_requires_grad
 
 from ..fused.moe_dispatch import Handle, Problem
-from ..ops.dispatch import latest
+from ..ops.dispatch import again
 from ..ops.load import functions
 from . import formulas, shapes
 from .formulas import keep, keep_matrices, keep_sum, no_formula, refused
@@ -30,6 +31,7 @@ from .names import find_world
 __all__ = ["TABLE", "TorchOp", "ops"]
 
 ops = torch.ops.sundog
+Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class TorchOp(NamedTuple):
@@ -151,54 +153,48 @@ def _direct(kernel: Callable[..., Any], differentiated: Callable[..., Any]) -> C
     return call
 
 
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+_NONE: dict[str, Callable[..., Any]] = {}
+_CONTIGUOUS = torch.contiguous_format
+
+
+def _kernel(name: str, function: Callable[..., Any], adapt: Adapt) -> Callable[..., Any]:
+    """Find the world and call its function, or the one that worlds over several machines have."""
+    by_class: dict[type, Callable[..., Any]] = {}
+
     def kernel(*arguments: Any) -> Any:
-        *given, algo, name = arguments
-        return function(find_world(name), *given, algo=algo)
+        world = find_world(arguments[-1])
+        call = by_class.get(type(world))
+        if call is None:
+            own = getattr(type(world), "SPANNING", _NONE).get(name, function)
+            call = by_class[type(world)] = adapt(own)
+        return call(world, *arguments[:-2], algo=arguments[-2])
 
     return kernel
 
 
-_NONE: dict[str, Callable[..., Any]] = {}
+# how a function's arguments and results become those of the op
 
 
-def _of_world(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, or the one that a world over several machines has for it."""
-
-    def call(world: Any, *given: Any, **options: Any) -> Any:
-        spanning = getattr(type(world), "SPANNING", _NONE)
-        return spanning.get(name, function)(world, *given, **options)
-
-    return call
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
-def _all_reduce(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As it was called before, if it was, with tensors at these places: only launch.
-
-    The dispatcher has found that x is plain and needs no gradient, and `out` is made here: that is
-    less to compare than in a call of `world.all_reduce` (ops/dispatch.py).
-    """
+def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Ask at once whether it is a repetition: the dispatcher knows that x is a plain tensor."""
+    if function is not functions()["all_reduce"]:
+        return function  # over several machines
 
     def all_reduce(world: Any, x: Tensor, op: str, algo: str) -> Tensor:
-        if not x.is_contiguous():
-            return cast(Tensor, function(world, x, op, algo=algo))
-        out, plans = empty_like(x), world._plans
-        place = (op, algo, x.data_ptr(), out.data_ptr(), x.shape, x.dtype)
-        key = (place, world._backend.stream_number, plans.heap.num_calls, world.kernel_mode)
-        repeat = plans.repeats.get(key)
-        if repeat is not None:
-            repeat.run(world, plans, x, out)
+        out = empty_like(x, memory_format=_CONTIGUOUS)
+        if again(world, ("all_reduce", op, True), algo, x, out):
             return out
-        function(world, x, op, out, algo=algo)
-        repeat = latest(world, ("all_reduce", op, algo), x, out)
-        if repeat is not None:
-            plans.remember(key, repeat)
-        return out
+        del out  # so that the function makes it in the same place
+        return cast(Tensor, function(world, x, op, algo=algo))
 
     return all_reduce
 
 
-def _to_one(function: Callable[..., Any], is_whole: bool) -> Callable[..., Any]:
+def _to_one(is_whole: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     """An op whose result one rank gets. The others return zeros: their part in the backward."""
 
     def on_all(world: Any, x: Tensor, *rest: Any, algo: str) -> Tensor:
@@ -233,10 +229,10 @@ def _rows_first(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda world, x, *splits, algo: function(world, x, None, *splits, algo=algo)
 
 
-def _by_wire(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _by_wire(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(world: Any, *given: Any, algo: str) -> Tensor:
         *before, wire = given
-        found = shapes.wire_named(name, wire)
+        found = shapes.wire_named(function.__name__, wire)
         return cast(Tensor, function(world, *before, wire=found, algo=algo))
 
     return call
@@ -268,22 +264,25 @@ def _combine(function: Callable[..., Any]) -> Callable[..., Any]:
     return combine
 
 
+_ADAPTED: dict[str, Adapt] = {
+    "all_reduce": _sum,
+    "reduce": functools.partial(_to_one, False),
+    "gather": functools.partial(_to_one, True),
+    "all_to_all": _rows_first,
+    "all_gather": _by_parts,
+    "all_reduce_rms_norm": _apart,
+    "quantized_all_reduce": _by_wire,
+    "quantized_all_gather": _by_wire,
+    "moe_dispatch": _dispatch,
+    "moe_combine": _combine,
+}
+
+
 def _register(library: torch.library.Library) -> None:
-    given = dict(functions())
-    given["all_reduce"] = _all_reduce(given["all_reduce"])
-    found = {name: _of_world(name, function) for name, function in given.items()}
-    found["reduce"] = _to_one(found["reduce"], is_whole=False)
-    found["gather"] = _to_one(found["gather"], is_whole=True)
-    found["all_to_all"] = _rows_first(found["all_to_all"])
-    found["all_gather"] = _by_parts(found["all_gather"])
-    found["all_reduce_rms_norm"] = _apart(found["all_reduce_rms_norm"])
-    for name in ("quantized_all_reduce", "quantized_all_gather"):
-        found[name] = _by_wire(name, found[name])
-    found["moe_dispatch"] = _dispatch(found["moe_dispatch"])
-    found["moe_combine"] = _combine(found["moe_combine"])
+    found = functions()
     for name, row in TABLE.items():
         library.define(f"{name}({row.arguments}, str algo, str world) -> {row.returns}")
-        _kernels[name] = _kernel(found[name])
+        _kernels[name] = _kernel(name, found[name], _ADAPTED.get(name, _as_it_is))
         for device in ("CPU", "CUDA"):
             library.impl(name, _kernels[name], device)
         torch.library.register_fake(f"sundog::{name}", row.shape, lib=library)

@@ -51,6 +51,32 @@ def test_a_repeated_op_reads_the_new_data(run: Run) -> None:
     run(main, 2)
 
 
+def test_calls_without_out_are_repeated_by_one_key(run: Run) -> None:
+    """The method and the op of torch leave the same, but for where their results lie."""
+    calls: dict[str, tuple[Callable[..., Tensor], tuple]] = {
+        "all_reduce": (lambda world, x: world.all_reduce(x, "max"), ("max",)),
+        "all_gather": (lambda world, x: world.all_gather(x), (None,)),
+        "reduce_scatter": (lambda world, x: world.reduce_scatter(x), ("sum",)),
+        "all_to_all": (lambda world, x: world.all_to_all(x), (None, None)),
+    }
+
+    def main(world: sundog.World) -> None:
+        for name, (method, asked) in calls.items():
+            x = torch.arange(6.0, device=world.device).view(2, 3)
+            results = [method(world, x) for _ in range(2)]  # all at another place
+            by_method = {*world._plans.repeats}
+            results += [getattr(ops, name)(x, *asked, "auto", world.name) for _ in range(2)]
+            by_op = {*world._plans.repeats} - by_method
+            assert len(by_method) == len(by_op) == 2
+            places = {key[3] for key in by_method | by_op}
+            assert places == {result.data_ptr() for result in results}
+            assert len({(*key[:3], *key[4:]) for key in by_method | by_op}) == 1
+            assert all(torch.equal(each, results[0]) for each in results)
+            world.free_plans()
+
+    run(main, 2)
+
+
 def test_a_repeat_ends_with_the_plans(run: Run) -> None:
     def main(world: sundog.World) -> None:
         x = torch.ones(4, device=world.device)
