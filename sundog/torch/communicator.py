@@ -2,15 +2,15 @@
 
 `WorldCommunicator` has what vLLM's DeviceCommunicatorBase offers to models (out of place, with a
 dimension), and what its and SGLang's custom all-reduces offer to the engine: `should_custom_ar`,
-`custom_all_reduce`, `fused_allreduce_rmsnorm`, `capture`, `register_graph_buffers`. docs/torch.md
-says how to plug it in.
+`custom_all_reduce`, `fused_allreduce_rmsnorm`, `capture`, `register_graph_buffers`. `dispatch` and
+`combine` are for layers of experts. docs/torch.md says how to plug it in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,10 +26,15 @@ __all__ = ["WorldCommunicator"]
 
 
 class WorldCommunicator:
-    """The communicator of one rank. `max_bytes`: larger tensors are left to the engine's own."""
+    """The communicator of one rank. `max_bytes`: larger tensors are left to the engine's own.
+
+    `token_sizes`: how many tokens each rank has, for `dispatch` and `combine`; None: all as many.
+    The engine sets it before each step, as vLLM's dp_metadata has it.
+    """
 
     def __init__(self, world: World, max_bytes: int = 8 << 20) -> None:
         self.world, self.max_bytes = world, max_bytes
+        self.token_sizes: list[int] | None = None
         self.rank_in_group, self.world_size, self.device = world.rank, world.size, world.device
 
     @property
@@ -89,15 +94,14 @@ class WorldCommunicator:
         whole: Tensor = self.world.all_gather(input_.movedim(dim, 0).contiguous())
         return whole.movedim(0, dim).contiguous()
 
-    def all_gatherv(self, input_: Tensor, dim: int = 0, sizes: list[int] | None = None) -> Tensor:
-        """Gather parts with `sizes[rank]` rows."""
+    def all_gatherv(self, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
+        """Gather parts with `sizes[rank]` rows: of a tensor, or of each of a list."""
+        if isinstance(input_, list | tuple):
+            return [self.all_gatherv(each, dim, sizes) for each in input_]
         if sizes is None:
             return self.all_gather(input_, dim)
         self._check_sizes("all_gatherv", dim, sizes, input_.shape[0], sizes[self.rank_in_group])
-        padded = input_.new_zeros((max(sizes), *input_.shape[1:]))
-        padded[: input_.shape[0]] = input_
-        parts = self.all_gather(padded, 0).chunk(self.world_size)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return self.world.all_gather(input_.contiguous(), splits=sizes)
 
     def reduce_scatter(self, input_: Tensor, dim: int = -1) -> Tensor:
         mine: Tensor = self.world.reduce_scatter(input_.movedim(dim, 0).contiguous())
@@ -129,6 +133,30 @@ class WorldCommunicator:
         tensor = torch.empty(size, dtype=dtype, device=self.device)
         self.world.recv(tensor, self._neighbour(-1) if src is None else src)
         return tensor
+
+    # layers of experts: every rank gets all tokens, and its experts add to those they know
+
+    def dispatch(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor,
+        is_sequence_parallel: bool = False, extra_tensors: list[Tensor] | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Gather all ranks' tokens, with their experts. There is one group, whatever is asked."""
+        given = [hidden_states, topk_weights, topk_ids, *(extra_tensors or [])]
+        whole = self.all_gatherv(given, 0, self.token_sizes)
+        return tuple(whole) if extra_tensors is None else (*whole[:3], whole[3:])
+
+    def dispatch_router_logits(
+        self, hidden_states: Tensor, router_logits: Tensor, is_sequence_parallel: bool = False,
+        extra_tensors: list[Tensor] | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        whole = self.all_gatherv(
+            [hidden_states, router_logits, *(extra_tensors or [])], 0, self.token_sizes
+        )
+        return tuple(whole) if extra_tensors is None else (*whole[:2], whole[2:])
+
+    def combine(self, hidden_states: Tensor, is_sequence_parallel: bool = False) -> Tensor:
+        """Add up what all ranks' experts made of the tokens, where those came from."""
+        return self.reduce_scatterv(hidden_states, 0, self.token_sizes)
 
     def _neighbour(self, step: int) -> int:
         return (self.rank_in_group + step) % self.world_size

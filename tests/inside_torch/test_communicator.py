@@ -29,6 +29,15 @@ class DeviceCommunicator(Protocol):
     def send(self, tensor: Tensor, dst: int | None = None) -> None: ...
     def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> Tensor: ...
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor: ...
+    def dispatch(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor,
+        is_sequence_parallel: bool = False, extra_tensors: list[Tensor] | None = None,
+    ) -> tuple[Any, ...]: ...  # fmt: skip
+    def dispatch_router_logits(
+        self, hidden_states: Tensor, router_logits: Tensor, is_sequence_parallel: bool = False,
+        extra_tensors: list[Tensor] | None = None,
+    ) -> tuple[Any, ...]: ...  # fmt: skip
+    def combine(self, hidden_states: Tensor, is_sequence_parallel: bool = False) -> Tensor: ...
     def destroy(self) -> None: ...
 
 
@@ -86,6 +95,33 @@ def test_every_method_gives_what_the_engine_expects(run: Run) -> None:
             comm.all_gatherv(x, 1, [2, 2])
 
     run(main, 2)
+
+
+@pytest.mark.parametrize("sizes", [None, [2, 1, 0]], ids=["equal", "unequal"])
+def test_a_layer_of_experts_equals_one_rank(run: Run, sizes: list[int] | None) -> None:
+    """Expert e multiplies by e + 1, and is on rank e; of whole numbers, so to the bit."""
+
+    def main(world: sundog.World) -> None:
+        comm = WorldCommunicator(world)
+        comm.token_sizes = sizes
+        counts = sizes or [2, 2, 2]
+        torch.manual_seed(0)
+        every = torch.randint(-3, 4, (sum(counts), 4)).float().to(world.device)
+        ids = torch.randint(0, 3, (sum(counts), 2), device="cpu").to(world.device)
+        weights = torch.randint(1, 3, (sum(counts), 2)).float().to(world.device)
+        mine = [each.split(counts)[world.rank] for each in (every, weights, ids)]
+        more = [mine[0][:, :1] + 1]
+        x, given, experts, extra = comm.dispatch(*mine, extra_tensors=more)
+        assert torch.equal(x, every)
+        assert torch.equal(extra[0], every[:, :1] + 1)
+        rows, logits = comm.dispatch_router_logits(mine[0], mine[1])
+        assert torch.equal(rows, every)
+        assert torch.equal(logits, weights)
+        share = (given * (experts == world.rank)).sum(1, keepdim=True) * (world.rank + 1)
+        expected = (weights * (ids + 1)).sum(1, keepdim=True) * every
+        assert torch.equal(comm.combine(share * x), expected.split(counts)[world.rank])
+
+    run(main, 3)
 
 
 def test_what_is_left_to_the_engine(run: Run) -> None:
