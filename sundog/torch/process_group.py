@@ -375,13 +375,16 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _put(out: Tensor, result: Tensor) -> None:
-    """Copy a result to where c10d wants it; also into a parameter, as gloo does."""
+    """Copy a result to where c10d wants it, as gloo does: autograd takes no note of it.
+
+    So it may be a parameter, or a tensor whose views are still in use.
+    """
     if out.numel() != result.numel():
         raise ValueError(
             f"the result has {result.numel()} elements, and the tensor for it has shape "
             f"{tuple(out.shape)}: pass one that holds it"
         )
-    out.detach().copy_(result.view(out.shape))
+    out.data.copy_(result.view(out.shape))
 
 
 def register() -> None:

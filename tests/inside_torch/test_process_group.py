@@ -187,7 +187,11 @@ def test_unequal_parts_parameters_and_groups_that_end() -> None:
         dist.all_gather(parts, torch.full((rank + 1,), float(rank)))
         assert [part.tolist() for part in parts] == [[0.0], [1.0, 1.0]]
         weight = nn.Parameter(torch.full((2,), float(rank)))
+        views = weight.chunk(2)
         dist.broadcast(weight, 1)
+        assert [view.tolist() for view in views] == [[1.0], [1.0]]
+        sum(views).backward()  # as with gloo: autograd takes no note of a collective
+        assert weight.grad.tolist() == [1.0, 1.0]
         assert weight.tolist() == [1.0, 1.0]
         pair = dist.new_group([0, 1])
         dist.all_reduce(weight, group=pair)
