@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_out, new_output, packed, repeated
-from ..ops.op import Cost
+from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
+from ..ops.op import Cost, new_output
 from ._copy import random_tensor
 
 if TYPE_CHECKING:

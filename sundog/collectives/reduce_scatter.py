@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.dispatch import CallOptions, call, check_out, new_output, packed, repeated
-from ..ops.op import Cost, Plan, agree, barrier_flags
+from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
+from ..ops.op import Cost, Plan, agree, barrier_flags, new_output
 from . import _reduce
 from ._reduce import Config
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "Request", "again", "call",
-    "check_contiguous", "check_out", "decide", "new_output", "on_stream", "packed", "repeated",
+    "check_contiguous", "check_out", "decide", "on_stream", "packed", "repeated",
 ]  # fmt: skip
 
 ASYNC_STREAM = 1
@@ -141,7 +141,7 @@ def repeated(
 
 
 def again(world: World, asked: tuple, algo: str, x: torch.Tensor, out: torch.Tensor) -> bool:
-    """As `repeated`, of two tensors with the usual options."""
+    """Do as `repeated`, of two tensors with the usual options."""
     plans = world._plans
     try:
         repeat = plans.repeats.get(_identity(world, plans, asked, algo, x, out))
@@ -153,23 +153,10 @@ def again(world: World, asked: tuple, algo: str, x: torch.Tensor, out: torch.Ten
     return True
 
 
-def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
-    """Return memory for a result with `times / parts` as many rows as x; None if there is none.
-
-    It is where the last result was, if nobody keeps that: then the call is a repetition.
-    """
-    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
-        return None
-    rows = (x.shape[0] if x.dim() else 1) * times
-    if rows % parts:
-        return None
-    return torch.empty((rows // parts, *x.shape[1:]), dtype=x.dtype, device=x.device)
-
-
 def _identity(
     world: World, plans: Plans, asked: tuple, algo: str, x: torch.Tensor, out: torch.Tensor
 ) -> tuple:
-    """What a call's checks, its plan and its kernels depend on; also on which allocations live.
+    """Return what a call's checks, plan and kernels depend on, and which allocations live.
 
     Of an `out` that was made here nothing but its address is open.
     """
@@ -290,12 +277,12 @@ class Request:
         return True
 
     def ordinary(self) -> dict[str, int]:
-        """Bytes of the tensors that an algorithm may have to copy to the heap."""
+        """Count bytes of the tensors that an algorithm may have to copy to the heap."""
         staged = zip(self.tensors.items(), self.staged, strict=True)
         return {name: tensor.nbytes for (name, tensor), s in staged if s}
 
     def _place(self, name: str) -> tuple:
-        """Where a tensor on the heap is; peers find theirs by it."""
+        """Return where a tensor on the heap is; peers find theirs by it."""
         tensor = self.tensors[name]
         return self.world.offset_of(tensor), () if self.is_flat else tensor.stride()
 
@@ -366,7 +353,7 @@ class Request:
 
 @functools.cache
 def _reached(op: str, algo: str) -> frozenset[str]:
-    """The tensors that peers touch: in this algorithm, or in any that "auto" may choose.
+    """Return the tensors that peers touch in this algorithm, or in any that "auto" may choose.
 
     Where the others are is each rank's own affair: the plan is the same. In a gather only one rank
     has an output.
@@ -445,7 +432,7 @@ def _check_tensor(op: str, name: str, tensor: Any) -> torch.Tensor:
 
 
 def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:
-    """An output holds the result, and does not share memory with the input."""
+    """Check that an output holds the result, and shares no memory with the input."""
     check_contiguous(op, out=out)
     if out.numel() != numel or out.dtype != x.dtype:
         raise ValueError(

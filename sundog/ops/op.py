@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "NoFormula", "Plan", "agree",
-    "barrier_flags", "check_grad", "check_plain",
+    "barrier_flags", "check_grad", "check_plain", "new_output",
 ]  # fmt: skip
 
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
@@ -195,6 +195,19 @@ def check_grad(op: str, *tensors: Any, name: str = "") -> None:
                     f"would be lost. Call it inside `with torch.no_grad():`, or pass "
                     f"{name or 'the tensor'}.detach()."
                 )
+
+
+def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
+    """Return memory for a result with `times / parts` as many rows as x; None if there is none.
+
+    It is where the last result was, if nobody keeps that: then the call is a repetition.
+    """
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        return None
+    rows = (x.shape[0] if x.dim() else 1) * times
+    if rows % parts:
+        return None
+    return torch.empty((rows // parts, *x.shape[1:]), dtype=x.dtype, device=x.device)
 
 
 def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:

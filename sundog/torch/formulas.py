@@ -59,7 +59,7 @@ def keep_matrices(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def no_formula(op: str) -> Callable[..., None]:
-    """Of an op that rounds to 8 bits: its derivative is zero nearly everywhere."""
+    """Refuse an op that rounds to 8 bits: its derivative is zero nearly everywhere."""
 
     def save(ctx: Any, inputs: tuple, output: Tensor) -> None:
         raise ValueError(
@@ -242,7 +242,7 @@ def keep_routes(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
 
 
 def moe_dispatch_backward(ctx: Any, tokens: Tensor, counts: Any, slots: Any) -> tuple:
-    """Every copy of a token sends its gradient home, where they are added up."""
+    """Send the gradient of every copy of a token home, where they are added up."""
     ids, slots = ctx.saved_tensors
     ones = torch.ones_like(ids, dtype=torch.float32)
     asked = (ctx.experts, ctx.max_tokens, ctx.capacity, "auto", ctx.world)
@@ -255,7 +255,7 @@ def keep_outputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def moe_combine_backward(ctx: Any, grad: Tensor) -> tuple:
-    """A token with k experts is here k tokens with one each: they have the same slots."""
+    """Treat a token with k experts as k tokens with one each: they have the same slots."""
     y, ids, slots, weights = ctx.saved_tensors
     tokens, topk = ids.shape
     flat, slots = ids.reshape(-1, 1), slots.reshape(-1, 1)

@@ -195,7 +195,7 @@ def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_one(is_whole: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """An op whose result one rank gets. The others return zeros: their part in the backward."""
+    """Run an op whose result one rank gets. The others return zeros: their part in the backward."""
 
     def on_all(world: Any, x: Tensor, *rest: Any, algo: str) -> Tensor:
         result = function(world, x, *rest, algo=algo)
@@ -211,7 +211,7 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The results share memory, which an op of torch's may not: all but the first are copied."""
+    """Copy all results but the first: they share memory, which an op of torch's may not."""
 
     def apart(world: Any, *given: Any, algo: str) -> list[Tensor]:
         x, residual, weight, eps, bias, gemma, quant, scale, both, fp8 = given
@@ -239,7 +239,7 @@ def _by_wire(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dispatch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Its weights are the caller's to keep: they go nowhere. Counts lie beside the tokens."""
+    """Send tokens alone, whose weights the caller keeps. Counts, beside the tokens, are copied."""
 
     def dispatch(
         world: Any, x: Tensor, ids: Tensor, experts: int, max_tokens: int, capacity: int, algo: str

@@ -137,7 +137,7 @@ def normed(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, bias: Tensor | None, gemma: bool,
     quant: str, scale: Tensor | None, both: bool, fp8: torch.dtype | None, algo: str, world: str,
 ) -> list[Tensor]:  # fmt: skip
-    """As all_reduce_rms_norm returns them: normed, quantised, scales, residual, if they exist."""
+    """Return them like all_reduce_rms_norm: normed, quantised, scales, residual, if they exist."""
     name = "all_reduce_rms_norm"
     size, hidden = _checked(name, x, world), x.shape[-1]
     kind = fp8 or fp8_of(x.device)
@@ -168,7 +168,7 @@ def _product(
 
 
 def wire_named(op: str, wire: str) -> torch.dtype:
-    """The dtype on the wire, of "fp8", "int8" or the name of a dtype."""
+    """Return the dtype on the wire, of "fp8", "int8" or the name of a dtype."""
     return wire_of(op, wire if wire in ("fp8", "int8") else getattr(torch, wire, wire))
 
 
@@ -223,7 +223,7 @@ def _scaled_product(
 def dispatched(
     x: Tensor, ids: Tensor, experts: int, max_tokens: int, capacity: int, algo: str, world: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As moe_dispatch: tokens, counts, and the slots that moe_combine needs."""
+    """Return tokens, counts, and the slots that moe_combine needs."""
     size = _checked("moe_dispatch", x, world)
     problem = moe.Problem(
         max_tokens or x.shape[0], x.shape[1], x.dtype, size, experts, ids.shape[1], capacity
