@@ -32,7 +32,7 @@ BUDGETS = {
     "learn": 500,
     "machine": 3700,
     "nodes": 1710,
-    "ops": 1910,
+    "ops": 1930,
     "predict": 1345,
     "report": 600,
     "tools": 2815,
