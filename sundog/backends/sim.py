@@ -80,6 +80,9 @@ class SimBackend:
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return (self._shared.flags if is_flags else self._shared.segments)[rank]
 
+    def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
+        return view
+
     def record(self, num_words: int) -> None:
         """Return None: the context, on the heap, has room for it."""
 
@@ -161,6 +164,7 @@ def region_of(base: int, allocation: Allocation, rank: int) -> Region:
         allocation.itemsize,
         is_heap=True,
         is_context=allocation.is_context,
+        is_flags=allocation.is_flags and not allocation.is_context,
     )
 
 

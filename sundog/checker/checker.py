@@ -7,16 +7,17 @@ meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..machine.accesses import MAKE, READ, Touch
-from ..machine.polling import Site, stack_of
+from ..machine.polling import Site, read, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
-from .clocks import Actor, Clocks, StreamClocks
+from .clocks import Actor, Clocks, StreamActor, StreamClocks
 from .encounter import Encounter, Found
 from .failures import find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
@@ -35,7 +36,7 @@ from .shadow import (
     index_range,
 )  # fmt: skip
 from .signals import ACQUIRES, RELEASES, Signals
-from .words import READS, VOLATILE, VOLATILE_TILE
+from .words import COPIED, READS, VOLATILE, VOLATILE_TILE
 
 __all__ = ["Checker"]
 
@@ -196,26 +197,53 @@ class Checker:
             self._signals.publish(event, touch, before, after)
         actor.steps += 1
 
-    def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
-        """Note that a host's torch operation touched a tensor: READ, WRITE or MAKE (its result)."""
+    def host_access(
+        self, stream: Stream, touch: Touch, verb: str, at: tuple, held: bytes = b""
+    ) -> None:
+        """Note that a host's torch operation touched a tensor: READ, WRITE or MAKE (its result).
+
+        `held`: what a copy of whole words has overwritten. Into flags it is a signal.
+        """
         actor = self.streams.of(stream)
-        writes = verb != READ
-        key = (actor, verb, at)
-        event = self._events.get(key)
-        if event is None:
-            event = AccessEvent(actor, verb, writes, atomic=False, tensor=True, stack=(at,))
-            event.looks = looks_at(event)
-            self._events[key] = event
-        if verb != MAKE:
-            self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
         where = touch.addresses
         lo, hi = (where.item(),) * 2 if where.size == 1 else (int(where.min()), int(where.max()))
         known = self._memory.find(lo, hi + touch.size)  # on a heap: not the whole storage
+        if held and known is not None and known.is_flags:
+            self._host_signal(actor, touch, at, held, known)
+            return
+        event = self._host_event(actor, verb, at)
+        if verb != MAKE:
+            self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
         if known is None and self._shadows.write_down(self._past(event), touch):
             return
         self._access(event, touch if known is None else touch._replace(region=known))
-        if writes:
+        if event.writes:
             self._signals.break_chains(touch.addresses, touch.size)
+
+    def _host_signal(
+        self, actor: StreamActor, touch: Touch, at: tuple, held: bytes, flags: Region
+    ) -> None:
+        """Note a copy into flags: a release of each word, of all that the stream has done."""
+        first = int(touch.addresses[0])
+        words = Touch(np.arange(first, first + len(held), 8, dtype=np.uint64), 8, flags)
+        event = self._host_event(actor, COPIED, at)
+        self._note("host_write", actor.rank, None, event, words)
+        self._access(event, words)
+        self._signals.break_chains(words.addresses, words.size, plain=False)
+        self._signals.publish(event, words, held, read(words.addresses, words.size))
+        actor.advance()  # what follows on the stream was not published
+        actor.steps += 1
+
+    def _host_event(self, actor: StreamActor, verb: str, at: tuple) -> AccessEvent:
+        key = (actor, verb, at)
+        event = self._events.get(key)
+        if event is None:
+            event = AccessEvent(actor, verb, verb != READ, atomic=False, tensor=True, stack=(at,))
+            if verb == COPIED:
+                event = replace(event, atomic=True, sem="release", scope="sys", size=8)
+            event.looks = looks_at(event)
+            self._events[key] = event
+        return event
 
     # allocations
 

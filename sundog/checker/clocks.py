@@ -137,9 +137,20 @@ class StreamActor:
     before: None = None
     begun: Clock | None = None  # what it knew when its latest kernel began
     learnt: Clock | None = None  # the clock that it joined last
+    met: int = 0
+    fence: None = None
+    sent: Any = None  # the latest signals.Signal that it made
+
+    @property
+    def zero(self) -> int:
+        return self.component
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         return (self.component, self.time)
+
+    def published(self, tensor: bool) -> Clock:
+        """Return what a copy to a flag publishes: all that the stream has done."""
+        return {**self.clock, self.component: self.time}
 
     def owns(self, component: int) -> bool:
         return component == self.component

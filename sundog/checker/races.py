@@ -143,7 +143,7 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
                 "on its stream relies on it: the memory model gives no order, the end of a kernel "
                 "gives one on today's GPUs"
             )
-        begun = heard.signal.actor.begun
+        begun = heard.signal.actor.begun or {}
         waited = event.writes or _waited(heard, learner)
         if waited and _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
             return KERNEL_BOUNDARY, (
@@ -231,7 +231,7 @@ def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
 def _heard_from_later_kernel(here: Encounter, old: PastAccess) -> Heard | None:
     """Find a signal of a program that came after the old access: its kernel began after it."""
     for heard in here.event.actor.heard.values():
-        if here.clocks.covers(heard.signal.actor.begun, old.stamp):
+        if here.clocks.covers(heard.signal.actor.begun or {}, old.stamp):
             return heard
     return None
 

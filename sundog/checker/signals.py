@@ -15,7 +15,7 @@ from ..machine.accesses import Touch
 from .clocks import Actor, Clock, Clocks, join
 from .findings import AccessEvent
 from .shadow import PastAccess
-from .words import Message, Word, Words, is_poll, leaves_unchanged
+from .words import STORES, Message, Word, Words, is_poll, leaves_unchanged
 
 __all__ = ["ACQUIRES", "RELEASES", "Heard", "Signals", "both_reach"]
 
@@ -173,9 +173,9 @@ class Signals:
         last = word.signals.get(actor)
         number = newest.number + 1
         released = last is not None and last.releases
-        if event.verb == "atomic STORE":  # it reads nothing, so no release sequence goes through
+        if event.verb in STORES:
             word.signals.clear()
-        published = newest.published if event.verb != "atomic STORE" else {}
+        published = newest.published if event.verb not in STORES else {}
         if clock is not None:
             key = (scope, _same(scope, actor))
             known = published.get(key)

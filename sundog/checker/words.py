@@ -27,12 +27,15 @@ from .clocks import Actor, Clock, Clocks, Stamp
 from .findings import AccessEvent
 
 __all__ = [
-    "READS", "VOLATILE", "VOLATILE_TILE", "Message", "Word", "Words", "is_poll", "leaves_unchanged",
+    "COPIED", "READS", "STORES", "VOLATILE", "VOLATILE_TILE", "Message", "Word", "Words", "is_poll",
+    "leaves_unchanged",
 ]  # fmt: skip
 
 VOLATILE = "VOLATILE"  # a volatile load: relaxed, at system scope
 VOLATILE_TILE = "volatile load of a tile"
 READS = ("LOAD", VOLATILE)
+COPIED = "host copy of flags"  # by the copy engine: a release, in stream order
+STORES = ("atomic STORE", COPIED)  # they read nothing: no release sequence goes through them
 
 _KEPT = 8  # messages of a word: how old a value may be
 _PAGE = 10  # bits of an address within a page: words are found by their pages

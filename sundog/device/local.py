@@ -14,6 +14,8 @@ from .signal import _wait_word
 
 __all__ = ["signal", "wait"]
 
+GPU = tl.constexpr("gpu")  # Triton 3.6 takes no bare string as a default
+
 
 @triton.jit
 def signal(flag, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
@@ -29,12 +31,13 @@ def signal(flag, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
 
 
 @triton.jit
-def wait(flag, epoch, ctx, TRACE: tl.constexpr = trace.OFF):
+def wait(flag, epoch, ctx, TRACE: tl.constexpr = trace.OFF, SCOPE: tl.constexpr = GPU):
     """Return once `flag` has reached `epoch`, which a program of this rank owes; bounded.
 
-    Orders: what the signaller did before its signal, before everything after the wait.
+    Orders: what the signaller did before its signal, before everything after the wait. SCOPE: "sys"
+    where a stream of this rank copies the epoch to the flag (docs/memory_model.md).
     """
     rank = tl.load(ctx + RANK)
     trace.begin(trace.WAIT, flag, epoch, rank, ctx, TRACE)
-    _wait_word(flag, rank, epoch, ctx, scope="gpu")
+    _wait_word(flag, rank, epoch, ctx, scope=SCOPE)
     trace.end(trace.WAIT, flag, epoch, rank, ctx, TRACE)

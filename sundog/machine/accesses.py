@@ -119,8 +119,13 @@ class Observer(Protocol):
         after: bytes,
     ) -> None: ...
 
-    def host_access(self, stream: Stream, touch: Touch, verb: str, at: tuple) -> None:
-        """Note that a torch operation of a host touched a tensor: READ, WRITE or MAKE."""
+    def host_access(
+        self, stream: Stream, touch: Touch, verb: str, at: tuple, held: bytes = b""
+    ) -> None:
+        """Note that a torch operation of a host touched a tensor: READ, WRITE or MAKE.
+
+        `held`: what was there before, if the operation copied whole words of 64 bits.
+        """
 
     def allocated(self, region: Region) -> None: ...
 

@@ -22,7 +22,7 @@ from ..world.tensors import poison_tensor
 from .launcher import repeat
 from .machine import Machine
 from .tasks import Entry, Event, Launch, Operation, Record, Stream, Wait
-from .touched import Accessed, accessed, is_view, tell
+from .touched import Accessed, accessed, is_view, tell, words_held
 
 __all__ = ["Recording"]
 
@@ -241,6 +241,7 @@ class Operations(TorchDispatchMode):
         at = self._at
 
         def run(stream: Stream) -> None:
+            held = words_held(func, args) if self._machine.checker is not None else b""
             with (
                 torch._C.DisableTorchFunction(),
                 torch._C._DisableTorchDispatch(),
@@ -248,7 +249,7 @@ class Operations(TorchDispatchMode):
             ):
                 self._do(func, args, kwargs, touched, seeded)
             if self._machine.checker is not None:
-                tell(self._machine.checker, stream, touched, at)
+                tell(self._machine.checker, stream, touched, at, held)
             self._machine.host_wrote()
 
         self._recording.add(Operation(f"torch's {self._name}", run))

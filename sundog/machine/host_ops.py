@@ -27,7 +27,7 @@ from .torch_state import (
     set_compiler_stance,
     uncompiled,
 )
-from .touched import Accessed, accessed, is_view, tell
+from .touched import Accessed, accessed, is_view, tell, words_held
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -150,15 +150,17 @@ class HostOperators(TorchDispatchMode):
         if is_view(func):
             return func(*args, **kwargs)
         self.machine.streams.drain(host.stream)
+        checker = self.machine.checker
+        held = words_held(func, args) if checker is not None else b""
         result = func(*args, **kwargs)
-        if self.machine.checker is not None:
-            _tell_host(self.machine.checker, host, accessed(func, args, kwargs, result))
+        if checker is not None:
+            _tell_host(checker, host, accessed(func, args, kwargs, result), held)
         return result
 
 
-def _tell_host(checker: Observer, host: Host, touched: Accessed) -> None:
+def _tell_host(checker: Observer, host: Host, touched: Accessed, held: bytes = b"") -> None:
     checker.streams.learn(host.stream, checker.streams.host(host.rank))
-    tell(checker, host.stream, touched, caller_frame())
+    tell(checker, host.stream, touched, caller_frame(), held)
 
 
 def _is_our_op(func: Any) -> bool:

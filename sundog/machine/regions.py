@@ -43,6 +43,7 @@ class Region:
     is_heap: bool
     users: int = 1
     is_context: bool = False  # what bounds the waits of a rank
+    is_flags: bool = False  # made by world.signals
 
     def index(self, address: int) -> str:
         """name[index] of an address, as a person would write it."""

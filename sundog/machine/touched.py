@@ -18,7 +18,7 @@ from .accesses import MAKE, READ, WRITE, Observer, Touch
 from .regions import Region
 from .tasks import Stream
 
-__all__ = ["Accessed", "accessed", "is_view", "tell"]
+__all__ = ["Accessed", "accessed", "is_view", "tell", "words_held"]
 
 _OVERWRITES = ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that are no wrappers
@@ -79,8 +79,23 @@ def is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
-def tell(checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int, str]) -> None:
-    """Report that an operation on this stream touched these tensors."""
+def words_held(func: Any, args: tuple) -> bytes:
+    """Return what a copy of 64-bit words will overwrite, a word after the other; else nothing."""
+    if func is not torch.ops.aten.copy_.default:
+        return b""
+    into, source = args[:2]
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        words = into.dtype == source.dtype == torch.int64 and into.numel() == source.numel()
+        if not words or not into.is_contiguous() or into.is_meta:
+            return b""
+        return bytes(into.numpy())
+
+
+def tell(
+    checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int, str],
+    held: bytes = b"",
+) -> None:  # fmt: skip
+    """Report that an operation on this stream touched these tensors; `held`: see `words_held`."""
     with torch._C.DisableTorchFunction():
         for tensor in found.unwritten:
             checker.meet(tensor.untyped_storage(), unwritten=tensor.element_size())
@@ -90,7 +105,8 @@ def tell(checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int,
                 if tensor.numel():
                     storage = tensor.untyped_storage()
                     checker.meet(storage)
-                    checker.host_access(stream, _touch(tensor, storage), verb, at)
+                    was = held if verb == WRITE else b""
+                    checker.host_access(stream, _touch(tensor, storage), verb, at, was)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
