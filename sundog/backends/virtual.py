@@ -33,7 +33,7 @@ from ._cuda_graph import CudaRecording
 from ._gang import Flight, Gang
 from ._gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
 from ._hosts import Meeting, print_unraised, refuse_inside_a_rank, run_rank, with_rank
-from ._link import check_host_memory, pinned_heap
+from ._link import check_host_memory, on_host, pinned_heap
 from ._relaunch import Again, again, is_hooked
 
 __all__ = ["CAPABILITIES", "run"]
@@ -93,6 +93,9 @@ class VirtualBackend:
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return (self._shared.flags if is_flags else self._shared.segments)[rank]
+
+    def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
+        return on_host(view) if self._shared.has_link and rank > 0 else view
 
     def record(self, num_words: int) -> torch.Tensor:
         words = pinned_words(num_words)

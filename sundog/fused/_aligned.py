@@ -22,7 +22,7 @@ from . import _gemm
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Rooms", "aligned", "padded", "room_for"]
+__all__ = ["Rooms", "aligned", "dense", "padded", "room_for"]
 
 _ROWS, _COLS = 16, 256  # of a tile of the copy
 _PER_SM = 8  # programs: while some load, others store; none waits, so not all must be resident
@@ -60,6 +60,11 @@ def aligned(
     if room is None or matrix.stride(1) != 1 or _is_wide(matrix, config):
         return matrix
     return _copy(matrix, room, programs)
+
+
+def dense(matrix: torch.Tensor, room: torch.Tensor, programs: int) -> torch.Tensor:
+    """The matrix if its rows lie as those of the room, else its copy there."""
+    return matrix if matrix.stride() == room.stride() else _copy(matrix, room, programs)
 
 
 class Rooms:

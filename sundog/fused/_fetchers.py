@@ -62,6 +62,7 @@ class Fetch(NamedTuple):
     stages: tl.constexpr
     ahead: tl.constexpr  # tiles that a fetcher has on their way at once
     hint: tl.constexpr  # see tiles.hinted
+    scope: tl.constexpr  # of the flags' wait: "gpu"; "sys" where it is not programs that fetch
     trace: tl.constexpr  # the clock of trace points, or 0
 
 
@@ -154,7 +155,7 @@ def staged_part(a, step):
 
 
 @triton.jit
-def arrived(flags, count, epoch, LANES: tl.constexpr):
+def arrived(flags, count, epoch, SCOPE: tl.constexpr, LANES: tl.constexpr):
     """Count how many of `count` flags are set, up to the first that is not; at most LANES.
 
     Orders: what the fetchers of those stored before, before all that this program does after.
@@ -162,7 +163,7 @@ def arrived(flags, count, epoch, LANES: tl.constexpr):
     lane = tl.arange(0, LANES)
     zero = tl.zeros((LANES,), tl.int64)
     # Acquires what the fetchers of these flags stored.
-    seen = tl.atomic_add(flags + lane, zero, mask=lane < count, sem="acquire", scope="gpu")
+    seen = tl.atomic_add(flags + lane, zero, mask=lane < count, sem="acquire", scope=SCOPE)
     late = tl.where((lane < count) & (seen < epoch), lane, tl.minimum(count, LANES))
     tl.debug_barrier()  # the lanes' acquires before all warps' loads
     return tl.min(late, 0)

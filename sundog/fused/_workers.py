@@ -125,11 +125,11 @@ def _available(a, i, begin, flags, epoch, ctx, cfg, shape):
     first = flags.staged + row * groups + group
     if cfg.size > 1:
         # The fetchers' stores before my loads, of all that has arrived.
-        group += _fetchers.arrived(first, wanted - group, epoch, _LANES)
+        group += _fetchers.arrived(first, wanted - group, epoch, cfg.scope, _LANES)
     end = tl.minimum(here + group * cfg.per_flag, total)
     if end == begin:
         # The fetcher's stores before my loads of what this flag stands for.
-        local.wait(first, epoch, ctx, cfg.trace)
+        local.wait(first, epoch, ctx, cfg.trace, cfg.scope)
         end = tl.minimum(begin + cfg.per_flag, total)
     if shape.a_kind != "view":
         proxy.fence()  # and before those by descriptor

@@ -7,6 +7,7 @@ own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M
     hbm_buffer    one kernel: some programs fetch the peers' tiles, the others multiply them as
                   they arrive
     direct        multiply the peers' tiles where they are: for ranks that share a GPU
+    copy_engine   the copy engine fetches the peers' rows, all programs multiply them as they arrive
 
 docs/fused.md lists what else was tried.
 """

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 __all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
+    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "multiply_nothing",
+    "plan", "reference", "sharded", "space", "staged_tiles", "valid",
 ]  # fmt: skip
 
 SYMMETRIC = ("a",)
@@ -48,13 +48,12 @@ _TRIED = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 256, 8, 3), (128, 256, 8, 4))
 
 
 @dataclass(frozen=True)
-class Config(_gemm.Tiles):
+class Config(_gemm.Grid):
     k_per_flag: int = 0  # blocks of a row that one flag stands for; 0: all
     fetchers: int = 16
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
     first_fetchers: int = 0  # ... is fetched by this many programs; 0: as many as afterwards
     layout: str = "k_contiguous"  # of the staging buffer
-    programs: int = 132
 
     @property
     def most_fetchers(self) -> int:
@@ -98,7 +97,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     """Let an eighth of a GPU's programs fetch; all of them on a part of a GPU."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
-    rows, blocks = _staged_tiles(problem, config)
+    rows, blocks = staged_tiles(problem, config)
     outputs = _workers.outputs(problem, config.tile_m, config.tile_n)
     if num_sms <= FEW_SMS:
         programs = max(1, min(num_sms, max(outputs, rows * blocks)))
@@ -136,8 +135,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.hbm_buffer", problem, config, refused)
     if problem.k == 0:
-        return Plan(world, problem, config, (), _multiply_nothing(problem, config))
-    rows, cols = _staged_tiles(problem, config)
+        return Plan(world, problem, config, (), multiply_nothing(problem, config))
+    rows, cols = staged_tiles(problem, config)
     groups = triton.cdiv(cols, _per_flag(problem, config))
     flags = _fetchers.Flags(
         world.signals(problem.size, "all_gather_matmul.ready"),
@@ -178,7 +177,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     return Plan(world, problem, config, spaces, launch)
 
 
-def _multiply_nothing(problem: Problem, config: Config) -> Callable[..., torch.Tensor]:
+def multiply_nothing(problem: Problem, config: _gemm.Grid) -> Callable[..., torch.Tensor]:
     """Apply bias and activation to zeros by a plain GEMM: with K = 0 nothing is fetched."""
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -189,7 +188,7 @@ def _multiply_nothing(problem: Problem, config: Config) -> Callable[..., torch.T
     return launch
 
 
-def _staged_tiles(problem: Problem, config: Config) -> tuple[int, int]:
+def staged_tiles(problem: Problem, config: _gemm.Tiles) -> tuple[int, int]:
     """Return rows and blocks of remote tiles."""
     m, k = problem.shard_shape
     rows, blocks = triton.cdiv(m, config.tile_m), triton.cdiv(k, config.tile_k)
@@ -205,7 +204,7 @@ def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
 
 
 def _per_flag(problem: Problem, config: Config) -> int:
-    blocks = max(1, _staged_tiles(problem, config)[1])
+    blocks = max(1, staged_tiles(problem, config)[1])
     return min(config.k_per_flag or blocks, blocks)
 
 
@@ -214,7 +213,7 @@ def arguments(
     out: torch.Tensor, bias: torch.Tensor | None, flags: _fetchers.Flags, world: World,
 ) -> tuple:  # fmt: skip
     """Return the kernel's arguments: `isa` and the tests compile what a plan launches."""
-    given, parts, a_kind = _sharded(config, a, buffer)
+    given, parts, a_kind = sharded(config, a, buffer)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = _gemm.constants(
@@ -224,13 +223,13 @@ def arguments(
         wide=_wide(problem, config, hint_of(a)), fetchers=config.fetchers,
         first_fetchers=config.first_fetchers or config.fetchers,
         most_fetchers=config.most_fetchers, stages=config.fetch_stages, ahead=_ahead(config, a),
-        hint=hint_of(a), trace=world.kernel_mode,
+        hint=hint_of(a), scope="gpu", trace=world.kernel_mode,
     )  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
 
 
-def _sharded(
-    config: Config, a: torch.Tensor, buffer: torch.Tensor
+def sharded(
+    config: _gemm.Tiles, a: torch.Tensor, buffer: torch.Tensor
 ) -> tuple[_fetchers.Sharded, Any, str]:
     """Return A's own and staged shards, one descriptor if they are laid out alike, and its kind."""
     block = (config.tile_m, config.tile_k)

@@ -51,6 +51,7 @@ OPS = {
     "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
     "all_gather_matmul.direct": "sundog.fused.all_gather_matmul_direct",
     "all_gather_matmul.cublas": "sundog.fused.all_gather_matmul_cublas",
+    "all_gather_matmul.copy_engine": "sundog.fused.all_gather_matmul_copy_engine",
     "matmul_all_gather.push": "sundog.fused.matmul_all_gather",
     "matmul_all_gather.barrier": "sundog.fused.matmul_all_gather_barrier",
     "matmul_all_gather.cublas": "sundog.fused.matmul_all_gather_cublas",

@@ -30,6 +30,7 @@ _BLOCK = 8192  # elements of a tile of a collective after a product, and its war
 _DIRECT = 0.95  # all ranks read one A
 _FLAGGED = 1.03  # flags between the blocks of a row, and a ticket per tile
 _CUBLAS_TILES = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (64, 32))
+_COPY_S = 3.4e-6  # what a copy and its words add to what the bytes take: measured, docs/fused.md
 _PUSHED = 1.02  # the output goes to its owner by plain stores
 
 
@@ -93,6 +94,24 @@ def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> lis
     # The last row of tiles can only begin when the last flag is there.
     last = Part("last row", workers.bound, workers.seconds / math.ceil(problem.m / config.tile_m))
     return [launch(ranks), flag, beside("fetch and multiply", [fetch, workers]), last]
+
+
+def all_gather_matmul_copy_engine(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """The copy engine fetches run by run; all programs multiply what has arrived."""
+    others = ranks.size - 1
+    rows, at_once = math.ceil(problem.shard_shape[0] / config.tile_m), others
+    if problem.shard == "m":
+        rows, at_once = rows * others, 1
+    runs = rows / config.run + math.log2(config.run)  # the last ones are halves
+    far = problem.m * problem.k * _item(problem) * others / ranks.size
+    link, bound = ranks.hardware.link, "link" if ranks.is_linked else "memory"
+    rate = ranks.hardware.gpu.copy_rate / 2 / ranks.per_gpu
+    rate = (link.copy_rate or link.rate) if ranks.is_linked else rate
+    copies = Part("copies", bound, far / rate + _COPY_S * runs * at_once)
+    workers = _product(problem, config, ranks, config.programs, _FLAGGED)
+    last = Part("last row", workers.bound, workers.seconds / math.ceil(problem.m / config.tile_m))
+    both = beside("copy and multiply", [copies, workers])
+    return [launch(ranks), barrier(ranks), launch(ranks), both, last]
 
 
 def _added(problem: Any, config: Any, ranks: Ranks, rows: float, copies: int) -> Part:
@@ -284,6 +303,7 @@ FUSED: dict[str, Model] = {
     "scaled_all_gather_matmul.barrier": all_gather_matmul_barrier,
     "all_gather_matmul.hbm_buffer": all_gather_matmul_hbm_buffer,
     "all_gather_matmul.direct": all_gather_matmul_direct,
+    "all_gather_matmul.copy_engine": all_gather_matmul_copy_engine,
     "matmul_all_gather.push": matmul_all_gather_push,
     "matmul_all_gather.barrier": matmul_all_gather_barrier,
     "matmul_reduce_scatter.push": matmul_reduce_scatter_push,

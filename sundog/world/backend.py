@@ -46,6 +46,9 @@ class Backend(Protocol):
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         """Return a rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
 
+    def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return a rank's contiguous data in the form that torch gives to the copy engine."""
+
     def record(self, num_words: int) -> torch.Tensor | None:
         """Zeroed int64 words in host memory that kernels can write; None if the heap is that."""
 

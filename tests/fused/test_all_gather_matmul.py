@@ -188,7 +188,7 @@ def test_an_infinity_stays_in_its_column(
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("algo", ["auto", "barrier", "hbm_buffer", "direct"])
+@pytest.mark.parametrize("algo", ["auto", "barrier", "hbm_buffer", "direct", "copy_engine"])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("on_heap", [False, True])
 def test_the_call(run: Run, algo: str, layout: str, on_heap: bool) -> None:
@@ -337,7 +337,7 @@ def test_the_default_has_work_for_all(m: int, shard: str) -> None:
     assert hbm_buffer.valid(problem, config) is None
     assert config.fetchers == 16
     assert config.programs > 120
-    rows, blocks = hbm_buffer._staged_tiles(problem, config)
+    rows, blocks = hbm_buffer.staged_tiles(problem, config)
     assert rows * -(-blocks // (config.k_per_flag or blocks)) >= 14
 
 

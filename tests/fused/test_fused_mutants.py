@@ -14,6 +14,7 @@ import sundog
 from sundog.checker.mutants import Mutant
 from sundog.fused import _matmul_reduce, matmul_reduce_scatter
 from sundog.fused import all_gather_matmul_barrier as gather_barrier
+from sundog.fused import all_gather_matmul_copy_engine as copy_engine
 from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused import matmul_all_reduce_one_shot as one_shot
@@ -38,6 +39,9 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
         hbm_buffer, GATHERED, hbm_buffer.Config(**SMALL, fetchers=1, programs=2),
     ),
     "all_gather_matmul.direct": (direct, GATHERED, direct.Config(**SMALL, programs=2)),
+    "all_gather_matmul.copy_engine": (
+        copy_engine, GATHERED, copy_engine.Config(**SMALL, run=1, programs=2),
+    ),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
     "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
     "matmul_all_reduce.two_shot": (two_shot, REDUCED, PLAIN),
