@@ -21,7 +21,7 @@ import triton.language as tl
 from .. import gpu_limits
 from ..collectives._copy import random_tensor
 from ..device import context, memory, signal, trace
-from ..ops.dispatch import CallOptions, call
+from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from ._call import check_tensors
 from ._gemm import constants
@@ -262,11 +262,9 @@ def moe_combine(
     check_tensors(world, OP, y=y, out=out, topk_weights=handle.weights)
     asked = handle.problem
     rows = (asked.local, asked.size * asked.slots)
-    if y.dim() != 3 or tuple(y.shape[:2]) != rows or not y.is_contiguous():
-        raise ValueError(
-            f"{OP}: y is {tuple(y.shape)} with strides {y.stride()}, expected "
-            f"[{rows[0]}, {rows[1]}, hidden], contiguous"
-        )
+    if y.dim() != 3 or tuple(y.shape[:2]) != rows:
+        raise ValueError(f"{OP}: y is {tuple(y.shape)}, expected [{rows[0]}, {rows[1]}, hidden]")
+    y = packed(world, OP, y, explain, "y")
     problem = dataclasses.replace(asked, hidden=y.shape[2], dtype=y.dtype, zeroed=False)
     refused = unfit(problem) or (None if y.dtype in DTYPES else f"y has {y.dtype}")
     if refused is not None:

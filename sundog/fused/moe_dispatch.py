@@ -20,7 +20,7 @@ import triton
 
 from ..collectives import _copy
 from ..collectives._copy import WIDE
-from ..ops.dispatch import CallOptions, call
+from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Cost
 from ._call import check_tensors
 
@@ -236,6 +236,7 @@ def moe_dispatch(
     if scales is not None:
         check_tensors(world, OP, scales=scales)
     problem = problem_of(world, x, topk_ids, topk_weights, experts, max_tokens, capacity)
+    x, ids = packed(world, OP, x, explain), packed(world, OP, topk_ids, explain, "topk_ids")
     given, problem = with_scales(problem, x, scales)
     refused = unfit(problem)
     if refused is not None:
@@ -245,12 +246,11 @@ def moe_dispatch(
         out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
     if out.nbytes != nbytes or not out.is_contiguous():
         raise ValueError(f"{OP}: out has {out.nbytes} bytes, expected {nbytes}, contiguous")
-    ids = topk_ids.contiguous()
     slots = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
-    packed = out.view(-1).view(torch.uint8)
-    tensors = {"x": given, "ids": ids, "slots": slots, "out": packed}
+    received = out.view(-1).view(torch.uint8)
+    tensors = {"x": given, "ids": ids, "slots": slots, "out": received}
     call(world, OP, problem, tensors, CallOptions(algo, config, False, explain), is_flat=False)
-    counts, tokens = split(problem, packed)
+    counts, tokens = split(problem, received)
     found = tokens if scales is None else without_scales(tokens, x)
     return found, counts, Handle(problem, ids, slots, topk_weights.float().contiguous())
 
@@ -277,7 +277,7 @@ def with_scales(
 ) -> tuple[torch.Tensor, Problem]:
     """Join rows of x and of its scales to one row of bytes, so that they arrive together."""
     if scales is None:
-        return x.contiguous(), problem
+        return x, problem
     if scales.dim() != 2 or scales.shape[0] != x.shape[0] or scales.dtype != torch.float32:
         raise ValueError(
             f"{OP}: scales are {tuple(scales.shape)} of {scales.dtype}, expected "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -67,6 +68,23 @@ def test_a_layer_equals_a_dense_one(run: Run, size: int, algo: str) -> None:
         return torch.equal(found.cpu(), dense(*given))
 
     assert run(main, size) == [True] * size
+
+
+def test_strided_inputs_go_through_a_copy_that_explain_names(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def main(world: World) -> bool:
+        given = routing(world.rank, 3, 4, 2)
+        x, ids, weights = (torch.stack([e, e], -1).to(world.device)[..., 1] for e in given)
+        tokens, _, handle = moe_dispatch(world, x, ids, weights, experts=4, explain=True)
+        y = through_experts(torch.nan_to_num(tokens), 2 * world.rank)
+        strided = torch.stack([y, y], -1)[..., 0]
+        return torch.equal(moe_combine(world, strided, handle, explain=True).cpu(), dense(*given))
+
+    assert run(main, 2) == [True, True]
+    text = capfd.readouterr().out
+    for said in ("moe_dispatch: x of", "moe_dispatch: topk_ids of", "moe_combine: y of"):
+        assert re.search(f"{said}.*goes through a copy", text), text
 
 
 def test_all_tokens_to_one_rank_and_to_one_expert(run: Run) -> None:
