@@ -3,7 +3,7 @@
 Ops that only move data look at it as words: the widest integers, of at most 32 bits, that divide
 all sizes and addresses. So one kernel serves float8, bool and float64 alike. A span of words is
 
-    head      up to the first 16-byte boundary of its destination
+    head      up to the first cache line of its destination that begins in it
     chunks    whole 16 bytes: wide loads and stores, shifted where the source has another alignment
     tail      the rest
 

@@ -222,9 +222,9 @@ def reduce_span(
     """Reduce n elements over all ranks into each of COUNT `outs`; this program does its part.
 
     `outs` are equal modulo 16, and so are `pointers`. ALIGNED: the pointers are multiples of 16, so
-    tile i is elements i * BLOCK on; else a tile begins where the outs are multiples of 16. The last
-    part does the ends too. In place: an element is stored only after it was loaded from all ranks,
-    and where outs are the pointers no chunk is loaded by two programs.
+    tile i is elements i * BLOCK on; else a tile begins where the first of the outs is a multiple of
+    128. The last part does the ends too. In place: an element is stored only after it was loaded
+    from all ranks, and where outs are the pointers no chunk is loaded by two programs.
     """
     PER: tl.constexpr = chunks.WIDE // (outs[0].dtype.element_ty.primitive_bitwidth // 8)
     if ALIGNED:

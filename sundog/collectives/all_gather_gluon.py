@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 SYMMETRIC = ("out",)
-WIDE = chunks.WIDE
+WIDE, HEAD = chunks.WIDE, chunks.HEAD
 _ROW = 2048  # bytes of a tile's row, where nothing was measured
 _MOST_THREADS = 1024
 
@@ -182,11 +182,11 @@ def _copy_chunks(dsts, src, head, skew, count, COUNT: gl.constexpr, TILE: gl.con
 
 @gluon.jit
 def _copy_ends(dsts, src, n, head, count, COUNT: gl.constexpr):
-    """Copy the words before and after the chunks, each fewer than 32 bytes, like chunks.ends."""
-    nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
-    lane = gl.arange(0, 4 * WIDE, device.lane_layout(1, gl.num_warps()))
-    at = gl.where(lane < 2 * WIDE, lane, head + count * (WIDE // nbytes) + lane - 2 * WIDE)
-    mask = gl.where(lane < 2 * WIDE, lane < head, at < n)
+    """Copy the words before and after the chunks, as chunks.ends has them."""
+    PER: gl.constexpr = WIDE // (src.dtype.element_ty.primitive_bitwidth // 8)
+    lane = gl.arange(0, 16 * PER, device.lane_layout(1, gl.num_warps()))
+    at = gl.where(lane < HEAD * PER, lane, head + count * PER + lane - HEAD * PER)
+    mask = gl.where(lane < HEAD * PER, lane < head, at < n)
     tile = gl.load(src + at, mask=mask)
     for i in gl.static_range(COUNT):
         gl.store(dsts[i] + at, tile, mask=mask)

@@ -3,7 +3,8 @@
 A store can be 16 bytes wide only at a multiple of 16. Where a span's source is not a multiple of 16
 when its destination is one, a chunk of the destination lies in two chunks of the source. Both are
 loaded, wide, and shifted together; the second one comes from the cache, where a neighbour's first
-one put it. The elements that are in no whole chunk, fewer than 64 bytes, are the span's ends.
+one put it. The first chunk is stored at a multiple of 128, so that what a warp stores begins with a
+cache line. The elements that are in no whole chunk, fewer than 176 bytes, are the span's ends.
 
     head, skew, chunks = span(dst, src, n)      # elements, bytes, chunks
     tile = load(src + head, skew, chunk, mask)  # 64-bit words, two to a chunk
@@ -17,16 +18,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["WIDE", "element", "ends", "load", "span", "store", "to_boundary", "word_of"]
+__all__ = ["HEAD", "LINE", "WIDE", "element", "ends", "load", "span", "store", "to_line", "word_of"]
 
 WIDE = tl.constexpr(16)  # bytes of the widest access
+LINE = tl.constexpr(128)  # bytes of a cache line
+HEAD = tl.constexpr(12)  # chunks that a span's head has room for; it is shorter than 9
 
 
 @triton.jit
-def to_boundary(ptr):
-    """Return how many elements lie before the next 16-byte boundary."""
+def to_line(ptr):
+    """Return how many elements lie before the next boundary of a cache line."""
     nbytes: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
-    return (-ptr.to(tl.int64) & (WIDE - 1)) // nbytes
+    return (-ptr.to(tl.int64) & (LINE - 1)) // nbytes
 
 
 @triton.jit
@@ -36,10 +39,10 @@ def span(dst, src, n):
     The skew is how far the source lies after a 16-byte boundary where the destination is at one.
     """
     nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
-    PER: tl.constexpr = WIDE // nbytes
-    head = to_boundary(dst)
+    head = to_line(dst)
     skew = (src + head).to(tl.int64) & (WIDE - 1)
-    head += tl.where(head * nbytes < skew, PER, 0)  # else the first load begins before the source
+    # Else the first load begins before the source.
+    head += tl.where(head * nbytes < skew, LINE // nbytes, 0)
     head = tl.minimum(head, n)
     # A skewed chunk needs the source's next one too, all of it inside the source.
     chunks = ((n - head) * nbytes + skew) // WIDE - (skew > 0).to(tl.int32)
@@ -49,9 +52,9 @@ def span(dst, src, n):
 @triton.jit
 def ends(head, chunks, n, PER: tl.constexpr):
     """Return the offsets of a span's elements that are in no chunk, and which of them exist."""
-    lane = tl.arange(0, 4 * PER)
-    at = tl.where(lane < 2 * PER, lane, head + chunks * PER + lane - 2 * PER)
-    return at, tl.where(lane < 2 * PER, lane < head, at < n)
+    lane = tl.arange(0, 16 * PER)
+    at = tl.where(lane < HEAD * PER, lane, head + chunks * PER + lane - HEAD * PER)
+    return at, tl.where(lane < HEAD * PER, lane < head, at < n)
 
 
 @triton.jit

@@ -284,23 +284,80 @@ def copy_part(dst, src, n, part, parts, BLOCK: tl.constexpr, ALIGNED: tl.constex
 
 
 @triton.jit
-def measure_head(ptr, out):
-    tl.store(out, chunks.to_boundary(ptr))
+def measure_spans(dst, src, out, n, CASES: tl.constexpr):
+    """Head, skew and number of chunks for every pair of the first CASES places."""
+    for case in range(CASES * CASES):
+        head, skew, count = chunks.span(dst + case // CASES, src + case % CASES, n)
+        tl.store(out + 3 * case, head)
+        tl.store(out + 3 * case + 1, skew)
+        tl.store(out + 3 * case + 2, count)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_the_body_starts_at_a_boundary(run: Run, dtype: torch.dtype) -> None:
-    """The compiler takes the hint, and the simulator believes it as the compiler does."""
-    per = 16 // dtype.itemsize
+@pytest.mark.parametrize(("dtype", "cases"), [(torch.int32, 36), (torch.int16, 20)])
+def test_chunks_begin_with_a_cache_line(run: Run, dtype: torch.dtype, cases: int) -> None:
+    """Wherever source and destination are; and what is loaded lies in the source."""
+    n, nbytes = 200, dtype.itemsize
 
-    def main(world: sundog.World) -> list[int]:
-        whole = world.empty((64,), dtype)
-        out = torch.zeros(2 * per, dtype=torch.int64, device=world.device)
-        for shift in range(2 * per):
-            measure_head[(1,)](whole[shift:], out[shift:])
-        return out.tolist()
+    def main(world: sundog.World) -> None:
+        dst, src = world.empty((512,), dtype), world.empty((512,), dtype)
+        found = torch.zeros(cases * cases, 3, dtype=torch.int64, device=world.device)
+        measure_spans[(1,)](dst[1:], src[3:], found, n, CASES=cases)
+        for case, (head, skew, count) in enumerate(found.tolist()):
+            to = dst[1 + case // cases :].data_ptr()
+            at = src[3 + case % cases :].data_ptr()
+            assert (to + head * nbytes) % 128 == 0
+            assert (at + head * nbytes - skew) % 16 == 0
+            assert skew <= head * nbytes < chunks.HEAD.value * 16
+            more = 16 if skew else 0
+            assert head * nbytes - skew + 16 * count + more <= n * nbytes
+            assert n * nbytes - head * nbytes - 16 * count < 32
 
-    assert run(main, 1)[0] == [-shift % per for shift in range(2 * per)]
+    run(main, 1)
+
+
+@triton.jit
+def copy_each(dst, src, table, count, BLOCK: tl.constexpr):
+    """Copy `count` spans: sizes, places in dst and places in src are rows of the table."""
+    for case in range(count):
+        n = tl.load(table + case)
+        to, at = tl.load(table + count + case), tl.load(table + 2 * count + case)
+        _copy.copy((dst + to,), src + at, n, tl.program_id(0), tl.num_programs(0), 1, BLOCK, False)
+
+
+def copied_as_torch_does(
+    world: sundog.World, dtype: torch.dtype, sizes: list[int], block: int = 1024
+) -> bool:
+    """All sizes in one launch of two programs, at odd places; what lies between is not touched."""
+    torch.manual_seed(len(sizes))
+    apart = torch.randint(64, 200, (2, len(sizes)))
+    n = torch.tensor(sizes)
+    places = (apart + n).cumsum(1) - n
+    whole = torch.randint(0, 127, (2, int(places.max()) + max(sizes) + 200)).to(dtype)
+    dst, src = whole.to(world.device)
+    wanted = dst.clone()
+    for size, to, at in torch.stack([n, *places], 1).tolist():
+        wanted[to : to + size] = src[at : at + size]
+    table = torch.cat([n, *places]).to(world.device)
+    copy_each[(2,)](dst, src, table, len(sizes), BLOCK=block)
+    return torch.equal(dst, wanted)
+
+
+PRIMES = [8191, 65537, 99991]
+kinds = pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])  # as_words
+
+
+@kinds
+def test_odd_sizes_at_odd_places(run: Run, dtype: torch.dtype) -> None:
+    sizes = [*range(1, 260, 3), *range(263, 5000, 389), *PRIMES[: 3 if dtype.itemsize == 2 else 1]]
+    assert run(lambda world: copied_as_torch_does(world, dtype, sizes), 1) == [True]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", [0, 1250, 2500, 3750])
+def test_every_size_to_5000_at_odd_places(run: Run, first: int) -> None:
+    sizes = [*range(first + 1, first + 1251)]
+    copied = run(lambda world: copied_as_torch_does(world, torch.int16, sizes, block=8192), 1)
+    assert copied == [True]
 
 
 @pytest.mark.sim_only
@@ -316,7 +373,7 @@ def test_offsets_are_64_bit(run: Run, shift: int) -> None:
         src[-2000:] = part(0, 2000, torch.uint8)
         dst[-2000:] = 0
         copy_part[(1,)](dst, src, n, 0, parts, BLOCK=block, ALIGNED=shift == 0)
-        assert same(dst[end + 16 : -16], src[end + 16 : -16])
+        assert same(dst[end + 144 : -32], src[end + 144 : -32])
         assert not dst[-2000:end].any()
 
     run(main, 1)
