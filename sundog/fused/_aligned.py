@@ -63,7 +63,7 @@ def aligned(
 
 
 def dense(matrix: torch.Tensor, room: torch.Tensor, programs: int) -> torch.Tensor:
-    """The matrix if its rows lie as those of the room, else its copy there."""
+    """Return the matrix if its rows lie as those of the room, else its copy there."""
     return matrix if matrix.stride() == room.stride() else _copy(matrix, room, programs)
 
 

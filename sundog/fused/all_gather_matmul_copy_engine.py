@@ -72,7 +72,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Runs of 8 MiB, and at least four of them."""
+    """Copy in runs of 8 MiB, and at least four of them."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
     row = config.tile_m * k * problem.dtype.itemsize
@@ -194,7 +194,7 @@ def _fetch(
 
 
 def runs(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """Rows of tiles that are copied together: first and last; in the end half of what is left."""
+    """Yield which rows of tiles are copied together; at the end half of what is left."""
     first = 0
     while first < rows:
         last = first + max(1, min(most, (rows - first) // 2))
@@ -205,7 +205,7 @@ def runs(rows: int, most: int) -> Iterator[tuple[int, int]]:
 def _pieces(
     problem: Problem, config: Config, first: int, last: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Of a run of rows of tiles: whose shard, as a place in the staging buffer, and its rows."""
+    """Yield, for a run of rows of tiles, places in the staging buffer and the rows of a shard."""
     rows, others = problem.shard_shape[0], problem.size - 1
     if problem.shard == "k":  # a row of tiles is of all peers
         yield from ((step, first * config.tile_m, last * config.tile_m) for step in range(others))
@@ -220,7 +220,7 @@ def arguments(
     problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor, bias: torch.Tensor | None, flags: _Flags, world: World,
 ) -> tuple:  # fmt: skip
-    """Of the kernel: what the tests compile is what a plan launches."""
+    """Return the kernel's arguments: the tests compile what a plan launches."""
     given, parts, a_kind = sharded(config, a, buffer)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)

@@ -97,7 +97,7 @@ def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> lis
 
 
 def all_gather_matmul_copy_engine(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """The copy engine fetches run by run; all programs multiply what has arrived."""
+    """Let the copy engine fetch run by run; all programs multiply what has arrived."""
     others = ranks.size - 1
     rows, at_once = math.ceil(problem.shard_shape[0] / config.tile_m), others
     if problem.shard == "m":

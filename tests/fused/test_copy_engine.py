@@ -68,7 +68,7 @@ def test_every_corner_of_the_config(
     ("m", "n", "k"), [(1, 1, 1), (17, 33, 1), (3, 5, 19), (16, 16, 16), (5, 3, 0)]
 )
 def test_ragged_sizes(run: Run, shard: str, m: int, n: int, k: int) -> None:
-    """Rows that are no multiple of 16 bytes are copied from aligned ones."""
+    """Rows whose length is not a multiple of 16 bytes are copied from aligned ones."""
     problem = replace(problem_of(shard, 2, m, n, k), dtype=BF16, has_bias=True, activation="silu")
     compare(run(answers(copy_engine, problem, SMALL), 2))
 
@@ -149,7 +149,7 @@ def test_a_late_peer_is_named(late: int) -> None:
 
 
 @pytest.mark.sim_only
-def test_ranks_that_differ_are_named_and_too_many_programs_refused() -> None:
+def test_bad_configs_are_named() -> None:
     def main(world: sundog.World, programs: int, run: int) -> None:
         config = replace(SMALL, run=run + world.rank * (run > 2), programs=programs)
         copy_engine.plan(world, problem_of("m", 2), config)
