@@ -7,13 +7,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 import torch
 import triton
 
-__all__ = ["caller", "caller_frame", "raised_at", "relative"]
+__all__ = ["called_from", "caller", "caller_frame", "raised_at", "relative"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _INNER = (_HERE, os.path.join(_HERE, "world"), os.path.join(_HERE, "ops"))
@@ -25,6 +25,17 @@ _OURS += (os.path.abspath(threading.__file__),)  # which starts the threads of r
 _EXAMPLES = tuple(
     os.path.join(_HERE, name) for name in ("demo.py", os.path.join("tools", "_primitives.py"))
 )
+
+
+def called_from(places: Iterable[tuple[str, int]]) -> str:
+    """Return the first place as file:line and, in brackets, those that called it."""
+    first, *callers = dict.fromkeys((relative(path), line) for path, line in places)
+    file, shown = first[0], []
+    for path, line in callers:
+        shown.append(f":{line}" if path == file else f"{path}:{line}")
+        file = path
+    within = f" (called from {', from '.join(shown)})" if shown else ""
+    return f"{first[0]}:{first[1]}{within}"
 
 
 def caller_frame() -> tuple[str, int, str]:

@@ -16,11 +16,11 @@ from sundog.ops.op import FUNCTIONS, OPS
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1485,
+    "(top)": 1495,
     "backends": 4115,
     "checker": 4660,
     "collectives": 4105,
-    "compat": 2300,
+    "compat": 2400,
     "compiled": 1030,
     "dataset": 3900,
     "dataset/helion": 1950,
@@ -28,7 +28,7 @@ BUDGETS = {
     "device": 1035,
     "fused": 6490,
     "hardware": 370,
-    "interpreter": 3450,
+    "interpreter": 3460,
     "learn": 500,
     "machine": 3700,
     "nodes": 1710,

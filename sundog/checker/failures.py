@@ -148,10 +148,10 @@ def _find(error: Exception | SystemExit, rank: int | None) -> Finding:
     if isinstance(error, WaitTimeout):  # no wait runs out in a check: this one left too early
         return WRONG_RESULT.finding(str(error))
     if isinstance(error, AssertionError):
-        return WRONG_RESULT.finding(f"{who}{_where(error)}: {error}")
+        return WRONG_RESULT.finding(f"{who}{_where(error)}{error}")
     kind = type(error).__name__
     text = str(error) if isinstance(error, SundogError) else f"{kind}: {error}"
-    return ERROR.finding(f"{who}{_where(error)}: {text}")
+    return ERROR.finding(f"{who}{_where(error)}{text}")
 
 
 def _why_not(error: CannotInterpret | ImportError, who: str) -> str:
@@ -164,10 +164,9 @@ def _why_not(error: CannotInterpret | ImportError, who: str) -> str:
 
 
 def _where(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{relative(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
+    """Return the line of theirs that raised it; nothing for a kernel's error, which has its own."""
+    path, line, _ = raised_at(error)
+    return f"{relative(path)}:{line}: " if line else ""
 
 
 def find_uses(

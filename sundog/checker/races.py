@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ..callsite import relative
-from ..interpreter.ptx_lanes import LOOP
 from .encounter import Encounter, Found
-from .findings import SILENCE, AccessEvent, Rule
+from .findings import SILENCE, Rule
+from .idioms import chain, idiom, wider
 from .shadow import PastAccess, bounds
 from .signals import Heard, both_reach
 
@@ -99,6 +98,10 @@ RULES = [
     BARRIER_BEFORE, BARRIER_AFTER, SCOPE, RELAXED_ACQUIRE, RELAXED_RELEASE, PLAIN_FLAG,
     DESCRIPTOR_STORE, NO_ORDER, WIDTH, EARLY_LAUNCH, PAYLOAD, KERNEL_BOUNDARY,
 ]  # fmt: skip
+_LACKS = {
+    RELAXED_RELEASE: "release", RELAXED_ACQUIRE: "acquire", PLAIN_FLAG: "acquire", SCOPE: "scope",
+    BARRIER_BEFORE: "barrier before", BARRIER_AFTER: "barrier after",
+}  # fmt: skip
 
 
 def look(here: Encounter) -> list[Found]:
@@ -127,7 +130,7 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
     if old.event.atomic and event.atomic:
         return SCOPE, (
             f"both are atomic, but scope {old.event.scope} and scope {event.scope} do not both "
-            "reach both programs, so they are not atomic to each other"
+            f"reach both programs, so they are not atomic to each other{wider(old.event, event)}"
         )
     heard, learner = actor.heard.get(other), actor
     if heard is None:
@@ -138,8 +141,8 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
     if heard is not None and not (mixed and any(lo <= a < hi for a in heard.signal.addresses)):
         if _ended_with(heard, learner, old):
             return KERNEL_BOUNDARY, (
-                f"the signal at {_at(heard.signal.event)} ({heard.signal.event.sem}) was read at "
-                f"{_at(heard.event)} ({heard.event.sem}) by a kernel that ended, and a later one "
+                f"the signal at {chain(heard.signal.event)} ({heard.signal.event.sem}) was read at "
+                f"{chain(heard.event)} ({heard.event.sem}) by a kernel that ended, and a later one "
                 "on its stream relies on it: the memory model gives no order, the end of a kernel "
                 "gives one on today's GPUs"
             )
@@ -147,13 +150,13 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
         waited = event.writes or _waited(heard, learner)
         if waited and _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
             return KERNEL_BOUNDARY, (
-                f"the signal at {_at(heard.signal.event)} ({_order(heard)}) was read at "
-                f"{_at(heard.event)} ({heard.event.sem}), and the {old.event.verb} was made "
+                f"the signal at {chain(heard.signal.event)} ({_order(heard)}) was read at "
+                f"{chain(heard.event)} ({heard.event.sem}), and the {old.event.verb} was made "
                 "before the signalling kernel began: the memory model gives no order, the end of "
                 "a kernel gives one on today's GPUs"
             )
         rule, why = _explain_heard(heard, old, learner)
-        return rule, why + _idiom(rule, heard)
+        return rule, why + idiom(heard.signal.event, heard.event, _LACKS.get(rule, ""))
     if mixed:
         return PLAIN_FLAG, (
             "one side is atomic, the other is a plain access: a plain one makes no order and is "
@@ -167,8 +170,8 @@ def _explain_silence(other: Any, old: PastAccess) -> str:
     sent = getattr(other, "sent", None)
     if sent is not None and sent.step >= old.step:
         return (
-            f"the other side signalled at {_at(sent.event)} after its access, but this program has "
-            "not read that signal, nor one that follows from it"
+            f"the other side signalled at {chain(sent.event)} after its access, but this program "
+            "has not read that signal, nor one that follows from it"
         )
     return SILENCE
 
@@ -252,13 +255,13 @@ def _fault(heard: Heard) -> Rule | None:
 
 def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str]:
     signal, event = heard.signal.event, heard.event
-    flag = f"the signal at {_at(signal)} was read at {_at(event)}"
+    flag = f"the signal at {chain(signal)} was read at {chain(event)}"
     fault = _fault(heard)
     if fault is SCOPE:
         scopes = f"signalled with scope {signal.scope}, read with scope {event.scope}"
         return fault, f"{flag}, but {scopes}: that does not reach the other side"
     if fault is PAYLOAD:
-        word = f"the word stored at {_at(signal)} was read at {_at(event)}"
+        word = f"the word stored at {chain(signal)} was read at {chain(event)}"
         return fault, f"{word} by a volatile load: it validates itself, and publishes nothing else"
     if fault is RELAXED_RELEASE:
         return fault, f"{flag}, but it is {signal.sem}: it publishes nothing"
@@ -287,33 +290,5 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
     return NO_ORDER, f"{flag}, but this access is not ordered by what that signal published"
 
 
-def _idiom(rule: Rule, heard: Heard) -> str:
-    """Name the instructions of inline PTX that signal and wait, and the smallest repair."""
-    signals, waits = (_opcode(event) for event in (heard.signal.event, heard.event))
-    if not signals or not waits:
-        return ""
-    idiom = f". Idiom: {signals} signals, then {waits} waits"
-    weak, event, strong = {
-        RELAXED_RELEASE: (signals, heard.signal.event, signals.replace("relaxed", "release")),
-        RELAXED_ACQUIRE: (waits, heard.event, waits.replace("relaxed", "acquire")),
-    }.get(rule, ("", heard.event, ""))
-    if weak == strong:
-        return idiom
-    path, line, _ = event.stack[0]
-    return f"{idiom}. Smallest repair: {strong} at {relative(path)}:{line}"
-
-
-def _opcode(event: AccessEvent) -> str:
-    """Return the instruction that made an access; empty if it is Triton's own."""
-    name = str(event.stack[0][2]) if event.stack else ""
-    return name.removesuffix(LOOP) if "." in name else ""
-
-
 def _order(heard: Heard) -> str:
     return "self-validating" if heard.signal.validates_itself else heard.signal.event.sem
-
-
-def _at(event: AccessEvent) -> str:
-    """Return the line of an access, and the lines that called what it is in."""
-    chain = [f"{relative(path)}:{line}" for path, line, _ in event.callers]
-    return " called at ".join(chain)

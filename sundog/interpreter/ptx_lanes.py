@@ -105,11 +105,11 @@ def locate(text: str) -> Callable[[PtxInstruction], Callable]:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIP):
         frame = frame.f_back
     path, line = frame.f_code.co_filename, frame.f_lineno or 0
-    start = _literal_line(path, line, text.count("\n"))
+    lines = _literal_lines(path, line, text.count("\n"))
 
     def at(instruction: PtxInstruction) -> Callable:
         name = instruction.opcode + (LOOP if instruction.in_loop else "")
-        return _caller(path, start + instruction.line - 1 if start else line, name)
+        return _caller(path, lines[instruction.line - 1] if lines else line, name)
 
     return at
 
@@ -123,16 +123,16 @@ def _caller(path: str, line: int, name: str) -> Callable:
     return FunctionType(code, {})
 
 
-def _literal_line(path: str, line: int, num_breaks: int) -> int:
-    """Return the line on which the text of the block begins; 0 if it is no plain literal."""
-    for first, last, start, breaks in _calls(path):
-        if first <= line <= last and breaks == num_breaks:
-            return start
-    return 0
+def _literal_lines(path: str, line: int, num_breaks: int) -> list[int]:
+    """Return the line in the file of each line of the text; none if it is no literal there."""
+    for first, last, lines in _calls(path):
+        if first <= line <= last and len(lines) == num_breaks + 1:
+            return lines
+    return []
 
 
 @functools.lru_cache(maxsize=256)
-def _calls(path: str) -> list[tuple[int, int, int, int]]:
+def _calls(path: str) -> list[tuple[int, int, list[int]]]:
     """Return the calls of inline_asm_elementwise in a file: lines, and those of their text."""
     try:
         tree = ast.parse("".join(linecache.getlines(path)))
@@ -143,11 +143,19 @@ def _calls(path: str) -> list[tuple[int, int, int, int]]:
         if isinstance(node, ast.Call) and _named(node.func) == "inline_asm_elementwise":
             given = {word.arg: word.value for word in node.keywords}
             text = node.args[0] if node.args else given.get("asm")
-            if isinstance(text, ast.Constant | ast.JoinedStr):
-                breaks = (text.end_lineno or text.lineno) - text.lineno
-                last = node.end_lineno or node.lineno
-                found.append((node.lineno, last, text.lineno, breaks))
+            if text is not None:
+                found.append((node.lineno, node.end_lineno or node.lineno, _lines(text)))
     return found
+
+
+def _lines(text: ast.expr) -> list[int]:
+    """Return the lines of a text: of a literal, or of literals and names joined by `+`."""
+    if isinstance(text, ast.BinOp):
+        left, right = _lines(text.left), _lines(text.right)
+        return [*left, *right[1:]] if left else right
+    if isinstance(text, ast.Constant | ast.JoinedStr):
+        return [*range(text.lineno, (text.end_lineno or text.lineno) + 1)]
+    return []
 
 
 def _named(function: Any) -> str:

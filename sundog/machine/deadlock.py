@@ -11,6 +11,7 @@ counts its turns, and does nothing else, gets more of them.
 from __future__ import annotations
 
 import linecache
+import os
 import traceback
 from collections import deque
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..callsite import relative
+from ..callsite import called_from, relative
 from ..errors import KernelError, Livelock, SundogError
 from .polling import is_kernel_file, kernel_frames, site_of, stack_of, state_of
 from .tasks import Launch, Program
@@ -31,6 +32,7 @@ __all__ = ["Repeats", "Wait", "deadlock", "kernel_error"]
 
 _SHOWN = 32
 _LOOK_BACK = 8  # steps in a row that are not new, before a cycle is looked for
+_COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat")
 _REPEATED = 1000  # steps in a row before what a program has computed is looked at
 _MOST, _MOST_EACH = 6000, 200  # steps in a row that are not new even so: in all, and per program
 _ENDLESS = 300_000  # steps in a row at places and with values that were there before
@@ -182,7 +184,8 @@ def kernel_error(program: Program, error: BaseException) -> BaseException:
     frames = traceback.extract_tb(error.__traceback__)
     inside = next((i for i, f in enumerate(frames) if f.name == "_run_program"), -1) + 1
     own = [f for f in frames[inside:] if is_kernel_file(f.filename)] or frames[-1:]
-    at = " called at ".join(f"{relative(f.filename)}:{f.lineno}" for f in reversed(own))
+    theirs = [f for f in own if not f.filename.startswith(_COMPAT)] or own
+    at = called_from((f.filename, f.lineno or 0) for f in reversed(theirs))
     text = str(error) if isinstance(error, SundogError) else f"{type(error).__name__}: {error}"
     kind = type(error) if isinstance(error, SundogError) else KernelError
     named = kind(f"{program} at {at}: {text}")

@@ -79,7 +79,7 @@ def test_the_faulty_link_of_a_long_chain_is_named_with_its_call(fault: int) -> N
     (found,) = check(partial(chain, fault), 1, schedules=6, num_sms=8).findings
     assert found.rule == RELAXED_RELEASE.name, found
     helper, call = (_line_of(text) for text in ("tl.atomic_xchg(flag, 1", 'SEM="relaxed")'))
-    assert f"test_messages.py:{helper} called at tests/checker/test_messages.py:{call}" in found.why
+    assert f"test_messages.py:{helper} (called from :{call})" in found.why
 
 
 def test_a_chain_without_fault_is_clean() -> None:
@@ -134,4 +134,4 @@ def test_unknown_assembly_is_refused_with_its_text_and_line() -> None:
     assert "frobnicate.u32" in found.why
     inner, outer = (_line_of(text) for text in ("tl.inline_asm_", "helper(tl.load(x))"))
     at = "tests/checker/test_messages.py"
-    assert f"at {at}:{inner} called at {at}:{outer}" in found.why
+    assert f"at {at}:{inner} (called from :{outer})" in found.why

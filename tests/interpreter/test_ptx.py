@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import triton
@@ -10,6 +12,7 @@ from triton.language import load as imported_load
 from triton.language.math import rsqrt as imported_rsqrt
 
 from sundog.errors import CannotInterpret, KernelError
+from sundog.interpreter.ptx_lanes import _literal_lines
 from sundog.interpreter.ptx_parse import Address, Immediate, Register, parse
 
 from .launching import Run, launch
@@ -292,3 +295,13 @@ def test_min_and_max_are_the_compilers_and_names_may_be_imported(run: Run) -> No
     assert launch(run, builtins_kernel, (1,), x, 9, LIMIT=3)[0].tolist() == [1, 9, 3, 1]
     x = torch.tensor([8, 0, 0, 7], dtype=torch.int32)
     assert launch(run, builtins_kernel, (1,), x, 5, LIMIT=3)[0].tolist() == [3, 8, 3, 0]
+
+
+def test_a_text_joined_from_literals_and_names_has_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "joined.py"
+    path.write_text(
+        'f(\n  0)\nx = tl.inline_asm_elementwise("""\n a;\n """ + OP + """ b;\n c;""", "")\n'
+    )
+    assert _literal_lines(str(path), 3, 3) == [3, 4, 5, 6]
+    assert _literal_lines(str(path), 3, 2) == []  # OP had a line break of its own
+    assert _literal_lines(str(path), 1, 3) == []
