@@ -5,6 +5,7 @@ torch.cuda is replaced while a rank runs, and so is the driver's module of cuda-
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -14,20 +15,21 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CannotInterpret, SundogError
 from . import stream_kernels as kernels
 from .patches import Patches, current, for_ranks
 
-__all__ = ["CudaIsHere", "install", "provide"]
+__all__ = ["DRIVER", "RUNTIME", "CudaIsHere", "install", "provide"]
 
 _INSIDE = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, triton.__file__, os.path.dirname(__file__))
 )
 _TORCH_CUDA = os.path.dirname(os.path.abspath(torch.cuda.__file__)) + os.sep
-_NAMES = ("cuda", "cuda.bindings", "cuda.bindings.driver")
+_NAMES = ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtime")
 _DEVICE: Any = torch.Tensor.device.__get__
 _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
@@ -55,6 +57,8 @@ class CudaIsHere(TorchFunctionMode):
             if func == _IS_CUDA and _is_program():
                 return True
             return func(*args, **kwargs)
+        if name == "get_device" and _is_program():
+            return self._rank.world.rank
         if name == "data_ptr" and _is_program():
             self._rank.hold(args[0])
         if name in ("cuda", "pin_memory"):
@@ -215,7 +219,10 @@ def _nothing(rank: Any, *args: Any, **kwargs: Any) -> None:
 _FUNCTIONS: dict[str, Any] = {
     "device_count": lambda rank: rank.world.size,
     "current_device": lambda rank: rank.world.rank,
-    "set_device": _nothing, "init": _nothing, "empty_cache": _nothing, "set_stream": _nothing,
+    "_exchange_device": lambda rank, device: rank.world.rank,  # `with torch.cuda.device(...)`
+    "_maybe_exchange_device": lambda rank, device: rank.world.rank,
+    "set_device": _nothing, "init": _nothing, "empty_cache": _nothing, "_sleep": _nothing,
+    "set_stream": lambda rank, stream: stream and rank.set_stream(stream.number),
     "reset_peak_memory_stats": _nothing, "manual_seed": _nothing, "manual_seed_all": _nothing,
     "synchronize": lambda rank, device=None: rank.world.synchronize(),
     "current_stream": _current_stream,
@@ -249,21 +256,26 @@ def _refused(rank: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def install(patches: Patches) -> None:
-    for name, function in _FUNCTIONS.items():
-        patches.set(torch.cuda, name, for_ranks(function, getattr(torch.cuda, name)))
+    everywhere = {
+        name: for_ranks(call, getattr(torch.cuda, name)) for name, call in _FUNCTIONS.items()
+    }
+    everywhere |= {name: _answered(getattr(torch.cuda, name)) for name in _ONLY_FOR_PROGRAMS}
+    everywhere |= {
+        "CUDAGraph": _constructor(CudaGraph, torch.cuda.CUDAGraph),
+        "Stream": _constructor(CudaStream, torch.cuda.Stream),
+        "Event": _constructor(CudaEvent, torch.cuda.Event),
+    }
+    patches.set_everywhere(torch.cuda, everywhere)
     compiler: Any = sys.modules.get("torch._dynamo.device_interface")
     for name in vars(compiler.CudaInterface).keys() & _FUNCTIONS if compiler else ():
         # torch's compiler keeps the functions of torch.cuda
         patches.set(compiler.CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
-    for name in _ONLY_FOR_PROGRAMS:
-        patches.set(torch.cuda, name, _answered(getattr(torch.cuda, name)))
     for name in _NOTES:
         patches.set(torch.cuda.nvtx, name, for_ranks(_nothing, getattr(torch.cuda.nvtx, name)))
     patches.set(torch.cuda.nccl, "version", for_ranks(_nccl_version, torch.cuda.nccl.version))
+    keep = for_ranks(_nothing, torch.Tensor.record_stream)  # for the allocator, which is not here
+    patches.set(torch.Tensor, "record_stream", keep)
     patches.set(torch.cuda, "_lazy_init", for_ranks(_refused, torch.cuda._lazy_init))
-    patches.set(torch.cuda, "CUDAGraph", _constructor(CudaGraph, torch.cuda.CUDAGraph))
-    patches.set(torch.cuda, "Stream", _constructor(CudaStream, torch.cuda.Stream))
-    patches.set(torch.cuda, "Event", _constructor(CudaEvent, torch.cuda.Event))
 
 
 def _answered(original: Any) -> Any:
@@ -297,7 +309,12 @@ class StreamFlags:
 
     CU_STREAM_WAIT_VALUE_GEQ = 0
     CU_STREAM_WAIT_VALUE_EQ = 1
+    CU_STREAM_WAIT_VALUE_AND = 2
     CU_STREAM_WRITE_VALUE_DEFAULT = 0
+
+
+_WAITS = ("at least", "equal", "and")  # by the numbers above
+_COPIED = 4096  # bytes of a program of a copy
 
 
 def _on(stream: Any) -> Any:
@@ -307,26 +324,55 @@ def _on(stream: Any) -> Any:
     return rank.world.stream(int(stream))
 
 
-def _wait_value(stream: Any, address: Any, value: Any, flags: int) -> tuple[int]:
-    if flags != StreamFlags.CU_STREAM_WAIT_VALUE_EQ:
-        raise CannotInterpret("cuStreamWaitValue32: only CU_STREAM_WAIT_VALUE_EQ is simulated")
+def _wait_value(kind: Any, stream: Any, address: Any, value: Any, flags: int) -> tuple[int]:
+    if flags not in range(len(_WAITS)):
+        raise CannotInterpret(
+            f"cuStreamWaitValue with flags {flags}: GEQ, EQ and AND are simulated, alone"
+        )
     with _on(stream):
-        kernels.wait_value[(1,)](int(address), int(value))
+        kernels.wait_value[(1,)](int(address), int(value), HOW=_WAITS[flags], KIND=kind)
     return (0,)
 
 
-def _write_value(stream: Any, address: Any, value: Any, flags: int = 0) -> tuple[int]:
+def _write_value(kind: Any, stream: Any, address: Any, value: Any, flags: int = 0) -> tuple[int]:
     with _on(stream):
-        kernels.write_value[(1,)](int(address), int(value))
+        kernels.write_value[(1,)](int(address), int(value), KIND=kind)
     return (0,)
 
 
-def _unknown(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise CannotInterpret(
-        f"cuda.bindings.driver.{name} is not simulated: run this program on a GPU"
-    )
+def _copy(to: Any, source: Any, nbytes: int, stream: Any) -> tuple[int]:
+    with _on(stream):
+        grid = (max(1, -(-nbytes // _COPIED)),)
+        kernels.copy[grid](int(to), int(source), int(nbytes), BLOCK=_COPIED)
+    return (0,)
+
+
+def _copy_of_kind(to: Any, source: Any, nbytes: int, kind: Any, stream: Any) -> tuple[int]:
+    return _copy(to, source, nbytes, stream)
+
+
+DRIVER = {
+    "cuStreamWaitValue32": functools.partial(_wait_value, tl.int32),
+    "cuStreamWaitValue64": functools.partial(_wait_value, tl.int64),
+    "cuStreamWriteValue32": functools.partial(_write_value, tl.int32),
+    "cuStreamWriteValue64": functools.partial(_write_value, tl.int64),
+    "cuMemcpyAsync": _copy, "cuMemcpyDtoDAsync": _copy,
+    "CUstreamWaitValue_flags": StreamFlags, "CUstreamWriteValue_flags": StreamFlags,
+    "CUdeviceptr": int, "CUstream": int,
+}  # fmt: skip
+RUNTIME = {
+    "cudaMemcpyAsync": _copy_of_kind,
+    "cudaMemcpyKind": SimpleNamespace(cudaMemcpyDefault=4, cudaMemcpyDeviceToDevice=3),
+}
+
+
+def _unknown(module: str) -> Any:
+    def look(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CannotInterpret(f"{module}.{name} is not simulated: run this program on a GPU")
+
+    return look
 
 
 def provide() -> None:
@@ -336,11 +382,9 @@ def provide() -> None:
     modules = [ModuleType(name, "A stand-in of sundog's.") for name in _NAMES]
     for module in modules:
         module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
-    package, bindings, driver = modules
-    package.bindings, bindings.driver = bindings, driver  # type: ignore[attr-defined]
-    vars(driver).update(
-        cuStreamWaitValue32=_wait_value, cuStreamWriteValue32=_write_value,
-        CUstreamWaitValue_flags=StreamFlags, CUstreamWriteValue_flags=StreamFlags, CUdeviceptr=int,
-        CUstream=int, __getattr__=_unknown,
-    )  # fmt: skip
+    package, bindings, driver, runtime = modules
+    vars(package).update(bindings=bindings, cuda=driver, cudart=runtime)
+    vars(bindings).update(driver=driver, runtime=runtime)
+    vars(driver).update(DRIVER, __getattr__=_unknown(driver.__name__))
+    vars(runtime).update(RUNTIME, __getattr__=_unknown(runtime.__name__))
     sys.modules |= dict(zip(_NAMES, modules, strict=True))

@@ -77,6 +77,25 @@ class Iris:
         values = torch.arange(*bounds, dtype=dtype)
         return self._allocate(values.shape, values.dtype).copy_(values)
 
+    def uniform(
+        self, size: Any, low: float = 0.0, high: float = 1.0, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        return self._allocate((size,), dtype).uniform_(low, high)
+
+    def randint(
+        self, size: Any, low: int, high: int, dtype: torch.dtype = torch.int32
+    ) -> torch.Tensor:
+        x = self._allocate((size,), dtype)
+        return x.copy_(torch.randint(low, high, x.shape))
+
+    def linspace(
+        self, start: float, end: float, steps: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        return self._allocate((steps,), dtype).copy_(torch.linspace(start, end, steps))
+
+    def deallocate(self, pointer: Any) -> None:
+        """Do nothing, as Iris's own does: the heap ends with the program."""
+
     def zeros_like(self, x: torch.Tensor) -> torch.Tensor:
         return self.zeros(*x.shape, dtype=x.dtype)
 

@@ -6,6 +6,7 @@ A replacement is called only by threads that are ranks; every other thread gets 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -33,6 +34,20 @@ class Patches:
     def set(self, owner: Any, name: str, value: Any) -> None:
         self._changes.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
+
+    def set_everywhere(self, owner: Any, values: dict[str, Any]) -> None:
+        """Replace these of a module, also where others have them by `from owner import name`.
+
+        A program is imported before its ranks begin, so it may hold torch's own. torch's modules
+        keep its classes, which they derive from.
+        """
+        replaced = {id(getattr(owner, name)): value for name, value in values.items()}
+        for key, module in [*sys.modules.items()]:
+            held = getattr(module, "__dict__", {})
+            is_torch = module is not owner and key.partition(".")[0] == "torch"
+            for name in [name for name, value in [*held.items()] if id(value) in replaced]:
+                if not (is_torch and isinstance(held[name], type)):
+                    self.set(module, name, replaced[id(held[name])])
 
     def undo(self) -> None:
         for owner, name, value in reversed(self._changes):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ import torch.distributed._symmetric_memory as symm_mem
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import _SymmetricMemory
 
-from ..errors import CannotInterpret
+from ..errors import CannotInterpret, SundogError
 from ..machine.launcher import current_machine
 from ..world.world import World
 from . import cuda, operators, symmetric
@@ -25,7 +27,10 @@ __all__ = ["Rank", "as_rank"]
 
 _BACKENDS = ("nccl", "gloo", "undefined", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cuda:nccl")
 _PER_RANK = ("_group_name_to_workspace_tensor", "_group_name_to_store", "_backend_streams")
-
+_NEEDS_A_GPU = re.compile(
+    r"'torch\._C' has no attribute '_cuda|CUDA is not available|CUDA_HOME|compiled with(out)? CUDA|"
+    r"'CUDA' backend|NVIDIA driver|lib(cuda|cudart|nvrtc)\b"
+)
 
 _shared: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()  # by machine
 
@@ -42,12 +47,17 @@ class Rank:
         self.allocations: list[symmetric.SymmetricTensor] = []
         self.groups_of: dict[int, str] = {}  # by number of allocation
         self.backend = "CUDA"  # of symmetric memory, which is the same for all of them here
+        self.streams = ExitStack()  # those that torch.cuda.set_stream chose
         self._num_streams = 0
         self._held: list[torch.Tensor] = []
 
     def new_stream(self) -> int:
         self._num_streams += 1
         return self._num_streams
+
+    def set_stream(self, number: int) -> None:
+        """Make this the current stream, until another one is chosen or the program ends."""
+        self.streams.enter_context(self.world.stream(number))
 
     def default_group(self) -> SimulatedGroup:
         if self.state.default_pg is None:
@@ -104,8 +114,14 @@ def as_rank(main: Callable[..., Any]) -> Callable[[World], Any]:
         machine = current_machine()
         rank = Rank(world, {} if machine is None else _shared.setdefault(machine, {}))
         symmetric.Reach.of(machine)
-        with entered(rank, install), cuda.CudaIsHere(rank):
-            return main()
+        with entered(rank, install), cuda.CudaIsHere(rank), rank.streams:
+            try:
+                return main()
+            except Exception as error:
+                if not _NEEDS_A_GPU.search(str(error)) or isinstance(error, SundogError):
+                    raise
+                text = f"{type(error).__name__}: {error}: this needs a GPU, and is not simulated"
+                raise CannotInterpret(text).with_traceback(error.__traceback__) from error
 
     return run
 
@@ -131,9 +147,9 @@ def install(patches: Patches) -> list[Callable[[], None]]:
     """Put everything in place; return what undoes the rest."""
     patches.set(c10d, "_world", _Proxy(c10d._world))
     cuda.install(patches)
-    for name, function in _FUNCTIONS.items():
-        for module in (dist, c10d):
-            patches.set(module, name, for_ranks(function, getattr(c10d, name)))
+    patches.set_everywhere(
+        c10d, {name: for_ranks(call, getattr(c10d, name)) for name, call in _FUNCTIONS.items()}
+    )
     patches.set(dist, "ProcessGroup", SimulatedGroup)
     for name in _PER_RANK:
         patches.set(symm_mem, name, PerRank(name, getattr(symm_mem, name)))

@@ -30,6 +30,7 @@ __all__ = ["NAMES", "WORDS", "initialise", "peer_address", "stand_in"]
 WORDS = "shmem barrier words"  # the allocation that `barrier_all` counts in
 _SIGNS = ("eq", "ne", "gt", "le", "lt", "ge")  # NVSHMEM_CMP_*, in their order
 _SET, _ADD = 9, 10  # NVSHMEM_SIGNAL_*
+_SETS, _ADDS = (_SET, 0), (_ADD, 5)  # also by the numbers in the description of torch's module
 _epochs: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
 
@@ -199,7 +200,7 @@ def _deliver(builder: Any, deliver: Callable[[], None], word: int, value: int, o
     everywhere, amount = Value(np.ones(1, bool), tl.int1), Value(np.array([value]), tl.int64)
     # the data that was put comes before it, for who waits for the word
     order = ir.MEM_SEMANTIC.RELEASE, ir.MEM_SYNC_SCOPE.SYSTEM
-    if op == _ADD:
+    if _adds(op):
         builder.create_atomic_rmw(ir.ATOMIC_OP.ADD, address, amount, everywhere, *order, tile=False)
     else:
         builder.create_atomic_store(address, amount, everywhere, *order, tile=False)
@@ -218,13 +219,19 @@ def initialise(rank: Any) -> None:
 # signals and order
 
 
+def _adds(op: int) -> bool:
+    if op not in (*_SETS, *_ADDS):
+        raise CannotInterpret(f"signal operation {op}: expected NVSHMEM_SIGNAL_SET or _ADD")
+    return op in _ADDS
+
+
 def asm(text: str, constraints: str, args: list[Any], dtype: Any = tl.int32) -> Any:
     return tl.inline_asm_elementwise(text, constraints, args, dtype=dtype, is_pure=False, pack=1)
 
 
 def signal_op(builder: Any, word: Any, value: Any, op: Any, pe: Any) -> None:
     remote, amount = translated(builder, word, pe), tensor(value, tl.int64)
-    if _plain(op) == _ADD:  # every thread that calls it adds
+    if _adds(_plain(op)):  # every thread that calls it adds
         asm("red.relaxed.sys.global.add.u64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [remote, amount])
         return
     program = builder.machine.program

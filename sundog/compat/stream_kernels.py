@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["barrier", "send", "wait", "wait_value", "write_value"]
+__all__ = ["barrier", "copy", "send", "wait", "wait_value", "write_value"]
 
 
 @triton.jit
@@ -38,15 +38,30 @@ def barrier(pads, rank, channel, size):
 
 
 @triton.jit
-def write_value(address, value):
+def write_value(address, value, KIND: tl.constexpr = tl.int32):
     # cuStreamWriteValue32 fences first: what came before it on its stream is published
-    word = address.to(tl.pointer_type(tl.int32))
-    tl.atomic_xchg(word, value, sem="release", scope="sys")
+    word = address.to(tl.pointer_type(KIND))
+    tl.atomic_xchg(word, tl.cast(value, KIND), sem="release", scope="sys")
 
 
 @triton.jit
-def wait_value(address, value):
-    word = address.to(tl.pointer_type(tl.int32))
+def wait_value(address, value, HOW: tl.constexpr, KIND: tl.constexpr = tl.int32):
+    word, wanted = address.to(tl.pointer_type(KIND)), tl.cast(value, KIND)
     # what follows on this stream comes after what the writer published with this value
-    while tl.atomic_add(word, 0, sem="acquire", scope="sys") != value:
-        pass
+    if HOW == "equal":
+        while tl.atomic_add(word, 0, sem="acquire", scope="sys") != wanted:
+            pass
+    elif HOW == "at least":  # the difference may wrap around, as the driver's does
+        while tl.atomic_add(word, 0, sem="acquire", scope="sys") - wanted < 0:
+            pass
+    else:
+        while (tl.atomic_add(word, 0, sem="acquire", scope="sys") & wanted) == 0:
+            pass
+
+
+@triton.jit
+def copy(to, source, nbytes, BLOCK: tl.constexpr):
+    # the copy engine: in stream order, and by itself it publishes nothing
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    byte = tl.load(source.to(tl.pointer_type(tl.uint8)) + at, mask=at < nbytes)
+    tl.store(to.to(tl.pointer_type(tl.uint8)) + at, byte, mask=at < nbytes)

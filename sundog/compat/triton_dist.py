@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..errors import CannotInterpret, SundogError
-from . import shmem
+from . import cuda, shmem
 from .patches import current
 from .shmem import asm, stand_in, tensor
 
@@ -259,8 +259,8 @@ _HOST = {
     "is_nvshmem_multimem_supported": lambda: True, "requires": lambda condition: lambda f: f,
     "launch_cooperative_grid_options": dict, "is_cuda": lambda: True, "is_hip": lambda: False,
     "get_device_property": lambda device=0: torch.cuda.get_device_properties(device),
-    "support_launch_cooperative_grid": lambda: False, "cuda": SimpleNamespace(),
-    "cudart": SimpleNamespace(), "torch_stream_max_priority": lambda: 0,
+    "support_launch_cooperative_grid": lambda: False, "cuda": SimpleNamespace(**cuda.DRIVER),
+    "cudart": SimpleNamespace(**cuda.RUNTIME), "torch_stream_max_priority": lambda: 0,
     "get_device_max_shared_memory_size": lambda device: 227 << 10,
 }  # fmt: skip
 

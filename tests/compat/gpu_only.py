@@ -18,12 +18,17 @@ def read_the_peer(table, out):
 
 def unknown_driver_call() -> None:
     dist.init_process_group("nccl")
-    driver.cuMemcpyAsync(1, 2, 3, 0)
+    driver.cuMemHostRegister(1, 2, 3)
 
 
 def unknown_runtime_call() -> None:
     dist.init_process_group("nccl")
     torch.cuda.cudart()
+
+
+def shared_by_cuda() -> None:
+    dist.init_process_group("nccl")
+    torch.ones(3, device="cuda").untyped_storage()._share_cuda_()
 
 
 def graph() -> None:

@@ -11,12 +11,13 @@ from sundog.cli import app
 
 PROGRAMS = Path(__file__).with_name("gpu_only.py")
 REFUSED = {
-    "unknown_driver_call": "gpu_only.py:21: cuda.bindings.driver.cuMemcpyAsync is not simulated",
+    "unknown_driver_call": "gpu_only.py:21: cuda.bindings.driver.cuMemHostRegister is not simul",
     "unknown_runtime_call": "gpu_only.py:26: torch.cuda.cudart is not simulated: run this program",
-    "graph": "gpu_only.py:31: torch.cuda.CUDAGraph is not simulated: call the kernels without",
-    "time": "gpu_only.py:36: Event.elapsed_time: the simulator keeps no time; measure on a GPU",
-    "missing_import": "gpu_only.py:40: No module named 'a_library_that_nobody_has'. Install it",
-    "without_rendezvous": "load of symm_mem0 of rank 1 by a kernel of rank 0, which has no rendezv",
+    "shared_by_cuda": "gpu_only.py:31: RuntimeError: CUDA is not available: this needs a GPU, and",
+    "graph": "gpu_only.py:36: torch.cuda.CUDAGraph is not simulated: call the kernels without",
+    "time": "gpu_only.py:41: Event.elapsed_time: the simulator keeps no time; measure on a GPU",
+    "missing_import": "gpu_only.py:45: No module named 'a_library_that_nobody_has'. Install it",
+    "without_rendezvous": "gpu_only.py:16: load of symm_mem0 of rank 1 by a kernel of rank 0, wh",
     "ordinary_tensor": "load of a tensor of rank 1 by a kernel of rank 0, which has no rendezvous",
 }
 

@@ -14,6 +14,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed._symmetric_memory as symm_mem
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.cuda import Stream
+from torch.cuda import current_stream as stream_of_now
+from torch.cuda import synchronize as wait_for_gpu
+from torch.distributed import init_process_group as begin_group
+from torch.distributed.device_mesh import init_device_mesh
 
 import sundog
 from sundog.compat.rank import as_rank
@@ -167,6 +172,43 @@ def test_streams_and_events_order_work(backend: str) -> None:
         return flag.tolist()
 
     assert ranks(main, 2, backend) == [[0, 5]] * 2
+
+
+def test_a_program_may_have_torchs_functions_by_name() -> None:
+    """A script that says `from torch.cuda import Stream` has it before its ranks begin."""
+
+    def main() -> Any:
+        begin_group("nccl")
+        side = Stream()
+        side.wait_stream(stream_of_now())
+        torch.cuda.set_stream(side)
+        assert stream_of_now() == side
+        wait_for_gpu()
+        return dist.get_rank()
+
+    assert sundog.run(main, 2, "sim", torch=True) == [0, 1]
+    assert begin_group is dist.init_process_group
+    assert Stream is torch.cuda.Stream
+
+
+def test_a_mesh_gives_groups() -> None:
+    def main() -> Any:
+        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("rows", "columns"))
+        x = torch.full((1,), float(dist.get_rank()), device="cuda")
+        dist.all_reduce(x, group=mesh.get_group("columns"))
+        return x.item()
+
+    assert sundog.run(main, 4, "sim", torch=True) == [1.0, 1.0, 5.0, 5.0]
+
+
+def test_the_current_device_is_the_ranks() -> None:
+    def main(rank: int) -> Any:
+        with torch.cuda.device(rank):
+            x = torch.ones(2, device="cuda")
+        x.record_stream(torch.cuda.current_stream())
+        return x.get_device(), torch.cuda.current_device()
+
+    assert ranks(main, 2) == [(0, 0), (1, 1)]
 
 
 def test_a_tensor_is_on_the_ranks_device() -> None:
