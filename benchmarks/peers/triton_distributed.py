@@ -1,27 +1,21 @@
 """ByteDance-Seed/Triton-distributed, NVIDIA's kernels: stand-ins for its device language are ours.
 
-The package imports its own compiler; the adapter loads the kernels' files alone. Its barrier of one
-grid keeps a value per thread across `if` and `else`, which is not simulated: `_grid_barrier` has
-its meaning. Puts with `nbi` complete late on purpose.
+Puts with `nbi` complete late on purpose. Its all-gather GEMM is in `triton_distributed_copies`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import os
-import sys
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 
 from sundog.compat import triton_dist
 
-from .case import Case, Repair, Substitution, checkout, start
+from .case import Case, Repair, Substitution
+from .triton_distributed_copies import COPIES
+from .triton_distributed_start import begin, equal, ints, load, symmetric
 
 __all__ = ["CASES", "PACKAGE"]
 
@@ -30,76 +24,23 @@ _NV = f"{PACKAGE}/nvidia"
 _I64, _F32 = torch.int64, torch.float32
 
 
-@triton.jit
-def _grid_barrier(counter, use_cooperative: tl.constexpr):
-    """Meet the programs of this grid: each arrives once, and waits for the round to be full."""
-    tl.debug_barrier()  # what all threads did comes before the release
-    size = tl.num_programs(0)
-    old = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-    full = (old // size + 1) * size
-    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < full:
-        pass
-    tl.debug_barrier()
-
-
-def _load(name: str) -> Any:
-    if "triton_dist.kernels" not in sys.modules:
-        triton_dist.provide()
-        tl.constexpr_function = triton.constexpr_function  # where their Triton has it
-        for package in ("triton_dist.kernels", "triton_dist.kernels.nvidia"):
-            module = ModuleType(package)
-            module.__path__ = [os.path.join(checkout(), "python", *package.split("."))]
-            sys.modules[package] = module
-        common: Any = importlib.import_module("triton_dist.kernels.nvidia.common_ops")
-        common.barrier_on_this_grid = _grid_barrier
-        # names that only functions we do not call would need
-        sys.modules["triton_dist.kernels.common_ops"] = common
-        common.pack_b32_v2 = None
-        tuned: Any = ModuleType("triton_dist.tune")
-        tuned.autotune = lambda *args, **kwargs: lambda function: function
-        tuned.to_hashable = lambda x: x
-        sys.modules["triton_dist.tune"] = sys.modules["triton_dist"].tune = tuned  # type: ignore[attr-defined]
-    return importlib.import_module(f"triton_dist.kernels.nvidia.{name}")
-
-
-def _begin(name: str) -> tuple[Any, int, int]:
-    module = _load(name)
-    rank = start()
-    triton_dist.initialise()
-    return module, rank, dist.get_world_size()
-
-
-def _symmetric(*shape: int, dtype: torch.dtype = _F32) -> torch.Tensor:
-    x = triton_dist.create_tensor(shape, dtype).zero_()
-    dist.barrier()
-    return x
-
-
-def _equal(found: torch.Tensor, wanted: Any) -> None:
-    torch.testing.assert_close(found.float(), wanted.float(), rtol=0, atol=0)
-
-
-def _ints(rank: int, *shape: int) -> torch.Tensor:
-    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(rank)).float()
-
-
 # p2p.py
 
 
 def p2p_put() -> None:
-    module, rank, size = _begin("p2p")
-    data, flags = _symmetric(64), _symmetric(4, dtype=_I64)
-    x = _ints(rank, 64)
+    module, rank, size = begin("p2p")
+    data, flags = symmetric(64), symmetric(4, dtype=_I64)
+    x = ints(rank, 64)
     peer = (rank + 1) % size
     module.p2p_put_kernel[(2,)](x, data, peer, 256, flags, 3)
     module.p2p_wait_signal[(1,)](flags, rank, 3, 2)
-    _equal(data, _ints((rank - 1) % size, 64))
+    equal(data, ints((rank - 1) % size, 64))
 
 
 def p2p_get(kernel: str) -> None:
-    module, rank, _size = _begin("p2p")
-    data, flags = _symmetric(64), _symmetric(4, dtype=_I64)
-    x = _ints(7, 64)
+    module, rank, _size = begin("p2p")
+    data, flags = symmetric(64), symmetric(4, dtype=_I64)
+    x = ints(7, 64)
     out = torch.zeros(64)
     if rank == 0:
         data.copy_(x)
@@ -108,49 +49,49 @@ def p2p_get(kernel: str) -> None:
         module.p2p_wait_signal[(1,)](flags, 1, 5)
         if kernel == "p2p_copy_kernel":
             module.p2p_copy_kernel[(2,)](data, 0, 256)
-            _equal(data, x)
+            equal(data, x)
         else:
             module.p2p_copy_remote_to_local_kernel[(2,)](
                 data, 0, out, 256, NUM_SMS=2, BLOCK_SIZE=128
             )
-            _equal(out, x)
+            equal(out, x)
 
 
 # low_latency_allgather.py and allgather.py
 
 
 def _gathered(rank: int, size: int, run: Any, once: bool = False) -> None:
-    data, flags = _symmetric(size, 32), _symmetric(size, dtype=_I64)
+    data, flags = symmetric(size, 32), symmetric(size, dtype=_I64)
     for call in range(1 if once else 2):
-        data[rank].copy_(_ints(10 * call + rank, 32))
+        data[rank].copy_(ints(10 * call + rank, 32))
         dist.barrier()  # every rank's part is there, and the last call's are read
         run(data, flags, call + 1)
         torch.cuda.synchronize()
-        _equal(data, torch.stack([_ints(10 * call + r, 32) for r in range(size)]))
+        equal(data, torch.stack([ints(10 * call + r, 32) for r in range(size)]))
         dist.barrier()
 
 
 def pull() -> None:
-    module, rank, size = _begin("low_latency_allgather")
+    module, rank, size = begin("low_latency_allgather")
     _gathered(rank, size, lambda data, flags, target: module._forward_pull_kernel[(size,)](
         data, 128, flags, size, rank, target))  # fmt: skip
 
 
 def push_2d(nodes: int) -> None:
-    module, rank, size = _begin("low_latency_allgather")
+    module, rank, size = begin("low_latency_allgather")
     _gathered(rank, size, lambda data, flags, target: module._forward_push_2d_kernel[(size,)](
         data, 128, flags, nodes, size, rank, target))  # fmt: skip
 
 
 def push_numa() -> None:
-    module, rank, size = _begin("low_latency_allgather")
+    module, rank, size = begin("low_latency_allgather")
     _gathered(rank, size, lambda data, flags, target: module._forward_push_numa_2d_kernel[(size,)](
         data, 128, flags, n_numa_nodes=2, world_size=size, rank=rank, signal_target=target,
     ))  # fmt: skip
 
 
 def put_blocks() -> None:
-    module, rank, size = _begin("allgather")
+    module, rank, size = begin("allgather")
 
     def run(data: Any, flags: Any, target: int) -> None:
         flags[rank] = target
@@ -158,21 +99,21 @@ def put_blocks() -> None:
             data, flags, 32, 4, target, rank, size // 2, size,
             DISPATCH_BLOCK_NUM=size // 2 - 1, SEND_BLOCK_NUM=1,
         )  # fmt: skip
-        p2p = _load("p2p")
+        p2p = load("p2p")
         p2p.p2p_wait_signal[(1,)](flags, rank, target, size)
 
     _gathered(rank, size, run, once=True)
 
 
 def put_blocks_p2p() -> None:
-    module, rank, size = _begin("allgather")
+    module, rank, size = begin("allgather")
 
     def run(data: Any, flags: Any, target: int) -> None:
         module.nvshmem_device_producer_p2p_put_block_kernel[(2,)](
             data, flags, 32, 4, target, rank, 1, size
         )
         flags[rank] = target
-        _load("p2p").p2p_wait_signal[(1,)](flags, rank, target, size)
+        load("p2p").p2p_wait_signal[(1,)](flags, rank, target, size)
 
     _gathered(rank, size, run, once=True)
 
@@ -181,75 +122,75 @@ def put_blocks_p2p() -> None:
 
 
 def all_to_all_2d() -> None:
-    module, rank, size = _begin("all_to_all_single_2d")
+    module, rank, size = begin("all_to_all_single_2d")
     width, rows = 8, 4
-    out = _symmetric(size, rows, width)
+    out = symmetric(size, rows, width)
     splits = torch.full((size,), 2, dtype=torch.int32)
-    x = _ints(rank, 2 * size, width)
+    x = ints(rank, 2 * size, width)
     module.all_to_all_single_2d_kernel[(2,)](
         x, out, splits, splits, rank, WORLD_SIZE=size, MAX_M=rows, HIDDEN_DIM=width, ELEMENT_SIZE=4
     )
     dist.barrier()
     for r in range(size):
-        _equal(out[r, :2], _ints(r, 2 * size, width)[2 * rank : 2 * rank + 2])
+        equal(out[r, :2], ints(r, 2 * size, width)[2 * rank : 2 * rank + 2])
 
 
 def all_to_all(scaled: bool) -> None:
-    module, rank, size = _begin("low_latency_all_to_all")
+    module, rank, size = begin("low_latency_all_to_all")
     width, rows, experts = 8, 8, 2
-    data, signal = _symmetric(2, size, rows, width), _symmetric(2 * size, dtype=_I64)
-    scale, splits = _symmetric(2, size, rows), _symmetric(2, size * experts, dtype=torch.int32)
-    mine = _symmetric(size * experts, dtype=torch.int32)
+    data, signal = symmetric(2, size, rows, width), symmetric(2 * size, dtype=_I64)
+    scale, splits = symmetric(2, size, rows), symmetric(2, size * experts, dtype=torch.int32)
+    mine = symmetric(size * experts, dtype=torch.int32)
     sums = torch.arange(0, size * experts + 1, dtype=torch.int32)
     for call in (1, 2):
-        x = _ints(rank + call, size * experts, width)
+        x = ints(rank + call, size * experts, width)
         module.all_to_all_kernel[(size,)](
             x, data, mine, splits, signal, sums, x[:, 0].contiguous(), scale, rank, call,
             WITH_SCALE=scaled, WORLD_SIZE=size, HIDDEN=width, MAX_M=rows, EXPERTS_PER_RANK=experts,
             NUM_TOT_EXPERTS=size * experts, ELEMENT_SIZE=4,
         )  # fmt: skip
         for r in range(size):
-            part = _ints(r + call, size * experts, width)[experts * rank : experts * (rank + 1)]
-            _equal(data[call % 2, r, :experts], part)
+            part = ints(r + call, size * experts, width)[experts * rank : experts * (rank + 1)]
+            equal(data[call % 2, r, :experts], part)
 
 
 # all-reduce and reduce-scatter
 
 
 def _total(size: int, n: int, seed: int = 0) -> torch.Tensor:
-    return torch.stack([_ints(seed + r, n) for r in range(size)]).sum(0)
+    return torch.stack([ints(seed + r, n) for r in range(size)]).sum(0)
 
 
 def one_shot() -> None:
-    module, rank, size = _begin("allreduce")
+    module, rank, size = begin("allreduce")
     n = 64
-    buffer, signal = _symmetric(size * n), _symmetric(2 * size, dtype=_I64)
+    buffer, signal = symmetric(size * n), symmetric(2 * size, dtype=_I64)
     out, counter = torch.empty(n), torch.zeros(1, dtype=torch.int32)
     for call in range(2):
         module.allreduce_one_shot_push_intra_node_kernel[(2,)](
-            _ints(9 * call + rank, n), out, signal, buffer, counter, rank, world_size=size,
+            ints(9 * call + rank, n), out, signal, buffer, counter, rank, world_size=size,
             n_elements=n, BLOCK_SIZE=32, use_cooperative=False,
         )  # fmt: skip
-        _equal(out, _total(size, n, 9 * call))
+        equal(out, _total(size, n, 9 * call))
 
 
 def two_shot() -> None:
-    module, rank, size = _begin("allreduce")
+    module, rank, size = begin("allreduce")
     n = 64
-    buffer, signal = _symmetric(2 * n), _symmetric(2 * size, dtype=_I64)
+    buffer, signal = symmetric(2 * n), symmetric(2 * size, dtype=_I64)
     out, counter = torch.empty(n), torch.zeros(1, dtype=torch.int32)
     module.allreduce_two_shot_push_intra_node_kernel[(size,)](
-        _ints(rank, n), buffer, signal, counter, out, rank, world_size=size, n_elements=n,
+        ints(rank, n), buffer, signal, counter, out, rank, world_size=size, n_elements=n,
         BLOCK_SIZE=16, use_cooperative=False,
     )  # fmt: skip
-    _equal(out, _total(size, n))
+    equal(out, _total(size, n))
 
 
 def double_tree() -> None:
-    module, rank, size = _begin("allreduce")
+    module, rank, size = begin("allreduce")
     n, chunk = 64, 32
-    data, signal = _symmetric(n), _symmetric(2 * size, dtype=_I64)
-    data.copy_(_ints(rank, n))
+    data, signal = symmetric(n), symmetric(2 * size, dtype=_I64)
+    data.copy_(ints(rank, n))
     out = torch.empty(n)
     dist.barrier()
     tree = module.get_tree_parent_and_children(size, rank)
@@ -257,15 +198,15 @@ def double_tree() -> None:
         data, signal, out, *tree, n, rank, size, CHUNK_SIZE=chunk, BLOCK_SIZE=16
     )
     dist.barrier()
-    _equal(out, _total(size, n))
+    equal(out, _total(size, n))
 
 
 def ring() -> None:
-    module, rank, size = _begin("reduce_scatter")
+    module, rank, size = begin("reduce_scatter")
     n = 32
-    data, flags = _symmetric(size, n), _symmetric(size, dtype=torch.int32)
-    data.copy_(_ints(rank, size, n))
-    reduced, arrived = _symmetric(size, n), _symmetric(size, dtype=_I64)
+    data, flags = symmetric(size, n), symmetric(size, dtype=torch.int32)
+    data.copy_(ints(rank, size, n))
+    reduced, arrived = symmetric(size, n), symmetric(size, dtype=_I64)
     flags.fill_(1)
     dist.barrier()
     counter, out = torch.zeros(size, dtype=torch.int32), torch.empty(n)
@@ -273,20 +214,20 @@ def ring() -> None:
         rank, size, data, flags, reduced, arrived, counter, out, n, BLOCK_SIZE=32,
         use_cooperative=False,
     )  # fmt: skip
-    _equal(out, sum(_ints(r, size, n)[rank] for r in range(size)))
+    equal(out, sum(ints(r, size, n)[rank] for r in range(size)))
 
 
 def inter_node() -> None:
-    module, rank, size = _begin("reduce_scatter")
+    module, rank, size = begin("reduce_scatter")
     rows, width = 2, 8
-    out = _symmetric(size, rows * width)
-    x = _ints(rank, size, rows * width)
+    out = symmetric(size, rows * width)
+    x = ints(rank, size, rows * width)
     for offset in range(size - 1):
         module.kernel_inter_node_p2p_for_same_local_rank[(1,)](offset, 1, rows, width, x, out)
     dist.barrier()
     for r in range(size):
         if r != rank:
-            _equal(out[r], _ints(r, size, rows * width)[rank])
+            equal(out[r], ints(r, size, rows * width)[rank])
 
 
 # barriers
@@ -294,15 +235,15 @@ def inter_node() -> None:
 
 def _meet(name: str, launch: Any) -> None:
     """Write, meet, read a peer's memory, meet, and write again."""
-    module, rank, size = _begin(name)
-    data = _symmetric(16)
+    module, rank, size = begin(name)
+    data = symmetric(16)
     handle: Any = triton_dist.symm_mem.rendezvous(data, dist.group.WORLD)
-    words = _symmetric(4 * size + 4, dtype=torch.int32)
+    words = symmetric(4 * size + 4, dtype=torch.int32)
     theirs = handle.get_buffer((rank + 1) % size, (16,), _F32)
     for call in range(2):
         data.fill_(10 * call + rank)
         launch(module, rank, size, words, 4 * call + 1)
-        _equal(theirs, torch.full((16,), 10.0 * call + (rank + 1) % size))
+        equal(theirs, torch.full((16,), 10.0 * call + (rank + 1) % size))
         launch(module, rank, size, words, 4 * call + 3)
 
 
@@ -331,37 +272,37 @@ def gemm_barrier() -> None:
 
 
 def _copied(name: str, grid: int) -> None:
-    module, rank, size = _begin("allgather_gemm")
+    module, rank, size = begin("allgather_gemm")
     rows, width = 4, 16
-    whole, sync = _symmetric(size * rows, width), _symmetric(3 * size, dtype=torch.int32)
-    barrier = _symmetric(size, dtype=torch.int32)
-    x = _ints(rank, rows, width)
+    whole, sync = symmetric(size * rows, width), symmetric(3 * size, dtype=torch.int32)
+    barrier = symmetric(size, dtype=torch.int32)
+    x = ints(rank, rows, width)
     getattr(module, name)[(grid,)](
         rank, rank, size, x, whole, barrier, sync, rows, width, width, 1, width, 1, 1,
         BLOCK_SIZE_M=4, BLOCK_SIZE_N=16, use_cooperative=False,
     )  # fmt: skip
     assert barrier.tolist() == [int(r == rank) for r in range(size)]
     if name.startswith("copy"):
-        _equal(whole[rows * rank : rows * (rank + 1)], x)
+        equal(whole[rows * rank : rows * (rank + 1)], x)
 
 
 def reset() -> None:
-    module, rank, size = _begin("allgather_group_gemm")
-    out, flags = _symmetric(64), _symmetric(size, dtype=torch.int32)
+    module, rank, size = begin("allgather_group_gemm")
+    out, flags = symmetric(64), symmetric(size, dtype=torch.int32)
     counter = torch.zeros(1, dtype=torch.int32)
     module._copy_and_reset_and_barrier_all_kernel[(2,)](
-        _ints(rank, 64), out, 64, flags, rank, NUM_RANKS=size, grid_barrier_ptr=counter,
+        ints(rank, 64), out, 64, flags, rank, NUM_RANKS=size, grid_barrier_ptr=counter,
         BLOCK_SIZE=32, use_cooperative=False,
     )  # fmt: skip
-    _equal(out, _ints(rank, 64))
+    equal(out, ints(rank, 64))
 
 
 def _consumed(name: str) -> None:
-    module, rank, size = _begin("gemm_allreduce")
+    module, rank, size = begin("gemm_allreduce")
     rows, width = 4, 32
-    data, out = _symmetric(rows, width), _symmetric(rows, width)
-    flags = _symmetric(8, dtype=torch.int32)
-    data.copy_(_ints(rank, rows, width))
+    data, out = symmetric(rows, width), symmetric(rows, width)
+    flags = symmetric(8, dtype=torch.int32)
+    data.copy_(ints(rank, rows, width))
     flags.fill_(1)
     result = torch.empty(rows, width)
     dist.barrier()
@@ -370,8 +311,8 @@ def _consumed(name: str) -> None:
         BLOCK_SIZE_COMM=32, NUM_COMM_SMS=1,
     )  # fmt: skip
     dist.barrier()
-    wanted = sum(_ints(r, rows, width) for r in range(size))
-    _equal(result if "ring" not in name else out, wanted)
+    wanted = sum(ints(r, rows, width) for r in range(size))
+    equal(result if "ring" not in name else out, wanted)
 
 
 def _case(kernel: str, file: str, program: Any, **how: Any) -> Case:
@@ -445,4 +386,5 @@ CASES = [
           _PART(_consumed, "consumer_all_reduce_load_store_kernel")),
     _case("consumer_ring_all_reduce_load_store_kernel", "gemm_allreduce",
           _PART(_consumed, "consumer_ring_all_reduce_load_store_kernel")),
+    *COPIES,
 ]  # fmt: skip
