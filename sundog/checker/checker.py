@@ -426,6 +426,7 @@ class Checker:
         return [
             stale_read(event, self._word(address), *messages)
             for event, missed in self._signals.stale.items()
+            if not event.is_ours
             for address, messages in missed.items()
         ]
 

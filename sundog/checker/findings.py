@@ -151,6 +151,11 @@ class AccessEvent:
         return next(user, self.stack[0] if self.stack else ("?", 0, ""))
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it has no line of the user's: a kernel that stands for torch's own."""
+        return self.where[0].startswith(_OURS)
+
+    @property
     def callers(self) -> tuple[tuple[str, int, str], ...]:
         """Return `where` and the lines that called it, the kernel's last."""
         place = self.stack.index(self.where) if self.where in self.stack else 0

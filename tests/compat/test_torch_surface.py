@@ -191,6 +191,24 @@ def test_a_program_may_have_torchs_functions_by_name() -> None:
     assert Stream is torch.cuda.Stream
 
 
+def test_polls_of_torchs_own_barrier_explain_nothing() -> None:
+    """A wrong result has its cause in the program, not in what stands for torch's kernels."""
+
+    def main() -> None:
+        dist.init_process_group("nccl")
+        x = symm_mem.empty(4, dtype=torch.int32, device="cuda")
+        handle = symm_mem.rendezvous(x, dist.group.WORLD)
+        for step in range(2):
+            x.fill_(step)
+            theirs = handle.get_buffer((handle.rank + 1) % 2, (4,), torch.int32).clone()
+            handle.barrier()
+            assert theirs.tolist() == [step] * 4
+
+    report = check(as_rank(main), 2, schedules=6)
+    assert any(each.kind == "wrong result" for each in report.findings), report
+    assert "stream_kernels.py" not in str(report)
+
+
 def test_a_mesh_gives_groups() -> None:
     def main() -> Any:
         mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("rows", "columns"))
