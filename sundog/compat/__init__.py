@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from typing import Any
 
@@ -21,14 +22,18 @@ _LIBRARIES = ("iris", "triton_dist")  # each with a module here of the same name
 _NVSHMEM = "torch.distributed._symmetric_memory._nvshmem_triton"
 
 
-def provide() -> None:
+def provide(script: str = "") -> None:
     """Make importable what programs import and this machine lacks: stand-ins, until it ends.
 
-    Provide cuda-python, Iris and Triton-distributed, each unless it is installed, and NVSHMEM for
-    torch. Call it before the program is imported; `sundog check --torch` does.
+    Provide cuda-python, Iris and Triton-distributed, each unless it is installed, NVSHMEM for
+    torch, and the files beside a script (`script.py` or `script.py:main`), as Python does. Call it
+    before the program is imported; `sundog check --torch` does.
     """
     from . import cuda
 
+    path = script.partition(".py:")[0].removesuffix(".py") + ".py"
+    if os.path.exists(path):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     cuda.provide()
     _provide_nvshmem()
     for name in _LIBRARIES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -101,8 +102,11 @@ class Rank:
         return group
 
 
-def as_rank(main: Callable[..., Any]) -> Callable[[World], Any]:
-    """Return a rank's function for `sundog.run` that calls main() as torchrun's process would."""
+def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Callable[[World], Any]:
+    """Return a rank's function for `sundog.run` that calls main() as torchrun's process would.
+
+    `argv`: what the program finds as sys.argv, if not this process's own.
+    """
 
     @functools.wraps(main)
     def run(world: World) -> Any:
@@ -114,7 +118,11 @@ def as_rank(main: Callable[..., Any]) -> Callable[[World], Any]:
         machine = current_machine()
         rank = Rank(world, {} if machine is None else _shared.setdefault(machine, {}))
         symmetric.Reach.of(machine)
-        with entered(rank, install), cuda.CudaIsHere(rank), rank.streams:
+        with (
+            entered(rank, functools.partial(install, argv=argv)),
+            cuda.CudaIsHere(rank),
+            rank.streams,
+        ):
             try:
                 return main()
             except Exception as error:
@@ -143,8 +151,9 @@ class _Proxy:
         setattr(self._mine(), name, value)
 
 
-def install(patches: Patches) -> list[Callable[[], None]]:
+def install(patches: Patches, argv: Sequence[str] | None = None) -> list[Callable[[], None]]:
     """Put everything in place; return what undoes the rest."""
+    patches.set(sys, "argv", [*(sys.argv if argv is None else argv)])
     patches.set(c10d, "_world", _Proxy(c10d._world))
     cuda.install(patches)
     patches.set_everywhere(

@@ -31,6 +31,15 @@ def test_the_page_is_generated() -> None:
     assert (REPOSITORY / "docs" / "peers.md").read_text() == page(RESULTS)
 
 
+def test_the_readme_has_the_figures_of_the_page() -> None:
+    programs = [each for name in WANTED for each in runs(name)]
+    kernels = sum(each["kernels"] for each in programs)
+    wrong = sum(bool(each["findings"] + each["failures"]) for each in programs)
+    text = (REPOSITORY / "README.md").read_text()
+    assert f"[{kernels} kernels of ten repositories](docs/peers.md)" in text
+    assert f"in {len(programs)} programs: {wrong} of these have" in text
+
+
 def test_as_many_kernels_as_wanted_run_in_time() -> None:
     for repository, count in WANTED.items():
         assert sum(each["kernels"] for each in runs(repository)) >= count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,20 @@ def test_refused_with_a_sentence_and_status_2(name: str) -> None:
 def test_what_has_a_meaning_here_is_clean(name: str) -> None:
     status, output = checked(name)
     assert status == 0, output
+
+
+def test_a_script_finds_its_neighbours_and_no_arguments_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_script.py").write_text("NUMBER = 3\n")
+    path = tmp_path / "with_arguments.py"
+    lines = ["import argparse", "import sys", "from beside_the_script import NUMBER", "def main():",
+             "    given = argparse.ArgumentParser().parse_args()",
+             "    assert sys.argv[0].endswith('with_arguments.py') and NUMBER == 3"]  # fmt: skip
+    path.write_text("\n".join(lines))
+    before = sys.argv
+    found = CliRunner().invoke(app, ["check", f"{path}:main", "--torch", "--schedules=1"])
+    assert found.exit_code == 0, found.output
+    assert sys.argv is before
+    sys.path.remove(str(tmp_path))
 
 
 def test_a_missing_import_of_the_file_itself(tmp_path: Path) -> None:

@@ -40,9 +40,10 @@ def run(options: CheckOptions) -> int:
     """Exit with 1 if something was found, or a mutant survived that no ACCEPT lists."""
     _check_options(options)
     if options.torch:
-        provide()  # what the program may import
+        provide(options.target)  # what the program may import
     function = function_of(options.target, options.world)
-    function = as_rank(function) if options.torch else function
+    if options.torch:
+        function = as_rank(function, [options.target.rpartition(":")[0]])
     accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
     console = Console()
     if options.exhaustive:
