@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Iterator
 
@@ -148,7 +149,9 @@ def _find(error: Exception | SystemExit, rank: int | None) -> Finding:
     if isinstance(error, WaitTimeout):  # no wait runs out in a check: this one left too early
         return WRONG_RESULT.finding(str(error))
     if isinstance(error, AssertionError):
-        return WRONG_RESULT.finding(f"{who}{_where(error)}{error}")
+        path, line, _ = raised_at(error)
+        text = str(error) or linecache.getline(path, line).strip()
+        return WRONG_RESULT.finding(f"{who}{_where(error)}{text}")
     kind = type(error).__name__
     text = str(error) if isinstance(error, SundogError) else f"{kind}: {error}"
     return ERROR.finding(f"{who}{_where(error)}{text}")

@@ -202,11 +202,13 @@ def test_polls_of_torchs_own_barrier_explain_nothing() -> None:
             x.fill_(step)
             theirs = handle.get_buffer((handle.rank + 1) % 2, (4,), torch.int32).clone()
             handle.barrier()
-            assert theirs.tolist() == [step] * 4
+            if theirs.tolist() != [step] * 4:
+                raise AssertionError
 
     report = check(as_rank(main), 2, schedules=6)
     assert any(each.kind == "wrong result" for each in report.findings), report
     assert "stream_kernels.py" not in str(report)
+    assert ": raise AssertionError" in str(report)  # the line, where there is no message
 
 
 def test_a_mesh_gives_groups() -> None:
