@@ -70,9 +70,13 @@ def _stronger(event: AccessEvent, sem: str) -> str:
     opcode = _opcode(event)
     if opcode and _is_stand_in(event):
         return f"a fence {'before' if sem == 'release' else 'after'} {_line(event)}"
+    if event.sem in ("acquire", "release") and event.sem != sem:  # it must do both
+        strong = f"{opcode.replace(event.sem, 'acq_rel')}" if opcode else 'sem="acq_rel"'
+        return f"{strong} at {_line(event)}"
     if not opcode:
         order = f'sem="{sem}"'
-        found = order if event.atomic else f'an atomic with {order}, scope="sys"'
+        is_atomic = event.atomic and "load" not in event.verb  # tl.load has no semantics
+        found = order if is_atomic else f'an atomic with {order}, scope="sys"'
         return f"{found} at {_line(event)}"
     scoped = f".{sem}" if {"sys", "gpu", "cta"} & {*opcode.split(".")} else f".{sem}.sys"
     if "relaxed" in opcode:

@@ -49,7 +49,17 @@ def test_a_wait_without_acquire() -> None:
     plain = event("kernel", "", "", verb="load", atomic=False)
     wanted = 'repair: an atomic with sem="acquire", scope="sys" at kernel.py:7'
     assert wanted in idiom(signal, plain, "acquire")
+    volatile = event("kernel", verb="volatile load")
+    assert wanted in idiom(signal, volatile, "acquire")
     assert "repair" not in idiom(signal, WAIT, "")
+
+
+def test_an_atomic_that_signals_and_waits_does_both() -> None:
+    counter = event("kernel", "release", verb="atomic ADD")
+    assert 'repair: sem="acq_rel" at kernel.py:7' in idiom(counter, counter, "acquire")
+    counter = event("atom.release.sys.global.add.u32", "release")
+    wanted = "repair: atom.acq_rel.sys.global.add.u32 at kernel.py:7"
+    assert wanted in idiom(counter, counter, "acquire")
 
 
 def test_scopes_are_widened_where_they_are_too_narrow() -> None:
