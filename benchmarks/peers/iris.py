@@ -59,7 +59,7 @@ def store() -> None:
     heap.barrier()
     module.store_kernel[(2,)](out, 64, rank, (rank + 1) % size, 32, heap.get_heap_bases())
     heap.barrier()
-    assert out.abs().sum() > 0
+    _close(out, torch.arange(64))
 
 
 def all_load() -> None:
@@ -78,7 +78,8 @@ def all_store() -> None:
     heap.barrier()
     module.all_store_kernel[(2,)](out, rank, 64, size, 32, heap.get_heap_bases())
     heap.barrier()
-    assert torch.isfinite(out).all()
+    _close(out[:64], torch.arange(64))  # the other rank stored to the first part
+    _close(out[64:], 0.0)
 
 
 def _atomic(name: str) -> None:
@@ -89,6 +90,8 @@ def _atomic(name: str) -> None:
     kernel = getattr(module, f"{name}_kernel")
     kernel[(2,)](source, out, 64, rank, (rank + 1) % size, 32, heap.get_heap_bases())
     heap.barrier()
+    _close(source, 1)  # one rank added 1, or exchanged for 1
+    _close(out, 0)  # what was there before, or nothing
 
 
 def message(file: str) -> None:

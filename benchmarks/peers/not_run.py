@@ -10,7 +10,8 @@ _THREADS = (
 )
 _OWN = "vectors, multimem or TMA by functions of its compiler that have no stand-in"
 _MODEL = "needs what other kernels of a whole model prepare: routing, attention, grouped products"
-_PRODUCT = "a product that waits for, or signals, the copies of its host code: no adapter for that"
+_PRODUCT = "a product that signals each tile to a reduction or a copy: no adapter for that"
+_LOCAL = "atomics or assembly inside one GPU only: no other rank takes part"
 NOT_RUN: dict[str, dict[str, list[str]]] = {
     "ByteDance-Seed/Triton-distributed": {
         _THREADS: [
@@ -29,8 +30,8 @@ NOT_RUN: dict[str, dict[str, list[str]]] = {
             "not compile either)",
         ],
         _PRODUCT: [
-            "kernel_all_to_all_gemm_consumer", "kernel_consumer_gemm_persistent",
-            "kernel_consumer_gemm_non_persistent", "kernel_persistent_gemm_notify",
+            "kernel_all_to_all_gemm_consumer", "kernel_persistent_gemm_notify",
+            "kernel_persistent_tma_gemm_notify (two files)",
             "kernel_fused_gemm_allreduce", "kernel_gemm_rs_producer_persistent_reduce_st",
             "kernel_gemm_rs_producer_persistent", "kernel_gemm_rs_producer_non_persistent",
             "matmul_kernel and matmul_kernel_descriptor_persistent (gemm, Ulysses: three files)",
@@ -46,6 +47,15 @@ NOT_RUN: dict[str, dict[str, list[str]]] = {
             "reduce_topk_reduce_scatter_ring_intra_node_kernel",
             "calc_gather_scatter_index_v2_kernel", "all_gather_push_2d_kernel",
             "kernel_consumer_flash_attn_forward (two files)", "kernel_pre_attn_qkv_pack_a2a",
+            "moe_gather_ar_grouped_gemm_kernel", "moe_gather_ar_grouped_gemm_persistent_kernel",
+            "moe_gather_rs_grouped_gemm_kernel", "moe_gather_rs_grouped_gemm_persistent_kernel",
+        ],
+        _LOCAL: [
+            "_threadblock_complex_swizzle_run", "_threadblock_naive_swizzle_run",
+            "_threadblock_swizzle_run", "threadblock_swizzle_ag_moe_kernel",
+            "calc_sorted_gather_index_kernel", "calc_gather_scatter_index_kernel",
+            "kernel_bincount", "reduce_1d_persistent_kernel",
+            "transposed_moe_grouped_gemm_kernel_nk_const_persistent_dynamic",
         ],
     },
 }  # fmt: skip

@@ -84,6 +84,13 @@ _PROXY = Repair(
     ),
 )  # fmt: skip
 
+_REACH = Repair(
+    "scope does not reach",
+    "In the ring another GPU writes the flag, and the kernel waits for it at scope gpu: that "
+    "orders nothing between GPUs. (With full_mesh_pull the rank's own stream writes the flag.)",
+    (Substitution(_FILE, 278, '"gpu", "acquire"', '"sys", "acquire"'),),
+)
+
 
 def _case(kernel: str, program: Any, **how: Any) -> Case:
     return Case(kernel, _FILE, program, world=2, schedules=4, **how)
@@ -93,6 +100,7 @@ COPIES = [
     _case("kernel_consumer_gemm_persistent, copies by full_mesh_pull",
           functools.partial(persistent, "All2All_IntraNode"), repairs=(_PROXY,)),
     _case("kernel_consumer_gemm_persistent, copies by ring_push_1d",
-          functools.partial(persistent, "Ring1D_IntraNode"), kernels=0, repairs=(_PROXY,)),
+          functools.partial(persistent, "Ring1D_IntraNode"), kernels=0,
+          repairs=(_REACH, _PROXY)),
     _case("kernel_consumer_gemm_non_persistent, copies by full_mesh_pull", non_persistent),
 ]  # fmt: skip
