@@ -152,7 +152,7 @@ class AccessEvent:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it has no line of the user's: a kernel that stands for torch's own."""
+        """Return whether it has no line of the user's: a kernel that stands for torch's own."""
         return self.where[0].startswith(_OURS)
 
     @property

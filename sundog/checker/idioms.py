@@ -57,7 +57,7 @@ def _opcode(event: AccessEvent) -> str:
 
 
 def _is_stand_in(event: AccessEvent) -> bool:
-    """Whether a library's function made it, whose instruction its caller cannot change."""
+    """Return whether a library's function made it, whose instruction its caller cannot change."""
     return bool(event.stack) and event.where is not event.stack[0]
 
 
