@@ -183,6 +183,7 @@ def _access(
 
 
 Candidate = tuple[tuple[Registers, ...], Execution]
+Wanted = Callable[[tuple[Registers, ...]], bool]
 
 
 @dataclass(frozen=True)
@@ -211,15 +212,23 @@ def _final(x: Execution) -> dict[str, set[int]]:
     return found
 
 
-def executions(litmus: Litmus, bound: int = 2) -> Iterator[Candidate]:
-    """Yield the allowed executions, each with the threads' registers at the end."""
-    return candidates(litmus, bound, lambda x: all(axiom(x) for axiom in AXIOMS))
+def executions(
+    litmus: Litmus, bound: int = 2, wanted: Wanted = lambda registers: True
+) -> Iterator[Candidate]:
+    """Yield the allowed executions, each with the threads' registers at the end.
+
+    Those that end with registers that are not `wanted` (any more) are left out.
+    """
+    return candidates(litmus, bound, lambda x: all(axiom(x) for axiom in AXIOMS), wanted)
 
 
 def candidates(
-    litmus: Litmus, bound: int = 2, fits: Callable[[Execution], bool] = lambda x: True
+    litmus: Litmus,
+    bound: int = 2,
+    fits: Callable[[Execution], bool] = lambda x: True,
+    wanted: Wanted = lambda registers: True,
 ) -> Iterator[Candidate]:
-    """Yield every execution that fits.
+    """Yield every execution that fits, and whose registers are wanted.
 
     Whatever contradicts an axiom still does when more is known of the orders, so that `fits` is
     asked at each step on the way, and the rest is not looked at if it says no.
@@ -228,15 +237,17 @@ def candidates(
     by_way = all_traces(litmus, bound)
     for ways in product(*by_way):
         joined = [_join(list(start), ways, met) for met in _meetings(ways)]
-        possible = [effects for effects in joined if effects is not None]
+        possible = [(effects, Known()) for effects in joined if effects is not None]
         if not possible:
             continue
         for traces in _supplied(start, [by_way[t][way] for t, way in enumerate(ways)]):
             registers = tuple(trace.registers for trace in traces)
             values = (*start.values(), *(value for trace in traces for value in trace.values))
-            for effects in possible:
-                for execution in _ordered(effects, values, fits):
+            for effects, known in possible if wanted(registers) else ():
+                for execution in _ordered(effects, values, fits, known):
                     yield registers, execution
+                    if not wanted(registers):
+                        break
 
 
 def _supplied(start: dict[str, int], choices: list[list[Trace]]) -> Iterator[tuple[Trace, ...]]:
@@ -323,8 +334,11 @@ def _join(places: list[str], ways: tuple[Way, ...], met: Meeting) -> Effects | N
 Fits = Callable[[Execution], bool]
 
 
-def _ordered(x: Effects, values: tuple[int, ...], fits: Fits) -> Iterator[Execution]:
-    for reads_from in _reads_from(x, values, fits):
+Known = dict[tuple[int, ...], bool]  # whether reads-from, as rows, fits: whatever the values
+
+
+def _ordered(x: Effects, values: tuple[int, ...], fits: Fits, known: Known) -> Iterator[Execution]:
+    for reads_from in _reads_from(x, values, fits, known):
 
         def with_fences(order: Relation, rf: Relation = reads_from) -> Execution:
             synchronised = Synchronised(x, rf, order)
@@ -338,21 +352,29 @@ def _ordered(x: Effects, values: tuple[int, ...], fits: Fits) -> Iterator[Execut
             yield from _orientations(x.strong_writes, partly.co, with_writes, fits)
 
 
-def _reads_from(x: Effects, values: tuple[int, ...], fits: Fits) -> Iterator[Relation]:
+def _reads_from(
+    x: Effects, values: tuple[int, ...], fits: Fits, known: Known
+) -> Iterator[Relation]:
     """Give each read a write of its value, one read after the other."""
     reads, none = list(bits(x.reads)), Relation.empty(x.size)
 
-    def choose(number: int, known: Relation) -> Iterator[Relation]:
+    def possible(rf: Relation) -> bool:
+        if rf.rows not in known:
+            synchronised = Synchronised(x, rf, none)
+            before = synchronised.ordered_writes.closed()
+            known[rf.rows] = fits(Execution(synchronised, before, values))
+        return known[rf.rows]
+
+    def choose(number: int, chosen: Relation) -> Iterator[Relation]:
         if number == len(reads):
-            yield known
+            yield chosen
             return
         read = reads[number]
         writes = x.writes & x.same_physical.rows[read] & ~x.po.rows[read]
         for write in bits(writes):
             if values[write] == values[read]:
-                more = known | Relation.of(x.size, [(write, read)])
-                synchronised = Synchronised(x, more, none)
-                if fits(Execution(synchronised, synchronised.ordered_writes.closed(), values)):
+                more = chosen | Relation.of(x.size, [(write, read)])
+                if possible(more):
                     yield from choose(number + 1, more)
 
     return choose(0, none)

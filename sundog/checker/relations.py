@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import and_, or_
 
 __all__ = ["Relation", "bits"]
 
@@ -46,10 +47,10 @@ class Relation:
         return Relation(1 << i & on for i in range(size))
 
     def __or__(self, other: Relation) -> Relation:
-        return Relation(a | b for a, b in zip(self.rows, other.rows, strict=True))
+        return Relation(map(or_, self.rows, other.rows))
 
     def __and__(self, other: Relation) -> Relation:
-        return Relation(a & b for a, b in zip(self.rows, other.rows, strict=True))
+        return Relation(map(and_, self.rows, other.rows))
 
     def __sub__(self, other: Relation) -> Relation:
         return Relation(a & ~b for a, b in zip(self.rows, other.rows, strict=True))

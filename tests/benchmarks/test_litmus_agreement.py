@@ -65,7 +65,9 @@ def test_generated_programs_agree() -> None:
     assert 0 < counts.races < 16
     assert counts.claims > 0
     shown = figures(counts, 10, 1.0)
-    assert shown.text.startswith("16 generated programs under 10 schedules each, in 1 s: 0 differ")
+    assert shown.text.startswith(
+        "16 generated programs under 10 schedules each, in 1 s of CPU time: 0 differ"
+    )
     assert ["of these, outcomes that the simulator showed", str(counts.outcomes_seen)] in shown.rows
 
 

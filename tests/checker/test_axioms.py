@@ -302,3 +302,15 @@ def test_fence_sc_rejects_an_order_of_fences_against_a_barrier() -> None:
     litmus = _placed((fence, Barrier(1)), (Barrier(1), fence), apart="cta")
     judged = {(0, 3) in x.synchronised.fence_order: fence_sc(x) for _, x in candidates(litmus)}
     assert judged == {True: True, False: False}
+
+
+def test_executions_that_are_not_wanted_are_left_out() -> None:
+    litmus = _placed((Write("x", 1),), (Write("x", 2),), (Read("r", "x"),))
+    everything = [registers for registers, _ in executions(litmus)]
+    values = {registers[2]["r"] for registers in everything}
+    seen: set[int] = set()
+    for registers, _ in executions(litmus, wanted=lambda registers: registers[2]["r"] not in seen):
+        seen.add(registers[2]["r"])
+    assert seen == values == {0, 1, 2}
+    left = list(executions(litmus, wanted=lambda registers: registers[2]["r"] == 1))
+    assert [registers[2]["r"] for registers, _ in left] == [1] * everything.count(left[0][0])
