@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..machine.accesses import MAKE, READ, Touch
-from ..machine.polling import Site, read, stack_of
+from ..machine.polling import Site, kernel_frames, read, site_of, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, StreamActor, StreamClocks
@@ -97,7 +97,8 @@ class Checker:
             actors = [self._actors.pop(program) for program in programs]
             for actor in actors:
                 del self._running[actor]
-            self._clocks.end(actors, self.streams.of(stream))
+            errands = [errand for actor in actors for errand in actor.errands]
+            self._clocks.end([*actors, *errands], self.streams.of(stream))
             self._note("end", launch.rank, number)
 
     def world_barrier(self, streams: list[Stream]) -> None:
@@ -120,6 +121,19 @@ class Checker:
     def proxy_fence(self, program: Program) -> None:
         actor = self._actors[program]
         actor.fenced = actor.published(tensor=False)
+
+    # what a network does
+
+    def hand_over(self, program: Program) -> Actor:
+        components = [self._clocks.component() for _ in range(3)]
+        return self._actors[program].errand(components, site_of(kernel_frames()))
+
+    def swap(self, program: Program, actor: Actor) -> Actor:
+        before, self._actors[program] = self._actors[program], actor
+        return before
+
+    def learn_of(self, program: Program, actor: Actor) -> None:
+        self._actors[program].learn(actor.all())
 
     # accesses
 
@@ -279,7 +293,8 @@ class Checker:
         proxy: bool = False,
         size: int = 0,
     ) -> AccessEvent:
-        actor, site = self._actors[program], program.site
+        actor = self._actors[program]
+        site = actor.called or program.site
         key = (actor, verb, tensor, sem, scope, size, site)
         found = self._events.get(key)
         if found is None:

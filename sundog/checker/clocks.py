@@ -67,6 +67,8 @@ class Actor:
     stored: list[Any] = field(default_factory=list)  # machine.Touch of tiles since the last barrier
     fence: Any = None  # the latest signals.FencePast
     overheard: dict[int, Any] = field(default_factory=dict)  # read, and acquired by a later fence
+    called: tuple[tuple[str, int, str], ...] = ()  # of an errand: the stack of the call it is from
+    errands: list[Actor] = field(default_factory=list)  # what a network does for the program
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
         if bulk:
@@ -114,6 +116,23 @@ class Actor:
         own = self.steps_at_barrier if tensor else self.steps
         clock[self.zero] = max(own, clock.get(self.zero, 0))
         return clock
+
+    def errand(self, components: list[int], called: tuple[tuple[str, int, str], ...]) -> Actor:
+        """Return an actor that knows all that the program did until now, and nothing later."""
+        warps, zero, bulk = components
+        actor = Actor(
+            self.rank, self.index, self.kernel, self.launch, self.number, warps, zero, bulk,
+            self.all(), self.proxy, self.begun, heard=dict(self.heard), fence=self.fence,
+            called=called,
+        )  # fmt: skip
+        self.errands.append(actor)
+        self.barriers += 1
+        self.steps += 1
+        return actor
+
+    def all(self) -> Clock:
+        """Return what the actor knows, and all that its threads did."""
+        return self.clock | {self.warps: self.barriers, self.zero: self.steps}
 
     def owns(self, component: int) -> bool:
         return component in (self.warps, self.zero, self.bulk)

@@ -1,9 +1,10 @@
 """Stand-ins for SHMEM device libraries: NVSHMEM's and those with its names, by OpenSHMEM 1.5.
 
 They exist to check kernels on a CPU; compiled for a GPU they say so. Puts reach the peer late on
-purpose: at `quiet`, `fence`, a barrier, a wait, or the end of the program. A put without `nbi`
-has read its source when it returns; one with `nbi` reads it late too. `signal_op` is a relaxed
-atomic: by itself it orders nothing before it. A put with a signal delivers its data first.
+purpose: at `quiet`, `fence`, a barrier, a wait, or the end of the program; only the first three
+order them (see errands). A put without `nbi` has read its source when it returns; one with `nbi`
+reads it late too. `signal_op` is a relaxed atomic: by itself it orders nothing before it. A put
+with a signal delivers its data first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..errors import CannotInterpret, SundogError
 from ..interpreter.builder import EXTERNS
 from ..interpreter.interpreter import language
 from ..interpreter.numerics import Tile, Value, scalar
+from .errands import complete, deliver, leave
 
 __all__ = ["NAMES", "WORDS", "initialise", "peer_address", "stand_in"]
 
@@ -140,42 +142,49 @@ def _words(start: int, nbytes: int, width: int) -> Value:
     return Value(np.arange(start, start + nbytes, width, dtype=np.uint64), kind)
 
 
-def _transfer(builder: Any, to: int, source: int, nbytes: int, late: bool) -> Callable[[], None]:
-    """Return what delivers the data. Without `late` the source is read now."""
-    width = math.gcd(8, to, source, nbytes)
+class _Transfer:
+    """A copy in two parts, which may be done at different times."""
 
-    def load() -> Value:
-        return builder._load(_words(source, nbytes, width), None, None)
+    def __init__(self, builder: Any, to: int, source: int, nbytes: int) -> None:
+        self._builder, self._width = builder, math.gcd(8, to, source, nbytes)
+        self._to, self._source = (_words(at, nbytes, self._width) for at in (to, source))
+        self._data: list[Value] = []
 
-    data = None if late or not nbytes else load()
+    def load(self) -> None:
+        if self._source.data.size:
+            self._data.append(self._builder._load(self._source, None, None))
 
-    def deliver() -> None:
-        if nbytes:  # by the thread that signals: the library has its own barrier
-            builder._store(_words(to, nbytes, width), data or load(), None, tile=False)
+    def store(self) -> None:
+        for data in self._data:  # by the thread that signals: the library has its own barrier
+            self._builder._store(self._to, data, None, tile=False)
 
-    return deliver
-
-
-def flush(builder: Any) -> None:
-    late = builder.machine.program.late
-    while late:
-        late.pop(0)()
+    def copy(self) -> None:
+        self.load()
+        self.store()
 
 
-def put(builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, pe: Any) -> None:
+def put(
+    builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, pe: Any,
+    context: int = 0,
+) -> None:  # fmt: skip
     for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
         remote = peer_address(builder.machine.memory, target, rank)
-        builder.machine.program.late.append(_transfer(builder, remote, origin, count, nbi))
+        transfer = _Transfer(builder, remote, origin, count)
+        if nbi:  # a fence orders what is put, and not that its source was read
+            leave(builder, transfer.load, False, context)
+        else:
+            transfer.load()
+        leave(builder, transfer.store, True, context)
 
 
 def get(builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, pe: Any) -> None:
     for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
         remote = peer_address(builder.machine.memory, origin, rank)
-        deliver = _transfer(builder, target, remote, count, nbi)
+        transfer = _Transfer(builder, target, remote, count)
         if nbi:
-            builder.machine.program.late.append(deliver)
+            leave(builder, transfer.copy, False)
         else:
-            deliver()
+            transfer.copy()
 
 
 def put_signal(
@@ -185,17 +194,28 @@ def put_signal(
     calls = _each_call(builder, scope, to, source, nbytes, word, value, op, pe)
     for target, origin, count, flag, amount, kind, rank in calls:
         memory = builder.machine.memory
-        deliver = _transfer(builder, peer_address(memory, target, rank), origin, count, nbi)
-        remote = peer_address(memory, flag, rank)
-        both = functools.partial(_deliver, builder, deliver, remote, amount, kind)
-        if nbi:
-            builder.machine.program.late.append(both)
-        else:
-            both()
+        transfer = _Transfer(builder, peer_address(memory, target, rank), origin, count)
+        word_there = peer_address(memory, flag, rank)
+        if not nbi:
+            transfer.load()
+        whole = functools.partial(_put_whole, builder, transfer, nbi, word_there, amount, kind)
+        errand = leave(builder, whole, True)
+        if not nbi:
+            builder.machine.program.late.remove(errand)
+            errand()
 
 
-def _deliver(builder: Any, deliver: Callable[[], None], word: int, value: int, op: int) -> None:
-    deliver()
+def _put_whole(
+    builder: Any, transfer: _Transfer, nbi: bool, word: int, value: int, op: int
+) -> None:
+    if nbi:
+        transfer.load()
+        builder.create_barrier()  # what all its threads read, the one that signals knows
+    transfer.store()
+    _signal(builder, word, value, op)
+
+
+def _signal(builder: Any, word: int, value: int, op: int) -> None:
     address = Value(np.array([word], np.uint64), tl.pointer_type(tl.int64))
     everywhere, amount = Value(np.ones(1, bool), tl.int1), Value(np.array([value]), tl.int64)
     # the data that was put comes before it, for who waits for the word
@@ -245,7 +265,7 @@ def signal_op(builder: Any, word: Any, value: Any, op: Any, pe: Any) -> None:
 
 
 def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
-    flush(builder)
+    deliver(builder)
     pointer = tensor(word)
     bits = pointer.dtype.element_ty.primitive_bitwidth
     kind = getattr(tl, f"int{bits}")
@@ -262,14 +282,26 @@ def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
     return asm(text, f"={letter},l,{letter}", [pointer, tensor(value, kind)], kind)
 
 
-def fence(builder: Any) -> None:
-    flush(builder)
+def fence(builder: Any, context: int = 0) -> None:
+    """Order what was put before what is put later."""
+    complete(builder, puts_only=True, context=context)
+    builder.machine.accesses.fence("sc", "sys", builder.machine.program.mask is None)
+
+
+def quiet(builder: Any, context: int = 0) -> None:
+    """Wait until all that was begun is done, gets and the sources of puts too."""
+    complete(builder, context=context)
     builder.machine.accesses.fence("sc", "sys", builder.machine.program.mask is None)
 
 
 def barrier(builder: Any) -> None:
+    """Complete what was begun, and meet all ranks."""
+    complete(builder)
+    sync(builder)
+
+
+def sync(builder: Any) -> None:
     """Meet all ranks: each adds one to every rank's word, and waits for as many as there are."""
-    flush(builder)
     machine = builder.machine
     rank, size = machine.program.rank, num_ranks(machine)
     epochs = _epochs.setdefault(machine, {})
@@ -287,7 +319,7 @@ def barrier(builder: Any) -> None:
                tl.pointer_type(tl.int64))  # fmt: skip
     for peer in range(size):
         address = peer_address(machine.memory, mine[0].start, peer)
-        _deliver(builder, lambda: None, address, 1, _ADD)
+        _signal(builder, address, 1, _ADD)
     wait_until(builder, one, _SIGNS.index("ge"), epochs[rank] * size)
     if not alone:
         builder.create_barrier()  # what one thread acquired, all learn
@@ -331,10 +363,10 @@ def _functions() -> dict[str, Any]:
             for nbi in (False, True):
                 bound = functools.partial(_with, function, scope, nbi)
                 found[f"{name}{'_nbi' * nbi}{suffix}"] = bound
-        for name in ("barrier_all", "sync_all"):
-            found[f"{name}{suffix}"] = barrier
+        found[f"barrier_all{suffix}"] = barrier
+        found[f"sync_all{suffix}"] = sync
     found |= {
-        "signal_op": signal_op, "signal_wait_until": wait_until, "fence": fence, "quiet": fence,
+        "signal_op": signal_op, "signal_wait_until": wait_until, "fence": fence, "quiet": quiet,
         "wait_until": wait_until, "remote_ptr": translated, "remote_mc_ptr": multicast,
         "my_pe": _constant(lambda builder: builder.machine.program.rank),
         "n_pes": _constant(lambda builder: num_ranks(builder.machine)),

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from ..errors import CannotInterpret, SundogError
 from . import cuda, shmem
+from .errands import deliver
 from .patches import current
 from .shmem import asm, stand_in, tensor
 
@@ -35,7 +36,7 @@ def wait(
     builder: Any, barrierPtrs: Any, numBarriers: Any, scope: Any, semantic: Any, waitValue: Any = 1
 ) -> Any:
     """Wait until each of these words has the value; all threads go on together."""
-    shmem.flush(builder)
+    deliver(builder)
     for n in range(int(shmem._plain(numBarriers))):
         _poll(builder, tensor(barrierPtrs) + n, waitValue, scope, semantic)
     builder.create_barrier()  # what was acquired, all threads learn

@@ -6,9 +6,10 @@ makes the same access in a `while` loop, and finds the same thing, is parked unt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -85,6 +86,15 @@ class Observer(Protocol):
         """Note a fence of this program: of all its threads, or of single ones."""
 
     def proxy_fence(self, program: Program) -> None: ...
+
+    def hand_over(self, program: Program) -> Any:
+        """Return an actor for what the program leaves to a network: it knows what that knows."""
+
+    def swap(self, program: Program, actor: Any) -> Any:
+        """Let this actor make the program's accesses from now on; return the one before."""
+
+    def learn_of(self, program: Program, actor: Any) -> None:
+        """Order all that the actor did before what the program does next."""
 
     def grid_wait(self, program: Program) -> None: ...
 
@@ -246,6 +256,27 @@ class Accesses:
     def proxy_fence(self) -> None:
         if self._machine.checker is not None:
             self._machine.checker.proxy_fence(self._machine.program)
+
+    def hand_over(self) -> Any:
+        """Return an actor for what the program leaves to a network; without a checker nobody."""
+        checker, program = self._machine.checker, self._machine.program
+        return None if checker is None else checker.hand_over(program)
+
+    @contextmanager
+    def acting(self, actor: Any) -> Iterator[None]:
+        """Let an actor that was handed something make the accesses."""
+        checker, program = self._machine.checker, self._machine.program
+        before = None if checker is None else checker.swap(program, actor)
+        try:
+            yield
+        finally:
+            if checker is not None:
+                checker.swap(program, before)
+
+    def learn_of(self, actor: Any) -> None:
+        """Order all that the actor did before what the program does next."""
+        if self._machine.checker is not None:
+            self._machine.checker.learn_of(self._machine.program, actor)
 
     def _give_way_foreseen(
         self, addresses: np.ndarray, size: int, operands: tuple[str, bytes]

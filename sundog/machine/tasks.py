@@ -154,9 +154,8 @@ class Program:
     expired: bool = False
     mask: np.ndarray | None = None  # the threads that are in a branch which only some take
     visited: set[Any] = field(default_factory=set)  # what it saw in its loops, see `livelock`
-    late: list[Any] = field(
-        default_factory=list
-    )  # what it began, and completes at its end or before
+    late: list[Any] = field(default_factory=list)  # what it began: done at its end or before
+    errands: list[Any] = field(default_factory=list)  # of these, what it does not know to be done
 
     def visit(self, what: Any, most: int) -> None:
         if len(self.visited) == most:
