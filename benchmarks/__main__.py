@@ -125,10 +125,14 @@ def interleavings(
 
 @app.command()
 def suites(
-    dat3m: Checkout = None, alloy: Checkout = None, gsan: Checkout = None, json: Json = ""
+    dat3m: Checkout = None,
+    alloy: Checkout = None,
+    gsan: Checkout = None,
+    rmaracebench: Checkout = None,
+    json: Json = "",
 ) -> None:
     """Run other people's test suites, each from the checkout given; exit 1 if a case differs."""
-    given = {"dat3m": dat3m, "alloy": alloy, "gsan": gsan}
+    given = {"dat3m": dat3m, "alloy": alloy, "gsan": gsan, "rmaracebench": rmaracebench}
     found = {name: path for name, path in given.items() if path is not None}
     if not found:
         raise typer.BadParameter(f"give a checkout: {', '.join('--' + name for name in given)}")

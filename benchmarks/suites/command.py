@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import alloy, dat3m, gsan
+from . import alloy, dat3m, gsan, rmaracebench
 from .verdicts import judge, show
 
 __all__ = ["IMPORTERS", "run"]
 
-IMPORTERS = {"dat3m": dat3m.cases, "alloy": alloy.cases, "gsan": gsan.cases}
+IMPORTERS = {
+    "dat3m": dat3m.cases,
+    "alloy": alloy.cases,
+    "gsan": gsan.cases,
+    "rmaracebench": rmaracebench.cases,
+}
 
 
 def run(checkouts: dict[str, Path], path: str) -> bool:
