@@ -126,16 +126,25 @@ def interleavings(
 @app.command()
 def suites(
     dat3m: Checkout = None,
+    dat3m_kernels: Checkout = None,
     alloy: Checkout = None,
     gsan: Checkout = None,
     rmaracebench: Checkout = None,
     json: Json = "",
 ) -> None:
     """Run other people's test suites, each from the checkout given; exit 1 if a case differs."""
-    given = {"dat3m": dat3m, "alloy": alloy, "gsan": gsan, "rmaracebench": rmaracebench}
+    given = {
+        "dat3m": dat3m,
+        "dat3m_kernels": dat3m_kernels,
+        "alloy": alloy,
+        "gsan": gsan,
+        "rmaracebench": rmaracebench,
+    }
     found = {name: path for name, path in given.items() if path is not None}
     if not found:
-        raise typer.BadParameter(f"give a checkout: {', '.join('--' + name for name in given)}")
+        raise typer.BadParameter(
+            f"give a checkout: {', '.join('--' + name.replace('_', '-') for name in given)}"
+        )
     from .suites import command
 
     raise typer.Exit(0 if command.run(found, json) else 1)

@@ -11,6 +11,7 @@ __all__ = ["IMPORTERS", "run"]
 
 IMPORTERS = {
     "dat3m": dat3m.cases,
+    "dat3m_kernels": dat3m.kernel_cases,
     "alloy": alloy.cases,
     "gsan": gsan.cases,
     "rmaracebench": rmaracebench.cases,

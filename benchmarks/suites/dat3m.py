@@ -13,12 +13,20 @@ from sundog.checker.executions import outcomes
 from sundog.checker.progress import find_stuck
 
 from .litmus_files import read_litmus
+from .progress_kernels import check_litmus
 from .verdicts import Case
 
-__all__ = ["cases"]
+__all__ = ["cases", "kernel_cases"]
 
 LISTS = Path("dartagnan/src/test/resources")
 PROGRESS = {"fair": "Fair", "obe": "OBE", "hsa": "HSA", "hsa_obe": "HSA_OBE", "lobe": "LOBE"}
+FOREVER = "can run for ever"
+AS_KERNELS = "Dat3M CADP progress, Fair, as kernels"
+SCHEDULES = 30  # of each kernel
+NOT_REPEATED = (
+    "it runs for ever only if a scheduler repeats one fair round for ever, and none of the "
+    "schedules did"
+)
 # Why we differ, by the end of a case's name.
 OUT_OF_SCOPE = (
     "a signal orders two atomics whose own scopes do not reach; Vulkan also asks for "
@@ -50,6 +58,21 @@ def cases(checkout: Path) -> Iterator[Case]:
         yield Case("Dat3M Vulkan races", path, expected, find, KNOWN.get(Path(path).name, ""))
 
 
+def kernel_cases(checkout: Path) -> Iterator[Case]:
+    """Yield the progress tests again, written as kernels and run by the checker."""
+
+    def find(text: str) -> str:
+        report = check_litmus(read_litmus(text).litmus, SCHEDULES)
+        kinds = {finding.kind for finding in report.findings}
+        others = sorted(kinds - {"deadlock", "livelock"})  # a poll of what never comes is either
+        return ", ".join(others) or (FOREVER if kinds else "ends")
+
+    for path, one in _rows(checkout, "VULKAN-Liveness-Fair-expected.csv"):
+        if "CADP" in path:
+            expected, reason = ("ends", "") if one else (FOREVER, NOT_REPEATED)
+            yield Case(AS_KERNELS, path, expected, _finder(find, checkout / path), reason)
+
+
 def _rows(checkout: Path, name: str) -> Iterator[tuple[str, bool]]:
     for line in (checkout / LISTS / name).read_text().splitlines():
         if line.strip() and not line.startswith("//"):
@@ -59,9 +82,9 @@ def _rows(checkout: Path, name: str) -> Iterator[tuple[str, bool]]:
 
 def _progress(suite: str, checkout: Path, path: str, one: bool, model: str) -> Case:
     def find(text: str) -> str:
-        return "ends" if find_stuck(read_litmus(text).litmus, model) is None else "can run for ever"
+        return "ends" if find_stuck(read_litmus(text).litmus, model) is None else FOREVER
 
-    return Case(suite, path, "ends" if one else "can run for ever", _finder(find, checkout / path))
+    return Case(suite, path, "ends" if one else FOREVER, _finder(find, checkout / path))
 
 
 def _finder(find: Callable[[str], str], path: Path) -> Callable[[], str]:

@@ -166,6 +166,32 @@ def test_the_command_writes_every_verdict(checkouts: tuple[Path, Path], tmp_path
     assert "does not have" in gone["reason"]
 
 
+ENDS = """VULKAN ends {{ x=0; P0:r0=0; }}
+ P0@sg 0, wg 0, qf 0 | P1@sg 0, wg 0, qf 0 ;
+ LC00:               | st.atom.wg.sc0 x, {value} ;
+ rmw.atom.wg.sc0 r0, x, 0 | ;
+ bne r0, 0, LC01     | ;
+ goto LC00           | ;
+ LC01:               | ;
+exists 0==0
+"""
+
+
+def test_progress_tests_as_kernels(tmp_path: Path) -> None:
+    lists = tmp_path / dat3m.LISTS
+    lists.mkdir(parents=True)
+    (tmp_path / "CADP").mkdir()
+    for name, value in (("ends", 1), ("spins", 0)):
+        (tmp_path / "CADP" / f"{name}.litmus").write_text(ENDS.format(value=value))
+    rows = "CADP/ends.litmus,1\nCADP/spins.litmus,0\n"
+    (lists / "VULKAN-Liveness-Fair-expected.csv").write_text(rows)
+    found = [judge(case) for case in dat3m.kernel_cases(tmp_path)]
+    assert [(v.found, v.kind) for v in found] == [
+        ("ends", "agrees"),
+        ("can run for ever", "agrees"),
+    ]
+
+
 def test_a_known_difference_has_its_reason() -> None:
     verdict = judge(Case("suite", "case", "race", lambda: "no race", "we know why"))
     assert (verdict.kind, verdict.reason) == ("differs, with a reason", "we know why")
