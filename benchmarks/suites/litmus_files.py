@@ -45,6 +45,7 @@ def read_litmus(text: str) -> Question:
     if language not in ("PTX", "VULKAN"):
         raise ValueError(f"{language!r} is not a language read here")
     start, body = rest.split("}", 1)
+    start, body = _one_name(start, body)
     if "ssw" in body:
         raise ValueError("order between submissions (ssw) is outside one kernel")
     kept, body = _question(body, "filter")
@@ -69,6 +70,17 @@ def read_litmus(text: str) -> Question:
     return Question(litmus, asked[0].replace(" ", "") if asked else "", holds, keep)
 
 
+def _one_name(start: str, body: str) -> tuple[str, str]:
+    """Give a place with two names (in Vulkan, of two storage classes) the first of them."""
+    left = []
+    for item in start.split(";"):
+        if match := re.fullmatch(r"\s*(\w+)\s+aliases\s+(\w+)\s*", item):
+            body = re.sub(rf"\b{match[1]}\b", match[2], body)
+        else:
+            left.append(item)
+    return ";".join(left), body
+
+
 def _question(text: str, words: str) -> tuple[tuple[str, str] | None, str]:
     """Cut a question off the end of the text, or the filter before it."""
     match = re.search(rf"\b({words})\b|(~\s*exists)\b", text)
@@ -89,8 +101,6 @@ def _initial(text: str) -> tuple[dict, dict, dict, dict]:
         if match := re.fullmatch(r"(\w+)\s*@\s*(\w+)\s+aliases\s+(\w+)", item):
             name, proxy, target = match.groups()
             (aliases if proxy == "generic" else views)[name] = target
-        elif " aliases " in item:
-            raise ValueError("two names of one address without a proxy are not in our model")
         elif match := re.fullmatch(r"P?(\d+)\s*:\s*(r\d+)\s*=\s*(-?\d+)", item):
             registers.setdefault(int(match[1]), {})[match[2]] = int(match[3])
         elif match := re.fullmatch(r"(\w+)\s*=\s*(-?\d+)", item):

@@ -84,6 +84,60 @@ def test_races_in_vulkan() -> None:
     assert _races(VULKAN.format(data=data, scope="wg"))
 
 
+ALONE = "Vulkan one { x=0; } P0@sg 0, wg 0, qf 0 ; st.sc0 x, 1 ; ld.nonpriv.sc0 r0, x ;"
+UNORDERED = "Vulkan two {x=0;} P0@sg 0,wg 0,qf 0 | P1@sg 0,wg 1,qf 0 ; st.sc0 x, 1 | ld.sc0 r0, x ;"
+TWO_NAMES = """Vulkan names { x=0; y aliases x; }
+ P0@sg 0, wg 0, qf 0 | P1@sg 1, wg 0, qf 0 ;
+ st.av.dv.sc0 x, 1   | ld.vis.dv.sc0 r0, y ;"""
+BARRIER = """Vulkan barrier { x=0; }
+ P0@sg 0, wg 0, qf 0  | P1@sg 1, wg 0, qf 0 ;
+ st.av.dv.sc0 x, 1    | cbar.wg 0 ;
+ membar.rel.wg.semsc0 | membar.acq.wg.semsc0 ;
+ cbar.wg 0            | ld.vis.dv.sc0 r0, x ;"""
+SUBGROUP = """Vulkan subgroup { x=0; }
+ P0@sg 0, wg 0, qf 0      | P1@sg 0, wg 0, qf 0 | P2@sg 1, wg 0, qf 0 ;
+ st.av.wg.sc0 x, 1        | cbar.acq_rel.sg.semsc0 1 | ;
+ cbar.acq_rel.sg.semsc0 1 | ld.vis.wg.sc0 r0, x | ;"""
+OTHER_CLASS = VULKAN.format(data="st.av.dv.sc0 x, 1", scope="dv").replace(
+    "dv.sc0.semsc0 r0", "dv.sc1.semsc0 r0"
+)
+TICKET = """Vulkan ticket {{ x=0; t=0; f=0; }}
+ P0@sg 0, wg 0, qf 0 | P1@sg 1, wg 0, qf 0 ;
+ rmw.atom.acq.wg.sc0.semsc0.add r1, t, 1 | ld.atom.acq.wg.sc0.semsc0{vis} r0, f ;
+ st.nonpriv.sc0 x, 1 | ld.nonpriv.sc0 r1, x ;
+ st.atom.rel.wg.sc0.semsc0.semav f, 1 | ;
+filter (P1:r0 == 1)"""
+
+
+@pytest.mark.parametrize(
+    ("text", "races"),
+    [
+        (ALONE, False),
+        (UNORDERED, True),
+        (TWO_NAMES, True),
+        (BARRIER, False),
+        (SUBGROUP, False),
+        (OTHER_CLASS, False),
+        (TICKET.format(vis=".semvis"), False),
+    ],
+)
+def test_what_makes_no_difference_in_vulkan_is_read(text: str, races: bool) -> None:
+    assert _races(text) == races
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BARRIER.replace("membar.acq.wg.semsc0", ""), "orders no memory"),
+        (SUBGROUP.replace("sg 0, wg 0, qf 0 | P2", "sg 1, wg 0, qf 0 | P2"), "narrower than a CTA"),
+        (TICKET.format(vis=""), "left out here"),
+    ],
+)
+def test_and_what_does_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_litmus(text)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -91,7 +145,6 @@ def test_races_in_vulkan() -> None:
         ("st.av.wg.sc0 x, 1", "available or visible at cta scope only"),
         ("st.av.dv.sc1 x, 1", "some storage classes only"),
         ("avdevice", "to the device"),
-        ("cbar.wg 0", "orders no memory"),
         ("hello x, 1", "hello: not an instruction"),
     ],
 )
