@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from time import perf_counter
+from time import process_time
 
 from ..result_files import Figures
 
@@ -45,14 +45,14 @@ class Verdict:
 
 def judge(case: Case) -> Verdict:
     """Run one case."""
-    start = perf_counter()
+    start = process_time()
     try:
         found, reason = case.find(), ""
     except ValueError as error:
         found, reason = "", str(error)
     if found and found != case.expected:
         reason = case.known
-    seconds = round(perf_counter() - start, 4)
+    seconds = round(process_time() - start, 4)
     return Verdict(case.suite, case.name, case.expected, found, reason, seconds)
 
 
@@ -78,7 +78,7 @@ def show(verdicts: list[Verdict], path: str) -> None:
     seconds = sum(verdict.seconds for verdict in verdicts)
     agree = sum(verdict.kind == "agrees" for verdict in verdicts)
     text = (
-        f"{agree:,} of {len(verdicts):,} cases agree, in {seconds:.0f} s of one process. "
+        f"{agree:,} of {len(verdicts):,} cases agree, in {seconds:.0f} s of CPU time. "
         "docs/suites.md has the reasons for the others."
     )
     head = ["suite", "cases", *KINDS, "seconds"]

@@ -151,8 +151,9 @@ class _Transfer:
         self._data: list[Value] = []
 
     def load(self) -> None:
+        """Read the source. One that is read late is read now too: nobody knows when it is."""
         if self._source.data.size:
-            self._data.append(self._builder._load(self._source, None, None))
+            self._data = [self._builder._load(self._source, None, None)]
 
     def store(self) -> None:
         for data in self._data:  # by the thread that signals: the library has its own barrier
@@ -170,10 +171,9 @@ def put(
     for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
         remote = peer_address(builder.machine.memory, target, rank)
         transfer = _Transfer(builder, remote, origin, count)
+        transfer.load()
         if nbi:  # a fence orders what is put, and not that its source was read
             leave(builder, transfer.load, False, context)
-        else:
-            transfer.load()
         leave(builder, transfer.store, True, context)
 
 
@@ -196,8 +196,7 @@ def put_signal(
         memory = builder.machine.memory
         transfer = _Transfer(builder, peer_address(memory, target, rank), origin, count)
         word_there = peer_address(memory, flag, rank)
-        if not nbi:
-            transfer.load()
+        transfer.load()
         whole = functools.partial(_put_whole, builder, transfer, nbi, word_there, amount, kind)
         errand = leave(builder, whole, True)
         if not nbi:
@@ -210,7 +209,7 @@ def _put_whole(
 ) -> None:
     if nbi:
         transfer.load()
-        builder.create_barrier()  # what all its threads read, the one that signals knows
+        builder.machine.accesses.cta_barrier()  # what all its threads read, the signaller knows
     transfer.store()
     _signal(builder, word, value, op)
 

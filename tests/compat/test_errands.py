@@ -11,7 +11,8 @@ import triton.language as tl
 
 from sundog.compat import shmem as library
 from sundog.compat.shmem import NAMES
-from sundog.tools.check.schedules import check
+from sundog.compat.triton_dist import tid
+from sundog.tools.check.schedules import Report, check
 from sundog.world.world import World
 
 put, put_nbi, get_nbi, my_pe, fence, quiet, barrier_all, sync_all = (
@@ -81,15 +82,39 @@ def answer(x, y, flag, ORDER: tl.constexpr):
         put_signal_nbi(y, x, 4, flag, 1, 9, 0)
 
 
-def _races(kernel: triton.JITFunction, order: str) -> set[tuple[int, int]]:
+@triton.jit
+def by_one_thread(x, y, flag, ORDER: tl.constexpr):
+    put_signal_nbi(y, x, 4, flag, 1, 9, 1 - my_pe())
+    if tid(0) == 0:  # delivers what all threads have left
+        wait_until(flag, 0, 1)
+
+
+@triton.jit
+def tile(x, y, flag, ORDER: tl.constexpr):
+    at = tl.arange(0, 2)
+    tl.store(x + at, at)
+    if ORDER == "barrier":
+        tl.debug_barrier()
+    put_nbi(y, x, 8, my_pe())  # loads it as one word, now or later
+
+
+def _rules(kernel: triton.JITFunction, order: str) -> set[str]:
+    return {finding.rule for finding in _report(kernel, order).findings}
+
+
+def _report(kernel: triton.JITFunction, order: str) -> Report:
     def main(world: World) -> None:
-        x, y = (world.zeros((1,), torch.int32, name) for name in "xy")
+        x, y = (world.zeros((2,), torch.int32, name) for name in "xy")
         flag = world.zeros((1,), torch.int64, "flag")
         world.zeros((2,), torch.int64, library.WORDS)
         world.barrier()
         kernel[(1,)](x, y, flag, ORDER=order)
 
-    report = check(main, 2, schedules=3)
+    return check(main, 2, schedules=3)
+
+
+def _races(kernel: triton.JITFunction, order: str) -> set[tuple[int, int]]:
+    report = _report(kernel, order)
     assert all(finding.kind == "race" for finding in report.findings), report
     sides = [(f.first, f.second) for f in report.findings]
     return {tuple(sorted(a.line for a in pair)) for pair in sides}  # type: ignore[union-attr, misc]
@@ -112,6 +137,15 @@ def test_the_weakest_order_that_is_enough(
         assert not _races(kernel, order), order
     for order in racing:
         assert len(_races(kernel, order)) == 1, order
+
+
+def test_what_was_left_is_done_in_a_branch_of_one_thread() -> None:
+    assert not _rules(by_one_thread, "")
+
+
+def test_a_tile_that_a_put_reads_needs_a_barrier() -> None:
+    assert _rules(tile, "") == {"no CTA barrier before the tile is read back"}
+    assert not _rules(tile, "barrier")
 
 
 def test_a_race_names_the_line_of_the_call() -> None:
