@@ -147,7 +147,11 @@ def suites(
         )
     from .suites import command
 
-    raise typer.Exit(0 if command.run(found, json) else 1)
+    try:
+        agrees = command.run(found, json)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    raise typer.Exit(0 if agrees else 1)
 
 
 # on a GPU

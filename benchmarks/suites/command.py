@@ -20,7 +20,9 @@ IMPORTERS = {
 
 def run(checkouts: dict[str, Path], path: str) -> bool:
     """Judge every case; say whether each agrees, has a reason or is not expressible."""
-    cases = [case for name, where in checkouts.items() for case in IMPORTERS[name](where)]
-    found = [judge(case) for case in cases]
+    cases = {name: list(IMPORTERS[name](where)) for name, where in checkouts.items()}
+    if empty := [name for name, given in cases.items() if not given]:
+        raise ValueError(f"{', '.join(empty)}: no case in this checkout. Is it whole?")
+    found = [judge(case) for given in cases.values() for case in given]
     show(found, path)
     return not any(verdict.kind == "differs" for verdict in found)

@@ -219,6 +219,12 @@ def test_the_command_writes_every_verdict(checkouts: tuple[Path, Path], tmp_path
     assert "does not have" in gone["reason"]
 
 
+def test_a_checkout_without_cases_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["suites", "--alloy", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "alloy: no case in this checkout" in done.output
+
+
 ENDS = """VULKAN ends {{ x=0; P0:r0=0; }}
  P0@sg 0, wg 0, qf 0 | P1@sg 0, wg 0, qf 0 ;
  LC00:               | st.atom.wg.sc0 x, {value} ;
