@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from ..machine.accesses import MAKE, READ, Touch
-from ..machine.polling import Site, kernel_frames, read, site_of, stack_of
+from ..machine.polling import Site, read, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
-from .clocks import Actor, Clocks, StreamActor, StreamClocks
+from .clocks import Actor, Clocks, Deputies, StreamActor, StreamClocks
 from .encounter import Encounter, Found
 from .failures import find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
@@ -56,6 +56,7 @@ class Checker:
         self._states = States()
         self.streams = StreamClocks(self._clocks)
         self._actors: dict[Program, Actor] = {}
+        self.deputies = Deputies(self._actors, self._clocks)
         self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
         self._signals = Signals(self._clocks, pick)
         self._shadows = Shadows(memory, self._signals.forget)
@@ -121,19 +122,6 @@ class Checker:
     def proxy_fence(self, program: Program) -> None:
         actor = self._actors[program]
         actor.fenced = actor.published(tensor=False)
-
-    # what a network does
-
-    def hand_over(self, program: Program) -> Actor:
-        components = [self._clocks.component() for _ in range(3)]
-        return self._actors[program].errand(components, site_of(kernel_frames()))
-
-    def swap(self, program: Program, actor: Actor) -> Actor:
-        before, self._actors[program] = self._actors[program], actor
-        return before
-
-    def learn_of(self, program: Program, actor: Actor) -> None:
-        self._actors[program].learn(actor.all())
 
     # accesses
 

@@ -16,9 +16,10 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine.tasks import Launch, Stream
+from ..machine.polling import kernel_frames, site_of
+from ..machine.tasks import Launch, Program, Stream
 
-__all__ = ["Actor", "Clock", "Clocks", "Stamp", "StreamActor", "StreamClocks", "join"]
+__all__ = ["Actor", "Clock", "Clocks", "Deputies", "Stamp", "StreamActor", "StreamClocks", "join"]
 
 Clock = dict[int, int]  # component -> time
 Stamp = tuple[int, int]  # component, time
@@ -311,3 +312,24 @@ class StreamClocks:
         if actor.learnt is not known:  # most operations of a host come with nothing new
             join(actor.clock, known)
             actor.learnt = known
+
+
+class Deputies:
+    """Let other actors make a program's accesses for a while."""
+
+    def __init__(self, actors: dict[Program, Actor], clocks: Clocks) -> None:
+        self._actors, self._clocks = actors, clocks
+
+    def hand_over(self, program: Program) -> Actor:
+        """Return an actor that knows what the program knows now."""
+        components = [self._clocks.component() for _ in range(3)]
+        return self._actors[program].errand(components, site_of(kernel_frames()))
+
+    def swap(self, program: Program, actor: Actor) -> Actor:
+        """Let this actor make the program's accesses from now on; return the one before."""
+        before, self._actors[program] = self._actors[program], actor
+        return before
+
+    def learn_of(self, program: Program, actor: Actor) -> None:
+        """Order all that the actor did before what the program does next."""
+        self._actors[program].learn(actor.all())

@@ -87,14 +87,8 @@ class Observer(Protocol):
 
     def proxy_fence(self, program: Program) -> None: ...
 
-    def hand_over(self, program: Program) -> Any:
-        """Return an actor for what the program leaves to a network: it knows what that knows."""
-
-    def swap(self, program: Program, actor: Any) -> Any:
-        """Let this actor make the program's accesses from now on; return the one before."""
-
-    def learn_of(self, program: Program, actor: Any) -> None:
-        """Order all that the actor did before what the program does next."""
+    @property
+    def deputies(self) -> Any: ...
 
     def grid_wait(self, program: Program) -> None: ...
 
@@ -260,23 +254,23 @@ class Accesses:
     def hand_over(self) -> Any:
         """Return an actor for what the program leaves to a network; without a checker nobody."""
         checker, program = self._machine.checker, self._machine.program
-        return None if checker is None else checker.hand_over(program)
+        return None if checker is None else checker.deputies.hand_over(program)
 
     @contextmanager
     def acting(self, actor: Any) -> Iterator[None]:
         """Let an actor that was handed something make the accesses."""
         checker, program = self._machine.checker, self._machine.program
-        before = None if checker is None else checker.swap(program, actor)
+        before = None if checker is None else checker.deputies.swap(program, actor)
         try:
             yield
         finally:
             if checker is not None:
-                checker.swap(program, before)
+                checker.deputies.swap(program, before)
 
     def learn_of(self, actor: Any) -> None:
         """Order all that the actor did before what the program does next."""
         if self._machine.checker is not None:
-            self._machine.checker.learn_of(self._machine.program, actor)
+            self._machine.checker.deputies.learn_of(self._machine.program, actor)
 
     def _give_way_foreseen(
         self, addresses: np.ndarray, size: int, operands: tuple[str, bytes]
