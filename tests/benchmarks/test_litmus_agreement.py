@@ -90,6 +90,13 @@ def test_the_simulator_shows_every_outcome_that_the_page_claims() -> None:
         assert seen.outcomes == model.claimed == model.outcomes
 
 
+def test_polls_after_guards_may_both_read_old_values() -> None:
+    first, guard = TritonOp("atomic", 0, 1, "cas", "relaxed", "sys"), TritonOp("guard", of=0)
+    litmus = _two((first, guard, *_reads(1)), (_write(1), guard, *_reads(0)))
+    assert (0, 0, 0, 0) in allowed(litmus).outcomes
+    assert not compare([litmus], schedules=40, counts=Counts()).differences
+
+
 def test_load_buffering_is_allowed_and_not_claimed() -> None:
     model = allowed(_two((*_reads(0), _write(1)), (*_reads(1), _write(0)), 2))
     assert (1, 0, 1, 0) in model.outcomes
