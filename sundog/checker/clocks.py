@@ -16,7 +16,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine.polling import kernel_frames, site_of
+from ..machine.polling import Site, kernel_frames, site_of
 from ..machine.tasks import Launch, Program, Stream
 
 __all__ = ["Actor", "Clock", "Clocks", "Deputies", "Stamp", "StreamActor", "StreamClocks", "join"]
@@ -68,7 +68,7 @@ class Actor:
     stored: list[Any] = field(default_factory=list)  # machine.Touch of tiles since the last barrier
     fence: Any = None  # the latest signals.FencePast
     overheard: dict[int, Any] = field(default_factory=dict)  # read, and acquired by a later fence
-    called: tuple[tuple[str, int, str], ...] = ()  # of an errand: the stack of the call it is from
+    called: Site = ()  # of an errand: where it was called
     errands: list[Actor] = field(default_factory=list)  # what a network does for the program
 
     def stamp(self, tensor: bool, bulk: bool) -> Stamp:
@@ -118,7 +118,7 @@ class Actor:
         clock[self.zero] = max(own, clock.get(self.zero, 0))
         return clock
 
-    def errand(self, components: list[int], called: tuple[tuple[str, int, str], ...]) -> Actor:
+    def errand(self, components: list[int], called: Site) -> Actor:
         """Return an actor that knows all that the program did until now, and nothing later."""
         warps, zero, bulk = components
         actor = Actor(
