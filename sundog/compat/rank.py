@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import _SymmetricMemory
 from ..errors import CannotInterpret, SundogError
 from ..machine.launcher import current_machine
 from ..world.world import World
-from . import cuda, operators, symmetric
-from .groups import SimulatedGroup, WorldState
+from . import cuda, symmetric
+from .groups import SimulatedGroup, WorldState, register_kernels, write_value
 from .patches import Environment, Patches, PerRank, current, entered, for_ranks, variables
 
 __all__ = ["Rank", "as_rank"]
@@ -167,12 +167,12 @@ def install(patches: Patches, argv: Sequence[str] | None = None) -> list[Callabl
             replaced = for_ranks(function, getattr(_SymmetricMemory, name))
             patches.set(_SymmetricMemory, name, staticmethod(replaced))
     operator = torch.ops.symm_mem.stream_write_value32_
-    replaced = for_ranks(operators.write_value, operator)
+    replaced = for_ranks(write_value, operator)
     patches.set(torch.ops.symm_mem, "stream_write_value32_", replaced)
     environment: Any = os.environ
     patches.set(environment, "_data", Environment(environment._data))
     pad_size = _SymmetricMemory.signal_pad_size
-    libraries = operators.register()
+    libraries = register_kernels()
 
     def undo() -> None:
         _SymmetricMemory.signal_pad_size = pad_size

@@ -27,13 +27,12 @@ from ..interpreter.interpreter import language
 from . import deadlock
 from .accesses import Accesses, Observer
 from .baton import Runner, RunnerThread
-from .cycles import Cycles
 from .deadlock import Repeats
 from .host_ops import Sight
 from .polling import Watch
 from .queues import Streams
 from .regions import Memory
-from .rounds import RoundSchedule
+from .rounds import Cycles, RoundSchedule
 from .schedule import Schedule
 from .tasks import Host, Program, Task
 from .torch_state import ProcessState, ThreadState

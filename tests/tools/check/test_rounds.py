@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 import sundog
-from sundog.machine.cycles import Cycles
+from sundog.machine.rounds import Cycles
 from sundog.tools.check.schedules import Report, check, check_once
 
 
