@@ -144,14 +144,9 @@ class Checker:
         self._signals.break_chains(touch.addresses, touch.size)
 
     def observe(
-        self,
-        program: Program,
-        touch: Touch,
-        held: bytes,
-        operands: tuple[str, bytes],
-        sem: str,
+        self, program: Program, touch: Touch, held: bytes, operands: tuple[str, bytes], sem: str,
         site: tuple | None,
-    ) -> bytes | None:
+    ) -> bytes | None:  # fmt: skip
         """Return the older values that an atomic reads; None: what the memory holds."""
         self._signals.begin(site)
         if sem in RELEASES or not touch.addresses.size:  # see `words`
@@ -159,37 +154,20 @@ class Checker:
         return self._signals.observe(self._actors[program], touch.addresses, held, operands)
 
     def atomic(
-        self,
-        program: Program,
-        touch: Touch,
-        op: str,
-        sem: str,
-        scope: str,
-        tensor: bool,
-        proxy: bool,
-        before: bytes,
-        after: bytes,
-    ) -> None:
+        self, program: Program, touch: Touch, op: str, sem: str, scope: str, tensor: bool,
+        proxy: bool, before: bytes, after: bytes,
+    ) -> None:  # fmt: skip
         """Note an atomic that found `before` in the memory and left `after` there."""
         writes = op not in READS
         # all threads make a volatile load; one makes a scalar atomic
         verb, by_all = f"atomic {op}", tensor
         if op == VOLATILE:
             verb, by_all = VOLATILE_TILE if tensor else "volatile load", True
-        event = self._event(
-            program, verb, writes, by_all, sem, scope, True, proxy, touch.size
-        )  # fmt: skip
+        event = self._event(program, verb, writes, by_all, sem, scope, True, proxy, touch.size)
         actor = event.actor
         lags = self._signals.lags(touch.addresses) if self.trace is not None else ()
-        self._note(
-            "volatile" if op == VOLATILE else "atomic",
-            actor.rank,
-            actor.launch,
-            event,
-            touch,
-            tensor,
-            lags,
-        )
+        what = "volatile" if op == VOLATILE else "atomic"
+        self._note(what, actor.rank, actor.launch, event, touch, tensor, lags)
         # An acquire comes after what it learns, so it learns first.
         self._signals.hear(event, touch.addresses)
         self._access(event, touch)
@@ -270,17 +248,9 @@ class Checker:
     # inside
 
     def _event(
-        self,
-        program: Program,
-        verb: str,
-        writes: bool,
-        tensor: bool,
-        sem: str = "",
-        scope: str = "",
-        atomic: bool = False,
-        proxy: bool = False,
-        size: int = 0,
-    ) -> AccessEvent:
+        self, program: Program, verb: str, writes: bool, tensor: bool, sem: str = "",
+        scope: str = "", atomic: bool = False, proxy: bool = False, size: int = 0,
+    ) -> AccessEvent:  # fmt: skip
         actor = self._actors[program]
         site = actor.called or program.site
         key = (actor, verb, tensor, sem, scope, size, site)
@@ -289,9 +259,7 @@ class Checker:
             stack = self._stacks.get(site)
             if stack is None:
                 stack = self._stacks[site] = tuple(stack_of(site))
-            found = AccessEvent(
-                actor, verb, writes, atomic, tensor, sem, scope, proxy, size, stack
-            )  # fmt: skip
+            found = AccessEvent(actor, verb, writes, atomic, tensor, sem, scope, proxy, size, stack)
             found.looks = looks_at(found)
             self._events[key] = found
         return found
@@ -454,15 +422,9 @@ class Checker:
         return list(notes)
 
     def _note(
-        self,
-        what: str,
-        rank: int | None,
-        launch: int | None,
-        event: Any = None,
-        touch: Touch | None = None,
-        tensor: bool | None = None,
-        lags: tuple[int, ...] = (),
-    ) -> None:
+        self, what: str, rank: int | None, launch: int | None, event: Any = None,
+        touch: Touch | None = None, tensor: bool | None = None, lags: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         """Append to the trace, for the oracle of the tests."""
         if self.trace is None:
             return
