@@ -143,11 +143,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     )
     flags = _flags(world, problem, config)
     rooms = _aligned.Rooms(world, config, config.programs)
-    constants = {"SIZE": problem.size, "TRACE": world.kernel_mode, "num_warps": 1}
     world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
+        constants = {"SIZE": problem.size, "TRACE": world.kernel_mode, "num_warps": 1}
         a = _aligned.dense(a, room, config.programs)  # peers copy whole rows of it
         [b] = rooms.wide(b)
         _begin_kernel[(1,)](flags, world.ctx, WORDS=flags.epochs.numel(), **constants)

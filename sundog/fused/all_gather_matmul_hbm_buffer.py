@@ -48,12 +48,13 @@ _TRIED = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 256, 8, 3), (128, 256, 8, 4))
 
 
 @dataclass(frozen=True)
-class Config(_gemm.Grid):
+class Config(_gemm.Tiles):
     k_per_flag: int = 0  # blocks of a row that one flag stands for; 0: all
     fetchers: int = 16
     fetch_stages: int = 1  # the first 1/fetch_stages of the tiles ...
     first_fetchers: int = 0  # ... is fetched by this many programs; 0: as many as afterwards
     layout: str = "k_contiguous"  # of the staging buffer
+    programs: int = 132
 
     @property
     def most_fetchers(self) -> int:
@@ -177,7 +178,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     return Plan(world, problem, config, spaces, launch)
 
 
-def multiply_nothing(problem: Problem, config: _gemm.Grid) -> Callable[..., torch.Tensor]:
+def multiply_nothing(problem: Problem, config: _gemm.Grid | Config) -> Callable[..., torch.Tensor]:
     """Apply bias and activation to zeros by a plain GEMM: with K = 0 nothing is fetched."""
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
