@@ -203,7 +203,7 @@ def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
 
     It is where the last result was, if nobody keeps that: then the call is a repetition.
     """
-    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
         return None
     rows = (x.shape[0] if x.dim() else 1) * times
     if rows % parts:
