@@ -350,6 +350,15 @@ _SPLITS = Repair(
                      "cumsum_eds - cumsum_sts); tl.debug_barrier()"),
     ),
 )  # fmt: skip
+_SCALED = Repair(
+    "no order",
+    "A put with signal orders its own data before the signal, not that of earlier puts: whoever "
+    "waits for the signal of the scales may read tokens and splits that have not arrived.",
+    (
+        Substitution(f"{_NV}/low_latency_all_to_all.py", 94, "MAX_M + dst_off",
+                     "MAX_M + dst_off; libshmem_device.fence()"),
+    ),
+)  # fmt: skip
 _LL, _PART = "low_latency_allgather", functools.partial
 CASES = [
     _case("p2p_put_kernel, p2p_wait_signal", "p2p", p2p_put, kernels=2),
@@ -365,7 +374,7 @@ CASES = [
     _case("all_to_all_kernel", "low_latency_all_to_all", _PART(all_to_all, False),
           repairs=(_SPLITS,)),
     _case("all_to_all_kernel, WITH_SCALE", "low_latency_all_to_all", _PART(all_to_all, True),
-          kernels=0, repairs=(_SPLITS,)),
+          kernels=0, repairs=(_SPLITS, _SCALED)),
     _case("allreduce_one_shot_push_intra_node_kernel", "allreduce", one_shot),
     _case("allreduce_two_shot_push_intra_node_kernel", "allreduce", two_shot),
     _case("allreduce_double_tree_intra_node_kernel", "allreduce", double_tree,
