@@ -29,6 +29,8 @@ F16 = torch.float16
 SMALL = dict(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
 # Two rows of tiles for one fetcher. Aligned for descriptors, of B too.
 GATHERED = hbm_buffer.Problem(24, 16, 32, F16, 2, "k")
+# Rows of several runs, so that workers come before some of them; and of all ranks, as along K.
+ROWS = (hbm_buffer.Problem(96, 16, 32, F16, 2, "m"), GATHERED)
 REDUCED = _matmul_reduce.Problem(32, 16, 16, F16, 2)
 PLAIN = _matmul_reduce.Config(**SMALL, programs=2)
 CASES: dict[str, tuple[ModuleType, Any, Any]] = {
@@ -40,7 +42,7 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
     ),
     "all_gather_matmul.direct": (direct, GATHERED, direct.Config(**SMALL, programs=2)),
     "all_gather_matmul.copy_engine": (
-        copy_engine, GATHERED, copy_engine.Config(**SMALL, run=1, programs=2),
+        copy_engine, ROWS, copy_engine.Config(**SMALL, run=1, programs=2),
     ),
     "matmul_reduce_scatter": (matmul_reduce_scatter, REDUCED, PLAIN),
     "matmul_all_reduce.one_shot": (one_shot, REDUCED, PLAIN),
@@ -48,10 +50,10 @@ CASES: dict[str, tuple[ModuleType, Any, Any]] = {
 }  # fmt: skip
 
 
-def again(op: ModuleType, problem: Any, config: Any) -> Callable[[sundog.World], None]:
+def again(op: ModuleType, problems: Any, config: Any) -> Callable[[sundog.World], None]:
     """Two calls with the same tensors and other data, nothing between them but the stream."""
 
-    def main(world: sundog.World) -> None:
+    def one(world: sundog.World, problem: Any) -> None:
         plan = op.plan(world, problem, config)
         first, second = (op.inputs(world, problem, seed) for seed in range(2))
         wanted = [expected(world, op, problem, each) for each in (first, second)]
@@ -64,6 +66,10 @@ def again(op: ModuleType, problem: Any, config: Any) -> Callable[[sundog.World],
         first[0].zero_()
         for out, want in zip(outs, wanted, strict=True):
             assert torch.equal(out, want)
+
+    def main(world: sundog.World) -> None:
+        for problem in problems if isinstance(problems, tuple) else (problems,):
+            one(world, problem)
 
     return main
 

@@ -96,8 +96,9 @@ def _linear(text: Text, trace: list[tuple]) -> tuple[list[Event], list[int]]:
 
 
 def _as_traced(event: Event) -> tuple[int, int, str, str, bool | None]:
-    tile = event.tile if event.launch >= 0 else None
-    return len(event.lanes), event.lanes[0][1], event.sem, event.scope, tile
+    if event.launch < 0:  # of a host: words side by side are traced as one large element
+        return 1, sum(size for _, size in event.lanes), event.sem, event.scope, None
+    return len(event.lanes), event.lanes[0][1], event.sem, event.scope, event.tile
 
 
 def _check_complete(text: Text, events: list[Event]) -> None:
