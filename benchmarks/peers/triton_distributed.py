@@ -352,8 +352,8 @@ _SPLITS = Repair(
 )  # fmt: skip
 _SCALED = Repair(
     "no order",
-    "A put with signal orders its own data before the signal, not that of earlier puts: whoever "
-    "waits for the signal of the scales may read tokens and splits that have not arrived.",
+    "A put with signal orders its own data before the signal, not that of earlier puts: a rank "
+    "that waits for the signal of the scales may read tokens and splits that have not arrived.",
     (
         Substitution(f"{_NV}/low_latency_all_to_all.py", 94, "MAX_M + dst_off",
                      "MAX_M + dst_off; libshmem_device.fence()"),
