@@ -33,6 +33,11 @@ def statuses(path: Path) -> list[str]:
         return [row["status"] for row in csv.DictReader(file)]
 
 
+def _hear_interrupts() -> None:
+    """Undo what a shell does to a job in the background: it would ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def end_by(number: signal.Signals, path: Path, *more: str) -> tuple[int, str]:
     """Start a run, and end it by a signal once it has compiled two more configs."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -40,8 +45,9 @@ def end_by(number: signal.Signals, path: Path, *more: str) -> tuple[int, str]:
     pipe = subprocess.PIPE
     before = statuses(path).count("compiled")
     process = subprocess.Popen(
-        command, env=environment, stderr=pipe, stdout=pipe, text=True, start_new_session=True
-    )
+        command, env=environment, stderr=pipe, stdout=pipe, text=True, start_new_session=True,
+        preexec_fn=_hear_interrupts,
+    )  # fmt: skip
     while statuses(path).count("compiled") < before + 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
