@@ -12,7 +12,7 @@ from typing import Any
 from sundog.checker.triton_litmus import RESULTS, TritonLitmus, TritonOp
 from sundog.tools.check.schedules import check_once
 
-__all__ = ["Seen", "observe", "source"]
+__all__ = ["Seen", "load_main", "observe", "source"]
 
 RANKS = 2
 WORDS = 8  # of one litmus; a tile has two lanes
@@ -34,7 +34,7 @@ def observe(batch: list[TritonLitmus], schedules: int) -> list[Seen]:
     text, owner = source(batch)
     found = [Seen() for _ in batch]
     with tempfile.TemporaryDirectory() as folder:
-        main = _load(Path(folder) / "litmus_batch.py", text)
+        main = load_main(Path(folder) / "litmus_batch.py", text)
         for number in range(schedules):
             token = f"random:{number}" if number % 2 else f"pct:{number}:3:{20}"
             report = check_once(main, RANKS, token)
@@ -58,7 +58,8 @@ def _results(litmus: TritonLitmus, number: int, results: list[Any]) -> tuple[int
     )
 
 
-def _load(path: Path, text: str) -> Callable[..., Any]:
+def load_main(path: Path, text: str) -> Callable[..., Any]:
+    """Write a module there, import it, and return its `main`."""
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

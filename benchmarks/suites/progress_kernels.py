@@ -6,14 +6,14 @@ jumps after it. So the checker's schedules decide who gets on, as the progress m
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sundog.checker.litmus import Instruction, Jump, Litmus, Read, Set, Thread, Update, Write
 from sundog.tools.check.schedules import Report, check
+
+from ..litmus_kernels import load_main
 
 __all__ = ["check_litmus", "kernel_of"]
 
@@ -41,7 +41,7 @@ def kernel_of(litmus: Litmus) -> str:
 def check_litmus(litmus: Litmus, schedules: int) -> Report:
     """Run a litmus program as a kernel under many schedules, all its threads resident."""
     with tempfile.TemporaryDirectory() as folder:
-        main = _load(Path(folder) / "progress_case.py", kernel_of(litmus))
+        main = load_main(Path(folder) / "progress_case.py", kernel_of(litmus))
         return check(main, 1, schedules, num_sms=len(litmus.threads), stop_early=True)
 
 
@@ -105,13 +105,3 @@ def _access(step: Instruction, places: dict[str, int], litmus: Litmus) -> str:
     if step.op == "cas":
         return f"{step.into} = tl.atomic_cas({at}, {step.compare}, {step.value}, {order})"
     return f"{step.into} = tl.atomic_{NAMES[step.op]}({at}, {step.value}, {order})"
-
-
-def _load(path: Path, text: str) -> Callable[..., Any]:
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main

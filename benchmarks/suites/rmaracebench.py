@@ -6,11 +6,10 @@ a program. The checker must find the race between these two lines, or none at al
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from sundog.checker.findings import FoundAccess
 from sundog.tools.check.schedules import CANNOT_INTERPRET, check
 
+from ..litmus_kernels import load_main
 from .c_programs import read_program
 from .omp_pragmas import THREADS
 from .places import Slots
@@ -110,7 +110,7 @@ def _find(text: str, processes: int, pair: list[int]) -> str:
     source, origin = kernel_of(text, processes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rma_case.py"
-        main = _load(path, source)
+        main = load_main(path, source)
         report = check(main, processes, SCHEDULES, num_sms=THREADS)
     for finding in report.findings:
         if finding.rule == CANNOT_INTERPRET or finding.kind == "error":
@@ -130,13 +130,3 @@ def _line(side: FoundAccess | None, origin: dict[int, int]) -> int:
     assert side is not None
     lines = [re.search(r"rma_case\.py:(\d+)", at) for at in side.stack]
     return next((origin.get(int(found[1]), 0) for found in lines if found), 0)
-
-
-def _load(path: Path, text: str) -> Callable[..., Any]:
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
