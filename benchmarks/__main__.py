@@ -13,8 +13,6 @@ import typer
 
 from sundog.tools._console import check_writable
 
-__all__ = ["app"]
-
 
 def _writable(path: str) -> str:
     try:

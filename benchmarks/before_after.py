@@ -19,8 +19,6 @@ from sundog.tools.bench.results import problem_text, times_of
 
 from .result_files import Figures, read_result
 
-__all__ = ["AXES", "compare", "main"]
-
 _SIZES = ("numel=4096,65536,1048576", "dtype=bfloat16")
 _SHAPES = ("m=256,4096", "n=3584", "k=8192", "dtype=bfloat16")
 AXES = {

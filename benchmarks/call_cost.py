@@ -31,8 +31,6 @@ from sundog.world.world import World
 
 from .result_files import Figures, machine
 
-__all__ = ["capture", "host"]
-
 _IN_A_ROW = 20  # eager calls; the driver queues about a thousand
 _NUMEL = 4096
 _HOST_SAMPLES = 50

@@ -24,8 +24,6 @@ from sundog.tools.check.schedules import check, check_once
 
 from .result_files import Figures
 
-__all__ = ["main"]
-
 RANKS, REPEATS, HEAP = 4, 7, 16 << 20
 RATIO_GOAL, SHADOW_GOAL, MINUTE = 1.6, 16, 60
 

@@ -15,8 +15,6 @@ from sundog.tools.tune.tune import Tuned, tune
 
 from .result_files import Figures
 
-__all__ = ["main", "measure"]
-
 OPS = {
     "all_gather.push": "numel=4194304,dtype=bfloat16",
     "all_reduce.two_shot": "numel=4194304,dtype=bfloat16,op=sum",

@@ -32,8 +32,6 @@ from sundog.dataset.triton.ttir import extract_ttir_graph, rebuild_module_text
 
 from .result_files import Figures
 
-__all__ = ["main", "make_base", "time_load", "time_write"]
-
 ROWS, GRAPHS, GOAL_S = 1_000_000, 1_000, 10
 FASTEST_CONFIG_S = 0.025  # code generation alone, the cheapest that a tuner sees
 NUM_NODES, NUM_LINKS = 120, 180  # between attention in Helion (61, 86) and in TTGIR

@@ -25,8 +25,6 @@ from sundog.world.world import World
 
 from .result_files import Figures
 
-__all__ = ["Endless", "main", "serve"]
-
 OPS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 _KEPT_GRAPHS = 8
 _CHECK_EVERY = 50  # calls; a check waits for the GPU

@@ -33,8 +33,6 @@ import sundog
 
 from .fault_programs import HEAP, Case, control_cases, run_rank
 
-__all__ = ["LIMIT", "as_script", "lead", "session_members", "warm"]
-
 LIMIT = 25.0  # seconds after which the watchdog ends a case; control cases compile
 _BY_PROCESS = ("shm", "symm")
 _ON_GPU = ("virtual", "symm")

@@ -24,11 +24,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "CONTROL", "GRACE", "HEAP", "KINDS", "TIMEOUT", "Case", "Step", "control_cases", "make_case",
-    "run_rank",
-]  # fmt: skip
-
 TIMEOUT = 2.0  # seconds, of every wait
 GRACE = 2.0  # seconds more until every other rank has named the fault
 HEAP = 16 << 20

@@ -12,8 +12,6 @@ from sundog import errors
 
 from .fault_programs import GRACE, Case
 
-__all__ = ["COLUMNS", "Verdict", "as_json", "judge", "line", "rows_of"]
-
 COLUMNS = ["fault", "injected", "named by all", "in time", "culprit named", "exit status", "clean"]
 _GOOD = ("named", "in_time", "culprit", "status", "clean")  # the last columns
 # What ends a traceback; torch.distributed writes the rank before each of its lines.

@@ -28,8 +28,6 @@ from .fault_process import lead, session_members, warm
 from .fault_programs import CONTROL, KINDS, Case, control_cases, make_case
 from .fault_verdicts import COLUMNS, Verdict, as_json, judge, line, rows_of
 
-__all__ = ["campaign", "main"]
-
 ON_GPU = ("virtual", "symm")
 _TRIES = 3  # more, to come to the fault
 _GPU_NOISE = 64  # MiB; what the driver keeps for itself

@@ -22,8 +22,6 @@ from sundog.tools.presets import MODELS, preset
 
 from .result_files import Figures
 
-__all__ = ["Asked", "Judged", "draw", "judge", "main"]
-
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 _SEED = 22
 _MOST_FLOPS = 6e12  # of all ranks: about 10 ms on one H200, so that the time lasts for many rows

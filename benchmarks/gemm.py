@@ -26,8 +26,6 @@ from sundog.world.world import World
 
 from .result_files import machine
 
-__all__ = ["SHAPES", "UNALIGNED", "bench_gemm", "main"]
-
 Shape = tuple[int, int, int]
 # M, N, K: what issue trackers and papers use for linear layers; the last three are the small end.
 SHAPES: tuple[Shape, ...] = (

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from sundog.tools.bench.results import fastest, times_of
 from sundog.tools.timing import Times
 
-__all__ = ["Even", "even_shapes", "goal_rows", "micros_of_rank_0"]
-
 Files = dict[str, dict[str, Any]]  # by name, without .json
 Figures = dict[str, float]  # by case
 _LARGE = 64 << 20  # bytes

@@ -16,8 +16,6 @@ from sundog.tools.check.exhaustive import Coverage, check_all, small_calls
 
 from .result_files import Figures
 
-__all__ = ["main"]
-
 RANKS = 2
 
 

@@ -22,8 +22,6 @@ from sundog.world.world import World
 
 from .result_files import Figures
 
-__all__ = ["main"]
-
 SHAPES = ((8192, 8192, 262144), (16384, 16384, 131072))
 _OP = "all_gather_matmul"
 _SIZE = 8

@@ -25,8 +25,6 @@ from sundog.backends._link import pinned_heap
 
 from .result_files import Figures
 
-__all__ = ["main"]
-
 _BYTES = 32 << 20
 _SAMPLES = 9
 _WARM = 20  # rounds before

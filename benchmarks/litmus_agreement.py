@@ -25,8 +25,6 @@ from .litmus_kernels import Seen, observe
 from .litmus_programs import cycles, from_cycle, from_seed, small
 from .result_files import Figures
 
-__all__ = ["Allowed", "Counts", "allowed", "compare", "figures", "main", "programs"]
-
 BATCH = 25
 MORE = 200  # schedules for a program whose race has not been found
 Outcomes = set[tuple[int, ...]]

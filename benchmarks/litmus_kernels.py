@@ -12,8 +12,6 @@ from typing import Any
 from sundog.checker.triton_litmus import RESULTS, TritonLitmus, TritonOp
 from sundog.tools.check.schedules import check_once
 
-__all__ = ["Seen", "load_main", "observe", "source"]
-
 RANKS = 2
 WORDS = 8  # of one litmus; a tile has two lanes
 SLOTS = 16  # results of one program

@@ -14,8 +14,6 @@ from random import Random
 from sundog.checker.litmus import SCOPES
 from sundog.checker.triton_litmus import TritonLitmus, TritonOp, TritonProgram
 
-__all__ = ["cycles", "from_cycle", "from_seed", "small"]
-
 MOST_WRITES = 4  # to one word: the evaluator tries all their orders
 
 SEMS = ("relaxed", "acquire", "release", "acq_rel")

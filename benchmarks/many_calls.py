@@ -29,8 +29,6 @@ from sundog.tools.check.schedules import check_once
 from sundog.tools.timing import Variant, measure
 from sundog.world.waits import signal_form
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Many calls of ops, and the two forms of signals.", no_args_is_help=True)
 Calls = Annotated[int, typer.Option(min=1, help="calls in all")]
 Ranks = Annotated[int, typer.Option("--world", min=1, help="ranks")]

@@ -34,8 +34,6 @@ from sundog.tools.timing import machine
 
 from .norm import micros
 
-__all__ = ["lines_of"]
-
 OPS = ("moe_dispatch", "moe_combine")
 BARE = "our all_to_all, equal parts"
 COPY = f"torch's copy of {256 << 20} bytes"

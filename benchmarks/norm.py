@@ -29,8 +29,6 @@ from sundog.tools._subject import room
 from sundog.tools.baselines import BASELINES
 from sundog.tools.timing import Variant, machine, measure
 
-__all__ = ["app", "micros"]
-
 app = typer.Typer(help="Goals of all_reduce_rms_norm.", no_args_is_help=True)
 OP, PLAIN = "all_reduce_rms_norm", "all_reduce"
 UNFUSED = "our all-reduce, then torch's norm"

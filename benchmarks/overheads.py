@@ -27,8 +27,6 @@ from sundog.world.world import World
 
 from .result_files import machine
 
-__all__ = ["bound", "trace"]
-
 _ROUNDS = 200
 _SIZE = context.SIZE
 

@@ -31,8 +31,6 @@ from sundog.tools.calibrate_command import (
     with_rates,
 )
 
-__all__ = ["choices", "fit_machines", "main", "quantile"]
-
 MACHINES = ("h200-shared", "h200-pcie")
 # What is fitted, in two steps: collectives say nothing about products.
 _MOVING = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["draw_scatter"]
-
 
 def draw_scatter(
     path: str, measured: Sequence[float], predicted: Sequence[float], groups: Sequence[str]

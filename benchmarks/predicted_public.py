@@ -28,18 +28,6 @@ from sundog.predict.expected import time
 from sundog.tools.calibrate_command import fit
 from sundog.tools.predict.simulated import Simulation, call_of, simulated
 
-__all__ = [
-    "Asked",
-    "crossing",
-    "engines",
-    "figure",
-    "main",
-    "measured_crossing",
-    "nccl",
-    "published",
-    "read_table",
-]
-
 OPS = ("all_gather", "reduce_scatter", "alltoall", "all_reduce")
 GOALS = {"all_gather": 0.12, "reduce_scatter": 0.12, "alltoall": 0.15, "all_reduce": 0.15}
 ENGINES = (("sglang", "0.5.10"), ("sglang", "0.5.9"), ("vllm", "0.24.0"))

@@ -24,8 +24,6 @@ from sundog.ops.op import OPS
 from sundog.predict.expected import time
 from sundog.predict.parts import Time
 
-__all__ = ["Row", "measured_rows", "predict_rows", "predict_times", "tuning_rows"]
-
 
 @dataclass(frozen=True)
 class Row:

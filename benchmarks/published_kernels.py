@@ -32,8 +32,6 @@ from sundog.predict.parts import (
     waves,
 )
 
-__all__ = ["NCCL_START", "engine_seconds", "is_two_shot", "nccl_seconds"]
-
 PROTOCOLS = ("ll", "ll128", "simple")
 NCCL_START = {
     "ll.start": 4e-6, "ll.step": 1e-6, "ll.rate": 4e10, "ll128.start": 5e-6, "ll128.step": 1.2e-6,

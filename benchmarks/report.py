@@ -20,8 +20,6 @@ from .fault_verdicts import COLUMNS, rows_of
 from .goals import Even, even_shapes, goal_rows, micros_of_rank_0
 from .result_files import name_of, read_result, result_paths
 
-__all__ = ["render", "write_page"]
-
 _HEAD = """# What was measured
 
 `python -m benchmarks report` makes this page from the files in `measured/`. Those of a GPU hold

@@ -20,8 +20,6 @@ from rich.table import Table
 
 from sundog.tools.bench import results
 
-__all__ = ["Figures", "machine", "name_of", "pack", "read_result", "result_paths"]
-
 _KEPT_PLAIN = 4096  # bytes; a block of the file system
 
 

@@ -26,8 +26,6 @@ import triton.language as tl
 
 from sundog.device import signal
 
-__all__ = ["main", "run"]
-
 RATIO_GOAL = 0.7
 BARRIER_GOAL = 2.0  # seconds
 RANKS, PROGRAMS = 64, 8

@@ -26,8 +26,6 @@ from sundog.world.world import World
 
 from .result_files import Figures
 
-__all__ = ["Case", "draw_cases", "main", "next_multiple"]
-
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _STEP = 4096  # elements: what a size is compared with is a multiple
 _ALLOWED = 1.15

@@ -22,8 +22,6 @@ from sundog.world.world import World
 
 from .result_files import Figures
 
-__all__ = ["main"]
-
 _IN_A_ROW, _SAMPLES, _WARM_UP = 20, 40, 5
 _NUMEL = 4096
 GOALS = {"eager": 15.0, "compiled": 10.0}  # us over the empty op

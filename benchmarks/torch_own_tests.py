@@ -34,8 +34,6 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.testing._internal import common_distributed as common
 
-__all__ = ["main"]
-
 _PER_TEST = 240  # seconds
 _REPLACED = ("gloo", "threaded", "cpu:gloo", None)
 Process: Any = processes.get_context("fork").Process

@@ -26,11 +26,6 @@ from sundog.ops import load as ops
 from sundog.tools.bench.results import write
 from sundog.tools.tune.space import Space, pattern
 
-__all__ = [
-    "Compared", "Session", "apart", "cost_cells", "main", "medians", "op_rows", "replay", "rows_of",
-    "sessions",
-]  # fmt: skip
-
 Compared = dict[str, dict[str, float]]  # by run id and config, as it is printed: milliseconds
 
 BUDGETS = (100, 40)

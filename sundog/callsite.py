@@ -13,8 +13,6 @@ from types import FrameType
 import torch
 import triton
 
-__all__ = ["called_from", "caller", "caller_frame", "raised_at", "relative"]
-
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _INNER = (_HERE, os.path.join(_HERE, "world"), os.path.join(_HERE, "ops"))
 _OURS = tuple(

@@ -11,8 +11,6 @@ import typer
 from . import __version__
 from .dataset import data_command as data
 
-__all__ = ["app", "main"]
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:

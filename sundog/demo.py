@@ -27,8 +27,6 @@ from .tools.trace.timeline import write
 from .tools.trace.trace_command import TraceOptions, trace_op
 from .world.world import World
 
-__all__ = ["main"]
-
 RANKS, NUMEL = 8, 1000
 PAGE = "sundog-demo.html"
 

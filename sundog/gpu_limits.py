@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["LIMITS", "Limits", "aim", "here"]
-
 
 @dataclass(frozen=True)
 class Limits:

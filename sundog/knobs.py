@@ -10,21 +10,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-__all__ = [
-    "BACKENDS",
-    "KNOBS",
-    "Knob",
-    "allow_pickle",
-    "backend",
-    "cache",
-    "heap_size",
-    "max_plans",
-    "num_sms",
-    "seed",
-    "signals",
-    "timeout",
-]
-
 BACKENDS = ("sim", "shm", "virtual", "symm")
 
 

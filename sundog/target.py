@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["GPU_HEAP", "SIMULATOR", "Footprint", "Target", "has_gpu", "key_of", "of"]
-
 SIMULATOR = "the simulator"  # what stands for a target where there is no GPU
 GPU_HEAP = 4 << 30  # bytes of a rank's heap on a GPU, by default
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .tools.check.schedules import Report
     from .world.world import World
 
-__all__ = ["check"]
-
 
 def check(
     fn: Callable[[World], Any],

@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Make the dataset of kernels, and learn from it.", no_args_is_help=True)
 Names = Annotated[list[str] | None, typer.Argument(help="kernels; all if none is named")]
 

@@ -13,8 +13,6 @@ import torch
 from .kernels import SUBJECTS
 from .subject import Args, Subject, Task
 
-__all__ = ["check", "relative_error", "wipe"]
-
 _CONFIGS = 1  # of each kernel
 
 

@@ -32,8 +32,6 @@ from .plan import CONTROLS, known_units, units
 from .record import Records, known_cells, known_rows
 from .subject import key_of
 
-__all__ = ["Collector", "Options"]
-
 Measure = Callable[[Unit], list[Measured]]
 
 _COMPILE_S, _MEASURE_S = 40.0, 60.0  # after which a compilation, or a unit, hangs

@@ -22,8 +22,6 @@ from sundog.dataset.triton.compile import gpu_target, source_of
 from .kernels import SUBJECTS
 from .subject import Config, Shape, Task, key_of
 
-__all__ = ["ARCH", "Binary", "Cell", "cell_key", "compiler", "plain_text"]
-
 ARCH = "sm_90"
 _INNER = r'(?:[^()"]|"[^"]*"'
 _LOCATION = re.compile(rf" loc\({_INNER}|\({_INNER}|\({_INNER})*\))*\))*\)")  # three deep

@@ -29,18 +29,6 @@ from .helion_search import lfbo
 from .network import Settings
 from .train import TASK, features_of, fit, networks_of, targets, tasks_hash, usable
 
-__all__ = [
-    "BOTH",
-    "GOALS",
-    "NETWORKS",
-    "UPDATED",
-    "Score",
-    "evaluate",
-    "kendall",
-    "score_of",
-    "steps_to",
-]
-
 NOISE = 0.02
 GOALS = {"shape": (5, 1.02), "kernel": (10, 1.05), "dtype": (5, 1.02), "random": (5, 1.02)}
 _SEEDS = 5  # of the pattern search

@@ -23,8 +23,6 @@ from .evaluate import Part, Score, score_of
 from .network import Settings
 from .train import features_of, numbered, over_the_mean, targets, usable
 
-__all__ = ["Graphs", "evaluate_graphs", "predict_by_graphs"]
-
 _ROUNDS, _WIDTH = 3, 48
 _Arrays = list[dict[str, numpy.ndarray]]  # of each graph: see `shards.graph_arrays`
 

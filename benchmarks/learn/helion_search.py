@@ -15,8 +15,6 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["lfbo"]
-
 
 class _Spent(Exception):
     """The budget is."""

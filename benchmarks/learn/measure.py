@@ -21,8 +21,6 @@ from .check_kernels import relative_error, wipe
 from .compile_ahead import Binary, Cell, source_for
 from .subject import Args, Task, key_of
 
-__all__ = ["MAX_SHARED", "Gpu", "Measured", "Timer", "Unit", "made_up", "on_gpu"]
-
 MAX_SHARED = 232448  # bytes that a program may have on sm_90
 TOLERANCE = {"float32": 5e-3, "float16": 1e-2, "bfloat16": 3e-2, "float8_e4m3fn": 6e-2}
 _HOPELESS = 6.0  # times the best of a task so far: one sample is enough

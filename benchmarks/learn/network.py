@@ -16,8 +16,6 @@ import torch
 from sundog.learn.features import GROUPS, NAMES
 from sundog.learn.kernel_model import WEIGHTS, Networks, encode
 
-__all__ = ["Settings", "train_networks"]
-
 _FASTEST, _SLOWEST = -2.5, 2.0  # of the target: what is farther from the mean counts as this
 
 

@@ -35,8 +35,6 @@ from .kernels.outside_kernels import (
 )
 from .subject import Config, Task
 
-__all__ = ["OutsideTask", "measure_all", "outside_tasks", "steps_until"]
-
 NEAR = 1.02
 CONFIGS = 48  # of each task
 _FEW, _SOME = 5, 20  # measurements of the model, and of the pattern search

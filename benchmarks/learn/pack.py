@@ -23,8 +23,6 @@ from sundog.learn.features import occupancy
 from .record import cell_of, read_lines, read_rows, read_xz
 from .subject import shape_kind
 
-__all__ = ["pack", "rows_frame"]
-
 _COMPILED = ("compile_s", "shared", "ttir", "ttgir")
 _CLOCKS = ("sm_mhz", "memory_mhz", "temperature_c", "power_w")
 _INTS = ("registers", "spills", "shared", "sm_mhz", "memory_mhz", "temperature_c", "median_ns")

@@ -13,8 +13,6 @@ from typing import Any
 
 from .evaluate import GOALS, NETWORKS
 
-__all__ = ["PAGE", "page"]
-
 _HERE = Path(__file__).parent
 PAGE = _HERE / "RESULTS.md"
 _SPLITS = {"shape": "unseen shapes", "kernel": "unseen kernels", "dtype": "unseen dtypes"}

@@ -15,8 +15,6 @@ from .compile_ahead import Cell, cell_key
 from .kernels import SUBJECTS
 from .subject import Config, Subject, Task
 
-__all__ = ["CONTROLS", "known_units", "units"]
-
 CONTROLS = (
     Cell("matmul", "bfloat16", {"m": 2048, "n": 4096, "k": 2048, "layout": "nn"},
          {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3,

@@ -21,16 +21,6 @@ from sundog.dataset.shards import load
 from .compile_ahead import Binary, Cell, cell_key
 from .measure import Measured
 
-__all__ = [
-    "Records",
-    "cell_of",
-    "known_cells",
-    "known_rows",
-    "read_lines",
-    "read_rows",
-    "read_xz",
-]
-
 _CHUNK = 600  # texts of IR that are compressed together
 _ROWS = 4000  # rows, likewise
 _SMI = "clocks.sm,clocks.mem,temperature.gpu,power.draw"

@@ -19,8 +19,6 @@ from .evaluate import GOALS, Part, Score, evaluate, kendall, led_by, score_of
 from .network import Settings
 from .train import TASK, data_hash, features_of, folds_of, usable
 
-__all__ = ["choose", "noise", "show", "show_graphs"]
-
 
 def show(name: str, splits: list[str], path: str, networks: Path | None) -> None:
     """Print scores as they come and write them to a file; what that has is not computed again.

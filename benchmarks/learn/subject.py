@@ -20,11 +20,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "OPTIONS", "SMS", "Args", "Config", "Shape", "Subject", "Task", "always", "blocks", "key_of",
-    "shape_kind",
-]  # fmt: skip
-
 Shape = dict[str, Any]  # {"m": 4096, "n": 8192}
 Config = dict[str, Any]  # {"BLOCK": 1024, "num_warps": 4}
 Args = dict[str, Any]  # by the kernel's parameters

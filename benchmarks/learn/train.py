@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     from .network import Settings
 
-__all__ = [
-    "FOLDS", "TARGET", "TASK", "data_hash", "features_of", "fit", "folds_of", "networks_of",
-    "numbered", "over_the_mean", "save_networks", "targets", "tasks_hash", "usable",
-]  # fmt: skip
-
 TARGET, VERSION = "nvidia-h200", 1
 
 TASK = ["kernel", "shape", "dtype"]

@@ -26,8 +26,6 @@ from sundog.tools.tune.space import Space, by_model, pattern
 from ..tuning_runs import Session, sessions
 from .train import fit
 
-__all__ = ["Example", "examples", "main", "replayed", "train"]
-
 TARGET = "nvidia-h200"
 SEEDS = 10
 _SETTINGS: dict[str, Any] = {"max_iter": 150, "learning_rate": 0.08, "min_samples_leaf": 6}

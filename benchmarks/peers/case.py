@@ -18,18 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "Case",
-    "Repair",
-    "Substitution",
-    "alone",
-    "checkout",
-    "device",
-    "group",
-    "repaired",
-    "start",
-]
-
 
 @dataclass(frozen=True)
 class Substitution:

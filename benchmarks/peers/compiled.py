@@ -17,8 +17,6 @@ from sundog.compiled.recorded import RecordedLaunch, compile_launch, pointer
 from sundog.errors import SundogError
 from sundog.target import GPU_HEAP
 
-__all__ = ["noted_launches", "ordering"]
-
 _ORDERS = re.compile(r"(atom|red|fence|membar|multimem|griddepcontrol)\b")
 _SEMANTICS = re.compile(r"\b(volatile|relaxed|acquire|release)\b")
 

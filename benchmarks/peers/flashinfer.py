@@ -18,8 +18,6 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from .case import Case, Repair, Substitution, checkout, device, group, start
 
-__all__ = ["CASES", "EQUIVALENT", "PACKAGE"]
-
 PACKAGE = "flashinfer/comm"
 
 

@@ -22,8 +22,6 @@ import triton.language as tl
 
 from .case import Case, Repair, Substitution, alone, device, group, start
 
-__all__ = ["CASES", "EQUIVALENT", "PACKAGE"]
-
 PACKAGE = "helion"
 _UTILS = "helion/runtime/triton/dist_utils.py"
 _HELPERS = "helion/runtime/triton/helpers.py"

@@ -14,8 +14,6 @@ from sundog.compat import iris as stand_in
 
 from .case import Case, Repair, Substitution, alone, start
 
-__all__ = ["CASES", "PACKAGE"]
-
 PACKAGE = "examples"
 _F32, _I32 = torch.float32, torch.int32
 

@@ -10,11 +10,6 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from .case import Case, Repair, Substitution, device, group, start
 
-__all__ = [
-    "AFTER", "CASES", "COPIES", "EQUIVALENT", "FENCE", "PACKAGE", "REDUCE", "SCATTER", "WAIT",
-    "both",
-]  # fmt: skip
-
 PACKAGE = "kraken"
 _B16 = torch.bfloat16
 

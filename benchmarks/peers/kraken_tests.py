@@ -20,8 +20,6 @@ import torch
 from .case import Case, Repair, Substitution, alone
 from .kraken import AFTER, COPIES, FENCE, REDUCE, SCATTER, WAIT, both
 
-__all__ = ["CASES", "PACKAGE"]
-
 PACKAGE = "kraken"
 _COMMON = "torch.testing._internal.common_distributed"
 _UTILITIES = "torch.testing._internal.common_utils"

@@ -34,8 +34,6 @@ from sundog.tools.check.mutation import find_mutants, mutate
 from .case import repaired
 from .one import NAMES, cases
 
-__all__ = ["mutate_all"]
-
 _SCHEDULES, _SECONDS = 8, 900  # of one mutant; for one program, on a machine with other work
 _ASM = "inline_asm_elementwise"
 RELAXED, NARROWED = KINDS["sem"], KINDS["scope"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NOT_RUN"]
-
 _THREADS = (
     "loops per thread, or exchanges values between the threads of a warp: the simulator runs a "
     "program's threads together"

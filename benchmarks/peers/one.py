@@ -16,8 +16,6 @@ from sundog.tools.check.schedules import check
 
 from .compiled import noted_launches, ordering
 
-__all__ = ["NAMES", "cases", "main"]
-
 NAMES = {
     "kraken": "meta-pytorch/kraken",
     "kraken_tests": "meta-pytorch/kraken: its tests",

@@ -10,8 +10,6 @@ from typing import Any
 from ..result_files import read_result
 from .not_run import NOT_RUN
 
-__all__ = ["page"]
-
 _ON_GPU = Path(__file__).parents[2] / "docs" / "measured" / "h200-peers.json"
 
 _GENERATED = re.compile(r"\bc[a-z0-9]{51}\.py")  # of Helion's kernels, by their content

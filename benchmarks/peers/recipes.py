@@ -22,8 +22,6 @@ from sundog.compat.patches import current
 
 from .case import Case, Repair, Substitution, device, group, start
 
-__all__ = ["CASES", "EQUIVALENT", "PACKAGE"]
-
 PACKAGE = "symm_mem_recipes"
 _B16 = torch.bfloat16
 

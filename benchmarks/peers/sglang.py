@@ -7,8 +7,6 @@ import torch.distributed as dist
 
 from .case import Case, alone, start
 
-__all__ = ["CASES", "PACKAGE"]
-
 PACKAGE = "python/sglang/srt/distributed/device_communicators/triton_symm_mem_ag.py"
 
 

@@ -22,8 +22,6 @@ import triton.language as tl
 
 from .case import Case, Repair, Substitution, checkout, device, group, start
 
-__all__ = ["CASES", "PACKAGE"]
-
 PACKAGE = "comms/prims/triton/collectives"
 _NVL = f"{PACKAGE}/nvl"
 _BLOCKS, _TILE, _DEPTH = 2, (2, 16), 2

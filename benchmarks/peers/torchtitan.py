@@ -10,8 +10,6 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from .case import Case, alone, device, group, start
 
-__all__ = ["CASES", "PACKAGE"]
-
 PACKAGE = "torchtitan/distributed/minimal_async_ep/kernels.py"
 _EXPERTS, _LOCAL, _WIDTH, _TOKENS = 4, 2, 48, 6
 

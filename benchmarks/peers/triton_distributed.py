@@ -17,8 +17,6 @@ from .case import Case, Repair, Substitution
 from .triton_distributed_copies import COPIES
 from .triton_distributed_start import begin, equal, ints, load, symmetric
 
-__all__ = ["CASES", "PACKAGE"]
-
 PACKAGE = "python/triton_dist/kernels"
 _NV = f"{PACKAGE}/nvidia"
 _I64, _F32 = torch.int64, torch.float32

@@ -16,8 +16,6 @@ import triton
 from .case import Case, Repair, Substitution
 from .triton_distributed_start import begin, equal, ints
 
-__all__ = ["COPIES"]
-
 _FILE = "python/triton_dist/kernels/nvidia/allgather_gemm.py"
 _TILE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 1}
 

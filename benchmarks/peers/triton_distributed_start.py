@@ -22,8 +22,6 @@ from sundog.compat import triton_dist
 
 from .case import checkout, start
 
-__all__ = ["begin", "equal", "ints", "load", "symmetric"]
-
 
 @triton.jit
 def _grid_barrier(counter, use_cooperative: tl.constexpr):

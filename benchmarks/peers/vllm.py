@@ -18,8 +18,6 @@ import triton.language as tl
 
 from .case import Case, alone, device, group, start
 
-__all__ = ["CASES", "PACKAGE"]
-
 PACKAGE = "vllm/models/inkling"
 _HIDDEN, _WINDOW, _HEAD, _BLOCK = 64, 4, 16, 4
 

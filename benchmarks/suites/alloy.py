@@ -25,8 +25,6 @@ from sundog.checker.litmus import (
 
 from .verdicts import Case
 
-__all__ = ["cases"]
-
 EXPECTED = {"✓": "allowed", "𐄂": "forbidden"}
 SEMS = {"Acquire": "acquire", "Release": "release", "FenceSC": "sc", "FenceAcqRel": "acq_rel",
         "FenceAcq": "acquire", "FenceRel": "release"}  # fmt: skip

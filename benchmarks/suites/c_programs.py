@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Function", "Statement", "read_program"]
-
 TOKENS = re.compile(
     r'"(?:\\.|[^"\\])*"|\d+\.\d+|\d+\w*|\w+|\+\+|--|[=!<>]=|&&|\|\||\+=|[-+*/%<>=!&(){}\[\];,.]'
 )

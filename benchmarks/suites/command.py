@@ -7,8 +7,6 @@ from pathlib import Path
 from . import alloy, dat3m, gsan, rmaracebench
 from .verdicts import judge, show
 
-__all__ = ["IMPORTERS", "run"]
-
 IMPORTERS = {
     "dat3m": dat3m.cases,
     "dat3m_kernels": dat3m.kernel_cases,

@@ -16,8 +16,6 @@ from .litmus_files import read_litmus
 from .progress_kernels import check_litmus
 from .verdicts import Case
 
-__all__ = ["cases", "kernel_cases"]
-
 LISTS = Path("dartagnan/src/test/resources")
 PROGRESS = {"fair": "Fair", "obe": "OBE", "hsa": "HSA", "hsa_obe": "HSA_OBE", "lobe": "LOBE"}
 FOREVER = "can run for ever"

@@ -27,8 +27,6 @@ from sundog.tools.check.schedules import CANNOT_INTERPRET, check
 
 from .verdicts import Case
 
-__all__ = ["cases"]
-
 SUITE = "Triton GSan"
 FOLDER = Path("python/test/gsan")
 SCHEDULES = 20

@@ -17,8 +17,6 @@ from sundog.checker.litmus import Instruction, Litmus, Set, Thread
 from .ptx_words import ptx_instruction, ptx_place
 from .vulkan_words import Vulkan
 
-__all__ = ["Question", "read_litmus"]
-
 
 @dataclass(frozen=True)
 class Question:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .c_programs import Statement
     from .shmem_threads import Walker
 
-__all__ = ["PRAGMAS", "THREADS"]
-
 THREADS = 2
 Pragma = Callable[["Walker", int, list[str], Any], None]
 

@@ -15,8 +15,6 @@ from sundog.tools.check.schedules import Report, check
 
 from ..litmus_kernels import load_main
 
-__all__ = ["check_litmus", "kernel_of"]
-
 HEAD = (
     "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(m):\n"
 )

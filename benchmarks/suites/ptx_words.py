@@ -17,8 +17,6 @@ from sundog.checker.litmus import (
     Write,
 )
 
-__all__ = ["jump", "operand", "ptx_instruction", "ptx_place", "words_of"]
-
 PROXIES = {"ld": "generic", "tld": "texture", "suld": "surface", "cold": "constant",
            "st": "generic", "sust": "surface", "atom": "generic", "suatom": "surface",
            "red": "generic", "sured": "surface"}  # fmt: skip

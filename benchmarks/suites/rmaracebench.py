@@ -24,8 +24,6 @@ from .places import Slots
 from .shmem_threads import Walker
 from .verdicts import Case
 
-__all__ = ["cases", "kernel_of"]
-
 SUITE = "RMARaceBench OpenSHMEM"
 SCHEDULES = 6
 SAME_WIDTH = (

@@ -17,12 +17,6 @@ from sundog.compat import shmem
 from sundog.compat.errands import leave
 from sundog.compat.shmem import asm, stand_in, tensor
 
-__all__ = [
-    "atomic", "barrier_all", "clear_lock", "fence", "get", "hear", "meet", "meet_team", "my_pe",
-    "prepare", "put", "put_signal", "quiet", "reduce", "set_lock", "signal_fetch", "sync_all",
-    "tell", "wait_until",
-]  # fmt: skip
-
 barrier_all, sync_all, fence = (
     shmem.NAMES[name] for name in ("barrier_all", "sync_all", "fence")
 )  # fmt: skip

@@ -15,8 +15,6 @@ from .omp_pragmas import PRAGMAS
 from .places import Place, Slots, Variable
 from .shmem_words import shmem_call
 
-__all__ = ["Walker"]
-
 INVALID = "no team"
 CONSTANTS = {"SHMEM_TEAM_INVALID": INVALID, "SHMEM_TEAM_WORLD": (0, 1, 0), "NULL": 0,
              "SHMEM_TEAM_SHARED": (0, 1, 0), "SHMEM_SIGNAL_SET": 9, "SHMEM_SIGNAL_ADD": 10,

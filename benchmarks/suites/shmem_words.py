@@ -10,8 +10,6 @@ from .places import Place, Variable
 if TYPE_CHECKING:
     from .shmem_threads import Walker
 
-__all__ = ["shmem_call"]
-
 WIDTHS = {"int": 4, "float": 4, "": 4, "long": 8, "double": 8, "uint64": 8}
 NOTHING = "pass"
 

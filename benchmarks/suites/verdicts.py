@@ -9,8 +9,6 @@ from time import process_time
 
 from ..result_files import Figures
 
-__all__ = ["Case", "Verdict", "judge", "show"]
-
 
 @dataclass(frozen=True)
 class Case:

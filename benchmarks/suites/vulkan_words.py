@@ -17,8 +17,6 @@ from sundog.checker.litmus import Barrier, Fence, Instruction, Place, Read, Set,
 
 from .ptx_words import JUMPS, jump, operand, words_of
 
-__all__ = ["Vulkan"]
-
 SCOPES = {"wg": "cta", "qf": "gpu", "dv": "sys"}
 SEMS = {"acq": "acquire", "rel": "release", "acq_rel": "acq_rel"}
 RELEASES, ACQUIRES = {"rel", "acq_rel"}, {"acq", "acq_rel"}

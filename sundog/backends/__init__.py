@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..world.world import World
     from .sim import Sim
 
-__all__ = ["Capabilities", "Module", "WorldOptions", "capabilities", "load"]
-
 
 @dataclass(frozen=True)
 class Capabilities:

@@ -22,8 +22,6 @@ import torch
 
 from ..errors import BadValue
 
-__all__ = ["decode", "encode"]
-
 _HEADER = b"sundog1:"
 _DEEPEST = 100
 _WORD = struct.Struct("<Q")

@@ -30,9 +30,6 @@ from ..world.capture import LOAD, RUNTIME, STREAM, refusal
 from ._gang import Prepared
 from ._gpu import use_stream
 
-__all__ = ["CudaRecording"]
-
-
 _under_way: list[CudaRecording] = []  # captures of this process that have begun and not ended
 _dead: list[torch.cuda.CUDAGraph] = []  # graphs that died meanwhile
 

@@ -28,8 +28,6 @@ from ..machine.machine import Machine
 from ..machine.tasks import Host
 from ..target import Footprint, Target
 
-__all__ = ["Device", "Flight", "Gang", "GpuEvent", "Kind", "Prepared", "check_resident", "complete"]
-
 
 class Kind(NamedTuple):
     """What matters of a launch for co-residency."""

@@ -31,24 +31,6 @@ from ..target import Footprint
 from ..world.heap import Allocation
 from ._gang import Prepared
 
-__all__ = [
-    "Contexts",
-    "Direct",
-    "Gpu",
-    "GpuLaunch",
-    "Known",
-    "SynchronizeFirst",
-    "footprint_of",
-    "grid_of",
-    "in_order",
-    "launched",
-    "needs_scratch",
-    "peers_have_atomics",
-    "pinned_words",
-    "polls_per_second",
-    "use_stream",
-]
-
 Known = tuple[JITFunction, tuple[int, ...], tuple, dict, Any]  # the last: the compiled kernel
 # Where the running rank's launches are noted, if anybody asked; None in the list: not in `Direct`.
 launched: ContextVar[list[Known | None] | None] = ContextVar("launched", default=None)

@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from ._rendezvous import join
 
-__all__ = ["Members", "PerGroupStore", "members_of"]
-
 
 class Members(NamedTuple):
     """The processes that will be the ranks of a world, seen from one of them."""

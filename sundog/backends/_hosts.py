@@ -24,10 +24,6 @@ from ..world.waits import RAISED
 from ..world.world import World
 from ._codec import decode, encode
 
-__all__ = [
-    "Meeting", "left_early", "print_unraised", "refuse_inside_a_rank", "run_rank", "with_rank",
-]  # fmt: skip
-
 _LOOK_EVERY = 0.1  # seconds
 _PATIENCE = 4  # looks: a host that is free raises within milliseconds
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["LINKS", "check_host_memory", "on_host", "pinned_heap"]
-
 LINKS = ("", "pcie", "host")
 
 

@@ -23,8 +23,6 @@ from ..world.world import World
 from ._codec import decode, encode
 from ._hosts import left_early
 
-__all__ = ["opened", "run"]
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE = 5.0  # seconds that ranks get to end by themselves after one of them failed
 OpenWorld = Callable[[int, int, Any], World]  # rank, size, store

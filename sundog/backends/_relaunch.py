@@ -22,8 +22,6 @@ from triton import knobs
 from ..target import Footprint
 from ._gpu import Known, footprint_of, in_order, launched, needs_scratch
 
-__all__ = ["Again", "again", "is_hooked"]
-
 
 class Again:
     """A launch that needs only a stream. To `Gang` it is a launch like any other."""

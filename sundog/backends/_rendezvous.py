@@ -29,19 +29,6 @@ from ..world.backend import Exchange
 from ._codec import decode, encode
 from ._store import RankStore, StoreLost
 
-__all__ = [
-    "KERNELS_WAIT",
-    "Facts",
-    "Locality",
-    "Peers",
-    "Pending",
-    "StoreExchange",
-    "check",
-    "gpu_facts",
-    "join",
-    "locality",
-]
-
 # A share of the timeout. Kernels give up before hosts do: a rank whose kernel waited in vain still
 # reaches the barrier where the world recovers, while the others wait for it there.
 KERNELS_WAIT = 0.5

@@ -20,8 +20,6 @@ from ..errors import SundogError
 from ..machine.launcher import Installed
 from ._gpu import polls_per_second
 
-__all__ = ["FILL", "WARPS", "ResidentCounter", "count_resident", "largest_that_fits", "words"]
-
 WARPS = 32
 # Values that each program keeps in registers: 32 a thread, and what the kernel needs besides. Two
 # such programs don't fit on an SM of any GPU that has 64K registers and up to 2048 threads on it.

@@ -19,8 +19,6 @@ import torch.distributed as dist
 from ..errors import PeerLost
 from ..machine.baton import RunnerThread
 
-__all__ = ["RankStore", "StoreLost", "open_store"]
-
 # By group: worlds that this process opened over it, a number that is equal on all of its members.
 # One number for all groups would differ between processes that are members of different groups.
 _opened: Counter[str] = Counter()

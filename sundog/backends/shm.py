@@ -38,8 +38,6 @@ from ._rendezvous import KERNELS_WAIT, Locality, Peers, Pending, StoreExchange, 
 from ._store import StoreLost, open_store
 from .sim import UNBOUNDED, end_waits, region_of
 
-__all__ = ["CAPABILITIES", "NBYTES", "facts", "open_world", "run"]
-
 NBYTES = mmap.PAGESIZE  # at the end of each rank's shared memory
 _STARTS, _LOOKS, _IDLE = range(3)
 

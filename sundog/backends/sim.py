@@ -29,8 +29,6 @@ from ..world.world import World
 from . import Capabilities, WorldOptions
 from ._hosts import Meeting, refuse_inside_a_rank, run_rank, with_rank
 
-__all__ = ["CAPABILITIES", "Sim", "run"]
-
 CAPABILITIES = Capabilities(on_gpu=False, processes=False, links=("", "pcie"), takes_sim=True)
 
 UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or time is made to run out (`expire`)

@@ -60,8 +60,6 @@ from ._rendezvous import (
 from ._resident import ResidentCounter, largest_that_fits
 from ._store import StoreLost, open_store
 
-__all__ = ["CAPABILITIES", "facts", "open_world", "run"]
-
 CAPABILITIES = Capabilities(on_gpu=True, processes=True)
 
 _LOOK_AT_PEERS = 0.02  # seconds between two looks

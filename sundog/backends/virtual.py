@@ -36,8 +36,6 @@ from ._hosts import Meeting, print_unraised, refuse_inside_a_rank, run_rank, wit
 from ._link import check_host_memory, on_host, pinned_heap
 from ._relaunch import Again, again, is_hooked
 
-__all__ = ["CAPABILITIES", "run"]
-
 CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie", "host"))
 
 # Streams beyond the number of hardware queues share one, where a kernel that spins would block the

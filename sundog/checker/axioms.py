@@ -18,8 +18,6 @@ from functools import cached_property
 from .litmus import Place
 from .relations import Relation
 
-__all__ = ["AXIOMS", "Effect", "Effects", "Execution", "Synchronised"]
-
 INITIAL = -1  # the thread of an initial write
 RELEASES = ("release", "acq_rel", "sc")
 ACQUIRES = ("acquire", "acq_rel", "sc")

@@ -38,8 +38,6 @@ from .shadow import (
 from .signals import ACQUIRES, RELEASES, Signals
 from .words import COPIED, READS, VOLATILE, VOLATILE_TILE
 
-__all__ = ["Checker"]
-
 _FEW = 16  # granules of a tile
 
 

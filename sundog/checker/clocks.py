@@ -19,8 +19,6 @@ from typing import Any
 from ..machine.polling import Site, kernel_frames, site_of
 from ..machine.tasks import Launch, Program, Stream
 
-__all__ = ["Actor", "Clock", "Clocks", "Deputies", "Stamp", "StreamActor", "StreamClocks", "join"]
-
 Clock = dict[int, int]  # component -> time
 Stamp = tuple[int, int]  # component, time
 

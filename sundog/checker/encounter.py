@@ -11,8 +11,6 @@ from .shadow import PastAccess, Span, State
 from .signals import both_reach
 from .words import VOLATILE_TILE
 
-__all__ = ["Encounter", "Found"]
-
 
 class Encounter(NamedTuple):
     """An access and the state of bytes that share one history; a tile may have several of these."""

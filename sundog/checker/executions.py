@@ -33,8 +33,6 @@ from .litmus import (
 )
 from .relations import Relation, bits
 
-__all__ = ["Ending", "Trace", "Way", "candidates", "executions", "outcomes"]
-
 Domain = set[tuple[str, int]]  # places, and values that they may hold
 READ_SEM = {"release": "relaxed", "acq_rel": "acquire"}
 WRITE_SEM = {"acquire": "relaxed", "acq_rel": "release"}

@@ -14,12 +14,6 @@ from .findings import AccessEvent, Finding, Rule
 from .shadow import State
 from .words import Message
 
-__all__ = [
-    "BAD_ACCESS", "CANNOT_INTERPRET", "DEADLOCK", "ERROR", "FREED_IN_USE", "LIVELOCK",
-    "NOT_RESIDENT", "RULES", "TORN_TILE", "WRONG_RESULT", "find_failure", "find_uses", "stale_read",
-    "torn_read",
-]  # fmt: skip
-
 BAD_ACCESS = Rule(
     "bad access", "", "an access outside a live allocation, or to freed memory"
 )  # fmt: skip

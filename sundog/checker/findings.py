@@ -9,8 +9,6 @@ from typing import Any
 
 from ..callsite import relative
 
-__all__ = ["SILENCE", "AccessEvent", "Finding", "FoundAccess", "Rule"]
-
 SILENCE = "no signal, barrier or launch stands between them in either direction"
 
 _SUNDOG = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

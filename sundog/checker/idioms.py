@@ -11,8 +11,6 @@ from ..callsite import called_from, relative
 from ..interpreter.ptx_lanes import LOOP
 from .findings import AccessEvent
 
-__all__ = ["chain", "idiom", "wider"]
-
 _STREAM = os.path.join("compat", "stream_kernels.py")
 
 

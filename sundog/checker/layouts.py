@@ -16,8 +16,6 @@ from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 from .shadow import PastAccess
 
-__all__ = ["READ_BACK_TILE", "RULES", "look", "watches"]
-
 READ_BACK_TILE = Rule(
     "race",
     "no CTA barrier before the tile is read back",

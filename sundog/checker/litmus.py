@@ -10,28 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import add, and_, eq, floordiv, ge, gt, le, lt, mul, ne, or_, sub, xor
 
-__all__ = [
-    "SCOPES",
-    "Barrier",
-    "Fence",
-    "Instruction",
-    "Jump",
-    "Litmus",
-    "Origins",
-    "Place",
-    "ProxyFence",
-    "Read",
-    "Registers",
-    "Set",
-    "Thread",
-    "Update",
-    "Write",
-    "advance",
-    "evaluate",
-    "rests_on",
-    "updated",
-]
-
 SCOPES = ("cta", "gpu", "sys")
 Operand = int | str  # a number, or a register's name
 Registers = dict[str, int]

@@ -36,8 +36,6 @@ from ..device.context import SIZE
 from ..interpreter.interpreter import replaced
 from ..interpreter.rewrite import function_tree
 
-__all__ = ["ATOMICS", "Edit", "Mutant", "called", "idle_atomics", "mutants", "shifted"]
-
 Edit = tuple[str, int, Callable[[], None]]  # words, line, and how it is carried out
 
 ATOMICS = {"atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or"}

@@ -10,8 +10,6 @@ from .clocks import Actor
 from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 
-__all__ = ["EQUAL_ADDRESSES", "RULES", "look", "watches"]
-
 EQUAL_ADDRESSES = Rule(
     "race",
     "equal addresses in one tile",

@@ -27,10 +27,6 @@ from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 from .shadow import Span
 
-__all__ = [
-    "BARRIER_IN_LOOP", "RULES", "TARGETS", "Suspicion", "confirm", "look", "suspect", "watches",
-]  # fmt: skip
-
 BARRIER_IN_LOOP = Rule(
     "race",
     "no CTA barrier in a pipelined loop",

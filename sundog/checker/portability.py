@@ -5,8 +5,6 @@ from __future__ import annotations
 from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 
-__all__ = ["RULES", "VOLATILE_FLAG", "look", "watches"]
-
 VOLATILE_FLAG = Rule(
     "portability",
     "volatile load of a flag",

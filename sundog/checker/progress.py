@@ -25,8 +25,6 @@ from .litmus import (
     updated,
 )
 
-__all__ = ["MODELS", "Stuck", "find_stuck"]
-
 MOST_STATES = 200_000
 
 Fair = Callable[[frozenset[int], frozenset[int]], frozenset[int]]  # of unfinished, started

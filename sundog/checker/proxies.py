@@ -8,8 +8,6 @@ from .encounter import Encounter, Found
 from .findings import Rule
 from .shadow import PastAccess
 
-__all__ = ["NO_FENCE", "READ_BACK", "RULES", "look"]
-
 NO_FENCE = Rule(
     "proxy",
     "no proxy fence",

@@ -11,12 +11,6 @@ from .idioms import chain, idiom, wider
 from .shadow import PastAccess, bounds
 from .signals import Heard, both_reach
 
-__all__ = [
-    "BARRIER_AFTER", "BARRIER_BEFORE", "DESCRIPTOR_STORE", "EARLY_LAUNCH", "KERNEL_BOUNDARY",
-    "NO_ORDER", "PAYLOAD", "PLAIN_FLAG", "RELAXED_ACQUIRE", "RELAXED_RELEASE", "RULES", "SCOPE",
-    "WIDTH", "look",
-]  # fmt: skip
-
 BARRIER_BEFORE = Rule(
     "race",
     "no CTA barrier before the release",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from operator import and_, or_
 
-__all__ = ["Relation", "bits"]
-
 
 def bits(mask: int) -> Iterator[int]:
     """Yield the numbers of the bits that are set."""

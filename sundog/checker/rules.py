@@ -13,8 +13,6 @@ from . import failures
 from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 
-__all__ = ["LOOKS", "OBJECTIONS", "RULES", "WATCHING", "Look", "looks_at"]
-
 Look = Callable[[Encounter], Iterable[Found]]
 
 WATCHING = (

@@ -22,20 +22,6 @@ from ..machine.regions import Memory, Region
 from .clocks import Clocks, Stamp
 from .findings import AccessEvent
 
-__all__ = [
-    "CLEAN",
-    "UNWRITTEN",
-    "PastAccess",
-    "Shadow",
-    "Shadows",
-    "Span",
-    "State",
-    "States",
-    "after",
-    "bounds",
-    "index_range",
-]
-
 
 class PastAccess(NamedTuple):
     """An access that later ones are compared with."""

@@ -17,8 +17,6 @@ from .findings import AccessEvent
 from .shadow import PastAccess
 from .words import STORES, Message, Word, Words, is_poll, leaves_unchanged
 
-__all__ = ["ACQUIRES", "RELEASES", "Heard", "Signals", "both_reach"]
-
 _WIDEST = 8  # bytes of an atomic
 _SCOPES = ("cta", "gpu", "sys")  # from the narrowest
 _WIDE = 8  # lanes of a tile

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from .litmus import Barrier, Instruction, Jump, Litmus, Place, Read, Thread, Update, Write
 
-__all__ = ["TritonLitmus", "TritonOp", "TritonProgram", "as_threads", "results_of"]
-
 RESULTS = ("load", "atomic")  # the kinds of operations that return a value
 
 

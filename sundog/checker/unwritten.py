@@ -8,8 +8,6 @@ from .clocks import Actor
 from .encounter import Encounter, Found
 from .findings import AccessEvent, Rule
 
-__all__ = ["NEVER_WRITTEN", "RULES", "look", "watches"]
-
 NEVER_WRITTEN = Rule("unwritten", "", "a kernel reads memory that nobody has written")
 RULES = [NEVER_WRITTEN]
 

@@ -26,11 +26,6 @@ import numpy as np
 from .clocks import Actor, Clock, Clocks, Stamp
 from .findings import AccessEvent
 
-__all__ = [
-    "COPIED", "READS", "STORES", "VOLATILE", "VOLATILE_TILE", "Message", "Word", "Words", "is_poll",
-    "leaves_unchanged",
-]  # fmt: skip
-
 VOLATILE = "VOLATILE"  # a volatile load: relaxed, at system scope
 VOLATILE_TILE = "volatile load of a tile"
 READS = ("LOAD", VOLATILE)

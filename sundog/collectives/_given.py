@@ -12,8 +12,6 @@ import torch
 
 from ..ops.dispatch import AsyncHandle, check_contiguous, packed
 
-__all__ = ["by_views", "has_views", "name_of"]
-
 
 def name_of(op: Any) -> str:
     """Return the name of an operator: itself, or that of a value of torch.distributed.ReduceOp."""

@@ -28,8 +28,6 @@ from ._copy import Config, default_config
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["NOTHING", "SLOTS", "Mail", "Message", "default_mail", "messages"]
-
 SLOTS = tl.constexpr(4)
 NOTHING = -1  # in place of a length: no message, not even an empty one
 _ROW = tl.constexpr(4)

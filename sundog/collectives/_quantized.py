@@ -28,11 +28,6 @@ from . import _reduce
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "GROUP", "WIRES", "Config", "default", "dequantised", "expected", "groups_of", "random_input",
-    "refused", "space", "spread", "summed", "take", "wire_of",
-]  # fmt: skip
-
 GROUP = tl.constexpr(128)  # elements that share a scale
 WIRES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -19,13 +19,6 @@ import triton.language as tl
 from .. import gpu_limits
 from ..device import chunks, memory
 
-__all__ = [
-    "DTYPES", "OPERATORS", "Config", "accumulated", "accumulator", "block_of", "check", "combine",
-    "configs", "everywhere", "finish", "is_aligned", "is_unusual", "kind", "operator", "randomize",
-    "reduce_few", "reduce_ranks", "reduce_span", "reference", "refused", "rounded",
-    "slice_length", "slice_of", "storage", "tiling", "widen",
-]  # fmt: skip
-
 OPERATORS = ("sum", "avg", "min", "max", "prod")
 _LEAST_TILE, _LARGEST_TILE = 2048, 16384  # bytes
 DTYPES = (

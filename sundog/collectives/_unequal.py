@@ -22,8 +22,6 @@ from ._mailbox import Mail, default_mail, messages
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["gather_unequal", "send_unequal"]
-
 _USUAL = 1 << 20  # bytes of a part that the boxes are made for; any others go through them too
 
 

@@ -11,8 +11,6 @@ import triton.language as tl
 
 from ..device import signal
 
-__all__ = ["BITS", "POLLS", "bits", "element", "load_word", "wait_words"]
-
 BITS = tl.constexpr(32)  # of data in a word, below the epoch
 # How a reader looks at a word: by an atomic that adds nothing, which the cache works on in turn, or
 # by a volatile load, which is a relaxed access too and may bring several words at once.

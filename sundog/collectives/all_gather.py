@@ -18,8 +18,6 @@ from ._copy import random_tensor
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Problem", "all_gather", "cases", "cost", "inputs", "reference"]
-
 
 @dataclass(frozen=True)
 class Problem:

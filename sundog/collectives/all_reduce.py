@@ -19,8 +19,6 @@ from . import _reduce
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Problem", "all_reduce", "cases", "cost", "inputs", "reference"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -20,8 +20,6 @@ from ._copy import random_tensor
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Problem", "all_to_all", "cases", "cost", "inputs", "reference"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -16,8 +16,6 @@ from ..ops.op import Plan
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["device_barrier"]
-
 # Mutants that `check --mutate` need not kill (sundog/tools/check/mutation.py).
 ACCEPT = {
     "_signal_lanes: tl.debug_barrier(): dropped": "orders tiles before it; this kernel has none",

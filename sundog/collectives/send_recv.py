@@ -18,8 +18,6 @@ from ._mailbox import NOTHING, SLOTS, Mail, Message
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["mailboxes", "recv", "send"]
-
 SEND_STREAM, RECV_STREAM = ASYNC_STREAM, ASYNC_STREAM + 1
 _LARGEST, _SMALLEST = 16384, 1024  # bytes of a chunk
 _SHARE = 64  # of the heap, at most, for the boxes

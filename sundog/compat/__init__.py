@@ -16,8 +16,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["provide"]
-
 _LIBRARIES = ("iris", "triton_dist")  # each with a module here of the same name
 _NVSHMEM = "torch.distributed._symmetric_memory._nvshmem_triton"
 

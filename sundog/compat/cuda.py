@@ -22,8 +22,6 @@ from ..errors import CannotInterpret, SundogError
 from . import stream_kernels as kernels
 from .patches import Patches, current, for_ranks
 
-__all__ = ["DRIVER", "RUNTIME", "CudaIsHere", "install", "provide"]
-
 _INSIDE = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, triton.__file__, os.path.dirname(__file__))

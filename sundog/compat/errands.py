@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["complete", "deliver", "leave"]
-
 
 @dataclass(eq=False)
 class Errand:

@@ -21,8 +21,6 @@ from ..world.backend import Exchange
 from . import stream_kernels as kernels
 from .patches import current
 
-__all__ = ["HostWorld", "SimulatedGroup", "WorldState", "register_kernels", "write_value"]
-
 _ProcessGroup: Any = dist.ProcessGroup
 
 

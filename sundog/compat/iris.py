@@ -22,8 +22,6 @@ from ..interpreter.numerics import Tile, Value
 from .patches import current
 from .shmem import stand_in, tensor
 
-__all__ = ["Iris", "iris", "provide"]
-
 symm_mem: Any = _symm_mem
 _LARGEST = 1 << 24  # bytes of a simulated heap; programs ask for as much as a GPU has
 _ALIGNMENT = 1024

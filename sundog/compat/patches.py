@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Patches", "PerRank", "current", "entered", "for_ranks"]
-
 _here = threading.local()
 _lock = threading.Lock()
 _users = 0

@@ -24,8 +24,6 @@ from . import cuda, symmetric
 from .groups import SimulatedGroup, WorldState, register_kernels, write_value
 from .patches import Environment, Patches, PerRank, current, entered, for_ranks, variables
 
-__all__ = ["Rank", "as_rank"]
-
 _BACKENDS = ("nccl", "gloo", "undefined", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cuda:nccl")
 _PER_RANK = ("_group_name_to_workspace_tensor", "_group_name_to_store", "_backend_streams")
 _NEEDS_A_GPU = re.compile(

@@ -27,8 +27,6 @@ from ..interpreter.interpreter import language
 from ..interpreter.numerics import Tile, Value, scalar
 from .errands import complete, deliver, leave
 
-__all__ = ["NAMES", "WORDS", "initialise", "peer_address", "stand_in"]
-
 WORDS = "shmem barrier words"  # the allocation that `barrier_all` counts in
 _SIGNS = ("eq", "ne", "gt", "le", "lt", "ge")  # NVSHMEM_CMP_*, in their order
 _SET, _ADD = 9, 10  # NVSHMEM_SIGNAL_*

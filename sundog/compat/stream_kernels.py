@@ -8,8 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["barrier", "copy", "send", "wait", "wait_value", "write_value"]
-
 
 @triton.jit
 def send(pads, peer, word):

@@ -21,8 +21,6 @@ from ..machine.regions import Region
 from . import stream_kernels as kernels
 from .shmem import initialise
 
-__all__ = ["Reach", "SymmetricHandle", "SymmetricTensor", "allocate", "find", "rendezvous"]
-
 _LARGEST_PAD = 1 << 18  # bytes; programs that ask for more use the first few words
 _MULTICAST = 1 << 56  # where no memory is: multicast addresses begin here
 

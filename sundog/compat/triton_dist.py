@@ -23,8 +23,6 @@ from .errands import deliver
 from .patches import current
 from .shmem import asm, stand_in, tensor
 
-__all__ = ["create_tensor", "create_tensors", "initialise", "provide", "symm_mem"]
-
 symm_mem: Any = _symm_mem
 
 

@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Assembly", "Instruction", "Place", "instructions", "read"]
-
 Place = tuple[tuple[str, int, int], ...]
 
 _LOC = re.compile(r"^\s*\.loc\s+(\d+ \d+ \d+)(?:.*inlined_at (\d+ \d+ \d+))?.*?(?://|;)\s*(.*)$")

@@ -20,8 +20,6 @@ from ..dataset.triton.triton_module import read_module
 from .assembly import Place
 from .ttgir import Flow, argument_names, place_of, short, where
 
-__all__ = ["Hoisted", "find", "find_in"]
-
 _POINTER_LOADS = ("load", "buffer_load", "async_copy_global_to_local", "buffer_load_to_local")
 _DESCRIPTOR_LOADS = (
     "descriptor_load", "descriptor_gather", "async_tma_copy_global_to_local", "async_tma_gather",

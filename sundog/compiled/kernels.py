@@ -32,18 +32,6 @@ from . import assembly, hoisted, ttgir
 from .recorded import CTX, DATA, FEW, RecordedLaunch, compile_launch
 from .ttgir import Flow, MemoryAccess, descriptor_bytes
 
-__all__ = [
-    "FULL",
-    "CompiledKernel",
-    "IsaMark",
-    "Kernel",
-    "Site",
-    "classify",
-    "inspect_launch",
-    "judge",
-    "resources",
-]
-
 _ATOMIC = re.compile(r"\batomic_(?:rmw )?(\w+)(?:, | )([a-z_]+), ([a-z]+),")
 
 

@@ -14,8 +14,6 @@ from ..dataset.triton.compile import gpu_target, source_of
 from ..errors import SundogError
 from ..world.tensors import heaps
 
-__all__ = ["CTX", "DATA", "FEW", "FLAGS", "Pointer", "RecordedLaunch", "compile_launch", "pointer"]
-
 CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
 
 

@@ -21,17 +21,6 @@ from typing import Any
 from ..dataset.triton.mlir import MlirBlock, MlirModule, MlirOperand, MlirOperation
 from .assembly import Instruction, Place
 
-__all__ = [
-    "Flow",
-    "MemoryAccess",
-    "argument_names",
-    "descriptor_bytes",
-    "find",
-    "place_of",
-    "short",
-    "where",
-]
-
 LOOPS = ("scf.for", "scf.while")
 
 

@@ -24,8 +24,6 @@ from rich.table import Table
 from .reader import Dataset, read
 from .schema import file_names
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Inspect, validate, join and export what tuning runs recorded.\n\n"
     "Example: sundog data info runs/matmul",

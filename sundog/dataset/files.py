@@ -27,22 +27,6 @@ try:
 except ImportError:  # no file locks on this system: single writes still do not mix in practice
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "MAX_LINE",
-    "AppendFile",
-    "Damage",
-    "Line",
-    "check_base",
-    "lines_of",
-    "open_regular",
-    "parse_record",
-    "read_records",
-    "shared_lock",
-    "torn_text",
-    "whole_size",
-    "why",
-]
-
 MAX_LINE = 1 << 26  # bytes: a longer line is named and left out, so that memory is bounded
 _NESTED = 100  # levels of lists and objects in a record
 _STEP = 1 << 16

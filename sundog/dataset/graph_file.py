@@ -18,8 +18,6 @@ from .graph_pack import from_rows, pack, to_rows, unpack
 from .ir_graph import IrGraphRecord, ir_id_of
 from .schema import is_sha256
 
-__all__ = ["IR_LINE_VERSIONS", "EncodedGraph", "GraphReader", "IrFile", "encode", "why_no_graph"]
-
 IR_LINE_VERSIONS = (1, 2)
 MAX_DEPTH = 8  # references of a reference
 _CANDIDATES = 2  # that are tried as a reference, of the most alike

@@ -21,8 +21,6 @@ from typing import Any, cast
 
 from .ir_graph import IrGraphRecord
 
-__all__ = ["from_rows", "pack", "to_rows", "unpack"]
-
 MAX_RECORD = 1 << 28  # bytes of a record's rows
 MAX_VALUES = 1 << 24  # numbers, texts, lists and objects in a record
 _KINDS = ("node_kind", "edge_kind")

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["HARDWARE_FIELDS", "hardware", "versions"]
-
 HARDWARE_FIELDS = (
     "kind",  # cuda, hip or cpu
     "name",

@@ -26,16 +26,6 @@ from .ir_graph import canonical_json
 from .kernel_source import kernel_source
 from .plain import is_tensor, plain, type_name
 
-__all__ = [
-    "RunInfo",
-    "config_json",
-    "describe_run",
-    "describe_value",
-    "kernel_id_of",
-    "run_id_of",
-    "sample_id_of",
-]
-
 log = logging.getLogger("sundog.dataset")
 
 # Of hardware and versions, what changes the code or the time; a clock that drifts does not count.

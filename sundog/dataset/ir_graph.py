@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["IR_SCHEMA_VERSION", "IrGraphRecord", "canonical_json", "ir_id_of", "to_networkx"]
-
 # Readers gate on record.get("schema_version", 0); raise it when a field changes its meaning.
 IR_SCHEMA_VERSION = 1
 

@@ -25,8 +25,6 @@ from typing import Any
 
 from .plain import plain, relative_path
 
-__all__ = ["kernel_source"]
-
 _LIBRARIES = frozenset({"torch", "triton", "helion", "numpy", "builtins"})
 # What changes a jit function's code and is not in its text.
 _JIT_OPTIONS = ("noinline", "do_not_specialize", "do_not_specialize_on_alignment")

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     import networkx
     import pandas
 
-__all__ = ["best_so_far", "draw_convergence", "draw_graph", "layers", "node_label"]
-
 _MAX_LABELS = 150  # more are unreadable at any size
 
 

@@ -13,8 +13,6 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_tensor", "plain", "relative_path", "relative_text", "safe_str", "type_name"]
-
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # The folders of an absolute path: two components or more, not the middle of a word, URL or path.
 _FOLDERS = re.compile(r"(?<![\w.:/*~)\]])/(?:[^\s/'\"`,;:()<>|]+/)+")

@@ -42,8 +42,6 @@ from .schema import (
     why_no_event,
 )
 
-__all__ = ["Recorder", "Trial"]
-
 log = logging.getLogger("sundog.dataset")
 
 _MAX_CONFIG = 1 << 20  # characters

@@ -19,8 +19,6 @@ from .schema import CSV_COLUMNS, CSV_FIELDS, SESSION, csv_header, is_sha256
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["empty_rows", "format_row", "load_rows", "percentiles", "split_row"]
-
 # Few values, many rows: kept as pandas categories.
 _REPEATED = frozenset({"run_id", "kernel_id", "status", "session", "timer", "ir_id"})
 _BLOCK = 1 << 24

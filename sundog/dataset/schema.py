@@ -10,22 +10,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-__all__ = [
-    "CSV_COLUMNS",
-    "CSV_FIELDS",
-    "IR_LINE_FIELDS",
-    "META_END_FIELDS",
-    "META_SCHEMA_VERSION",
-    "META_SCHEMA_VERSIONS",
-    "META_START_FIELDS",
-    "SESSION",
-    "STATUSES",
-    "csv_header",
-    "file_names",
-    "is_sha256",
-    "why_no_event",
-]
-
 # Readers gate on record.get("schema_version", 0); raise it when a field changes its meaning.
 META_SCHEMA_VERSION = 2  # 1 had no num_rows, rows_hash, span_hash, rows_end and chain
 META_SCHEMA_VERSIONS = (1, 2)

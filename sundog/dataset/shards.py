@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import numpy
     import pandas
 
-__all__ = ["ELEMENTS", "SPLITS", "KernelData", "in_test", "load", "vocabulary"]
-
 _SUMS = "SHA256SUMS"
 # A hash of these columns decides, so that new rows move no old one; one in how many is a test.
 SPLITS = {

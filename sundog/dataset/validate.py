@@ -25,8 +25,6 @@ from .schema import STATUSES, file_names
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Validation", "validate"]
-
 _FAILURES = ("error", "timeout", "accuracy_error")
 _MOVED = "this row is older than the one before it: rows were moved"
 

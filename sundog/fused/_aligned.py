@@ -22,8 +22,6 @@ from . import _gemm
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Rooms", "aligned", "dense", "padded", "room_for"]
-
 _ROWS, _COLS = 16, 256  # of a tile of the copy
 _PER_SM = 8  # programs: while some load, others store; none waits, so not all must be resident
 

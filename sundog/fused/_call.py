@@ -17,11 +17,6 @@ from . import _gemm
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "FEW_SMS", "by_rows", "call_matrices", "check_apart", "check_matrices", "check_tensors",
-    "fitting", "hint_of", "resident",
-]  # fmt: skip
-
 _WIDEST = 16  # bytes of an access
 
 

@@ -22,8 +22,6 @@ from . import _gemm
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Config", "default", "matmul", "refused", "space", "valid"]
-
 
 @dataclass(frozen=True)
 class Config:

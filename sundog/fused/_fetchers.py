@@ -19,8 +19,6 @@ from . import _gemm
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Fetch", "Flags", "Sharded", "arrived", "fetch", "remote", "staged_part", "tell_all"]
-
 
 class Flags(NamedTuple):
     """Epochs by which the programs of a call, on all ranks, wait for each other."""

@@ -27,14 +27,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .. import gpu_limits
 from ..device import tiles
 
-__all__ = [
-    "ACTIVATIONS", "ALIGNED", "COLUMNS", "DTYPES", "ROWS", "VIEW", "Grid", "Shape", "Tiles",
-    "accumulate", "arguments", "block_of", "constants", "emit", "finish", "kind_of", "matmul",
-    "operand", "room_beside", "shape_of", "shared_bytes", "swizzle", "target", "ticket", "tried",
-    "unfit", "valid",
-    "valid_grid",
-]  # fmt: skip
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ACTIVATIONS = (None, "silu")
 # How an operand is given: as a view, or as a descriptor of the matrix or of its transpose.

@@ -31,12 +31,6 @@ from ._call import call_matrices, check_matrices, check_tensors, fitting
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "STRIP", "Config", "Constants", "Problem", "add_all", "call_op", "collective", "constants",
-    "count_all", "default", "given", "half_of", "inbox_of", "inputs", "product", "push",
-    "slice_rows", "slot", "space", "store", "sum_of", "total", "uneven", "valid", "valid_unfused",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Problem:

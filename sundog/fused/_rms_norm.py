@@ -18,25 +18,6 @@ import triton.language as tl
 from ..collectives import _reduce
 from . import _gemm
 
-__all__ = [
-    "GROUP",
-    "Given",
-    "Outputs",
-    "RowConstants",
-    "add",
-    "add_row",
-    "block_of",
-    "constants",
-    "expected",
-    "expected_fp8",
-    "fetch_row",
-    "finish_row",
-    "given",
-    "here",
-    "there",
-    "warps_of",
-]  # fmt: skip
-
 PROGRAMS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that a tuner may try
 GROUP = tl.constexpr(128)  # columns that share an FP8 scale
 _UNIT = tl.constexpr(2.0**29)  # of a sum of squares, each below 4

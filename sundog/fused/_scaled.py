@@ -30,11 +30,6 @@ from ._call import check_apart, check_tensors, fitting
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "BLOCK", "FP8", "OUTPUTS", "Config", "check", "default", "inputs", "matmul", "product",
-    "saturated", "scale_shapes", "space", "unfit", "valid",
-]  # fmt: skip
-
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 SCALINGS = ("tensor", "row", "block")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from .all_gather_matmul import Problem
 
-__all__ = ["block_of_b", "emit", "grid", "others", "outputs", "work"]
-
 _LANES = tl.constexpr(32)  # flags that are looked at together
 
 

@@ -28,17 +28,6 @@ from ._call import by_rows, call_matrices, check_matrices, check_tensors
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "Problem",
-    "all_gather_matmul",
-    "cases",
-    "cost",
-    "inputs",
-    "reference",
-    "unfit",
-    "unsplit",
-]
-
 OP = "all_gather_matmul"
 
 

@@ -28,12 +28,6 @@ from ._rms_norm import GROUP, Outputs
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "DTYPES", "LONGEST", "OP", "SCALES", "Config", "Problem", "all_reduce_rms_norm", "cases",
-    "check_shapes", "cost", "default", "fp8_of", "inputs", "packed_bytes", "programs_of",
-    "reference", "space", "split", "unfit", "valid",
-]  # fmt: skip
-
 OP = "all_reduce_rms_norm"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)

@@ -25,8 +25,6 @@ from .moe_dispatch import Handle, as_bytes, moe_dispatch
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["Buffer", "EventOverlap", "Sent"]
-
 _Tensor = torch.Tensor
 _GROUP = 128  # columns that share a scale
 _LIMIT = 448.0  # the largest number of float8_e4m3fn

@@ -27,12 +27,6 @@ from ._call import check_tensors
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "OP", "Config", "Handle", "Problem", "as_bytes", "cases", "cost", "default", "inputs",
-    "moe_dispatch", "problem_of", "random_ids", "reference", "slots_of", "space", "split", "unfit",
-    "valid", "with_scales", "without_scales", "wrong",
-]  # fmt: skip
-
 OP = "moe_dispatch"
 _LONGEST = 16384  # bytes of a part of a token
 _SHORTEST = 1024

@@ -21,10 +21,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Chip", "Hardware", "Link", "Network", "PairRates", "Source", "known", "parse", "plain", "read",
-]  # fmt: skip
-
 HOW = ("measured", "published", "fitted", "assumed")
 KINDS = ("none", "switch", "mesh", "host")
 

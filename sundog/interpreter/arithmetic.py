@@ -36,8 +36,6 @@ from .numerics import (
 )
 from .running import RunningMachine
 
-__all__ = ["Arithmetic", "corners", "reduce", "scan"]
-
 _COMPARISONS = {
     np.less: "<",
     np.less_equal: "<=",

@@ -23,8 +23,6 @@ from .arithmetic import Arithmetic, corners
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
 from .ptx import run_ptx
 
-__all__ = ["EXTERNS", "Atomics", "Builder", "array_of", "full_mask", "is_tile"]
-
 EXTERNS: dict[str, Callable[..., Value]] = {}  # by symbol: functions of libraries that we know
 
 _SEM = {

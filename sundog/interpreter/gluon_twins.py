@@ -20,8 +20,6 @@ from triton.runtime.jit import JITFunction
 from ..errors import CannotInterpret
 from .running import RunningLaunch
 
-__all__ = ["Gluon", "check_launch", "not_for_gluon", "twin_name"]
-
 # These have the same meaning in both languages. Some are not in every version of Triton.
 _SAME = frozenset([
     "abs", "add", "associative_scan", "assume", "atomic_add", "atomic_and", "atomic_cas",

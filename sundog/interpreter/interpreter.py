@@ -36,8 +36,6 @@ from .builder import Builder
 from .numerics import Block, Tile, Value, is_raw, np_dtype, scalar
 from .rewrite import Helpers, called_by_gluon, function_tree, rewrite
 
-__all__ = ["Language", "Semantic", "convert_argument", "language", "recorded", "replaced", "twin"]
-
 _WHOLE = {
     f"{sign}int{bits}": (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     for sign in ("", "u")

@@ -24,25 +24,6 @@ from triton.runtime.interpreter import TensorHandle
 from ..errors import CannotInterpret
 from ..world.tensors import FNUZ_NAN_BYTE, NAN_BYTE, POISON_BYTE
 
-__all__ = [
-    "Block",
-    "Tile",
-    "Value",
-    "block",
-    "constant",
-    "fma",
-    "is_raw",
-    "narrow",
-    "np_dtype",
-    "poison_like",
-    "round_to_tf32",
-    "scalar",
-    "tile",
-    "to_integer",
-    "toward_zero",
-    "widen",
-]
-
 
 class Value(TensorHandle):
     """An array and the Triton type of its elements. A scalar is an array of one element."""

@@ -22,8 +22,6 @@ from .ptx_parse import Address, Immediate, Operand, PtxBlock, PtxInstruction, Re
 if TYPE_CHECKING:
     from .builder import Builder
 
-__all__ = ["run_ptx"]
-
 _MOST_STEPS = 1 << 20  # of one block without a memory access that could end its loop
 _IGNORED = ("nanosleep", "prefetch", "prefetchu", "pmevent", "setmaxnreg")
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

@@ -11,8 +11,6 @@ import triton.language as tl
 from .numerics import narrow, widen
 from .ptx_parse import PtxInstruction
 
-__all__ = ["BINARY", "COMPARE", "UNARY", "as_bits", "as_type", "bytes_of", "converted", "is_type"]
-
 _KINDS = {
     **{f"{kind}{bits}": np.dtype(f"u{bits // 8}") for kind in "bu" for bits in (8, 16, 32, 64)},
     **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},

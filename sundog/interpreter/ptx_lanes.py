@@ -28,8 +28,6 @@ import triton
 
 from .ptx_parse import PtxBlock, PtxInstruction
 
-__all__ = ["LOOP", "Lanes", "choose_lanes", "locate"]
-
 LOOP = " in a loop"  # at the end of an instruction's name, where it may be repeated without end
 _PER_THREAD = ("%tid", "%laneid", "%warpid", "%lanemask")
 _SKIP = tuple(

@@ -20,8 +20,6 @@ from .ptx_parse import Address, Operand, PtxInstruction
 if TYPE_CHECKING:
     from .ptx import _Block
 
-__all__ = ["MEMORY", "run_memory"]
-
 MEMORY = ("ld", "ldu", "st", "atom", "red", "fence", "membar", "multimem")
 
 _SEMANTICS = {

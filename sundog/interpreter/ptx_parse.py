@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from ..errors import CannotInterpret
 
-__all__ = ["Address", "Immediate", "Operand", "PtxBlock", "PtxInstruction", "Register", "parse"]
-
 
 @dataclass(frozen=True)
 class Register:

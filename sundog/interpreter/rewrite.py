@@ -29,8 +29,6 @@ from .gluon_twins import Gluon, not_for_gluon, twin_name
 from .numerics import scalar
 from .running import RunningProgram
 
-__all__ = ["Helpers", "called_by_gluon", "function_tree", "rewrite"]
-
 _HELPERS = "_sundog"
 _BUILTIN = "__triton_builtin__"
 _LIBRARY = ("ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt")

@@ -11,8 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["MemoryPort", "Multicast", "RunningLaunch", "RunningMachine", "RunningProgram"]
-
 
 class RunningLaunch(Protocol):
     """The launch that a program belongs to."""

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy
 
-__all__ = ["COMPILED", "GROUPS", "NAMES", "count_ir", "matrix", "occupancy", "roofline_s"]
-
 BYTES_PER_S = 4.27e12  # what a copy reaches on an H200: docs/measured.md
 FLOPS_PER_S = {"float32": 3.9e14, "float16": 7.8e14, "bfloat16": 7.8e14, "float8_e4m3fn": 1.5e15}
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0, "float8_e4m3fn": 8.0}

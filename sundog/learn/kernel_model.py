@@ -20,8 +20,6 @@ import numpy
 
 from .features import matrix
 
-__all__ = ["MODEL", "WEIGHTS", "Networks", "encode", "predict"]
-
 MODEL = Path(__file__).parent / "nvidia-h200-kernels.npz"
 WEIGHTS = ("kernel", "w0", "b0", "w1", "b1", "w2", "b2", "w3", "b3")
 _SCALES = ("mean", "scale")

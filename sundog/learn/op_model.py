@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy
 
-__all__ = ["MODEL", "Trees", "columns_of", "fields_of", "lines", "predict"]
-
 MODEL = Path(__file__).parent / "nvidia-h200-ops.npz"
 _ARRAYS = ("feature", "threshold", "missing_left", "left", "right", "value")
 

@@ -31,11 +31,6 @@ from .tasks import Launch, Poll, Program, Stream
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = [
-    "MAKE", "POLLS_BEFORE_PARKING", "READ", "WRITE", "Accesses", "Observer", "StreamOrder",
-    "Touch",
-]  # fmt: skip
-
 POLLS_BEFORE_PARKING = 2
 _LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
 _MOST_MOVES = 1 << 14  # of a loop that computes, but reads only what it has read before

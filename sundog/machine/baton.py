@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Runner", "RunnerThread"]
-
 _BETWEEN_LOOKS = 2e-5  # seconds, at a thread that exits
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]

@@ -28,8 +28,6 @@ from .tasks import Launch, Program
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = ["Repeats", "Wait", "deadlock", "kernel_error"]
-
 _SHOWN = 32
 _LOOK_BACK = 8  # steps in a row that are not new, before a cycle is looked for
 _COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat")

@@ -24,8 +24,6 @@ from .machine import Machine
 from .tasks import Entry, Event, Launch, Operation, Record, Stream, Wait
 from .touched import Accessed, accessed, is_view, tell, words_held
 
-__all__ = ["Recording"]
-
 _TO_HOST = ("cpu", "tolist", "numpy", "__array__")
 _FROM_HOST = ("tensor", "as_tensor", "from_numpy", "frombuffer")
 _UNKNOWN = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .tasks import Host
 
-__all__ = ["Sight", "reads_back", "waits"]
-
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read, unseen
 _READS = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")  # without an operator

@@ -28,8 +28,6 @@ from .baton import RunnerThread
 from .machine import Machine
 from .tasks import Launch
 
-__all__ = ["Installed", "current_machine", "repeat"]
-
 _OPTIONS = {field.name for kind in (CUDAOptions, HIPOptions) for field in dataclasses.fields(kind)}
 
 Launcher = Callable[[JITFunction, Any, tuple, dict], Any]  # kernel, grid, args, kwargs

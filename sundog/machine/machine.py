@@ -37,8 +37,6 @@ from .schedule import Schedule
 from .tasks import Host, Program, Task
 from .torch_state import ProcessState, ThreadState
 
-__all__ = ["Machine"]
-
 _LAST_POLLS = 1024  # before nothing more is expected of the parked programs, all together
 _MOST_LAST_POLLS, _FEWEST_LAST_POLLS = 64, 8  # and of each
 _BETWEEN_TRIES = 1e-3  # seconds, to interrupt a thread

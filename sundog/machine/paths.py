@@ -11,8 +11,6 @@ from typing import Any
 
 from .tasks import Launch, Program
 
-__all__ = ["Name", "PathSchedule"]
-
 Name = tuple[int, int, int]  # rank, launch of that rank, program
 
 

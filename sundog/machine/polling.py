@@ -23,21 +23,6 @@ from triton._C.libtriton import interpreter as native
 from ..interpreter.ptx_lanes import LOOP
 from .tasks import Poll, Program
 
-__all__ = [
-    "Site",
-    "Watch",
-    "differs",
-    "forget_changed",
-    "is_kernel_file",
-    "kernel_frames",
-    "may_poll",
-    "owed_by",
-    "read",
-    "site_of",
-    "stack_of",
-    "state_of",
-]  # fmt: skip
-
 Site = tuple[tuple[Any, int], ...]  # function and instruction of each frame, innermost first
 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}

@@ -18,8 +18,6 @@ from .tasks import Entry, Event, Host, Launch, Operation, Program, Record, Strea
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = ["Streams", "switched"]
-
 
 class Streams:
     """The streams of all ranks of one machine."""

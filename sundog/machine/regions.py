@@ -24,8 +24,6 @@ import torch
 from ..errors import BadAccess
 from ..world.heap import ALIGNMENT
 
-__all__ = ["Memory", "Region", "SplitHeaps"]
-
 _FREED_KEPT = 1024
 _FEW = 16
 _FAR = 1 << 16  # bytes from any tensor: hardly a wrong mask

@@ -26,8 +26,6 @@ from .tasks import Program
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = ["Cycles", "RoundSchedule"]
-
 Where = tuple[tuple[str, int, str], ...]  # file, line and function of each frame
 Look = tuple[Program, Where, tuple[str, bytes], bytes]  # who, where, which atomic, what it found
 

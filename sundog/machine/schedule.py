@@ -23,8 +23,6 @@ from typing import Any, Protocol
 from .paths import PathSchedule
 from .rounds import RoundSchedule
 
-__all__ = ["PctSchedule", "RandomSchedule", "RankSchedule", "Schedule", "from_token"]
-
 _WINDOW = 2000  # steps: about the length of a small op, where no run has shown a better number
 
 

@@ -12,11 +12,6 @@ import numpy as np
 from .baton import Runner
 from .torch_state import ProcessState
 
-__all__ = [
-    "Entry", "Event", "Host", "Launch", "Operation", "Poll", "Program", "Record", "Stream", "Task",
-    "Wait",
-]  # fmt: skip
-
 
 @dataclass(eq=False)
 class Launch:

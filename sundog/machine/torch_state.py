@@ -26,11 +26,6 @@ import torch
 from numpy import random as numpy_random  # np.random is imported on first use: in every child
 from torch.utils import _python_dispatch
 
-__all__ = [
-    "ProcessState", "ThreadState", "compiler_stance", "pop_modes", "push_modes",
-    "set_compiler_stance", "uncompiled",
-]  # fmt: skip
-
 _AUTOCAST = ("cpu", "cuda")
 # torch.compile looks at these, and skips a function for good that it meets in a dispatch mode.
 _FLAGS = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]

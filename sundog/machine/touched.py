@@ -18,8 +18,6 @@ from .accesses import MAKE, READ, WRITE, Observer, Touch
 from .regions import Region
 from .tasks import Stream
 
-__all__ = ["Accessed", "accessed", "is_view", "tell", "words_held"]
-
 _OVERWRITES = ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that are no wrappers
 

@@ -20,8 +20,6 @@ import torch.distributed as dist
 from ..errors import SundogError
 from ..machine.baton import RunnerThread
 
-__all__ = ["Between", "NetworkFailure", "Transfer"]
-
 _LONGEST_NAP = 1e-3  # seconds
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13
 

@@ -28,12 +28,6 @@ from ..collectives._reduce import accumulated, accumulator, rounded
 from .between import Transfer
 from .pipeline import Chunk, Levels, NodesConfig, chunks, padded, pipelined
 
-__all__ = [
-    "all_gather", "all_reduce", "all_reduce_chain", "all_to_all", "all_to_all_uneven", "broadcast",
-    "reduce_scatter", "reduce_scatter_chain",
-]  # fmt: skip
-
-
 # reductions
 
 

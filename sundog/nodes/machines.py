@@ -21,8 +21,6 @@ from ..backends._rendezvous import Locality, StoreExchange
 from ..backends._store import open_store
 from ..world.backend import Exchange
 
-__all__ = ["Machines", "Opening", "local_store", "sorted_by_machine"]
-
 _LONGEST_NAP = 0.02  # seconds
 
 

@@ -29,11 +29,6 @@ from ..predict.expected import hardware_for, time
 from ..world.world import World
 from .between import Between
 
-__all__ = [
-    "Chunk", "Levels", "NodesConfig", "SpanProblem", "SpanTime", "chosen", "chunks", "padded",
-    "pipelined", "span_time",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class NodesConfig:

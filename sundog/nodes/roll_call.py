@@ -25,8 +25,6 @@ from ..errors import PeerLost
 from ..machine.baton import RunnerThread
 from .machines import Machines
 
-__all__ = ["RollCall", "own_address"]
-
 _LARGEST = 1 << 20  # bytes of a message
 _MOST_CALLS = 64  # at once
 DIED = "died"

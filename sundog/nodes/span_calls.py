@@ -32,11 +32,6 @@ from .pipeline import Levels, NodesConfig, SpanProblem, chosen
 if TYPE_CHECKING:
     from .spanning import SpanningWorld
 
-__all__ = [
-    "Product", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all", "broadcast",
-    "matmul_all_reduce", "matmul_reduce_scatter", "reduce_scatter",
-]  # fmt: skip
-
 Algorithm = Callable[..., None]
 
 

@@ -38,8 +38,6 @@ from .machines import Machines, Opening, local_store, sorted_by_machine
 from .pipeline import Levels
 from .roll_call import RollCall, own_address
 
-__all__ = ["SpanningWorld", "open_world"]
-
 _ASKING = 0.1  # of the timeout: how long a rank may take to answer whether it is there
 # What a machine has for itself, and its world does.
 _LOCAL = (

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from ..world.world import World
     from .plans import Plans, StagedTensor
 
-__all__ = [
-    "ASYNC_STREAM", "AsyncHandle", "CachedCall", "CallOptions", "Request", "again", "call",
-    "check_contiguous", "check_out", "decide", "on_stream", "packed", "repeated",
-]  # fmt: skip
-
 ASYNC_STREAM = 1
 _USUAL = (None, False, False)  # options after `algo`
 _NONE: dict[str, int] = {}

@@ -26,11 +26,6 @@ from ..callsite import raised_at, relative
 from ..errors import SundogError
 from .op import FUNCTIONS, OPS, SHAPE
 
-__all__ = [
-    "algorithms", "changed", "find", "functions", "is_op", "load", "load_package", "parse", "plain",
-    "running", "sentence", "value",
-]  # fmt: skip
-
 _KINDS = {int: "a whole number", bool: "true or false", torch.dtype: "a dtype of torch"}
 
 

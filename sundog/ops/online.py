@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ..world.world import World
     from .dispatch import Request
 
-__all__ = ["Tryout", "check_tune", "run_online"]
-
 CALLS = 4  # of each algorithm; the first one compiles and does not count
 
 

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from ..world.streams import Use
     from ..world.world import World
 
-__all__ = [
-    "BY_REQUEST", "FUNCTIONS", "OPS", "SHAPE", "Cost", "NoFormula", "Plan", "agree",
-    "barrier_flags", "check_grad", "check_plain", "new_output",
-]  # fmt: skip
-
 # op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
 OPS = {
     "all_gather.push": "sundog.collectives.all_gather_push",

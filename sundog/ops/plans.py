@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..world.world import World
     from .op import Plan
 
-__all__ = ["COUNT", "Plans", "Progress", "StagedTensor"]
-
 COUNT, SERIAL, _LENGTH = range(3)  # words of a page; a text follows
 _TEXT = 24
 _PAGE = 4096

@@ -40,11 +40,6 @@ from ..target import SIMULATOR
 from .load import algorithms
 from .op import BY_REQUEST
 
-__all__ = [
-    "Choice", "Entry", "choose", "config_for", "entries", "key_of", "package_file", "read_entries",
-    "stored", "user_file", "write_entries",
-]  # fmt: skip
-
 _COPY_S, _COPY_RATE = 3e-6, 2e12  # of a copy on a machine that nobody has described
 _FLOPS_PER_BYTE = 175  # of an H200: 700 TFLOP/s, 4 TB/s
 _NEAR = 1.1  # times the best: the model is not sure which of these is faster

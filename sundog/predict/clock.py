@@ -23,8 +23,6 @@ from typing import NamedTuple
 
 from .parts import TOGETHER, Ranks, dot_rate, memory_seconds
 
-__all__ = ["BOUNDS", "Awaited", "Clock", "Server", "Slice", "Track"]
-
 BOUNDS = ("latency", "programs", "memory", "link", "compute")
 
 

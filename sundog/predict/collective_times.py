@@ -23,8 +23,6 @@ from .parts import (
     waves,
 )  # fmt: skip
 
-__all__ = ["COLLECTIVES", "Model"]
-
 Model = Callable[[Any, Any, Ranks], list[Part]]
 
 _LINE = 128  # bytes: slices of a reduction are whole lines

@@ -19,8 +19,6 @@ from .collective_times import COLLECTIVES
 from .fused_times import FUSED
 from .parts import Ranks, Time, total
 
-__all__ = ["MODELS", "calibrated_path", "expected_times", "hardware_for", "time"]
-
 MODELS = {**COLLECTIVES, **FUSED}
 
 

@@ -21,8 +21,6 @@ from .parts import (
     waves,
 )  # fmt: skip
 
-__all__ = ["FUSED"]
-
 _GATHER = 32768  # bytes of a tile of a gather or of a sum
 _AHEAD = 8  # tiles that a fetcher has on their way
 _BLOCK = 8192  # elements of a tile of a collective after a product, and its warps

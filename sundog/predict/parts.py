@@ -23,12 +23,6 @@ from typing import NamedTuple
 
 from ..hardware.description import Chip, Hardware
 
-__all__ = [
-    "TOGETHER", "Part", "Ranks", "Round", "Time", "Traffic", "barrier", "beside", "copied",
-    "dot_rate", "launch", "memory_seconds", "polled", "product", "resources", "together",
-    "total", "waves",
-]  # fmt: skip
-
 TOGETHER = 2.5  # exponents of the sum
 BESIDE = 6.0
 _ITEM = 2  # bytes of an operand, for which the rates of products are

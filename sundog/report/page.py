@@ -21,16 +21,6 @@ from typing import Any
 from .. import __version__
 from .sections import Section, read_text, section
 
-__all__ = [
-    "PAGE_VERSION",
-    "check_assets",
-    "check_page",
-    "read_report",
-    "write_comparison",
-    "write_page",
-    "write_report",
-]
-
 PAGE_VERSION = 1  # of the data in a page
 ASSETS = Path(__file__).parent / "assets"
 _FILES = ("report.js", "report.css", "licences.txt")

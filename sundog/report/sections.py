@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHECK_SCHEMA_VERSION", "Section", "read_sections", "section"]
-
 CHECK_SCHEMA_VERSION = 1  # of `sundog check --json`
 MOST_BYTES = 256 << 20  # of one file
 _SUFFIXES = (".csv", ".meta.jsonl", ".ir.jsonl")

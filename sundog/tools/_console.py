@@ -23,11 +23,6 @@ from rich.table import Column
 
 from ..errors import SundogError
 
-__all__ = [
-    "CANNOT", "FINE", "FOUND", "INTERRUPTED", "Show", "check_extra", "check_writable", "command",
-    "ensure_compiler_cache", "note", "progress", "write_json",
-]  # fmt: skip
-
 FINE, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
 
 Show = Callable[[str, int, int, str], None]  # of what, done, of how many (0: unknown), a remark

@@ -38,8 +38,6 @@ from ..target import GPU_HEAP
 from ..world.world import World
 from ._pool import Failure, Worker, serve
 
-__all__ = ["KNOWN_TARGETS", "NUM_SMS", "check_target", "record"]
-
 NUM_SMS = 132  # that a rank has for itself, where no GPU says how many
 KNOWN_TARGETS = tuple(LIMITS)
 _COMPILE_SECONDS = 120.0

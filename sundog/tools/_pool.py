@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["LONGEST_WAIT", "Body", "Failure", "Worker", "finished", "run_all", "serve"]
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LONGEST_WAIT = 0.2  # seconds between two looks at the clock and the processes
 

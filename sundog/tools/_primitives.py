@@ -12,8 +12,6 @@ import torch
 
 from ..world.world import World
 
-__all__ = ["PRIMITIVES", "Primitive"]
-
 _NUMEL = 37
 _MESSAGES = 6
 Call = Callable[[torch.Tensor], torch.Tensor]

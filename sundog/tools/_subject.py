@@ -23,11 +23,6 @@ from ..ops import op as ops
 from ..world.world import World
 from ._primitives import PRIMITIVES
 
-__all__ = [
-    "Algorithm", "Resolved", "algorithms_of", "exercise", "expected", "expected_here",
-    "function_of", "normal_inputs", "output", "problem_of", "resolve", "room",
-]  # fmt: skip
-
 
 class Algorithm(NamedTuple):
     """One algorithm of an op."""

@@ -24,12 +24,6 @@ from ._console import FINE, check_writable, command, ensure_compiler_cache, note
 from .bench.limits import Rates, measure_pairs
 from .bench.run import BenchOptions, bench
 
-__all__ = [
-    "AXES", "LINKED", "SHARED", "CalibrateOptions", "describe", "errors", "figure_of", "fit",
-    "made_up", "measured", "product_figures", "run", "signed", "topology", "with_pairs",
-    "with_rates",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class CalibrateOptions:

@@ -43,8 +43,6 @@ from ._launches import check_target, record
 from ._primitives import PRIMITIVES
 from ._subject import function_of, resolve, room
 
-__all__ = ["TARGETS", "Case", "IsaOptions", "functions", "inspect", "run", "typical"]
-
 
 @dataclass(frozen=True)
 class IsaOptions:

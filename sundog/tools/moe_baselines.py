@@ -14,8 +14,6 @@ from ..fused import _matmul_reduce, moe_dispatch
 from ..world.world import World
 from .nccl import Baseline, Call
 
-__all__ = ["MOE"]
-
 
 def _same_bytes(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor

@@ -17,11 +17,6 @@ import torch.distributed as dist
 
 from ..world.world import World
 
-__all__ = [
-    "Baseline", "Call", "Make", "channel_axis", "distributed", "multiply_after",
-    "multiply_before", "on_group", "on_nccl", "with_channels",
-]  # fmt: skip
-
 Call = Callable[[], Any]
 Make = Callable[[World, Any, tuple[torch.Tensor, ...], torch.Tensor], Call]
 Collective = Callable[[Any, torch.Tensor, torch.Tensor, Any], None]  # problem, out, x, group

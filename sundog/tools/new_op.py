@@ -6,8 +6,6 @@ import keyword
 import sys
 from pathlib import Path
 
-__all__ = ["TEMPLATE", "run", "write"]
-
 TEMPLATE = Path(__file__).parent / "op_template.py"
 _NAME = "my_op"  # what the template calls itself
 

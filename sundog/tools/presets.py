@@ -14,8 +14,6 @@ from __future__ import annotations
 import difflib
 from typing import Any, NamedTuple
 
-__all__ = ["MODELS", "ROWS", "SUITES", "Model", "SuitePart", "names", "preset", "suite"]
-
 ROWS = (16, 64, 256, 1024, 4096, 16384)
 RANKS = (2, 4, 8)
 

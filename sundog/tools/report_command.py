@@ -9,8 +9,6 @@ from ..report.page import check_assets, read_report, write_comparison, write_rep
 from ..report.sections import Section, read_sections
 from ._console import FINE, check_writable, command, note
 
-__all__ = ["ReportOptions", "run"]
-
 _LARGE = 5 << 20  # bytes: a page that some will not open
 
 

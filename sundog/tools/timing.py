@@ -32,8 +32,6 @@ from ..device import context, signal
 from ..errors import PeerLost, SundogError, VariantFailed
 from ..world.world import World
 
-__all__ = ["Gate", "Times", "Variant", "blame", "machine", "measure", "times_json", "times_of"]
-
 _POLLS = context.POLLS
 _WARM = 2  # samples of a variant that warm up and are not reported
 

@@ -24,8 +24,6 @@ from .library import ops
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["routed"]
-
 
 def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of World: the function, or the op of torch where that is needed.

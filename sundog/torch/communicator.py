@@ -22,8 +22,6 @@ from ..fused.all_reduce_rms_norm import LONGEST
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["WorldCommunicator"]
-
 
 class WorldCommunicator:
     """The communicator of one rank. `max_bytes`: larger tensors are left to the engine's own.

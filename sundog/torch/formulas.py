@@ -17,15 +17,6 @@ from .names import find_world
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "all_gather_backward", "all_gather_matmul_backward", "all_reduce_backward",
-    "all_reduce_rms_norm_backward", "all_to_all_backward", "broadcast_backward", "gather_backward",
-    "keep", "keep_matrices", "keep_outputs", "keep_routes", "keep_rows", "keep_sum",
-    "matmul_all_gather_backward", "matmul_all_reduce_backward", "matmul_reduce_scatter_backward",
-    "moe_combine_backward", "moe_dispatch_backward", "no_formula", "reduce_backward",
-    "reduce_scatter_backward", "refused", "replicated", "scatter_backward", "total",
-]  # fmt: skip
-
 ops = torch.ops.sundog
 
 

@@ -28,8 +28,6 @@ from . import formulas, shapes
 from .formulas import keep, keep_matrices, keep_sum, no_formula, refused
 from .names import find_world
 
-__all__ = ["TABLE", "TorchOp", "ops"]
-
 ops = torch.ops.sundog
 Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -17,8 +17,6 @@ from ..errors import WorldClosed
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = ["find_world", "forget", "name_for", "open_worlds"]
-
 _worlds: dict[str, dict[int, weakref.ref[World]]] = {}  # by name, then by the rank's thread
 
 

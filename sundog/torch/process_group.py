@@ -31,8 +31,6 @@ from ..collectives._reduce import DTYPES
 from ..errors import OutOfHeap
 from ..target import GPU_HEAP, has_gpu
 
-__all__ = ["SundogGroup", "register"]
-
 _CPU_HEAP = 64 << 20
 _OPERATORS = {
     dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.MIN: "min",

@@ -20,12 +20,6 @@ from ..fused._scaled import FP8
 from ..fused.all_reduce_rms_norm import fp8_of
 from .names import find_world
 
-__all__ = [
-    "all_gathered_product", "all_gathered_scaled", "by_product", "combined", "dispatched",
-    "exchanged", "gathered", "normed", "part", "quantized_sum", "quantized_whole", "reduced",
-    "reduced_to_one", "same", "scaled_sum", "scattered", "whole", "whole_shape", "wire_named",
-]  # fmt: skip
-
 
 def _checked(op: str, x: Tensor, world: str, name: str = "x") -> int:
     """Return the number of ranks; raise for a tensor that the kernel would not take."""

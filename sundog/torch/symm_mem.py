@@ -27,8 +27,6 @@ from ..errors import WorldClosed
 from ..fused._gemm import DTYPES
 from .names import find_world
 
-__all__ = ["Enabled", "enable", "world_of_group"]
-
 
 def world_of_group(name: str, is_cuda: bool) -> Any:
     """Return the open world of a group's name, or open one. All members do so together."""

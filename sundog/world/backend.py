@@ -13,8 +13,6 @@ from .capture import BackendRecording, Graph
 from .heap import Allocation
 from .streams import Order
 
-__all__ = ["Backend", "Exchange"]
-
 
 class Exchange(enum.Enum):
     """What an exchange between hosts does besides carrying values. Its name is only for people."""

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from ..ops.dispatch import CachedCall
     from ..ops.op import Plan
 
-__all__ = [
-    "ALLOCATION", "BARRIER", "COLLECTIVE", "COPY", "LOAD", "NESTED", "PLAN", "READ", "RUNTIME",
-    "STREAM", "BackendRecording", "Graph", "refusal",
-]  # fmt: skip
-
 # Why something can't be in a graph, in words.
 READ = "host synchronisation"
 COPY = "copy between CPU and device"

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from ..callsite import caller
 from ..errors import HeapDivergence, OutOfHeap, by_rank
 
-__all__ = ["ALIGNMENT", "Allocation", "Call", "Heap", "divergence"]
-
 ALIGNMENT = 256
 _LOGGED = 10_000  # calls since the last agreement that are kept: there may never be another one
 _SUBCLASSES = 16  # size classes per power of two: at most 1/16 of a block is wasted by the search

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from .backend import Backend
     from .tensors import Symmetric
 
-__all__ = ["Order", "RankStreams", "StreamEvent", "Use"]
-
 Use = tuple[int, int]  # stream, count
 
 

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from .backend import Backend
     from .world import World
 
-__all__ = [
-    "FNUZ_NAN_BYTE", "NAN_BYTE", "POISON_BYTE", "Shape", "Symmetric", "heaps", "poison_tensor",
-]  # fmt: skip
-
 # The heaps of all worlds of this process that are in use, by address: to tell them apart.
 heaps: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 

@@ -13,8 +13,6 @@ import torch
 from ..device import context, signal
 from ..errors import WaitRecord, WaitTimeout
 
-__all__ = ["RAISED", "SIGNALS", "Waits", "signal_form", "table"]
-
 SIGNALS = ("atomic", "store")  # how a kernel sets a flag of a peer: device/signal.py
 RAISED = 2  # in the first word of a record, where a kernel writes 1: the host has said so
 

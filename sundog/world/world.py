@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ..fused.matmul_all_reduce import matmul_all_reduce
     from ..fused.matmul_reduce_scatter import matmul_reduce_scatter
 
-__all__ = ["World"]
-
 
 class World:
     """What a rank's function gets. Allocation is local, a barrier is where ranks agree."""

@@ -17,8 +17,6 @@ from . import (
     softmax,
 )
 
-__all__ = ["SUBJECTS"]
-
 _FAMILIES = (
     attention, elementwise, gather, matmul, moves, norms, pointwise, quantise, reductions,
     row_losses, softmax,

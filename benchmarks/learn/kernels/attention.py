@@ -11,8 +11,6 @@ import triton.language as tl
 
 from ..subject import Args, Config, Shape, Subject, blocks
 
-__all__ = ["SUBJECTS"]
-
 LOG2E = math.log2(math.e)
 MOST_SPLITS = 64
 

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from ..subject import SMS, Args, Config, Shape, Subject, always, blocks
 
-__all__ = ["SUBJECTS"]
-
 
 @triton.jit
 def swiglu_kernel(gate, up, out, numel, BLOCK: tl.constexpr):

@@ -8,8 +8,6 @@ import triton.language as tl
 
 from ..subject import Args, Shape, Subject, always, blocks
 
-__all__ = ["SUBJECTS"]
-
 
 @triton.jit
 def gather_rows_kernel(table, index, out, m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from ..subject import SMS, Args, Config, Shape, Subject, blocks
 
-__all__ = ["SUBJECTS"]
-
 
 @triton.jit
 def _tile_of(pid, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):

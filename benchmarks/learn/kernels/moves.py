@@ -11,8 +11,6 @@ import triton.language as tl
 
 from ..subject import Args, Config, Shape, Subject, blocks
 
-__all__ = ["SUBJECTS"]
-
 _PAGE = 16  # rows of a page
 _BAG = 4  # rows that are summed into one
 _TAPS = 4  # of a convolution

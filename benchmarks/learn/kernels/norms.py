@@ -8,8 +8,6 @@ import triton.language as tl
 
 from ..subject import SMS, Args, Config, Shape, Subject, always, blocks
 
-__all__ = ["SUBJECTS"]
-
 EPS = 1e-5
 
 

@@ -5,11 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "hard_swish_product_kernel", "matmul_bias_relu_kernel", "min_max_rows_kernel",
-    "outer_gate_kernel",
-]  # fmt: skip
-
 
 @triton.jit
 def hard_swish_product_kernel(x, y, out, n, BLOCK: tl.constexpr):

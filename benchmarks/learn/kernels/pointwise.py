@@ -11,8 +11,6 @@ import triton.language as tl
 
 from ..subject import SMS, Args, Config, Shape, Subject, blocks
 
-__all__ = ["SUBJECTS"]
-
 
 @triton.jit
 def _places(n, BLOCK: tl.constexpr, start):

@@ -8,8 +8,6 @@ import triton.language as tl
 
 from ..subject import Args, Shape, Subject, always, blocks
 
-__all__ = ["SUBJECTS"]
-
 GROUP = 128
 LARGEST = 448.0  # of float8_e4m3fn
 

@@ -8,8 +8,6 @@ import triton.language as tl
 
 from ..subject import Args, Config, Shape, Subject, always, blocks
 
-__all__ = ["SUBJECTS"]
-
 TOP = 8
 
 

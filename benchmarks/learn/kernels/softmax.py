@@ -8,8 +8,6 @@ import triton.language as tl
 
 from ..subject import SMS, Args, Config, Shape, Subject, blocks
 
-__all__ = ["SUBJECTS"]
-
 
 @triton.jit
 def softmax_kernel(x, out, m, n, BLOCK: tl.constexpr, ROWS: tl.constexpr):

@@ -43,8 +43,6 @@ from . import CODEGEN_SETTINGS
 from .device_ir import extract_ir_graph
 from .node_values import warn_once
 
-__all__ = ["Samples", "collect", "describe", "record_autotuning", "recording_provider"]
-
 Base = str | os.PathLike[str]
 
 

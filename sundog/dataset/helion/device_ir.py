@@ -41,8 +41,6 @@ from .node_values import (
     warn_once,
 )
 
-__all__ = ["IrEdge", "IrGraphMeta", "IrNode", "extract_ir_graph"]
-
 
 class _NodeCore(TypedDict):
     id: str

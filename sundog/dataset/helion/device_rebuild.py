@@ -20,8 +20,6 @@ from ..ir_graph import IrGraphRecord, canonical_json
 from .device_ir import extract_ir_graph
 from .node_values import Path, SymValue, decode, expr_tree, resolve_target, sym_expr
 
-__all__ = ["differences", "graph_differences", "rebuild"]
-
 Slot = tuple[str, str | None, Path]  # node id, keyword or None, path in the argument
 
 

@@ -22,8 +22,6 @@ from ..recorder import Recorder, Trial
 from ..schema import STATUSES, file_names
 from . import CODEGEN_SETTINGS
 
-__all__ = ["HelionImport", "import_helion"]
-
 # The columns of helion 1.5.1; a test compares them with the installed ones.
 COLUMNS = (
     *("run_id", "timestamp_s", "config_id", "generation", "status", "perf_ms", "compile_time_s"),

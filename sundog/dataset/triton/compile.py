@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
-__all__ = ["gpu_target", "lower", "lower_source", "lower_stages", "source_of"]
-
 STAGES = ("ttir", "ttgir")
 
 

@@ -15,15 +15,6 @@ from dataclasses import dataclass, field
 from .mlir_spell import Value, escape, spell, spell_entries, spell_location
 from .mlir_value import Cursor, LocationReader, MlirSyntaxError
 
-__all__ = [
-    "MlirBlock",
-    "MlirModule",
-    "MlirOperand",
-    "MlirOperation",
-    "parse_module",
-    "print_module",
-]
-
 _ALIAS_LINE = re.compile(r"^([#!][A-Za-z_]\w*) = (.*)\n", re.MULTILINE)
 _FIRST_OP = re.compile(r'^(?:%.* = )?"', re.MULTILINE)
 _OP = re.compile(r' *(?:(%[^"=]+) = )?"([^"]+)"\(([^)]*)\)(?:\[([^\]]*)\])?')

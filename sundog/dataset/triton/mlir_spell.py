@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["Value", "escape", "spell", "spell_entries", "spell_location", "unescape"]
-
 Value = Any  # plain JSON
 
 _ESCAPE = re.compile(rb'\\(\\|"|n|t|[0-9A-Fa-f]{2})')

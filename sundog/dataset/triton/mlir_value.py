@@ -18,8 +18,6 @@ from collections.abc import Iterable, Mapping
 from ..plain import relative_path
 from .mlir_spell import Value, unescape
 
-__all__ = ["Cursor", "LocationReader", "MlirSyntaxError", "relative_files"]
-
 _WORD = re.compile(r"[A-Za-z_][\w$.]*")
 _SIGIL = re.compile(r"[#!][A-Za-z_][\w$]*(?:\.[\w$.]+)?")
 _KEY = re.compile(r'([A-Za-z_][\w$.]*|"(?:[^"\\]|\\.)*")(?:( = )|(?=[,}]))')

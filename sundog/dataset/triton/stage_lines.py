@@ -20,8 +20,6 @@ from typing import Any
 
 from .mlir_value import LocationReader, relative_files
 
-__all__ = ["STAGES", "StageLines", "describe_stages"]
-
 STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 Place = tuple[str, int, int]  # file, line, column
 Lines = list[tuple[int, list[Place]]]  # number of a line, and where it comes from

@@ -14,8 +14,6 @@ from typing import Any
 
 from .mlir import MlirModule, parse_module
 
-__all__ = ["generic_text", "load_module", "read_module"]
-
 
 def read_module(module_or_kernel: Any) -> MlirModule:
     """Read the operations of an `ir.module`, a compiled kernel's TTGIR, or TTIR or TTGIR text."""

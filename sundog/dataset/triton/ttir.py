@@ -21,8 +21,6 @@ from .mlir_spell import Value
 from .stage_lines import describe_stages
 from .triton_module import read_module
 
-__all__ = ["extract_ttir_graph", "rebuild_module", "rebuild_module_text", "symbol_edges"]
-
 
 class TtirGraph(TypedDict):
     """`record["graph"]`."""

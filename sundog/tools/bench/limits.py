@@ -18,8 +18,6 @@ from ...hardware.description import PairRates
 from ...ops.op import Cost
 from ...world.world import World
 
-__all__ = ["Rates", "link_rate", "measure_pairs", "measure_rates", "seconds", "time_of"]
-
 _BYTES = 1 << 30
 _SAMPLES = 15
 _GEMM = 8192

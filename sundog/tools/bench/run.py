@@ -37,8 +37,6 @@ from ..presets import preset
 from ..timing import Times, Variant, blame, measure
 from . import limits
 
-__all__ = ["BenchOptions", "Choice", "Row", "bench", "parse_axes"]
-
 _MOST_SETS = 8
 _SAMPLE_SECONDS = 5e-3  # of large problems fewer calls are a sample
 

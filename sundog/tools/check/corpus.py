@@ -18,8 +18,6 @@ from .check_options import CheckOptions
 from .forked import each_forked
 from .schedules import Report, check, check_once, tokens
 
-__all__ = ["run_corpus"]
-
 
 class PairRow(NamedTuple):
     """The verdict on a pair."""

@@ -33,8 +33,6 @@ from ...world.world import World
 from .._subject import expected, output, resolve
 from .schedules import Report, run_on
 
-__all__ = ["Coverage", "check_all", "small_calls"]
-
 
 class Redundant(BaseException):
     """Ends a run that is equivalent to an earlier one."""

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from .._pool import Failure, Worker, run_all, serve
 
-__all__ = ["each_forked"]
-
 _LONGEST = 1800.0  # seconds for one answer: a schedule that takes longer hangs
 Answer = TypeVar("Answer")
 

@@ -31,8 +31,6 @@ from .._pool import Failure
 from .forked import each_forked
 from .schedules import Report, check, check_once, tokens
 
-__all__ = ["Outcome", "Verdicts", "accepted_by", "barriers", "find_mutants", "judge", "mutate"]
-
 Site = tuple[str, int, str]  # file, line and function
 _LIBRARY = "sundog."
 

@@ -26,8 +26,6 @@ from ...machine.machine import Machine
 from ...machine.schedule import from_token
 from ...world.world import World
 
-__all__ = ["Report", "check", "check_once", "run_on", "tokens"]
-
 CANNOT_INTERPRET = failures.CANNOT_INTERPRET.name
 _HEAP = 16 << 20
 

@@ -36,8 +36,6 @@ from .check_options import CheckOptions
 from .mutation import Outcome, Verdicts
 from .schedules import Report
 
-__all__ = ["MOST_EVENTS", "Run", "content_of", "record_runs"]
-
 MOST_EVENTS = 20_000  # that a run keeps: the last ones
 _MOST_RUNS = 8
 _AROUND = 6  # source lines before the first place of a file, and after its last

@@ -23,8 +23,6 @@ from ...report.page import check_page, write_page
 from .._console import FINE, check_extra, check_writable, command, write_json
 from .simulated import SimulationOptions, report
 
-__all__ = ["Asked", "Point", "PredictOptions", "crossings", "parse_axis", "points", "run"]
-
 
 @dataclass(frozen=True)
 class PredictOptions:

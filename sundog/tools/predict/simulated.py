@@ -28,11 +28,6 @@ from .._console import write_json
 from .._subject import function_of, problem_of, resolve, room
 from .timed_machine import TimedMachine
 
-__all__ = [
-    "Launched", "Simulated", "Simulation", "SimulationOptions", "Step", "call_of", "report",
-    "simulated",
-]  # fmt: skip
-
 
 class Launched(NamedTuple):
     """One launch on all ranks that made it, in seconds from the start of the first."""

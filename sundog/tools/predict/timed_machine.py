@@ -26,8 +26,6 @@ from ...machine.tasks import Host, Launch, Program, Task
 from ...predict.clock import Clock, Track
 from ...predict.parts import Ranks
 
-__all__ = ["Begin", "TimedMachine"]
-
 _AHEAD = 1e-7  # seconds that a program may be ahead of the next one before it gives way
 _FLAGS = 16  # a store of up to this many elements may be flags that somebody polls
 _WORD = 8

@@ -20,8 +20,6 @@ from ...world.tensors import poison_tensor
 from ...world.world import World
 from .fresh_data import Observed, Seen, Subject, Tensors, as_tuple, judge, rounds
 
-__all__ = ["COLUMNS", "run_column"]
-
 _BLOCKS = (256, 256, 512, 1024, 1024, 2048, 4096, 16384, 65536)  # likely to be what was freed
 _DELAY = {"cpu": 500, "cuda": 20_000}  # atomics: some microseconds to some milliseconds
 

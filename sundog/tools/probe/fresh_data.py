@@ -11,8 +11,6 @@ import torch
 from ...world.tensors import poison_tensor
 from ...world.world import World
 
-__all__ = ["Observed", "Seen", "Subject", "Tensors", "as_tuple", "judge", "rounds"]
-
 Tensors = tuple[torch.Tensor, ...]
 Seen = tuple[int, int, Tensors]  # replay (0: without a graph), round, outputs
 

@@ -42,8 +42,6 @@ from .columns import COLUMNS
 from .fresh_data import Subject, Tensors, as_tuple
 from .probe import CAPTURABLE, ERROR, Cell, ProbeRow, defaults, probe_subject
 
-__all__ = ["ProbeOptions", "all_names", "rows", "run", "subjects"]
-
 _WIDTH = 132  # of the table in a file
 _LIMIT = 600.0  # seconds for a row
 

@@ -25,8 +25,6 @@ from ...errors import SundogError
 from ...world.world import World
 from ..timing import Gate
 
-__all__ = ["Raw", "TraceRecording", "record_call", "shift"]
-
 _MEETINGS = 32
 
 

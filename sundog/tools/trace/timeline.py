@@ -20,8 +20,6 @@ import numpy as np
 from ...device.trace import BARRIER, COMPUTE, FETCH, KINDS, SIGNAL, WAIT
 from .record import Raw
 
-__all__ = ["Summary", "Timeline", "draw", "summarise", "write"]
-
 _ENDS = np.dtype([("rank", "i4"), ("program", "i4"), ("time", "i8")])
 SPAN = np.dtype([
     ("rank", "i4"), ("program", "i4"), ("kind", "i4"), ("begin", "i8"), ("end", "i8"),

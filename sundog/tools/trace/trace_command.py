@@ -30,8 +30,6 @@ from ..timing import machine
 from .record import Raw, record_call
 from .timeline import Timeline, draw, summarise, write
 
-__all__ = ["TraceOptions", "TracedOp", "run", "trace_op"]
-
 
 @dataclass(frozen=True)
 class TraceOptions:

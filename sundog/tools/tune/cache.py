@@ -22,8 +22,6 @@ from ...ops import load, select
 from ...ops.select import Entry
 from .space import Job
 
-__all__ = ["check", "keep", "known_results", "promote"]
-
 log = logging.getLogger(__name__)
 
 

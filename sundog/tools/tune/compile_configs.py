@@ -37,11 +37,6 @@ from .._pool import Failure, Worker
 from .._subject import room
 from .space import Job
 
-__all__ = [
-    "CompiledConfig", "Compilers", "compile_config", "graph_writer", "launches_of",
-    "warm_cache_keys",
-]  # fmt: skip
-
 _warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
 
 _LEAST_HEAP = 64 << 20

@@ -23,8 +23,6 @@ from .compile_configs import CompiledConfig, Compilers
 from .measure import Measured
 from .space import fields_text
 
-__all__ = ["Evaluator"]
-
 _MOST_DEATHS = 5
 # Samples of a first look are taken in one moment and share its noise: one read 22.1 us of a config
 # that takes 18.5 (H200, all_reduce.two_shot). What is nearer to the best than that may be better.

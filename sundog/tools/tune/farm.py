@@ -40,8 +40,6 @@ from .compile_configs import (
 from .measure import Timer, TunePlace, serve_world
 from .space import Job
 
-__all__ = ["Farm", "FarmActor", "FarmWorker", "different", "gpu_in_use", "gpu_kinds"]
-
 _TRIES = 3  # of a config whose worker dies each time
 _CALLS = 2  # of a compiler: one runs, one waits there
 _KNOCK_S = 5.0  # until the cluster's port must be open

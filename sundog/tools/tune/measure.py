@@ -28,10 +28,6 @@ from .._subject import expected_here, normal_inputs, output
 from ..timing import Times, Variant, measure
 from .space import Job, fields_text
 
-__all__ = [
-    "WHERE", "Measured", "Task", "Timer", "TunePlace", "Where", "serve_world", "time_on_gpu",
-]  # fmt: skip
-
 Timer = Callable[[World, Sequence[Variant], int, int], list[Times]]  # samples, calls in each
 Task = tuple[int, list[Any]]  # which of the jobs, and its configs
 

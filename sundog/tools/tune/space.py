@@ -25,11 +25,6 @@ from ... import gpu_limits
 from .._launches import NUM_SMS
 from .._subject import algorithms_of, problem_of
 
-__all__ = [
-    "SEARCHES", "Job", "Space", "around_the_best", "by_model", "exhaustive", "fields_text",
-    "first_asked", "jobs", "pattern", "proposals", "random_search", "spaces", "update",
-]  # fmt: skip
-
 _PROGRAMS = ("programs", "fetchers", "first_fetchers")  # fields of configs that count them
 
 

@@ -13,8 +13,6 @@ from .cache import promote
 from .space import fields_text
 from .tune import Tuned, TunePlace, default_log, tune
 
-__all__ = ["TuneOptions", "run", "run_promote"]
-
 
 @dataclass(frozen=True)
 class TuneOptions:

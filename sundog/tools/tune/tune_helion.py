@@ -32,8 +32,6 @@ from .._pool import Failure
 from .space import Space, by_model
 from .tune_triton import Built, build_all
 
-__all__ = ["ModelSearch", "tune_helion"]
-
 _DRAWN, _COMPILED = 8, 4  # times the budget: configs whose code is generated, and compiled
 _BLOCKS = {1: ("BLOCK",), 2: ("BLOCK_M", "BLOCK_N"), 3: ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
 

@@ -40,8 +40,6 @@ from ...target import key_of, of
 from .._pool import Failure, Worker, run_all, serve
 from .space import SEARCHES, Space
 
-__all__ = ["Built", "TritonTuned", "build_all", "time_launch", "tune_triton"]
-
 _COMPILED = 4  # times the budget: what is compiled for the model to look at
 _COMPILE_S = 180.0
 _MOST_COMPILERS = 14
