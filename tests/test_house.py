@@ -19,7 +19,7 @@ BUDGETS = {
     "(top)": 1470,
     "backends": 4050,
     "checker": 4710,
-    "collectives": 4040,
+    "collectives": 4050,
     "compat": 2470,
     "compiled": 1000,
     "dataset": 3810,
