@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 from house import House, account
 
 from sundog.checker.rules import WATCHING
-from sundog.ops.op import FUNCTIONS, OPS
+from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
@@ -67,6 +68,29 @@ def test_every_folder_keeps_its_budget(house: House) -> None:
 
 def test_no_file_is_too_long(house: House) -> None:
     assert not [(m.name, m.lines) for m in house.modules.values() if m.lines > LONGEST_FILE]
+
+
+@pytest.mark.parametrize("folder", ["collectives", "fused"])
+def test_unused_imports_are_names_of_an_op(house: House, folder: str) -> None:
+    """An algorithm imports what it has in common with its op; ruff does not look at these."""
+    named = {*SHAPE, "SYMMETRIC", "ACCEPT", "wrong"}
+    modules = [m for name, m in house.modules.items() if name.startswith(f"sundog.{folder}.")]
+    assert any(unused(module.tree) for module in modules)
+    found = {module.name: unused(module.tree) - named for module in modules}
+    assert not {name: left for name, left in found.items() if left}
+
+
+def unused(tree: ast.Module) -> set[str]:
+    """Return what a module imports and does not use; an annotation is a use."""
+    aliases = [
+        alias
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        or (isinstance(node, ast.ImportFrom) and node.module != "__future__")
+        for alias in node.names
+    ]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return {alias.asname or alias.name for alias in aliases} - used
 
 
 def test_few_files_are_at_the_top_level(house: House) -> None:

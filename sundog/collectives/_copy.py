@@ -31,12 +31,6 @@ from ..ops.op import Plan, barrier_flags
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "WIDE", "Config", "Span", "as_words", "config_for", "configs", "copy", "default",
-    "default_config", "default_spans", "plan_pull", "plan_spans", "random_tensor", "space",
-    "space_spans", "valid", "valid_spans", "wrong_config", "wrong_programs",
-]  # fmt: skip
-
 _KINDS = (torch.int32, torch.uint8, torch.int16, torch.uint8)  # by the last two bits of an address
 _LEAST_TILE, _LARGEST_TILE, _PER_THREAD = 4096, 32768, 64  # bytes
 _LONGEST_TILE = 1 << 19

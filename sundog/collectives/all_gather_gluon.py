@@ -36,11 +36,6 @@ from .all_gather import Problem, cases, cost, inputs, reference
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("out",)
 WIDE, HEAD = chunks.WIDE, chunks.HEAD
 _ROW = 2048  # bytes of a tile's row, where nothing was measured

@@ -23,11 +23,6 @@ from .all_reduce import Problem, cost, inputs, reference
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ()
 LARGEST = 64 << 10  # bytes: one program has one tile, and all of them are resident at once
 

@@ -20,11 +20,6 @@ from .all_reduce import Problem, cases, cost, inputs, reference
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ()
 LARGEST = 64 << 20  # bytes: the plan holds twice as much, and two_shot reads less from far below
 # Bytes up to which it is taken where nothing was measured. On an H200 two_shot was faster from

@@ -18,11 +18,6 @@ from ._copy import valid_spans as valid
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "broadcast", "cases", "cost", "default", "inputs", "plan",
-    "reference", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("out",)
 
 

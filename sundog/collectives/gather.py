@@ -21,11 +21,6 @@ from ._copy import Config, default, random_tensor, space, valid
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "gather", "inputs", "plan",
-    "reference", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("x",)
 # Mutants that `check --mutate` need not kill (sundog/tools/check/mutation.py).
 ACCEPT = {

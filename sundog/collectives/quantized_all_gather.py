@@ -24,11 +24,6 @@ from ._quantized import GROUP, Config, space
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "OP", "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan",
-    "quantized_all_gather", "reference", "space", "valid",
-]  # fmt: skip
-
 OP = "quantized_all_gather"
 SYMMETRIC = ()
 

@@ -23,11 +23,6 @@ from ._reduce import Config
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan",
-    "reduce_scatter", "reference", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("x",)
 
 

@@ -17,11 +17,6 @@ from ._copy import valid_spans as valid
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "scatter", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("out",)
 
 

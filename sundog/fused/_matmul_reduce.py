@@ -22,9 +22,7 @@ import triton.language as tl
 
 from .. import gpu_limits
 from ..device import context, signal, tiles, trace
-from ..ops.dispatch import CallOptions, decide
-from ..ops.load import find
-from ..ops.op import Plan
+from ..ops.dispatch import CallOptions
 from . import _gemm
 from ._call import call_matrices, check_matrices, check_tensors, fitting
 
@@ -57,17 +55,6 @@ def uneven(problem: Problem) -> str | None:
     """Say why its rows can't be scattered."""
     even = problem.m % problem.size == 0
     return None if even else f"m {problem.m} does not divide by {problem.size} ranks"
-
-
-def valid_unfused(problem: Problem, config: Config) -> str | None:
-    """Say why not, for algorithms that round the sum before anything is added to it."""
-    wanted = problem.out_dtype or problem.dtype
-    if problem.has_bias or problem.activation or wanted != problem.dtype:
-        return (
-            f"bias, activation {problem.activation!r} or output {wanted} would come after a sum "
-            f"that is rounded to {problem.dtype}"
-        )
-    return valid(problem, config)
 
 
 _TRIED = tuple(
@@ -142,14 +129,6 @@ def call_op(
     out = check_matrices(op, a, b, k, bias, activation, out, m // slices, dtype)
     problem = Problem(m, b.shape[1], k, a.dtype, world.size, bias is not None, activation, dtype)
     return call_matrices(world, op, problem, a, b, bias, out, options)
-
-
-def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
-    """Plan a collective, with the algorithm and config that a call of it would choose."""
-    problem = find(op).Problem(numel, dtype, world.size)
-    _, module, config, _ = decide(world, op, problem, CallOptions())
-    made: Plan = module.plan(world, problem, config)
-    return made
 
 
 def given(

@@ -15,7 +15,7 @@ tensor cores add FP8 products with fewer digits than float32: with `fast_accum` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,9 @@ import triton.language as tl
 
 from .. import gpu_limits
 from ..device import tiles
-from . import _gemm
+from ..ops.dispatch import CallOptions, call
+from ..ops.op import Plan
+from . import _aligned, _gemm, _matmul_reduce, _unfused
 from ._call import check_apart, check_tensors, fitting
 
 if TYPE_CHECKING:
@@ -170,13 +172,13 @@ def _plain(scale: torch.Tensor, wanted: tuple[int, ...], is_of_b: bool) -> tuple
 # inputs, and what torch makes of them
 
 
-def inputs(
-    world: World, problem: Any, shapes: tuple[tuple[int, int], tuple[int, int]], seed: int,
-    exact: bool,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Make A and a transposed B of these shapes, and scales; `exact` takes powers of two."""
+def inputs(world: World, problem: Any, seed: int, exact: bool = True) -> tuple[torch.Tensor, ...]:
+    """Make a rank's part of A, on the heap; its B, transposed; the scales of both.
+
+    `exact` takes powers of two.
+    """
     torch.manual_seed(seed * 1000 + world.rank)
-    (m, k), (whole, n) = shapes
+    (m, k), (whole, n) = problem.shard_shape, (problem.k, problem.n)
     made = [torch.empty(size, device=world.device) for size in ((m, k), (n, whole))]
     made = [each.random_(-2, 3) if exact else each.normal_() for each in made]
     a = world.empty((m, k), problem.dtype, "a").copy_(made[0])
@@ -211,6 +213,84 @@ def saturated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         most = torch.finfo(dtype).max
         value = value.clamp(-most, most)
     return value.to(dtype)
+
+
+# what the two ops share that add over the ranks
+
+
+@dataclass(frozen=True)
+class Problem(_matmul_reduce.Problem):
+    scaling: str = "row"  # what a scale is for: a tensor, a row or a block
+
+    @property
+    def shard_shape(self) -> tuple[int, int]:
+        return self.m, self.k
+
+
+def valid_sum(problem: Problem, config: Config) -> str | None:
+    """Say why not: bias and activation belong after the sum, which is rounded here."""
+    if problem.has_bias or problem.activation:
+        return f"bias or activation {problem.activation!r} after a sum that is rounded to bfloat16"
+    return valid(problem, config)
+
+
+def sum_of(problem: Problem, rank: int, *given: list[torch.Tensor]) -> torch.Tensor:
+    """Return all of the result, from all ranks' inputs; partials rounded as they travel."""
+    out_dtype = problem.out_dtype or torch.bfloat16
+    if given[0][rank].is_meta:  # only its shape is asked for
+        return given[0][rank].new_empty((problem.m, problem.n), dtype=out_dtype)
+    parts = [
+        product(a, b, a_scale, b_scale, problem.scaling).bfloat16().double()
+        for a, b, a_scale, b_scale in zip(*given, strict=True)
+    ]
+    return saturated(torch.stack(parts).sum(0).bfloat16(), out_dtype)
+
+
+def plan_sum(world: World, collective: str, problem: Problem, config: Config, rows: int) -> Plan:
+    """Plan a product and a collective that adds, of which a rank gets `rows` rows."""
+    rooms = _aligned.Rooms(world, config, config.programs)
+
+    def multiply(a: tuple, b: tuple, partial: torch.Tensor, *_: None) -> None:
+        x, y = rooms.wide(a[0], b[0])
+        matmul(x, y, (a[1], b[1]), partial, None, problem, config)
+
+    plain = replace(problem, dtype=torch.bfloat16, out_dtype=None)
+    then = _unfused.product_then(world, collective, plain, config, multiply)
+    is_same = (problem.out_dtype or torch.bfloat16) == torch.bfloat16
+    shape = (rows, problem.n)
+    spare = None if is_same else world.empty(shape, torch.bfloat16, f"scaled_{collective}.sum")
+
+    def launch(
+        a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
+        out: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        total = out if spare is None else spare
+        then.launch((a, a_scale), (b, b_scale), total)
+        if spare is not None:
+            if out.dtype in FP8:  # a wider type has infinities, or no number too large
+                most = torch.finfo(out.dtype).max
+                spare.clamp_(-most, most)
+            out.detach().copy_(spare)
+        return out
+
+    workspaces = then.workspaces if spare is None else (*then.workspaces, spare)
+    return Plan(world, problem, config, workspaces, launch)
+
+
+def call_sum(
+    world: World, op: str, given: tuple[torch.Tensor, ...], rows: int,
+    out_dtype: torch.dtype | None, out: torch.Tensor | None, options: CallOptions,
+) -> torch.Tensor:  # fmt: skip
+    """Check the tensors and run the op."""
+    a, b, *pair = given
+    k = a.shape[-1]
+    scaling, *scales, out = check(world, op, a, b, pair, None, k, out, rows, out_dtype)
+    problem = Problem(
+        a.shape[0], b.shape[1], k, a.dtype, world.size, out_dtype=out.dtype, scaling=scaling
+    )
+    tensors = {"a": a, "b": b, "a_scale": scales[0], "b_scale": scales[1], "out": out}
+    result: torch.Tensor = call(world, op, problem, tensors, options, is_flat=False)
+    return result
 
 
 # the kernel

@@ -24,11 +24,6 @@ from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Gather", "Problem", "cases", "cost", "default", "gather", "inputs",
-    "plan", "reference", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("a",)
 _TILE = 65536  # bytes of the gather's largest tile
 _LEAST_TILE = 2048  # elements of its smallest

@@ -33,11 +33,6 @@ from .all_gather_matmul_hbm_buffer import multiply_nothing, sharded, staged_tile
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("a",)
 AUTO_ON: tuple[str, ...] = ()  # where it was measured: nowhere yet
 ACCEPT = {

@@ -20,11 +20,6 @@ from .all_gather_matmul_barrier import gather
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("a",)
 OWN_GPU = True
 AUTO_ON = ("symm",)

@@ -35,11 +35,6 @@ from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("a",)
 AUTO_ON = ("virtual",)  # `symm` maps heaps where it finds room: by pointers, which was not measured
 _GROUP = 16  # rows of tiles: of A all ranks read the same, so that more of B is worth reading once

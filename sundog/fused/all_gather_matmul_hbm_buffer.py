@@ -34,11 +34,6 @@ from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "multiply_nothing",
-    "plan", "reference", "sharded", "space", "staged_tiles", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("a",)
 _LONGEST = 1024  # elements of a row that a fetcher copies at once
 _IN_FLIGHT = 128 << 10  # bytes that a fetcher may have on their way

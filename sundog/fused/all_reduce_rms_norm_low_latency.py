@@ -38,11 +38,6 @@ from .all_reduce_rms_norm import (
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ()
 LARGEST = 256 << 10  # bytes of x: every one crosses as two, twice
 _WARPS = 8  # at most: a thread may then hold all 255 registers

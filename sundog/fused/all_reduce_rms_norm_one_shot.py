@@ -36,11 +36,6 @@ from .all_reduce_rms_norm import (
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ()
 LARGEST = 64 << 20  # bytes of x: the plan holds twice as much, and two_shot reads less
 # Bytes of all outputs up to which it is taken where nothing was measured: twice as much as

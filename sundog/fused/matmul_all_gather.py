@@ -24,11 +24,6 @@ from ._matmul_reduce import Config, Problem, default, inputs, space, valid
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "matmul_all_gather",
-    "plan", "reference", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("out",)
 OP = "matmul_all_gather"
 

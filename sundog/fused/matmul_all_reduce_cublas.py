@@ -5,19 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..ops.op import Plan, agree
-from . import _cublas, matmul_all_reduce
-from . import matmul_all_reduce_barrier as barrier
+from . import _cublas, _unfused, matmul_all_reduce
 from ._cublas import Config, default, space, valid
 from ._matmul_reduce import Problem, inputs
 from .matmul_all_reduce import cost, reference
 
 if TYPE_CHECKING:
     from ..world.world import World
-
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
 
 SYMMETRIC = ("out",)
 OWN_GPU = True
@@ -32,4 +26,4 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate the product, and plan the collective."""
     reason = _cublas.refused(world, valid(problem, config))
     agree(world, "matmul_all_reduce.cublas", problem, config, reason)
-    return barrier.planned(world, problem, config, _cublas.matmul)
+    return _unfused.product_then(world, "all_reduce", problem, config, _cublas.matmul)

@@ -25,11 +25,6 @@ from .matmul_all_reduce import Problem, cases, cost, inputs, reference
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ()
 OP = "matmul_all_reduce.one_shot"
 

@@ -29,11 +29,6 @@ from ._matmul_reduce import Config, Problem, default, inputs, space, uneven
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs",
-    "matmul_reduce_scatter", "plan", "reference", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ()
 OP = "matmul_reduce_scatter"
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..ops.op import Plan, agree
-from . import _cublas, matmul_reduce_scatter
-from . import matmul_reduce_scatter_barrier as barrier
+from . import _cublas, _unfused, matmul_reduce_scatter
 from ._cublas import Config, default
 from ._matmul_reduce import Problem, inputs, uneven
 from .matmul_reduce_scatter import cost, reference
 
 if TYPE_CHECKING:
     from ..world.world import World
-
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "space", "valid",
-]  # fmt: skip
 
 SYMMETRIC = ()
 OWN_GPU = True
@@ -40,4 +34,4 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate the product, and plan the collective."""
     reason = _cublas.refused(world, valid(problem, config))
     agree(world, "matmul_reduce_scatter.cublas", problem, config, reason)
-    return barrier.planned(world, problem, config, _cublas.matmul)
+    return _unfused.product_then(world, "reduce_scatter", problem, config, _cublas.matmul)

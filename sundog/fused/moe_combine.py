@@ -32,11 +32,6 @@ from .moe_dispatch import valid as valid_dispatch
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "OP", "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "moe_combine",
-    "plan", "reference", "space", "valid",
-]  # fmt: skip
-
 OP = "moe_combine"
 SYMMETRIC = ("y",)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

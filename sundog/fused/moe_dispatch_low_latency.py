@@ -32,11 +32,6 @@ from .moe_dispatch_push import (
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "OP", "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan",
-    "reference", "space", "valid", "wrong",
-]  # fmt: skip
-
 LARGEST = 2048  # entries of top-k on a rank: each program looks at all of them for each token
 _AT_ONCE = tl.constexpr(64)  # entries that are counted at once, for as many experts
 _COUNTS = tl.constexpr(32)

@@ -36,32 +36,6 @@ from .moe_dispatch import (
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "OP",
-    "SYMMETRIC",
-    "Config",
-    "DispatchFlags",
-    "DispatchShape",
-    "Problem",
-    "cases",
-    "columns",
-    "cost",
-    "default",
-    "emit_counts",
-    "fetch",
-    "flags_of",
-    "inputs",
-    "launch_shape",
-    "plan",
-    "reference",
-    "refuse_unknown",
-    "routed",
-    "space",
-    "store_all",
-    "valid",
-    "wrong",
-]  # fmt: skip
-
 SYMMETRIC = ("out",)
 _IDS = tl.constexpr(2048)  # that a program looks at at once
 _EACH = tl.constexpr(4)  # experts whose tokens a program numbers

@@ -16,19 +16,14 @@ import torch
 
 from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Plan, agree
-from . import _aligned, _matmul_reduce, _scaled, all_gather_matmul
+from . import _aligned, _scaled, _unfused, all_gather_matmul
 from ._call import resident
-from ._scaled import Config, default, space
+from ._scaled import Config, default, inputs, space
 from .all_gather_matmul import cost
 from .all_gather_matmul_barrier import gather
 
 if TYPE_CHECKING:
     from ..world.world import World
-
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "scaled_all_gather_matmul", "space", "valid",
-]  # fmt: skip
 
 SYMMETRIC = ("a",)
 OP = "scaled_all_gather_matmul"
@@ -59,14 +54,6 @@ def cases(size: int) -> list[Problem]:
         Problem(9 * size, 20, 48, e4m3, size, "m", out_dtype=e4m3, scaling="tensor"),
         Problem(12, 20, 48 * size, e4m3, size, "k", scaling="tensor"),  # gathers no scales
     ]
-
-
-def inputs(
-    world: World, problem: Problem, seed: int, exact: bool = True
-) -> tuple[torch.Tensor, ...]:
-    """Make a rank's part of A, on the heap; its B; the scales of both."""
-    shapes = problem.shard_shape, (problem.k, problem.n)
-    return _scaled.inputs(world, problem, shapes, seed, exact)
 
 
 def reference(
@@ -127,7 +114,7 @@ def _gather_scales(
     width = _scaled.scale_shapes(problem.scaling, rows, problem.n, cols)[0][1:]
     mine = world.empty((rows, *width), torch.float32, f"{OP}.scale")
     all_of_them = world.empty((world.size, rows, *width), torch.float32, f"{OP}.scales")
-    then = _matmul_reduce.collective(world, "all_gather", mine.numel(), torch.float32)
+    then = _unfused.collective(world, "all_gather", mine.numel(), torch.float32)
     by_row = torch.empty((rows, world.size, *width), device=world.device)
 
     def gathered(scale: torch.Tensor) -> torch.Tensor:

@@ -11,24 +11,16 @@ import torch
 
 from ..ops.dispatch import CallOptions
 from ..ops.op import Plan, agree
-from . import matmul_all_reduce_barrier
-from ._scaled import Config, default, space
-from .matmul_all_reduce import cost
-from .scaled_matmul_reduce_scatter import Problem, inputs, planned, run, summed, unfused
+from ._scaled import Config, Problem, call_sum, default, inputs, plan_sum, space
+from ._scaled import sum_of as reference
+from ._scaled import valid_sum as valid
+from .matmul_all_reduce import ACCEPT, cost
 
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "SYMMETRIC", "Config", "Problem", "cases", "cost", "default", "inputs", "plan", "reference",
-    "scaled_matmul_all_reduce", "space", "valid",
-]  # fmt: skip
-
 SYMMETRIC = ("out",)
 OP = "scaled_matmul_all_reduce"
-ACCEPT = matmul_all_reduce_barrier.ACCEPT  # it runs the same collective
-
-valid, reference = unfused, summed
 
 
 def cases(size: int) -> list[Problem]:
@@ -44,7 +36,7 @@ def cases(size: int) -> list[Problem]:
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate the partial, and plan the collective. The plan takes a symmetric out."""
     agree(world, OP, problem, config, valid(problem, config))
-    return planned(world, problem, config, matmul_all_reduce_barrier, problem.m)
+    return plan_sum(world, "all_reduce", problem, config, problem.m)
 
 
 def scaled_matmul_all_reduce(
@@ -56,4 +48,4 @@ def scaled_matmul_all_reduce(
     if a.dim() != 2:
         raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")
     options = CallOptions(algo, config, False, explain)
-    return run(world, OP, (a, b, a_scale, b_scale), a.shape[0], out_dtype, out, options)
+    return call_sum(world, OP, (a, b, a_scale, b_scale), a.shape[0], out_dtype, out, options)

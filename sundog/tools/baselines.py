@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from ..backends._link import on_host
 from ..collectives.device_barrier import device_barrier
-from ..fused import _gemm, _matmul_reduce, all_gather_matmul_barrier, all_reduce_rms_norm
+from ..fused import _gemm, _unfused, all_gather_matmul_barrier, all_reduce_rms_norm
 from ..fused._call import fitting
 from ..world.world import World
 from .moe_baselines import MOE
@@ -182,14 +182,14 @@ def _then_norm(start: Callable[..., Call]) -> Make:
 def _our_all_reduce(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    plan = _matmul_reduce.collective(world, "all_reduce", out.numel(), problem.dtype)
+    plan = _unfused.collective(world, "all_reduce", out.numel(), problem.dtype)
     return lambda: plan.launch(inputs[0], out)
 
 
 def _our_all_gather(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    plan = _matmul_reduce.collective(world, "all_gather", problem.numel, problem.dtype)
+    plan = _unfused.collective(world, "all_gather", problem.numel, problem.dtype)
     return lambda: plan.launch(inputs[0], out)
 
 
@@ -276,7 +276,7 @@ def _torch_then(op: str) -> Callable[..., Call]:
         partial = world.empty((problem.m, problem.n), problem.dtype, "partial")
         slices = problem.size if op == "reduce_scatter" else 1
         numel = problem.m * problem.n // slices
-        then = _matmul_reduce.collective(world, op, numel, problem.dtype)
+        then = _unfused.collective(world, op, numel, problem.dtype)
 
         def launch() -> None:
             torch.mm(a, b, out=partial)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..fused import _matmul_reduce, moe_dispatch
+from ..fused import _unfused, moe_dispatch
 from ..world.world import World
 from .nccl import Baseline, Call
 
@@ -22,7 +22,7 @@ def _same_bytes(
     numel = -(-problem.max_tokens * problem.topk * problem.hidden // world.size)
     sent = world.empty(world.size * numel, problem.dtype, "sent").zero_()
     got = world.empty_like(sent)
-    plan = _matmul_reduce.collective(world, "all_to_all", numel, problem.dtype)
+    plan = _unfused.collective(world, "all_to_all", numel, problem.dtype)
     return lambda: plan.launch(sent, got)
 
 
