@@ -23,7 +23,8 @@ import triton.language as tl
 from .. import gpu_limits
 from ..device import context, signal, tiles, trace
 from ..ops.dispatch import CallOptions
-from . import _gemm
+from ..ops.op import Plan
+from . import _aligned, _gemm
 from ._call import call_matrices, check_matrices, check_tensors, fitting
 
 if TYPE_CHECKING:
@@ -170,16 +171,44 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
     )
 
 
-def inbox_of(
-    world: World, problem: Problem, rows: int, parts: int, name: str
-) -> tuple[torch.Tensor, tiles.View]:
-    """Allocate memory for every rank's partials of `rows` rows, and view one rank's, the first.
+class Flags(NamedTuple):
+    """Epochs by which the programs of a call, on all ranks, wait for each other."""
 
-    Rows are padded to 16 elements, for wide accesses. Two `parts`: see `half_of`.
+    # By rank: how often a program of it has sent all its partials, over all calls. See count_all.
+    sent: torch.Tensor
+    epochs: torch.Tensor  # by program: how often it has run
+
+
+def flags_of(world: World, problem: Problem, config: Config, op: str) -> Flags:
+    sent = world.signals(problem.size + 1, f"{op}.sent")
+    return Flags(sent, world.signals(config.programs, f"{op}.epochs"))
+
+
+def plan_inbox(
+    world: World, op: str, problem: Problem, config: Config, kernel: Any, flags: Any, rows: int,
+    parts: int,
+) -> Plan:  # fmt: skip
+    """Plan a kernel that sends partials to an inbox, of `rows` rows for each rank's, and adds them.
+
+    Rows are padded to 16 elements, for wide accesses. Two `parts`: see half_of.
     """
     cols = triton.cdiv(problem.n, 16) * 16
-    inbox = world.empty((parts * problem.size * rows, cols), problem.dtype, name)
-    return inbox, tiles.View(inbox, rows, cols, cols, 1)
+    inbox = world.empty((parts * problem.size * rows, cols), problem.dtype, f"{op}.inbox")
+    view = tiles.View(inbox, rows, cols, cols, 1)  # of one rank's partials, the first
+    world.barrier()  # everybody's flags are zero before the first signal
+    rooms = _aligned.Rooms(world, config, config.programs)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *added, out = rest
+        x, y, shape = given(problem, config, *rooms.wide(a, b))
+        kernel[(config.programs,)](
+            x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
+            constants(world, problem, config, rows), shape,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, (*flags, inbox), launch)
 
 
 @triton.jit

@@ -7,10 +7,12 @@ row is staged, that is one plain loop over K, which the compiler pipelines.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..device import context, local, proxy, tiles, trace
 from . import _fetchers, _gemm
@@ -45,6 +47,49 @@ def others(
     whole = alone or is_k or rows % config.tile_m == 0
     to = _gemm.target(out, config, b.itemsize, beside) if whole else None
     return y, kind, to
+
+
+def staged_tiles(problem: Problem, config: _gemm.Tiles) -> tuple[int, int]:
+    """Return rows and blocks of remote tiles."""
+    m, k = problem.shard_shape
+    rows, blocks = triton.cdiv(m, config.tile_m), triton.cdiv(k, config.tile_k)
+    peers = problem.size - 1
+    return (rows, peers * blocks) if problem.shard == "k" else (peers * rows, blocks)
+
+
+def sharded(
+    config: _gemm.Tiles, a: torch.Tensor, buffer: torch.Tensor
+) -> tuple[_fetchers.Sharded, Any, str]:
+    """Return A's own and staged shards, one descriptor if they are laid out alike, and its kind."""
+    block = (config.tile_m, config.tile_k)
+    kind = _gemm.kind_of(a, config.descriptors)
+    if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
+        kind = _gemm.VIEW
+    # A world of one rank stages nothing, and an empty tensor has no address.
+    distance = (buffer.data_ptr() - a.data_ptr()) // a.itemsize if buffer.numel() else 0
+    apart, rows_apart, cols_apart = buffer.stride()
+    given = _fetchers.Sharded(
+        *tiles.view(a), buffer, rows_apart, cols_apart, apart, int(distance < 0)
+    )
+    if kind == _gemm.VIEW:
+        return given, None, kind
+    # Which (own or staged), the other rank, and a shard: TMA takes any distance between two.
+    rows = a if kind == _gemm.ROWS else a.T
+    shape = [2, max(1, buffer.shape[0]), *rows.shape]
+    steps = [abs(distance) or apart, apart, *rows.stride()]
+    box = [1, 1, *(block if kind == _gemm.ROWS else block[::-1])]
+    return given, TensorDescriptor(buffer if distance < 0 else a, shape, steps, box), kind
+
+
+def multiply_nothing(problem: Problem, config: Any) -> Callable[..., torch.Tensor]:
+    """Apply bias and activation to zeros by a plain GEMM: with K = 0 nothing is fetched."""
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *given, out = rest
+        bias = given[0] if given else None
+        return _gemm.matmul(a, b, out, bias, problem.activation, config, config.programs)
+
+    return launch
 
 
 @triton.jit

@@ -28,7 +28,6 @@ from ..ops.op import Plan, agree
 from . import _aligned, _gemm, _workers
 from ._call import fitting, resident
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
-from .all_gather_matmul_hbm_buffer import multiply_nothing, sharded, staged_tiles
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -73,7 +72,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     row = config.tile_m * k * problem.dtype.itemsize
     if problem.shard == "k":
         row *= problem.size - 1
-    most = staged_tiles(problem, config)[0] // 4
+    most = _workers.staged_tiles(problem, config)[0] // 4
     outputs = _workers.outputs(problem, config.tile_m, config.tile_n)
     programs = max(1, min(num_sms - 1, outputs))
     return replace(config, run=max(1, min(_RUN // max(row, 1), most)), programs=programs)
@@ -129,7 +128,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.copy_engine", problem, config, refused)
     if problem.k == 0:
-        return Plan(world, problem, config, (), multiply_nothing(problem, config))
+        return Plan(world, problem, config, (), _workers.multiply_nothing(problem, config))
     rows, cols = problem.shard_shape
     width = _aligned.padded(cols, problem.dtype.itemsize, config.descriptors)
     room = world.empty((rows, width), problem.dtype, "all_gather_matmul.aligned")
@@ -168,7 +167,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def _flags(world: World, problem: Problem, config: Config) -> _Flags:
-    rows, _ = staged_tiles(problem, config)
+    rows, _ = _workers.staged_tiles(problem, config)
     words = triton.next_power_of_2(min(config.run, max(rows, 1)))
     sizes = dict(ready=problem.size, done=problem.size, staged=rows, tickets=1, epochs=words)
     return _Flags(**{n: world.signals(s, f"all_gather_matmul.{n}") for n, s in sizes.items()})
@@ -181,7 +180,7 @@ def _fetch(
     """Put the copies on the current stream: rows of the peers' A, then the words of these rows."""
     peers = [(world.rank + step) % problem.size for step in range(1, problem.size)]
     theirs = [world._backend.copied_from(world.peer(a, peer), peer) for peer in peers]
-    for first, last in runs(staged_tiles(problem, config)[0], config.run):
+    for first, last in runs(_workers.staged_tiles(problem, config)[0], config.run):
         for step, begin, end in _pieces(problem, config, first, last):
             buffer[step, begin:end].copy_(theirs[step][begin:end], non_blocking=True)
         # The rows before their words: copies on one stream are made one after the other.
@@ -216,12 +215,13 @@ def arguments(
     out: torch.Tensor, bias: torch.Tensor | None, flags: _Flags, world: World,
 ) -> tuple:  # fmt: skip
     """Return the kernel's arguments: the tests compile what a plan launches."""
-    given, parts, a_kind = sharded(config, a, buffer)
+    given, parts, a_kind = _workers.sharded(config, a, buffer)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
     arrivals = _gemm.constants(
         _Arrivals, size=problem.size, by_k=problem.shard == "k",
         per_shard=triton.cdiv(a.shape[1], config.tile_k), cols=problem.shard_shape[1],
-        per_flag=max(1, staged_tiles(problem, config)[1]), scope="sys", trace=world.kernel_mode,
+        per_flag=max(1, _workers.staged_tiles(problem, config)[1]), scope="sys",
+        trace=world.kernel_mode,
     )  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, arrivals, shape

@@ -14,14 +14,12 @@ same B may differ in the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .. import gpu_limits
 from ..device import signal, tiles
@@ -93,7 +91,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     """Let an eighth of a GPU's programs fetch; all of them on a part of a GPU."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
-    rows, blocks = staged_tiles(problem, config)
+    rows, blocks = _workers.staged_tiles(problem, config)
     outputs = _workers.outputs(problem, config.tile_m, config.tile_n)
     if num_sms <= FEW_SMS:
         programs = max(1, min(num_sms, max(outputs, rows * blocks)))
@@ -131,8 +129,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, "all_gather_matmul.hbm_buffer", problem, config, refused)
     if problem.k == 0:
-        return Plan(world, problem, config, (), multiply_nothing(problem, config))
-    rows, cols = staged_tiles(problem, config)
+        return Plan(world, problem, config, (), _workers.multiply_nothing(problem, config))
+    rows, cols = _workers.staged_tiles(problem, config)
     groups = triton.cdiv(cols, _per_flag(problem, config))
     flags = _fetchers.Flags(
         world.signals(problem.size, "all_gather_matmul.ready"),
@@ -173,25 +171,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     return Plan(world, problem, config, spaces, launch)
 
 
-def multiply_nothing(problem: Problem, config: _gemm.Grid | Config) -> Callable[..., torch.Tensor]:
-    """Apply bias and activation to zeros by a plain GEMM: with K = 0 nothing is fetched."""
-
-    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *given, out = rest
-        bias = given[0] if given else None
-        return _gemm.matmul(a, b, out, bias, problem.activation, config, config.programs)
-
-    return launch
-
-
-def staged_tiles(problem: Problem, config: _gemm.Tiles) -> tuple[int, int]:
-    """Return rows and blocks of remote tiles."""
-    m, k = problem.shard_shape
-    rows, blocks = triton.cdiv(m, config.tile_m), triton.cdiv(k, config.tile_k)
-    others = problem.size - 1
-    return (rows, others * blocks) if problem.shard == "k" else (others * rows, blocks)
-
-
 def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
     """Count programs that have something to fetch: only these say `done`."""
     first = triton.cdiv(rows, config.fetch_stages) * groups
@@ -200,7 +179,7 @@ def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
 
 
 def _per_flag(problem: Problem, config: Config) -> int:
-    blocks = max(1, staged_tiles(problem, config)[1])
+    blocks = max(1, _workers.staged_tiles(problem, config)[1])
     return min(config.k_per_flag or blocks, blocks)
 
 
@@ -209,7 +188,7 @@ def arguments(
     out: torch.Tensor, bias: torch.Tensor | None, flags: _fetchers.Flags, world: World,
 ) -> tuple:  # fmt: skip
     """Return the kernel's arguments: `isa` and the tests compile what a plan launches."""
-    given, parts, a_kind = sharded(config, a, buffer)
+    given, parts, a_kind = _workers.sharded(config, a, buffer)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
     fetch = _gemm.constants(
@@ -222,30 +201,6 @@ def arguments(
         hint=hint_of(a), scope="gpu", trace=world.kernel_mode,
     )  # fmt: skip
     return given, parts, y, tiles.view(out), to, bias, flags, world.ctx, fetch, shape
-
-
-def sharded(
-    config: _gemm.Tiles, a: torch.Tensor, buffer: torch.Tensor
-) -> tuple[_fetchers.Sharded, Any, str]:
-    """Return A's own and staged shards, one descriptor if they are laid out alike, and its kind."""
-    block = (config.tile_m, config.tile_k)
-    kind = _gemm.kind_of(a, config.descriptors)
-    if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
-        kind = _gemm.VIEW
-    # A world of one rank stages nothing, and an empty tensor has no address.
-    distance = (buffer.data_ptr() - a.data_ptr()) // a.itemsize if buffer.numel() else 0
-    apart, rows_apart, cols_apart = buffer.stride()
-    given = _fetchers.Sharded(
-        *tiles.view(a), buffer, rows_apart, cols_apart, apart, int(distance < 0)
-    )
-    if kind == _gemm.VIEW:
-        return given, None, kind
-    # Which (own or staged), the other rank, and a shard: TMA takes any distance between two.
-    rows = a if kind == _gemm.ROWS else a.T
-    shape = [2, max(1, buffer.shape[0]), *rows.shape]
-    steps = [abs(distance) or apart, apart, *rows.stride()]
-    box = [1, 1, *(block if kind == _gemm.ROWS else block[::-1])]
-    return given, TensorDescriptor(buffer if distance < 0 else a, shape, steps, box), kind
 
 
 def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:

@@ -9,15 +9,14 @@ were one, but around the stores to all ranks Triton 3.9 ran out of registers in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
-from . import _aligned, _gemm, _matmul_reduce
+from . import _gemm, _matmul_reduce
 from ._call import resident
 from ._matmul_reduce import Config, default, space, valid
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
 
 SYMMETRIC = ()
 OP = "matmul_all_reduce.one_shot"
-
-
-class _Flags(NamedTuple):
-    sent: (
-        torch.Tensor
-    )  # by rank: how often a program of it has sent all its partials, over all calls; see count_all
-    epochs: torch.Tensor  # by program: how often it has run
 
 
 @triton.jit
@@ -71,22 +63,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the inbox. The plan takes any a, b, bias and out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
-    flags = _Flags(
-        world.signals(problem.size + 1, f"{OP}.sent"),
-        world.signals(config.programs, f"{OP}.epochs"),
+    flags = _matmul_reduce.flags_of(world, problem, config, OP)
+    return _matmul_reduce.plan_inbox(
+        world, OP, problem, config, _one_shot_kernel, flags, problem.m, parts=2
     )
-    inbox, view = _matmul_reduce.inbox_of(world, problem, problem.m, 2, f"{OP}.inbox")
-    world.barrier()  # everybody's flags are zero before the first signal
-    rooms = _aligned.Rooms(world, config, config.programs)
-
-    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *added, out = rest
-        x, y, shape = _matmul_reduce.given(problem, config, *rooms.wide(a, b))
-        constants = _matmul_reduce.constants(world, problem, config, problem.m)
-        _one_shot_kernel[(config.programs,)](
-            x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
-            constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, (*flags, inbox), launch)

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree
-from . import _aligned, _gemm, _matmul_reduce
+from . import _gemm, _matmul_reduce
 from ._call import resident
 from ._matmul_reduce import Config, default, space, valid
 from .matmul_all_reduce import Problem, cases, cost, inputs, reference
@@ -35,9 +35,7 @@ OP = "matmul_all_reduce.two_shot"
 
 
 class _Flags(NamedTuple):
-    sent: (
-        torch.Tensor
-    )  # by rank: how often a program of it has sent all its partials, over all calls; see count_all
+    sent: torch.Tensor  # as _matmul_reduce.Flags
     done: torch.Tensor  # by program and rank: has read its inbox, and stored its sums here
     epochs: torch.Tensor  # by program: how often it has run
 
@@ -89,18 +87,6 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         world.signals(config.programs, f"{OP}.epochs"),
     )
     rows = _matmul_reduce.slice_rows(problem)
-    inbox, view = _matmul_reduce.inbox_of(world, problem, rows, 1, f"{OP}.inbox")
-    world.barrier()  # everybody's flags are zero before the first signal
-    rooms = _aligned.Rooms(world, config, config.programs)
-
-    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *added, out = rest
-        x, y, shape = _matmul_reduce.given(problem, config, *rooms.wide(a, b))
-        constants = _matmul_reduce.constants(world, problem, config, rows)
-        _two_shot_kernel[(config.programs,)](
-            x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
-            constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, (*flags, inbox), launch)
+    return _matmul_reduce.plan_inbox(
+        world, OP, problem, config, _two_shot_kernel, flags, rows, parts=1
+    )

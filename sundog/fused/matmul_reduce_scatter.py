@@ -13,7 +13,7 @@ saves is a launch and a barrier of ranks; adding reads as much as the collective
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -22,7 +22,7 @@ import triton.language as tl
 from ..device import signal, tiles
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree
-from . import _aligned, _matmul_reduce
+from . import _matmul_reduce
 from ._call import by_rows, resident
 from ._matmul_reduce import Config, Problem, default, inputs, space, uneven
 
@@ -84,13 +84,6 @@ def matmul_reduce_scatter(
     )
 
 
-class _Flags(NamedTuple):
-    sent: (
-        torch.Tensor
-    )  # by rank: how often a program of it has sent all its partials, over all calls; see count_all
-    epochs: torch.Tensor  # by program: how often it has run
-
-
 @triton.jit
 def _reduce_scatter_kernel(a, b, out, bias, inbox, flags, ctx, K, cfg, shape):
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -109,23 +102,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags and the inbox. The plan takes any a, b, bias and out."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
-    flags = _Flags(
-        world.signals(problem.size + 1, f"{OP}.sent"),
-        world.signals(config.programs, f"{OP}.epochs"),
-    )
+    flags = _matmul_reduce.flags_of(world, problem, config, OP)
     rows = _matmul_reduce.slice_rows(problem)
-    inbox, view = _matmul_reduce.inbox_of(world, problem, rows, 2, f"{OP}.inbox")
-    world.barrier()  # everybody's flags are zero before the first signal
-    rooms = _aligned.Rooms(world, config, config.programs)
-
-    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *added, out = rest
-        x, y, shape = _matmul_reduce.given(problem, config, *rooms.wide(a, b))
-        constants = _matmul_reduce.constants(world, problem, config, rows)
-        _reduce_scatter_kernel[(config.programs,)](
-            x, y, tiles.view(out), added[0] if added else None, view, flags, world.ctx, problem.k,
-            constants, shape, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, (*flags, inbox), launch)
+    return _matmul_reduce.plan_inbox(
+        world, OP, problem, config, _reduce_scatter_kernel, flags, rows, parts=2
+    )

@@ -17,9 +17,8 @@ from ..collectives import _copy
 from ..device import context, signal, trace
 from ..ops.op import Plan, agree
 from . import moe_dispatch
-from .moe_dispatch import OP, Problem, cases, cost, inputs, reference, wrong
-from .moe_dispatch_push import (
-    SYMMETRIC,
+from ._dispatch import (
+    COUNTS,
     emit_counts,
     fetch,
     flags_of,
@@ -27,14 +26,15 @@ from .moe_dispatch_push import (
     refuse_unknown,
     routed,
     store_all,
-)  # fmt: skip
+)
+from .moe_dispatch import OP, Problem, cases, cost, inputs, reference, wrong
 
 if TYPE_CHECKING:
     from ..world.world import World
 
+SYMMETRIC = ("out",)
 LARGEST = 2048  # entries of top-k on a rank: each program looks at all of them for each token
 _AT_ONCE = tl.constexpr(64)  # entries that are counted at once, for as many experts
-_COUNTS = tl.constexpr(32)
 
 
 class Config(moe_dispatch.Config):
@@ -118,8 +118,8 @@ def _dispatch_kernel(
             places, sent = _routes(
                 every, ids, slots, out, item + programs, pairs, n, rank, ctx, shape
             )
-    for first in range(program * _COUNTS, shape.experts, programs * _COUNTS):
-        expert = first + tl.arange(0, _COUNTS)
+    for first in range(program * COUNTS, shape.experts, programs * COUNTS):
+        expert = first + tl.arange(0, COUNTS)
         emit_counts(out, expert, _count(ids, expert, pairs), flags, rank, ctx, shape)
     refuse_unknown(ids, pairs, flags, ctx, shape)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)

@@ -14,7 +14,7 @@ import torch
 import sundog
 from sundog import gpu_limits
 from sundog.errors import OutOfHeap, RankMismatch
-from sundog.fused import _gemm
+from sundog.fused import _gemm, _workers
 from sundog.fused import all_gather_matmul_barrier as barrier
 from sundog.fused import all_gather_matmul_direct as direct
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
@@ -337,7 +337,7 @@ def test_the_default_has_work_for_all(m: int, shard: str) -> None:
     assert hbm_buffer.valid(problem, config) is None
     assert config.fetchers == 16
     assert config.programs > 120
-    rows, blocks = hbm_buffer.staged_tiles(problem, config)
+    rows, blocks = _workers.staged_tiles(problem, config)
     assert rows * -(-blocks // (config.k_per_flag or blocks)) >= 14
 
 

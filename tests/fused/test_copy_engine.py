@@ -14,6 +14,7 @@ import sundog
 from sundog import gpu_limits
 from sundog.backends.sim import Sim
 from sundog.errors import RankMismatch, WaitTimeout
+from sundog.fused import _workers
 from sundog.fused import all_gather_matmul_copy_engine as copy_engine
 from sundog.fused import all_gather_matmul_hbm_buffer as hbm_buffer
 from sundog.fused.all_gather_matmul import Problem, all_gather_matmul
@@ -238,7 +239,7 @@ def test_the_default_leaves_an_sm_and_copies_several_times(m: int, shard: str) -
     config = copy_engine.default(problem, 132)
     assert copy_engine.valid(problem, config) is None
     assert config.programs <= 131
-    rows, _ = hbm_buffer.staged_tiles(problem, config)
+    rows, _ = _workers.staged_tiles(problem, config)
     assert len(list(copy_engine.runs(rows, config.run))) >= min(rows, 4)
     assert len({*copy_engine.space(problem)}) >= 36
 
