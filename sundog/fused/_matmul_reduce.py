@@ -171,7 +171,7 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
     )
 
 
-class Flags(NamedTuple):
+class InboxFlags(NamedTuple):
     """Epochs by which the programs of a call, on all ranks, wait for each other."""
 
     # By rank: how often a program of it has sent all its partials, over all calls. See count_all.
@@ -179,9 +179,9 @@ class Flags(NamedTuple):
     epochs: torch.Tensor  # by program: how often it has run
 
 
-def flags_of(world: World, problem: Problem, config: Config, op: str) -> Flags:
+def flags_of(world: World, problem: Problem, config: Config, op: str) -> InboxFlags:
     sent = world.signals(problem.size + 1, f"{op}.sent")
-    return Flags(sent, world.signals(config.programs, f"{op}.epochs"))
+    return InboxFlags(sent, world.signals(config.programs, f"{op}.epochs"))
 
 
 def plan_inbox(

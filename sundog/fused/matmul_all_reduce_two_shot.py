@@ -35,7 +35,7 @@ OP = "matmul_all_reduce.two_shot"
 
 
 class _Flags(NamedTuple):
-    sent: torch.Tensor  # as _matmul_reduce.Flags
+    sent: torch.Tensor  # as _matmul_reduce.InboxFlags
     done: torch.Tensor  # by program and rank: has read its inbox, and stored its sums here
     epochs: torch.Tensor  # by program: how often it has run
 

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device import signal, tiles
+from ..device import signal
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree
 from . import _matmul_reduce
