@@ -11,9 +11,10 @@ followed by torch's additions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -180,8 +181,26 @@ def reference(
 # all outputs in one tensor: one place on the heap, one copy if it is staged
 
 
-def _fields(problem: Problem) -> Iterator[tuple[str, tuple[int, int], torch.dtype]]:
-    """Name, shape and dtype of the outputs that a problem has."""
+class _Field(NamedTuple):
+    """An output, and its bytes; each but the first begins at a multiple of 16."""
+
+    name: str
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    begin: int
+    end: int
+
+
+def _fields(problem: Problem) -> Iterator[_Field]:
+    end = 0
+    for name, shape, dtype in _outputs(problem):
+        begin = triton.cdiv(end, _ALIGNED) * _ALIGNED
+        end = begin + shape[0] * shape[1] * dtype.itemsize
+        yield _Field(name, shape, dtype, begin, end)
+
+
+def _outputs(problem: Problem) -> Iterator[tuple[str, tuple[int, int], torch.dtype]]:
+    """Yield name, shape and dtype of the outputs that a problem has."""
     rows = problem.tokens, problem.hidden
     if not problem.quant or problem.both:
         yield "normed", rows, problem.dtype
@@ -192,39 +211,24 @@ def _fields(problem: Problem) -> Iterator[tuple[str, tuple[int, int], torch.dtyp
             yield "scales", (problem.tokens, problem.groups), torch.float32
 
 
-def _nbytes(shape: tuple[int, int], dtype: torch.dtype) -> int:
-    return shape[0] * shape[1] * dtype.itemsize
-
-
 def packed_bytes(problem: Problem) -> int:
-    """Count bytes of all outputs; each but the first begins at a multiple of 16."""
-    total = 0
-    for _, shape, dtype in _fields(problem):
-        total = triton.cdiv(total, _ALIGNED) * _ALIGNED + _nbytes(shape, dtype)
-    return total
+    """Count bytes of all outputs."""
+    *_, last = _fields(problem)
+    return last.end
 
 
 def split(problem: Problem, out: torch.Tensor) -> Outputs:
     """View the outputs in the bytes that hold them all; None where a problem has none."""
     found: dict[str, Any] = dict.fromkeys(Outputs._fields)
-    begin = 0
-    for name, shape, dtype in _fields(problem):
-        begin = triton.cdiv(begin, _ALIGNED) * _ALIGNED
-        end = begin + _nbytes(shape, dtype)
-        found[name] = out[begin:end].view(dtype).view(shape)
-        begin = end
+    for each in _fields(problem):
+        found[each.name] = out[each.begin : each.end].view(each.dtype).view(each.shape)
     return Outputs(**found)
 
 
 def gaps(problem: Problem) -> list[slice]:
     """Find bytes between two outputs, if the sizes are odd. A launch zeroes them."""
-    found, end = [], 0
-    for _, shape, dtype in _fields(problem):
-        begin = triton.cdiv(end, _ALIGNED) * _ALIGNED
-        if begin > end:
-            found.append(slice(end, begin))
-        end = begin + _nbytes(shape, dtype)
-    return found
+    pairs = itertools.pairwise(_fields(problem))
+    return [slice(one.end, two.begin) for one, two in pairs if one.end < two.begin]
 
 
 def all_reduce_rms_norm(
