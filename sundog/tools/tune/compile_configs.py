@@ -1,10 +1,9 @@
-"""One config, compiled for a target without a GPU: what it takes, and its IR.
+"""Configs compiled for a target without a GPU: what they take, and their IR.
 
-The op is planned on a simulated world and its launches are noted (tools/_launches.py). On
+An op is planned on a simulated world and its launches are noted (tools/_launches.py). On
 a machine with a GPU this fills Triton's cache beside the measurements, so that a measurement loads
-what it finds.
-The graph of the IR goes into the dataset here, too: in the process that tunes, 12 ms of it would
-come to each config of a fused op.
+what it finds. The graph of the IR goes into the dataset here, too: in the process that tunes, 12 ms
+of it would come to each config of a fused op.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ... import gpu_limits
-from ...compiled.kernels import Kernel, inspect_launch
+from ...compiled.kernels import Kernel, inspect_launch, resources
 from ...compiled.recorded import RecordedLaunch, compile_launch
 from ...dataset.files import AppendFile
 from ...dataset.graph_file import EncodedGraph, IrFile
@@ -31,15 +31,18 @@ from ...dataset.schema import file_names
 from ...dataset.triton.compile import source_of
 from ...dataset.triton.ttir import extract_ttir_graph
 from ...errors import SundogError
+from ...learn.features import occupancy
 from ...world.world import World
 from .._launches import NUM_SMS, record
-from .._pool import Failure, Worker
+from .._pool import Failure, Worker, run_all, serve
 from .._subject import room
 from .space import Job
 
 _warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
 
 _LEAST_HEAP = 64 << 20
+_COMPILE_S = 180.0
+_MOST_COMPILERS = 14
 _FIGURES = (
     "name", "registers", "spills", "shared", "loads", "stores", "atomics", "barriers",
     "tensor_cores", "tma",
@@ -218,3 +221,50 @@ def _metrics(target: str, kernels: list[Kernel]) -> dict[str, Any]:
         "marks": [f"{one.name}: {mark.rule}" for one in kernels for mark in one.marks],
         "kernels": each,
     }
+
+
+# a launch that is no op's
+
+
+@dataclass(frozen=True)
+class Built:
+    """A config that was compiled."""
+
+    seconds: float
+    registers: int
+    spills: int
+    shared: int
+    warps: int
+    ttgir: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        figures: dict[str, Any] = {"registers": self.registers, "spills": self.spills}
+        held = occupancy(self.registers, self.shared, self.warps)
+        return {**figures, "shared": self.shared, "occupancy": held, "ttgir_text": self.ttgir}
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return {"registers": self.registers, "spills": self.spills, "shared": self.shared}
+
+
+def build_all(launches: Sequence[RecordedLaunch], arch: str) -> list[Built | Failure]:
+    """Compile launches in processes side by side."""
+    for launch in launches:
+        launch.kernel.cache_key  # noqa: B018  the same in all processes: see warm_cache_keys
+    body = serve(lambda number: _build(launches[number], arch))
+    count = min(max((os.cpu_count() or 2) - 1, 1), _MOST_COMPILERS, len(launches))
+    workers = [Worker(body, _COMPILE_S) for _ in range(count)]
+    replies = dict(run_all(workers, range(len(launches))))
+    return [replies[number] for number in range(len(launches))]
+
+
+def _build(launch: RecordedLaunch, arch: str) -> Built:
+    """Compile in a worker."""
+    begin = time.perf_counter()
+    made = compile_launch(launch, arch)
+    seconds = time.perf_counter() - begin
+    registers, spills = resources(made, arch)
+    metadata = made.metadata
+    held = metadata.shared, metadata.num_warps
+    return Built(seconds, registers, spills, *held, made.asm["ttgir"])

@@ -29,8 +29,8 @@ from ...compiled.recorded import RecordedLaunch, pointer
 from ...learn.kernel_model import predict
 from ...target import key_of, of
 from .._pool import Failure
+from .compile_configs import Built, build_all
 from .space import Space, by_model
-from .tune_triton import Built, build_all
 
 _DRAWN, _COMPILED = 8, 4  # times the budget: configs whose code is generated, and compiled
 _BLOCKS = {1: ("BLOCK",), 2: ("BLOCK_M", "BLOCK_N"), 3: ("BLOCK_M", "BLOCK_N", "BLOCK_K")}

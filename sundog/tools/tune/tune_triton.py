@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import os
 import random
 import statistics
 import time
@@ -27,22 +26,19 @@ import torch
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.jit import JITFunction
 
-from ...compiled.kernels import resources
-from ...compiled.recorded import RecordedLaunch, compile_launch, pointer
+from ...compiled.recorded import RecordedLaunch, pointer
 from ...dataset.files import check_base
 from ...dataset.identity import describe_run
 from ...dataset.recorder import Recorder
 from ...dataset.triton.ttir import extract_ttir_graph
 from ...errors import SundogError
-from ...learn.features import occupancy
 from ...learn.kernel_model import predict
 from ...target import key_of, of
-from .._pool import Failure, Worker, run_all, serve
+from .._pool import Failure
+from .compile_configs import Built, build_all
 from .space import SEARCHES, Space
 
 _COMPILED = 4  # times the budget: what is compiled for the model to look at
-_COMPILE_S = 180.0
-_MOST_COMPILERS = 14
 _SIZES = ("m", "n", "k", "batch", "heads", "seq", "dim")  # arguments that the model knows by name
 _LOST = ("CUDA error", "illegal memory access", "misaligned address", "launch failure")
 
@@ -246,28 +242,6 @@ def _plain(name: str) -> str:
     return name.replace("_SIZE", "") if name.isupper() else name
 
 
-@dataclass(frozen=True)
-class Built:
-    """A config that was compiled."""
-
-    seconds: float
-    registers: int
-    spills: int
-    shared: int
-    warps: int
-    ttgir: str
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {"registers": self.registers, "spills": self.spills}
-        held = occupancy(self.registers, self.shared, self.warps)
-        return {**figures, "shared": self.shared, "occupancy": held, "ttgir_text": self.ttgir}
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        return {"registers": self.registers, "spills": self.spills, "shared": self.shared}
-
-
 class _Run:
     """The evaluator of one search: compile, launch, time, and write a row."""
 
@@ -348,25 +322,3 @@ def _ranked(job: _TritonJob, built: Mapping[Any, Built | None]) -> dict[Any, flo
 def _recorded(job: _TritonJob, point: Any) -> RecordedLaunch:
     given = {name: pointer(value, 0) for name, value in job.given(point).items()}
     return RecordedLaunch(job.jit, (), given, {})
-
-
-def build_all(launches: Sequence[RecordedLaunch], arch: str) -> list[Built | Failure]:
-    """Compile launches in processes side by side."""
-    for launch in launches:
-        launch.kernel.cache_key  # noqa: B018  the same in all processes: see warm_cache_keys
-    body = serve(lambda number: _build(launches[number], arch))
-    count = min(max((os.cpu_count() or 2) - 1, 1), _MOST_COMPILERS, len(launches))
-    workers = [Worker(body, _COMPILE_S) for _ in range(count)]
-    replies = dict(run_all(workers, range(len(launches))))
-    return [replies[number] for number in range(len(launches))]
-
-
-def _build(launch: RecordedLaunch, arch: str) -> Built:
-    """Compile in a worker."""
-    begin = time.perf_counter()
-    made = compile_launch(launch, arch)
-    seconds = time.perf_counter() - begin
-    registers, spills = resources(made, arch)
-    metadata = made.metadata
-    return Built(seconds, registers, spills, metadata.shared, metadata.num_warps,
-                  made.asm["ttgir"])  # fmt: skip
