@@ -32,6 +32,8 @@ SLOTS = tl.constexpr(4)
 NOTHING = -1  # in place of a length: no message, not even an empty one
 _ROW = tl.constexpr(4)
 _MOST_TABLES = 256
+_LARGEST, _SMALLEST = 16384, 1024  # bytes of a chunk of a message between two ranks
+_SHARE = 64  # of the heap, at most, for their boxes
 Message = tuple[int, int, int, int]  # start in x, bytes to the peer; start in out, bytes from it
 
 
@@ -183,3 +185,20 @@ def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple
         (starts[peer], nbytes * sent[peer], places[peer], nbytes * received[peer])
         for peer in range(len(sent))
     )
+
+
+# what a world has from its beginning, for messages between two ranks
+
+
+def mailboxes(world: World, heap_size: int) -> Mail | None:
+    """Make a new world's boxes; None if they would take too much of its heap."""
+    most = heap_size // (_SHARE * SLOTS.value * world.size)
+    if world.size == 1 or most < _SMALLEST:
+        return None
+    block = min(1 << (most.bit_length() - 1), _LARGEST)
+    return Mail(world, "send_recv", Config(block, programs=1, num_warps=4))
+
+
+def least_heap(size: int) -> int:
+    """Return the bytes of the smallest heap that gives `size` ranks mailboxes."""
+    return _SMALLEST * _SHARE * SLOTS.value * size

@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..ops.dispatch import ASYNC_STREAM, check_contiguous, on_stream, packed
-from ._copy import Config
-from ._mailbox import NOTHING, SLOTS, Mail, Message
+from ._mailbox import NOTHING, Mail, Message, least_heap
 
 if TYPE_CHECKING:
     from ..world.world import World
 
 SEND_STREAM, RECV_STREAM = ASYNC_STREAM, ASYNC_STREAM + 1
-_LARGEST, _SMALLEST = 16384, 1024  # bytes of a chunk
-_SHARE = 64  # of the heap, at most, for the boxes
-
-
-def mailboxes(world: World, heap_size: int) -> Mail | None:
-    """Make a new world's boxes; None if they would take too much of its heap."""
-    most = heap_size // (_SHARE * SLOTS.value * world.size)
-    if world.size == 1 or most < _SMALLEST:
-        return None
-    block = min(1 << (most.bit_length() - 1), _LARGEST)
-    return Mail(world, "send_recv", Config(block, programs=1, num_warps=4))
 
 
 def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> Any:
@@ -70,7 +58,7 @@ def _mail(world: World, verb: str, peer: int) -> Mail:
         raise ValueError(
             f"{verb}: this world's heap, {world._heap.capacity:,} bytes, is too small for "
             f"mailboxes of {world.size} ranks; open it with a larger heap_size, at least "
-            f"{_SMALLEST * _SHARE * SLOTS.value * world.size:,}"
+            f"{least_heap(world.size):,}"
         )
     return world._mail
 

@@ -19,7 +19,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ..backends._link import on_host
-from ..collectives.device_barrier import device_barrier
 from ..fused import _gemm, _unfused, all_gather_matmul_barrier, all_reduce_rms_norm
 from ..fused._call import fitting
 from ..world.world import World
@@ -261,7 +260,7 @@ def _gather_then_torch(
     def launch() -> None:
         gather.launch(a)
         torch.mm(gather.whole, b, out=out)
-        device_barrier(world)  # before the next gather: see above
+        world.device_barrier()  # before the next gather: see above
 
     return launch
 
@@ -280,7 +279,7 @@ def _torch_then(op: str) -> Callable[..., Call]:
 
         def launch() -> None:
             torch.mm(a, b, out=partial)
-            device_barrier(world)  # before the collective: see above
+            world.device_barrier()  # before the collective: see above
             then.launch(partial.view(-1), out.view(-1))
 
         return launch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import knobs, target
-from ..collectives.send_recv import mailboxes, recv, send
+from ..collectives._mailbox import mailboxes
 from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
 from ..ops.load import functions
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..collectives.reduce import reduce
     from ..collectives.reduce_scatter import reduce_scatter
     from ..collectives.scatter import scatter
+    from ..collectives.send_recv import recv, send
     from ..fused.all_gather_matmul import all_gather_matmul
     from ..fused.all_reduce_rms_norm import all_reduce_rms_norm
     from ..fused.matmul_all_gather import matmul_all_gather
