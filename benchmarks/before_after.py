@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sundog.tools.bench.results import problem_text, times_of
+from sundog.tools.bench.bench_command import problem_text
+from sundog.tools.timing import times_of
 
 from .result_files import Figures, read_result
 

@@ -25,11 +25,10 @@ from sundog.launch import run
 from sundog.ops import load as ops
 from sundog.ops.select import config_for
 from sundog.tools.baselines import BASELINES
-from sundog.tools.bench import results
-from sundog.tools.timing import Times, Variant, measure
+from sundog.tools.timing import Times, Variant, measure, times_json
 from sundog.world.world import World
 
-from .result_files import Figures, machine
+from .result_files import Figures, machine, write
 
 _IN_A_ROW = 20  # eager calls; the driver queues about a thousand
 _NUMEL = 4096
@@ -51,7 +50,7 @@ def host(sizes: Sequence[int], backend: str, json_file: str) -> None:
         f"With a cached plan, by the CPU's clock, {_IN_A_ROW} calls in a row: "
         "median of the slowest rank."
     )
-    samples = [{"world": s, "times": [results.times_json(t) for t in f]} for s, f in measured]
+    samples = [{"world": s, "times": [times_json(t) for t in f]} for s, f in measured]
     title = f"What an eager call costs the host (`{backend}`)"
     Figures(title, text, head, rows).show(json_file, samples=samples)
 
@@ -103,9 +102,9 @@ def capture(size: int, backend: str, nbytes: int, json_file: str) -> None:
     if json_file:
         content = {"kind": "capture", "world": size, "backend": backend, "nbytes": nbytes}
         content["machine"] = machine()
-        content["graphs"] = [results.times_json(times) for times in found.graphs]
-        content["wall"] = [results.times_json(times) for times in found.wall]
-        results.write(json_file, content)
+        content["graphs"] = [times_json(times) for times in found.graphs]
+        content["wall"] = [times_json(times) for times in found.wall]
+        write(json_file, content)
 
 
 def _time_graphs(world: World, nbytes: int) -> GraphTimes:

@@ -19,12 +19,12 @@ from sundog.fused import _aligned, _gemm
 from sundog.fused._call import fitting
 from sundog.launch import run as run_ranks
 from sundog.ops.op import Cost
-from sundog.tools.bench import limits, results
+from sundog.tools.bench import bench_command, limits
 from sundog.tools.bench.run import Row
 from sundog.tools.timing import Variant, measure
 from sundog.world.world import World
 
-from .result_files import machine
+from .result_files import machine, write
 
 Shape = tuple[int, int, int]
 # M, N, K: what issue trackers and papers use for linear layers; the last three are the small end.
@@ -45,11 +45,11 @@ _ITEM = 2  # bytes
 def main(samples: int, json_file: str, unaligned: bool = False) -> int:
     """Return the exit status: 1 if a result was wrong."""
     rows, rates = bench_gemm(UNALIGNED if unaligned else SHAPES, samples)
-    results.print_rows(rows, 1)
+    bench_command.print_rows(rows, 1)
     if json_file:
         content = {"kind": "op", "op": "gemm", "world": 1, "backend": "virtual"}
         content |= {"machine": machine(), "rates": rates.as_json()}
-        results.write(json_file, content | {"rows": [results.row_json(row) for row in rows]})
+        write(json_file, content | {"rows": [bench_command.row_json(row) for row in rows]})
     return 1 if any(row.wrong for row in rows) else 0
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sundog.tools.bench.results import fastest, times_of
-from sundog.tools.timing import Times
+from sundog.tools.timing import Times, times_of
+
+from .result_files import fastest
 
 Files = dict[str, dict[str, Any]]  # by name, without .json
 Figures = dict[str, float]  # by case

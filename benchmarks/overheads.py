@@ -19,13 +19,12 @@ import triton.language as tl
 
 from sundog.device import context, signal
 from sundog.launch import run
-from sundog.tools.bench import results
-from sundog.tools.timing import Times, Variant, measure
+from sundog.tools.timing import Times, Variant, measure, times_json
 from sundog.tools.trace.record import TraceRecording
 from sundog.tools.trace.trace_command import TracedOp
 from sundog.world.world import World
 
-from .result_files import machine
+from .result_files import machine, write
 
 _ROUNDS = 200
 _SIZE = context.SIZE
@@ -43,9 +42,9 @@ def bound(sizes: Sequence[int], backend: str, json_file: str) -> None:
         text = ", ".join(f"{t.name} {1e6 * t.median:.1f} us" for t in times)
         print(f"{size} ranks, {_ROUNDS} barriers: {text}", flush=True)
     if json_file:
-        rows = [{"world": s, "times": [results.times_json(t) for t in ts]} for s, ts in measured]
+        rows = [{"world": s, "times": [times_json(t) for t in ts]} for s, ts in measured]
         content = {"kind": "bound", "backend": backend, "machine": machine()}
-        results.write(json_file, content | {"rows": rows})
+        write(json_file, content | {"rows": rows})
 
 
 def _time_barriers(world: World) -> list[Times]:
@@ -110,7 +109,7 @@ def trace(subject: TracedOp, size: int, backend: str, link: str, json_file: str)
     if json_file:
         content = {"kind": "trace_cost", "title": title, "world": size, "backend": backend}
         content |= {"link": link, "machine": machine()}
-        results.write(json_file, content | {"times": [results.times_json(t) for t in times]})
+        write(json_file, content | {"times": [times_json(t) for t in times]})
 
 
 def _time_points(world: World, subject: TracedOp) -> tuple[str, list[Times]]:

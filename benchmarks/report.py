@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sundog.tools.baselines import GEMM_ALONE
-from sundog.tools.bench.results import fastest, problem_text, times_of
+from sundog.tools.bench.bench_command import problem_text
+from sundog.tools.timing import times_of
 from sundog.tools.trace.timeline import Summary
 
 from .fault_programs import GRACE, TIMEOUT
 from .fault_verdicts import COLUMNS, rows_of
 from .goals import Even, even_shapes, goal_rows, micros_of_rank_0
-from .result_files import name_of, read_result, result_paths
+from .result_files import fastest, name_of, read_result, result_paths
 
 _HEAD = """# What was measured
 

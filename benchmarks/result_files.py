@@ -18,7 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sundog.tools.bench import results
+from sundog.tools import timing
+from sundog.tools._console import write_json
 
 _KEPT_PLAIN = 4096  # bytes; a block of the file system
 
@@ -41,13 +42,13 @@ class Figures:
         if json_path:
             where = machine() | ({"gpu": _cpu()} if on_cpu else {})
             about = {"kind": "table", "title": self.title, "text": self.text, "machine": where}
-            results.write(json_path, {**about, "head": self.head, "rows": self.rows, **samples})
+            write(json_path, {**about, "head": self.head, "rows": self.rows, **samples})
 
 
 def machine() -> dict[str, str]:
     """Return what the figures were measured on and with, and the command that did it."""
     words = [Path(word).name if word[:1] == "/" else word for word in sys.argv[1:]]
-    return {**results.machine(), "command": " ".join(["python -m benchmarks", *words])}
+    return {**timing.machine(), "command": " ".join(["python -m benchmarks", *words])}
 
 
 def _cpu() -> str:
@@ -61,6 +62,12 @@ def _cpu() -> str:
 
 
 # files
+
+
+def write(path: str, content: dict[str, Any]) -> None:
+    """Write a file of measurements, and make its folder."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, content)
 
 
 def result_paths(folder: Path) -> list[Path]:
@@ -77,6 +84,22 @@ def read_result(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     content: dict[str, Any] = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
     return content
+
+
+def fastest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Select from rows of `row_json`: the fastest config of each variant on each problem, and all
+    that could not be timed."""
+    best: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if row["times"] is not None:
+            place, median = (row["problem"], row["variant"]), timing.times_of(row["times"]).median
+            best[place] = min(median, best.get(place, median))
+    return [
+        row
+        for row in rows
+        if row["times"] is None
+        or timing.times_of(row["times"]).median == best[row["problem"], row["variant"]]
+    ]
 
 
 def pack(folder: Path) -> list[str]:

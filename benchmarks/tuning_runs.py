@@ -23,8 +23,9 @@ import pandas
 from sundog.dataset.pictures import draw_convergence
 from sundog.dataset.reader import read
 from sundog.ops import load as ops
-from sundog.tools.bench.results import write
 from sundog.tools.tune.space import Space, pattern
+
+from .result_files import write
 
 Compared = dict[str, dict[str, float]]  # by run id and config, as it is printed: milliseconds
 

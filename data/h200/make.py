@@ -20,7 +20,7 @@ from typing import Any
 
 import sundog
 from sundog.tools._pool import Failure, Worker
-from sundog.tools.bench.results import machine
+from sundog.tools.timing import machine
 from sundog.tools.tune.measure import WHERE, TunePlace, serve_world
 from sundog.tools.tune.space import Job, jobs
 from sundog.tools.tune.tune import Tuned

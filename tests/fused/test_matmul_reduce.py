@@ -190,7 +190,8 @@ def test_what_the_compilers_make_of_the_default(arch: str, op: ModuleType) -> No
     words = torch.empty(64, dtype=torch.int64)
     inbox = tiles.View(torch.empty(8192, 4096, dtype=BF16), 1024, 4096, 4096, 1)
     out = tiles.view(torch.empty(8192, 4096, dtype=BF16))
-    flags = op._Flags(*[words] * len(op._Flags._fields))
+    kind = op._Flags if op is two_shot else _matmul_reduce.InboxFlags
+    flags = kind(*[words] * len(kind._fields))
     rows = 8192 if op is one_shot else 1024
     world = SimpleNamespace(size=problem.size, kernel_mode=0)
     constants = _matmul_reduce.constants(world, problem, config, rows)

@@ -1,4 +1,4 @@
-"""`sundog bench OP`: run the measurement, print the table, write the files."""
+"""`sundog bench OP`: run the measurement, print the table, write every sample, draw pictures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from ...ops.select import Entry, write_entries
 from ...report.page import check_page, write_page
 from .._console import (
@@ -24,13 +28,13 @@ from .._console import (
     write_json,
 )
 from ..presets import preset, suite
-from ..timing import machine
-from . import results
+from ..timing import machine, times_json
 from .limits import Rates
-from .results import problem_text
 from .run import BenchOptions, Row, bench
 
-__all__ = ["BenchOptions", "bars_of", "draw", "draw_link", "run"]
+__all__ = [
+    "BenchOptions", "bars_of", "draw", "draw_link", "print_rows", "problem_text", "row_json", "run",
+]  # fmt: skip
 
 
 @command("bench")
@@ -49,7 +53,7 @@ def run(options: BenchOptions) -> int:
     rows, rates = bench(options)
     if options.preset:
         options = dataclasses.replace(options, world=preset(options.preset, options.op)[1])
-    results.print_rows(rows, _measured_ranks(options))
+    print_rows(rows, _measured_ranks(options))
     _write_files(options, rows, rates)
     return FOUND if any(row.wrong for row in rows) else FINE
 
@@ -66,13 +70,50 @@ def _run_suite(options: BenchOptions) -> int:
         both = (*axes, *options.axes)
         each = dataclasses.replace(options, op=op, axes=both, preset=named, suite="")
         rows, rates = bench(each)
-        results.print_rows(rows, _measured_ranks(each))
+        print_rows(rows, _measured_ranks(each))
         wrong |= any(row.wrong for row in rows)
         parts.append(_content(each, rows, rates))
         if options.json:  # after each part: a suite takes long, and may be stopped
             content = {"kind": "suite", "suite": options.suite, "machine": machine()}
             write_json(options.json, content | {"parts": parts})
     return FOUND if wrong else FINE
+
+
+def print_rows(rows: list[Row], size: int) -> None:
+    """Print, per problem, the op's own variants, then the baselines; times of the slowest rank.
+
+    "Over stored": the time over the one that `auto` knows of this config, where it knows one.
+    """
+    table = Table(title=f"{size} ranks; time of the slowest")
+    columns = ("problem", "variant", "median", "20 %", "80 %", "skew", "GB/s", "TFLOP/s", "limit")
+    for column in (*columns, "over stored", "times as fast as"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, _cells(row, rows, size)))
+    Console(width=200).print(table)
+
+
+def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
+    name = f"{row.variant} {row.config}".strip()
+    if row.times is None:
+        return [row.problem, name, f"wrong: {row.wrong}", *[""] * 8]
+    times = row.times
+    micro = [times.median, times.percentile(20), times.percentile(80), times.skew]
+    others = [
+        f"{other.variant} {other.times.median / times.median:.2f}"
+        for other in rows
+        if other.problem == row.problem and not other.config and other.times is not None
+    ]
+    return [
+        row.problem,
+        name,
+        *[f"{1e6 * t:.1f} us" for t in micro],
+        f"{row.cost.hbm_bytes * size / times.median / 1e9:.0f}",
+        f"{row.cost.flops * size / times.median / 1e12:.1f}",
+        f"{row.limit / times.median:.2f}",
+        f"{times.median / row.stored:.2f}" if row.stored else "",
+        ", ".join(others) if row.config else "",
+    ]
 
 
 def _measured_ranks(options: BenchOptions) -> int:
@@ -93,7 +134,7 @@ def _write_files(options: BenchOptions, rows: list[Row], rates: Rates) -> None:
         draw_bars(options.bars, rows)
     if options.plot:
         if options.link:
-            draw_link(options.plot, [results.row_json(row) for row in rows], options.world)
+            draw_link(options.plot, [row_json(row) for row in rows], options.world)
         else:
             draw(options.plot, rows, options.world)
 
@@ -102,8 +143,25 @@ def _content(options: BenchOptions, rows: list[Row], rates: Rates) -> dict[str, 
     return {
         "kind": "op", "op": options.op, "world": options.world, "backend": options.backend,
         "link": options.link, "plot": Path(options.plot).name, "machine": machine(),
-        "rates": rates.as_json(), "rows": [results.row_json(row) for row in rows],
+        "rates": rates.as_json(), "rows": [row_json(row) for row in rows],
     }  # fmt: skip
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    return {
+        "variant": row.variant,
+        "problem": row.problem,
+        "config": row.config,
+        "programs": row.programs,
+        "flops": row.cost.flops,
+        "hbm_bytes": row.cost.hbm_bytes,
+        "link_bytes": row.cost.link_bytes,
+        "limit_ns": round(row.limit * 1e9, 1),
+        "stored_ns": round(row.stored * 1e9, 1),
+        "expected_ns": round(row.expected * 1e9, 1),
+        "wrong": row.wrong,
+        "times": times_json(row.times) if row.times else None,
+    }
 
 
 def _best_entries(rows: list[Row], run: str) -> list[Entry]:
@@ -140,6 +198,11 @@ def _figures(row: Row, size: int) -> list[str]:
     expected = f"{1e6 * row.expected:.3f}" if row.expected else ""
     limit = f"{row.limit / times.median:.3f}"
     return [*(f"{t:.3f}" for t in micro), f"{rate:.1f}", f"{flops:.2f}", limit, expected]
+
+
+def problem_text(problem: str) -> str:
+    """Write a row's problem for people."""
+    return problem.removeprefix("Problem(").removesuffix(")").replace("torch.", "")
 
 
 # pictures, with matplotlib, which is an extra: bytes per second, or over a link the time

@@ -24,10 +24,10 @@ from sundog.ops.select import read_entries, user_file, write_entries
 from sundog.report import page
 from sundog.tools import timing
 from sundog.tools.baselines import BASELINES, Baseline, chosen
-from sundog.tools.bench import bench_command, limits, results
+from sundog.tools.bench import bench_command, limits
 from sundog.tools.bench import run as bench
 from sundog.tools.bench.limits import Rates
-from sundog.tools.timing import Times, Variant
+from sundog.tools.timing import Times, Variant, times_of
 
 pytestmark = pytest.mark.sim_only
 
@@ -117,7 +117,7 @@ def test_a_wrong_baseline_is_not_timed(
     assert rows["idle"].wrong == f"{144 * 3 * 4} elements differ from the reference"
     assert rows["fails"].wrong == "not for this GPU [/0]"
     assert rows["idle"].times is rows["fails"].times is None
-    results.print_rows([rows["fails"]], 3)
+    bench_command.print_rows([rows["fails"]], 3)
     assert "not for this GPU [/0]" in capsys.readouterr().out  # it means nothing to rich
 
 
@@ -374,15 +374,15 @@ def test_a_time_is_compared_with_the_stored_one(
     write_entries(user_file("none"), [dataclasses.replace(entry, seconds=8e-6)])
     rows = run(*axes, only="none")
     assert [row.stored for row in rows] == [8e-6, 0, 0, 0]
-    results.print_rows(rows, 3)
+    bench_command.print_rows(rows, 3)
     assert "1.25" in capsys.readouterr().out  # 10 us by the clock of `simulated`
-    assert [results.row_json(row)["stored_ns"] for row in rows] == [8000, 0, 0, 0]
+    assert [bench_command.row_json(row)["stored_ns"] for row in rows] == [8000, 0, 0, 0]
 
 
 def test_the_table_names_algorithms(
     simulated: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results.print_rows(run("algo=push", "programs=2", "numel=48", only="copy_"), 3)
+    bench_command.print_rows(run("algo=push", "programs=2", "numel=48", only="copy_"), 3)
     shown = capsys.readouterr().out
     assert "push" in shown
     assert "copy_ 2.00" in shown  # times as fast as
@@ -397,14 +397,14 @@ def test_the_figures_of_a_row() -> None:
     other = bench.Row("copy_", "B", "", cost, 3e-5, times=Times("copy_", [[9e-5, 9e-5]]))
     failed = bench.Row("idle", "A", "", cost, 3e-5, wrong="7 elements differ")
     rows = [ours, near, other, failed]
-    assert results._cells(ours, rows, 2) == [
+    assert bench_command._cells(ours, rows, 2) == [
         "A", "push Config()", "40.0 us", "28.0 us", "52.0 us", "20.0 us",
         "20", "300.0", "0.75", "", "copy_ 1.50",
     ]  # fmt: skip
-    assert results._cells(near, rows, 2)[-2:] == ["", ""]
-    assert results._cells(failed, rows, 2)[:3] == ["A", "idle", "wrong: 7 elements differ"]
-    written = results.row_json(ours)
+    assert bench_command._cells(near, rows, 2)[-2:] == ["", ""]
+    assert bench_command._cells(failed, rows, 2)[:3] == ["A", "idle", "wrong: 7 elements differ"]
+    written = bench_command.row_json(ours)
     figures = {"flops": 6e9, "hbm_bytes": 4e5, "link_bytes": 7, "limit_ns": 3e4, "stored_ns": 0}
     assert {name: written[name] for name in figures} == figures
-    assert results.times_of(written["times"]).median == pytest.approx(4e-5)
-    assert results.row_json(failed)["times"] is None
+    assert times_of(written["times"]).median == pytest.approx(4e-5)
+    assert bench_command.row_json(failed)["times"] is None
