@@ -229,9 +229,11 @@ def _with_kills(folder: Path) -> dict[str, Any]:
         farm = _tuned(folder, "farm", farm=address, **measured)
         killer.stopped.set()
     return {
-        "local pool": local, "farm, workers killed": farm, "killed": dict(killer.killed),
+        "local pool": local,
+        "farm, workers killed": farm,
+        "killed": dict(killer.killed),
         "same best configs": local["best"] == farm["best"],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -101,9 +101,11 @@ def _sets(world: World, shape: Shape, cost: Cost) -> list[tuple[torch.Tensor, ..
 
 
 def _ours(
-    tensors: tuple[torch.Tensor, ...], config: _gemm.Tiles, programs: int,
+    tensors: tuple[torch.Tensor, ...],
+    config: _gemm.Tiles,
+    programs: int,
     rooms: _aligned.Rooms | None = None,
-) -> Callable[[], Any]:  # fmt: skip
+) -> Callable[[], Any]:
     a, b, out = tensors
 
     def launch() -> None:
@@ -119,9 +121,10 @@ def _theirs(tensors: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
 
 
 def _wrong(
-    sets: list[tuple[torch.Tensor, ...]], ours: list[Callable[[], Any]],
+    sets: list[tuple[torch.Tensor, ...]],
+    ours: list[Callable[[], Any]],
     theirs: list[Callable[[], Any]],
-) -> float:  # fmt: skip
+) -> float:
     """Return the largest difference of the two, over the largest element."""
     worst = 0.0
     for (_, _, out), one, other in zip(sets, ours, theirs, strict=True):

@@ -104,8 +104,9 @@ def _strike(cluster: Cluster, case: Case) -> None:
 def judged(case: Case, results: dict[int, Any], struck: float) -> dict[str, Any]:
     """Judge every rank's sentence: does it name the lost ones, nobody else, and how soon?"""
     texts = {rank: each[0] for rank, each in results.items() if isinstance(each, tuple)}
-    slowest = max((each[1] - struck for each in results.values() if isinstance(each, tuple)),
-                  default=0.0)  # fmt: skip
+    slowest = max(
+        (each[1] - struck for each in results.values() if isinstance(each, tuple)), default=0.0
+    )
     wrong = {rank: str(results[rank]) for rank in results.keys() - texts.keys()}
     wrong |= {rank: text for rank, text in texts.items() if blamed(text) != case.lost}
     return {

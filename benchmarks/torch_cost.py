@@ -95,8 +95,9 @@ def _time_all(world: World) -> list[list[str]]:
         ways[mode] = (lambda: _compiled(ours, mode), lambda: _compiled(nothing, mode), x)
         ways["captured"] = (
             lambda: _captured(world, ours, x),
-            lambda: _captured(world, lambda x: nothing(x).zero_(), x), x,  # not an empty graph
-        )  # fmt: skip
+            lambda: _captured(world, lambda x: nothing(x).zero_(), x),
+            x,  # not an empty graph
+        )
     rows = []
     for label, (make, make_other, given) in ways.items():
         rows.append([label, *_compared(world, (make, make_other), given)])

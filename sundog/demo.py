@@ -76,8 +76,10 @@ def main() -> None:
     )
     start = time.perf_counter()
     run(rank_function(), RANKS, "sim", sim=Sim("random:1"))
-    console.print(f"   every rank has its neighbour's {NUMEL} floats, compared bit by bit "
-                  f"({time.perf_counter() - start:.2f} s)\n")  # fmt: skip
+    console.print(
+        f"   every rank has its neighbour's {NUMEL} floats, compared bit by bit "
+        f"({time.perf_counter() - start:.2f} s)\n"
+    )
 
     console.print("[bold]2.[/] The same, but rank 3 never launches its kernel:")
     try:

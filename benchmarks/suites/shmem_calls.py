@@ -17,9 +17,7 @@ from sundog.compat import shmem
 from sundog.compat.errands import leave
 from sundog.compat.shmem import asm, stand_in, tensor
 
-barrier_all, sync_all, fence = (
-    shmem.NAMES[name] for name in ("barrier_all", "sync_all", "fence")
-)  # fmt: skip
+barrier_all, sync_all, fence = (shmem.NAMES[name] for name in ("barrier_all", "sync_all", "fence"))
 my_pe, wait_until, remote_ptr = (
     shmem.NAMES[name] for name in ("my_pe", "wait_until", "remote_ptr")
 )
@@ -69,7 +67,7 @@ def signal_fetch(builder: Any, word: Any) -> Any:
 @stand_in
 def atomic(
     builder: Any, name: Any, into: Any, word: Any, value: Any, compare: Any, pe: Any, nbi: Any
-) -> None:  # fmt: skip
+) -> None:
     """Make an atomic on another rank; `into` gets what it found, if it is not None."""
     into, there = _flag(into), shmem.translated(builder, word, pe)
 

@@ -77,9 +77,9 @@ def _split_team(walker: Walker, line: int, values: list[Any]) -> str:
     _, first, stride, size, *_, team = values
     assert isinstance(team, Variable)
     is_member = walker.process in range(first, first + stride * size, stride)
-    team.value = (first, stride, size) if is_member else walker.value(
-        line, ("name", "SHMEM_TEAM_INVALID")
-    )  # fmt: skip
+    team.value = (
+        (first, stride, size) if is_member else walker.value(line, ("name", "SHMEM_TEAM_INVALID"))
+    )
     return NOTHING
 
 

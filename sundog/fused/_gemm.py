@@ -295,8 +295,9 @@ def matmul(
     if grid > 0:
         _gemm_kernel[(min(grid, programs),)](
             *arguments(a, b, out, bias, activation, config),
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
     return out
 
 

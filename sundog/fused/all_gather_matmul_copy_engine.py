@@ -158,8 +158,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
             bias = given[0] if given else None
             _multiply_kernel[(config.programs,)](
                 *arguments(problem, config, a, buffer, b, out, bias, flags, world),
-                num_warps=config.num_warps, num_stages=config.num_stages,
-            )  # fmt: skip
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+            )
         world.wait_event(ended)
         return out
 

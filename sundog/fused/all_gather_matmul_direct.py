@@ -171,8 +171,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         bias = given[0] if given else None
         _direct_kernel[(config.programs,)](
             *arguments(problem, config, a, b, out, bias, flags, world),
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
         return out
 
     spaces = (*flags,) if room is None else (*flags, room)

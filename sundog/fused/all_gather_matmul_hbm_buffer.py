@@ -145,9 +145,10 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     rooms = _aligned.Rooms(world, config, config.programs)
     is_k = config.layout == "k_contiguous"
     storage = world.empty(
-        shape if is_k else (shape[0], shape[2], shape[1]), problem.dtype,
+        shape if is_k else (shape[0], shape[2], shape[1]),
+        problem.dtype,
         "all_gather_matmul.staging",
-    )  # fmt: skip
+    )
     buffer = storage if is_k else storage.transpose(1, 2)
     busy = _busy_fetchers(rows, groups, config)
     world.barrier()  # everybody's flags are zero before the first signal
@@ -163,8 +164,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         bias = given[0] if given else None
         _hbm_buffer_kernel[(config.programs,)](
             *arguments(problem, config, a, buffer, b, out, bias, flags, world),
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
         return out
 
     spaces = (*flags, storage) if room is None else (*flags, storage, room)

@@ -308,8 +308,9 @@ def check_shapes(
     wanted: list[tuple[str, torch.Tensor | None, Any, tuple[torch.dtype, ...]]] = [
         ("x", x, tuple(x.shape), (x.dtype,)),
         ("residual", residual, tuple(x.shape), (x.dtype,)),
-        ("weight", weight, row, kinds), ("bias", bias, row, (x.dtype,)),
-    ]  # fmt: skip
+        ("weight", weight, row, kinds),
+        ("bias", bias, row, (x.dtype,)),
+    ]
     for name, tensor, shape, dtypes in wanted:
         if tensor is None:
             continue

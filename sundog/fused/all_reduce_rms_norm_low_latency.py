@@ -152,9 +152,7 @@ def _send_sum(added, theirs, rank, token, tokens, epoch, cfg, PER: tl.constexpr)
 
 
 @triton.jit
-def _receive_row(
-    boxes, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
-):  # fmt: skip
+def _receive_row(boxes, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr):
     """Wait for the words of a row of the new residual, which the owners send."""
     OWNERS: tl.constexpr = cfg.padded // cfg.block
     words = ()

@@ -286,10 +286,11 @@ class SpanningWorld:
             return
         if may_order:
             raise graph.refuse(
-                call, f"transfer between machines by {between.backend}",
+                call,
+                f"transfer between machines by {between.backend}",
                 f"{between.backend} moves data on the host, and a graph holds what a device does. "
                 "With NCCL between machines it can be captured; or capture world.local's ops.",
-            )  # fmt: skip
+            )
         raise graph.refuse(call, "collective on the host", "Do it before the capture.")
 
     def _check_open(self) -> None:
@@ -306,9 +307,8 @@ class SpanningWorld:
 
 
 def open_world(
-    members: Members, module: Module, heap_size: int, timeout: float,
-    where: Locality | None = None,
-) -> Any:  # fmt: skip
+    members: Members, module: Module, heap_size: int, timeout: float, where: Locality | None = None
+) -> Any:
     """Open the world of these members: one of this machine, or one that spans several.
 
     `where`: the machine that this process counts as, instead of the one that it is on.

@@ -102,10 +102,12 @@ def read_report(path: str) -> dict[str, Any]:
 
 def _payload(sections: Sequence[Section]) -> dict[str, Any]:
     return {
-        "format": "sundog.report", "version": PAGE_VERSION, "sundog": __version__,
+        "format": "sundog.report",
+        "version": PAGE_VERSION,
+        "sundog": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "sections": [asdict(section) for section in sections],
-    }  # fmt: skip
+    }
 
 
 def _write(path: str, payload: dict[str, Any]) -> None:

@@ -175,13 +175,14 @@ def made_up(clock: Hardware, size: int) -> tuple[list[Sample], Rates]:
 def _cases(clock: Hardware, size: int) -> Iterator[tuple[str, Any, Any, int]]:
     num_sms = clock.gpu.num_sms // (size if clock.link.kind == "none" else 1)
     for op, sizes in (
-        ("all_gather.push", (1024, 131072, 4194304)), ("all_gather.pull", (1024, 131072, 4194304)),
+        ("all_gather.push", (1024, 131072, 4194304)),
+        ("all_gather.pull", (1024, 131072, 4194304)),
         ("all_reduce.one_shot", (1024, 16384, 262144, 4194304)),
         ("all_reduce.two_shot", (1024, 16384, 262144, 4194304)),
         ("all_reduce.low_latency", (1024, 16384)),
         ("matmul_reduce_scatter.push", (256, 1024, 4096)),
         ("matmul_reduce_scatter.barrier", (256, 1024, 4096)),
-    ):  # fmt: skip
+    ):
         module = find(op)
         for each in sizes:
             fields = {"m": each, "n": 3584, "k": 8192} if "matmul" in op else {"numel": each}
@@ -204,10 +205,12 @@ def describe(
     gpus = 1 if kind == "none" else max(sample.problem.size for sample in samples)
     made = dataclasses.replace(start, name=name, title=title, gpus=gpus).changed(
         {
-            "gpu.num_sms": num_sms, "gpu.read_rate": rates.read, "gpu.write_rate": rates.fill,
+            "gpu.num_sms": num_sms,
+            "gpu.read_rate": rates.read,
+            "gpu.write_rate": rates.fill,
             "gpu.copy_rate": min(rates.copy, 1.99 * rates.fill),
         }
-    )  # fmt: skip
+    )
     as_there = {
         each: Source(f"assumed: as on {start.name} ({old.text})", old.date)
         for each, old in start.sources.items()
@@ -306,9 +309,8 @@ def with_rates(hardware: Hardware, figures: dict[str, float]) -> dict[str, Any]:
 
 
 def _fitted(
-    start: dict[str, float], samples: Sequence[Sample],
-    made: Callable[[dict[str, float]], Hardware],
-) -> dict[str, float]:  # fmt: skip
+    start: dict[str, float], samples: Sequence[Sample], made: Callable[[dict[str, float]], Hardware]
+) -> dict[str, float]:
     def predict(figures: dict[str, float]) -> list[float]:
         there = made(figures)
         return [expected(s.op, s.problem, s.config, there, s.num_sms).seconds for s in samples]

@@ -163,19 +163,22 @@ def multiply_before(op: str, backend: str, channels: int = 0) -> Make:
 
 
 def distributed(
-    op: str, is_for: Callable[[World, Any], bool] = anywhere,
-    how: Callable[[str, str, int], Make] = on_group, name: str = "{}",
-) -> dict[str, Baseline]:  # fmt: skip
+    op: str,
+    is_for: Callable[[World, Any], bool] = anywhere,
+    how: Callable[[str, str, int], Make] = on_group,
+    name: str = "{}",
+) -> dict[str, Baseline]:
     """Offer a call on NCCL or, where that is not possible, on gloo, which no graph captures."""
     return {
         name.format("nccl"): Baseline(
-            how(op, "nccl", 0), lambda w, p: on_nccl(w, p) and is_for(w, p),
+            how(op, "nccl", 0),
+            lambda w, p: on_nccl(w, p) and is_for(w, p),
             by_channels=lambda channels: how(op, "nccl", channels),
         ),
         name.format("gloo"): Baseline(
             how(op, "gloo", 0), lambda w, p: on_gloo(w, p) and is_for(w, p), graph=False
         ),
-    }  # fmt: skip
+    }
 
 
 def channel_axis(axes: Sequence[str]) -> tuple[list[str], list[int]]:

@@ -94,8 +94,9 @@ def test_what_was_not_launched_before_is_not_repeated() -> None:
 def test_triton_is_given_what_it_would_have_given_itself() -> None:
     """But addresses instead of tensors, and no word to hooks: there are none."""
     names = {"x": "*i32", "out": "*fp32", "table": "*fp32", "n": "i32"}
-    source = ASTSource(_kernel, {**names, "flag": "constexpr", "BLOCK": "constexpr"},
-                       {(4,): None, (5,): 4})  # fmt: skip
+    source = ASTSource(
+        _kernel, {**names, "flag": "constexpr", "BLOCK": "constexpr"}, {(4,): None, (5,): 4}
+    )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     given: list[tuple] = []
     compiled.module, compiled.function, compiled._run = 1, 77, lambda *args: given.append(args)

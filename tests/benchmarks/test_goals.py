@@ -88,6 +88,8 @@ def test_figures_of_tables() -> None:
     content = {"head": ["op", "search", "busy", "rows"], "rows": rows}
     found = verdicts({"h200-tune-cost": content})
     assert found["the tuner's GPU has something to measure, of the last run of each kind"][1:] == [
-        "50 %", "missed in 1 of 2", "a, y",
-    ]  # fmt: skip
+        "50 %",
+        "missed in 1 of 2",
+        "a, y",
+    ]
     assert found["the tuner's rows, of the same"][2] == "missed in 1 of 2"

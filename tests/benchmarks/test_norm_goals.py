@@ -65,8 +65,9 @@ def test_the_fastest_config_of_each_algorithm_becomes_an_entry(tmp_path: Path) -
     entries(file, target)
     found = {entry.op: entry for entry in read_entries(target)}
     assert {op: (e.config["programs"], e.seconds) for op, e in found.items()} == {
-        f"{OP}.one_shot": (32, 11e-6), f"{OP}.two_shot": (16, 12e-6),
-    }  # fmt: skip
+        f"{OP}.one_shot": (32, 11e-6),
+        f"{OP}.two_shot": (16, 12e-6),
+    }
     assert found[f"{OP}.one_shot"].problem["hidden"] == 4096
     assert found[f"{OP}.one_shot"].run == "run.json"
 

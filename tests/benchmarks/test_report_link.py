@@ -16,9 +16,11 @@ LINK = 50e9
 MACHINE = dict.fromkeys(("command", "date", "gpu", "torch", "triton", "commit"), "x")
 # Microseconds by M and N: cuBLAS, copies and cuBLAS, then two configs of ours.
 TIMES = {
-    (128, 64): (300, 1000, 620, 640), (128, 96): (540, 1100, 660, 600),
-    (128, 128): (800, 1300, 900, 910), (512, 64): (1900, 4000, 2250, 2300),
-}  # fmt: skip
+    (128, 64): (300, 1000, 620, 640),
+    (128, 96): (540, 1100, 660, 600),
+    (128, 128): (800, 1300, 900, 910),
+    (512, 64): (1900, 4000, 2250, 2300),
+}
 NAMES = ("cuBLAS alone", "copy engine, then cuBLAS", "hbm_buffer", "hbm_buffer")
 
 
@@ -31,13 +33,15 @@ def rows() -> list[dict[str, Any]]:
             samples = [[1e3 * t] for t in (time - 1, time, time + 7)]
             made.append(
                 {
-                    "variant": name, "problem": f"Problem(m={m}, n={n}, dtype=torch.bfloat16)",
+                    "variant": name,
+                    "problem": f"Problem(m={m}, n={n}, dtype=torch.bfloat16)",
                     "config": f"Config({number})" if number > 1 else "",
                     "link_bytes": crossing * 1e-6 * LINK,
                     "limit_ns": 1e3 * max(crossing, times[0]),
-                    "wrong": "", "times": {"name": name, "samples_ns": samples},
+                    "wrong": "",
+                    "times": {"name": name, "samples_ns": samples},
                 }
-            )  # fmt: skip
+            )
     return made
 
 

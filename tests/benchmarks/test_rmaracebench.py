@@ -86,7 +86,7 @@ TASK = """
 """
 BODIES = {
     "a put and a load": "if (my_pe == 0) { shmem_int_put(&there, &here, 1, 1); // RACE;\n }"
-    " else { printf(\"%d\", there); // RACE;\n }",
+    ' else { printf("%d", there); // RACE;\n }',
     "a quiet and a sync": "if (my_pe == 0) { shmem_int_p(&there, 4, 1); }\n shmem_quiet();"
     " shmem_sync_all(); if (my_pe == 1) { here = there; }",
     "a lock": "shmem_set_lock(&lock); shmem_int_put(&there, &here, 1, 1); shmem_clear_lock(&lock);",
@@ -112,7 +112,7 @@ BODIES = {
     "#pragma omp ordered\nif (i == 0) { here = 3; } else { there = here; }\n}",
     "a task": PARALLEL % (TASK % "").replace("MARK", "// RACE;"),
     "a task that is waited for": PARALLEL % (TASK % "#pragma omp taskwait").replace("MARK", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -133,8 +133,9 @@ def test_a_wrong_label_differs(tmp_path: Path) -> None:
 def test_what_is_not_known_is_not_expressible(tmp_path: Path) -> None:
     verdict = _judge(tmp_path, "shmem_int_alltoall(&there, &here, 1);")
     assert (verdict.kind, verdict.reason) == (
-        "not expressible", "shmem_alltoall: not a call that is written here",
-    )  # fmt: skip
+        "not expressible",
+        "shmem_alltoall: not a call that is written here",
+    )
 
 
 def test_operators_bind_as_in_c() -> None:

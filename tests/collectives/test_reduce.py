@@ -26,9 +26,11 @@ SMALL = Config(block=64, programs=2)  # several tiles and programs
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_only_dst_gets_the_result(run: Run, size: int) -> None:
     cases = [
-        (0, torch.float32, "sum"), (1, torch.int64, "prod"), (131, torch.bfloat16, "avg"),
+        (0, torch.float32, "sum"),
+        (1, torch.int64, "prod"),
+        (131, torch.bfloat16, "avg"),
         (200, torch.float16, "min"),
-    ]  # fmt: skip
+    ]
 
     def main(world: sundog.World) -> list[torch.Tensor | None]:
         found = []

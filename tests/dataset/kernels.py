@@ -293,4 +293,4 @@ CASES: dict[str, Case] = {
         literals_kernel, (_TENSOR, _TENSOR, 1 << 40, 3), {"BLOCK": 128, "debug": True}
     ),
     "shapes": Case(shapes_kernel, (_TENSOR, _TENSOR), {"N": 32}),
-}  # fmt: skip
+}

@@ -59,8 +59,10 @@ VALUES: list[tuple[str, Any]] = [
             "fields": {"dim": 1, "parent": {"kind": "alias", "name": "#mma"}},
         },
     ),
-    ("#arith.overflow<nsw, nuw>", {"kind": "dialect", "name": "#arith.overflow",
-                                   "params": ["nsw", "nuw"]}),
+    (
+        "#arith.overflow<nsw, nuw>",
+        {"kind": "dialect", "name": "#arith.overflow", "params": ["nsw", "nuw"]},
+    ),
     ("#ttg.shared_memory", {"kind": "dialect", "name": "#ttg.shared_memory"}),
     (
         "!ttg.memdesc<64x32xf16, #shared, #smem, mutable, 3x64x32>",
@@ -84,7 +86,7 @@ VALUES: list[tuple[str, Any]] = [
             "outputs": ["i32", "i1"],
         },
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "value"), VALUES, ids=[text for text, _ in VALUES])

@@ -252,11 +252,15 @@ def test_a_wait_that_runs_out_leaves_a_record(run: Run, backend: str, kind: str)
     assert none is None
     assert flags == other == [0] * 4, "recovery sets the flags back"
     assert (record.rank, record.flag) == {
-        "wait": (0, "inbox[2]"), "wait_all": (0, "inbox[1]"), "barrier_programs": (0, "inbox[3]"),
-    }[kind]  # fmt: skip
+        "wait": (0, "inbox[2]"),
+        "wait_all": (0, "inbox[1]"),
+        "barrier_programs": (0, "inbox[3]"),
+    }[kind]
     assert (record.expected, record.seen, record.peer) == {
-        "wait": (5, 3, 1), "wait_all": (1, 0, 0), "barrier_programs": (3, 2, 0),
-    }[kind]  # fmt: skip
+        "wait": (5, 3, 1),
+        "wait_all": (1, 0, 0),
+        "barrier_programs": (3, 2, 0),
+    }[kind]
     for part in ("rank 0", record.flag, str(record.expected), str(record.seen), "world.barrier()"):
         assert part in text
 

@@ -26,7 +26,7 @@ from .test_codegen import (
     offsets,
     on_every_target,
     widths,
-)  # fmt: skip
+)
 from .test_gluon_device import rounds
 
 pytestmark = pytest.mark.compat
@@ -179,9 +179,7 @@ def test_every_primitive_compiles(target: str) -> None:
 def gathering(target: str, dtype: str, aligned: bool) -> str:
     pointers = {"x": f"*{dtype}", "out": f"*{dtype}"}
     flags = dict.fromkeys(("ready", "arrived", "epochs", "ctx"), "*i64")
-    constants = {
-        "SIZE": 8, "BLOCK_M": 4, "BLOCK_N": 4096, "VECTOR": 16 * aligned, "TRACE": 0,
-    }  # fmt: skip
+    constants = {"SIZE": 8, "BLOCK_M": 4, "BLOCK_N": 4096, "VECTOR": 16 * aligned, "TRACE": 0}
     odd = ("n",) if aligned else ("n", "x", "out")
     kernel = all_gather_gluon._gluon_kernel
     return compiled(kernel, target, {**pointers, **flags, "n": "i32"}, constants, odd)

@@ -35,9 +35,11 @@ def test_what_torch_mm_would_round_is_refused(op: str) -> None:
     plain = module.cases(2)[0]
     config = module.default(plain, 8)
     changes: list[dict[str, Any]] = [
-        {"dtype": torch.float32}, {"has_bias": True}, {"activation": "silu"},
+        {"dtype": torch.float32},
+        {"has_bias": True},
+        {"activation": "silu"},
         {"out_dtype": torch.float32},
-    ]  # fmt: skip
+    ]
     assert module.valid(plain, config) is None
     for change in changes:
         problem = type(plain)(**{**vars(plain), **change})

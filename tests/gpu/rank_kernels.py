@@ -11,8 +11,9 @@ _RANK = context.RANK
 
 
 @triton.jit
-def all_gather(x, out, flags, epochs, ctx, n, SIZE: tl.constexpr, LANES: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
+def all_gather(
+    x, out, flags, epochs, ctx, n, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+):
     """Push x to every rank's out[rank], then a barrier of all ranks. Any grid."""
     pid = tl.program_id(0)
     rank = tl.load(ctx + _RANK).to(tl.int32)

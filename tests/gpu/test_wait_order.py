@@ -99,8 +99,8 @@ def test_in_gluon_too(run: Callable[..., list], backend: str, wait: str) -> None
         world.barrier()
         for epoch in range(1, how.rounds + 1):
             wait_kernels_gluon.arriving_sum[(programs,)](
-                a, *given, epoch, how.steps, how.late, WAIT=wait, BLOCK=1024, THREADS=threads,
-            )  # fmt: skip
+                a, *given, epoch, how.steps, how.late, WAIT=wait, BLOCK=1024, THREADS=threads
+            )
         world.barrier()
         return int(given.wrong.item())
 

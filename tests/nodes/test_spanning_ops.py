@@ -96,10 +96,12 @@ def _compare_strided(world: Any) -> None:
     x = torch.randint(-9, 10, (33, world.size)).float().t()
     plain = x.contiguous()
     calls = {
-        "all_reduce": world.all_reduce, "reduce_scatter": world.reduce_scatter,
-        "all_gather": world.all_gather, "all_to_all": world.all_to_all,
+        "all_reduce": world.all_reduce,
+        "reduce_scatter": world.reduce_scatter,
+        "all_gather": world.all_gather,
+        "all_to_all": world.all_to_all,
         "broadcast": world.broadcast,
-    }  # fmt: skip
+    }
     for name, call in calls.items():
         assert torch.equal(call(x), call(plain)), name
     assert torch.equal(world.all_reduce(x, async_op=True).wait(), world.all_reduce(plain))

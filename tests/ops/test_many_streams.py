@@ -22,8 +22,10 @@ def mixed(world: World, calls: int, large: int = 600) -> None:
     """Calls on each stream, launched in another order on every rank, each compared at the end."""
     given_here = [[given(world.rank, n, large, turn) for turn in range(calls)] for n in STREAMS]
     xs = [[world.as_symmetric(x) for x in row] for row in given_here]
-    outs = [[world.empty(wanted(world.size, n, large, 0).shape, torch.int32) for _ in row]
-            for n, row in zip(STREAMS, xs, strict=True)]  # fmt: skip
+    outs = [
+        [world.empty(wanted(world.size, n, large, 0).shape, torch.int32) for _ in row]
+        for n, row in zip(STREAMS, xs, strict=True)
+    ]
     world.barrier()
     for turn in (0, *range(calls)):
         # Plans and places: where ranks agree, so in one order; and again, as a new stream narrows

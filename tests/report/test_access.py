@@ -25,10 +25,12 @@ VIEWS = ["Overview", "Race view", "Timeline", "IR graph", "Tuning", "Benchmarks"
 def all_sections() -> list[Any]:
     pytest.importorskip("pandas")
     return [
-        section(check_content(HOSTILE), "found.json"), section(trace_content(), "trace.json"),
-        section(bench_content(), "bench.json"), section(probe_content(), "probe.json"),
+        section(check_content(HOSTILE), "found.json"),
+        section(trace_content(), "trace.json"),
+        section(bench_content(), "bench.json"),
+        section(probe_content(), "probe.json"),
         *map(_cut, read_sections(str(ROOT / "data" / "h200" / "all_reduce"))),
-    ]  # fmt: skip
+    ]
 
 
 def _cut(part: Section) -> Section:

@@ -117,8 +117,9 @@ def test_benchmarks_of_many_sizes_are_drawn_on_a_canvas(show: Show) -> None:
     content = bench_content()
     content["rows"] = [
         row | {"problem": f"Problem(numel={at}, size=8)"}
-        for row in content["rows"][:3] for at in range(1, 801)
-    ]  # fmt: skip
+        for row in content["rows"][:3]
+        for at in range(1, 801)
+    ]
     page = show(section(content, "many.json"))
     page.get_by_role("tab", name="Benchmarks").click()
     lines = page.get_by_role("img", name=re.compile("time against numel"))
@@ -131,9 +132,8 @@ def test_benchmarks_of_many_sizes_are_drawn_on_a_canvas(show: Show) -> None:
 def ir_content(nodes: int) -> dict[str, Any]:
     parts = [{"id": "m", "label": "builtin.module", "parent": None, "detail": {}, "at": []}]
     parts += [
-        parts[0] | {"id": f"n{at}", "label": "arith.addi", "parent": "m"}
-        for at in range(nodes)
-    ]  # fmt: skip
+        parts[0] | {"id": f"n{at}", "label": "arith.addi", "parent": "m"} for at in range(nodes)
+    ]
     edges = [[f"n{at}", f"n{at + 1}", "data"] for at in range(nodes - 1)]
     graph = {
         "ir_id": "a" * 12, "run": "k", "kernel": "k", "stage": "ttir", "config": {}, "ms": None,

@@ -42,8 +42,10 @@ def test_a_race_has_its_two_events_and_the_edges_around_them(tmp_path: Path) -> 
     assert second.endswith("load inbox[0:1000]")
     assert first.split()[1] == str(finding["first"]["rank"])
     signals = edges(run, "order")
-    assert {("rank 0 atomic XCHG flag[0]", "rank 1 atomic ADD flag[0]"),
-            ("rank 1 atomic XCHG flag[0]", "rank 0 atomic ADD flag[0]")} <= signals  # fmt: skip
+    assert {
+        ("rank 0 atomic XCHG flag[0]", "rank 1 atomic ADD flag[0]"),
+        ("rank 1 atomic XCHG flag[0]", "rank 0 atomic ADD flag[0]"),
+    } <= signals
     assert not edges(run, "heard")
     assert all(a < b for a, b, _ in run["edges"])
 

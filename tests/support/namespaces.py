@@ -229,9 +229,11 @@ class Cluster:
                   "veth", "peer", "name", "eth0", "netns", str(machine.outside)])  # fmt: skip
         self._in(self._switch, f"link set {port} master bridge0", f"link set {port} up")
         self._in(
-            machine.outside, "link set lo up", f"addr add {machine.address}/24 dev eth0",
+            machine.outside,
+            "link set lo up",
+            f"addr add {machine.address}/24 dev eth0",
             "link set eth0 up",
-        )  # fmt: skip
+        )
         if self._rate:
             limit = f"qdisc add dev eth0 root tbf rate {self._rate} burst 64kb latency 400ms"
             _command(["nsenter", "-t", str(machine.outside), "-n", "tc", *limit.split()])

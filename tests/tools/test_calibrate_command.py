@@ -132,8 +132,10 @@ def test_each_pair_is_measured_alone_and_drawn(tmp_path: Path) -> None:
     assert {pair[2:] for pair in link.pair_rates} == {(2e11, link.rate, 3e11)}, "none has more"
     assert link.copy_rate == 3e11
     assert topology(made).splitlines()[-3:] == [
-        "  GPU 0:     -   200   200", "  GPU 1:   200     -   200", "  GPU 2:   200   200     -",
-    ]  # fmt: skip
+        "  GPU 0:     -   200   200",
+        "  GPU 1:   200     -   200",
+        "  GPU 2:   200   200     -",
+    ]
 
 
 def test_the_picture_shows_every_gpu() -> None:
@@ -151,9 +153,11 @@ def test_the_picture_shows_every_gpu() -> None:
     ],
 )
 def test_what_cannot_be_calibrated(
-    options: CalibrateOptions, message: str, capsys: pytest.CaptureFixture[str],
+    options: CalibrateOptions,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("sundog.target.has_gpu", lambda: False)
     assert run(options) == 2
     told = capsys.readouterr()

@@ -234,9 +234,7 @@ def test_peer_is_a_view(run: Run) -> None:
         x = world.randn((9, 7), torch.float16)
         world.barrier()
         views = [x, x[3:], x[2:8:2, 1:6], x.t(), x[:, 3], x[4, 4]]
-        return x.clone(), [
-            [world.peer(v, r).clone() for v in views] for r in range(world.size)
-        ]  # fmt: skip
+        return x.clone(), [[world.peer(v, r).clone() for v in views] for r in range(world.size)]
 
     results = run(main, 3)
     for _, seen in results:

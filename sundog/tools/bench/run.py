@@ -176,9 +176,11 @@ def _problems(world: World, common: _Bench, found: _Found) -> _Found:
     with progress(threaded=False) if world.rank == 0 else nullcontext(_show_nothing) as show:
         done = itertools.count(1)
         here = dataclasses.replace(
-            common, rates=rates, failed=now.failed,
+            common,
+            rates=rates,
+            failed=now.failed,
             step=lambda text: show("timing", next(done), total, text),
-        )  # fmt: skip
+        )
         for problem in left:
             try:
                 with world.scope():
@@ -237,9 +239,8 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     variants = [_on_new_data(each) for each in good]
     options = common.options
     timed = measure(
-        world, variants, options.samples, at_least=at_least, step=common.step,
-        warmup=options.warmup,
-    )  # fmt: skip
+        world, variants, options.samples, at_least=at_least, step=common.step, warmup=options.warmup
+    )
     if rates.link:  # the passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}

@@ -203,9 +203,11 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> int:
 def write(timeline: Timeline, path: str) -> None:
     """Write one slice per span, and a flow from each signal to the wait that it ended."""
     about = {
-        "op": timeline.title, "time": timeline.unit, "clocks": timeline.clock,
+        "op": timeline.title,
+        "time": timeline.unit,
+        "clocks": timeline.clock,
         "dropped": timeline.dropped,
-    }  # fmt: skip
+    }
     try:
         with Path(path).open("w") as file:
             file.write('{"otherData": ' + json.dumps(about) + ', "traceEvents": [\n')
@@ -261,9 +263,11 @@ def draw(timeline: Timeline, path: str, rank: int) -> None:
     unit = "us" if timeline.unit == "ns" else timeline.unit
     [summary] = [each for each in summarise(timeline) if each.rank == rank]
     axes.set(
-        xlabel=f"time [{unit}]", ylabel="program", ylim=(rows - 0.5, -0.5),
+        xlabel=f"time [{unit}]",
+        ylabel="program",
+        ylim=(rows - 0.5, -0.5),
         title=f"{timeline.title}\nrank {rank}: {summary.cells()[2]} of program time waited",
-    )  # fmt: skip
+    )
     axes.title.set_fontsize(9)
     axes.autoscale_view(scaley=False)
     axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(1, 0))

@@ -162,8 +162,9 @@ def _points(configs: Sequence[Any]) -> list[Any]:
     names = sorted({name for each in flat for name in each})
     fields = [(name, Any, dataclasses.field(default=None)) for name in names]
     hidden = dataclasses.field(default=None, compare=False, repr=False)
-    made = dataclasses.make_dataclass("HelionPoint", [*fields, ("config_", Any, hidden)],
-                                      frozen=True)  # fmt: skip
+    made = dataclasses.make_dataclass(
+        "HelionPoint", [*fields, ("config_", Any, hidden)], frozen=True
+    )
     points = [made(**each, config_=c) for each, c in zip(flat, configs, strict=True)]
     return list(dict.fromkeys(points))
 

@@ -49,7 +49,8 @@ COSTS = {
     "quantized_all_reduce": (VECTOR, (3000, 2000 + 2 * 1056, 2000 + 2 * 1056, 2 * 3 * 264)),
     # 6 rows of 100, of which the first three ranks have two each and the last none.
     "all_reduce_rms_norm": (
-        (6, 100, torch.bfloat16, 4), (600 * 9, 1200 + 400 + 200, 2 * 1200, 900 + 1800),
+        (6, 100, torch.bfloat16, 4),
+        (600 * 9, 1200 + 400 + 200, 2 * 1200, 900 + 1800),
     ),
     # 10 tokens of 100 elements, each for two of eight experts.
     "moe_dispatch": ((10, 100, torch.bfloat16, 4, 8, 2), (0, 2000, 4000, 3000)),
@@ -62,7 +63,7 @@ COSTS = {
     "scaled_matmul_all_reduce": (SCALED_SUM, (65536, 1024 + 512 + 2048, 3 * 2048, 3 * 1536)),
     "scaled_matmul_reduce_scatter": (SCALED_SUM, (65536, 3584, 2048 + 1024, 1536)),
     "matmul_reduce_scatter": (PRODUCT, (65536, 2048 + 1024 + 4096, 4096 + 1024, 3072)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("op", {key.partition(".")[0]: None for key in OPS})

@@ -197,8 +197,10 @@ def test_large_problems_get_a_large_heap(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_baselines_on_peers_give_the_same_answers(simulated: list[str], op: str) -> None:
     rows = run("numel=0,48", "dtype=float32", op=op, only="")
     assert {row.variant for row in rows if not row.config} in (
-        {"torch.cat", "copy_"}, {"add_"}, {"copy_"},
-    )  # fmt: skip
+        {"torch.cat", "copy_"},
+        {"add_"},
+        {"copy_"},
+    )
     assert not [row.wrong for row in rows if row.wrong]
 
 
@@ -345,8 +347,9 @@ def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[
     figure = bench_command._by_programs(plt, rows, 3)
     small, large = figure.axes
     assert [panel.get_title().partition("\n")[0] for panel in figure.axes] == [
-        "numel=48, dtype=float32, size=3", "numel=96, dtype=float32, size=3",
-    ]  # fmt: skip
+        "numel=48, dtype=float32, size=3",
+        "numel=96, dtype=float32, size=3",
+    ]
     lines = lines_of(large)
     assert list(lines) == ["push", "pull", "torch.cat", "copy_", "limit"]
     rates = [row.cost.hbm_bytes * 3 / row.times.median / 1e9 for row in rows[6:] if row.times]
@@ -363,9 +366,11 @@ def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[
 
 
 def test_a_time_is_compared_with_the_stored_one(
-    simulated: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    simulated: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Of the very config and problem, and of no other."""
     monkeypatch.setenv("SUNDOG_CACHE", str(tmp_path))
     axes = "algo=push", "programs=2,3", "numel=48,96", "dtype=float32"

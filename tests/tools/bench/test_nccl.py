@@ -98,8 +98,9 @@ def test_the_published_rows() -> None:
     assert parts["all_reduce"].axes[0].startswith("numel=256,512,")
     assert parts["all_reduce"].axes[0].endswith(",268435456")
     assert parts["all_gather"].axes == (
-        "numel=" + ",".join(str(32 << n) for n in range(21)), "dtype=float16"
-    )  # fmt: skip
+        "numel=" + ",".join(str(32 << n) for n in range(21)),
+        "dtype=float16",
+    )
     assert parts["all_gather_matmul"].preset == "llama3-70b-tp8"
     assert set(parts) < set(BASELINES)
     with pytest.raises(ValueError, match="there are: published"):

@@ -123,8 +123,10 @@ def test_counts() -> None:
     assert push.barriers > 2
     roles = {(s.kind, s.arguments): s.role for s in push.sites if s.tile}
     assert roles == {
-        ("load", ("x",)): "wide", ("store", ("out",)): "wide", ("load", ("ctx",)): "flags",
-    }  # fmt: skip
+        ("load", ("x",)): "wide",
+        ("store", ("out",)): "wide",
+        ("load", ("ctx",)): "flags",
+    }
     assert {s.role for s in push.sites if not s.tile} == {"scalar"}
 
 

@@ -188,8 +188,10 @@ def plans_every_time(world: sundog.World) -> Call:
 
 def compiles_every_time(world: sundog.World) -> Call:
     op = Shift(world)
-    tables = [torch.ones(8, dtype=kind, device=world.device) for kind in
-              (torch.float32, torch.float64, torch.float16, torch.bfloat16)]  # fmt: skip
+    tables = [
+        torch.ones(8, dtype=kind, device=world.device)
+        for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    ]
 
     def call(x: torch.Tensor) -> torch.Tensor:
         op.calls += 1

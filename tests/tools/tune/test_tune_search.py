@@ -139,9 +139,11 @@ def test_neighbours_differ_by_one_step() -> None:
     near = space.neighbours(centre)
     values = {name: {getattr(c, name) for c in near} for name in dataclasses.asdict(centre)}
     assert values == {
-        "block": {64, 128, 256}, "programs": {16, 24, 32}, "warps": {1, 2, 4},
+        "block": {64, 128, 256},
+        "programs": {16, 24, 32},
+        "warps": {1, 2, 4},
         "swizzle": {"none", "rows", "columns"},
-    }  # fmt: skip
+    }
     assert len(near) == 8
     corner = space.neighbours(Config(32, 4, 1, "none"))
     assert len(corner) == 5
