@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import triton
@@ -18,6 +18,10 @@ import triton.language as tl
 
 from .. import gpu_limits
 from ..device import chunks, memory
+from ..ops.op import Plan, barrier_flags
+
+if TYPE_CHECKING:
+    from ..world.world import World
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
 _LEAST_TILE, _LARGEST_TILE = 2048, 16384  # bytes
@@ -70,6 +74,10 @@ def refused(block: int, programs: int, num_warps: int) -> str | None:
     if num_warps not in (1, 2, 4, 8, 16, 32):
         return f"num_warps {num_warps} is not a power of two from 1 to 32"
     return gpu_limits.here().refuse_warps(num_warps)
+
+
+def valid(problem: Any, config: Config) -> str | None:
+    return refused(config.block, config.programs, config.num_warps)
 
 
 def tiling(numel: int, dtype: torch.dtype, num_sms: int) -> tuple[int, int, int]:
@@ -125,6 +133,28 @@ def block_of(config: Config, dtype: torch.dtype, aligned: bool) -> int:
 def storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as the kernel sees it."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def plan_framed(
+    world: World, op: str, problem: Any, config: Config, kernel: Any, numel: int, apart: int = 0
+) -> Plan:
+    """Allocate flags, and plan a kernel that a barrier begins and another one ends.
+
+    `numel`: its argument. `apart`: bytes between the slices of x, where it has any.
+    """
+    flags = barrier_flags(world, op, config.programs, "ready", "done")
+    how = operator(problem.op, problem.dtype)
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        aligned = is_aligned(apart, x, out)
+        kernel[(config.programs,)](
+            storage(x), storage(out), *flags, world.ctx, numel,
+            OP=how, SIZE=problem.size, BLOCK=block_of(config, x.dtype, aligned), ALIGNED=aligned,
+            TRACE=world.kernel_mode, num_warps=config.num_warps,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, tuple(flags), launch)
 
 
 def reference(op: str, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.op import Plan, agree, barrier_flags
+from ..ops.op import Plan, agree
 from . import _reduce
+from ._reduce import valid
 from .all_reduce import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ SYMMETRIC = ("x", "out")
 
 class Config(_reduce.Config):
     """Its type says that this algorithm takes it."""
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -75,17 +71,6 @@ def _two_shot_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric x and out, which may be the same."""
     agree(world, "all_reduce.two_shot", problem, config, valid(problem, config))
-    flags = barrier_flags(world, "all_reduce", config.programs, "ready", "done")
-    op = _reduce.operator(problem.op, problem.dtype)
-
-    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        aligned = _reduce.is_aligned(0, x, out)
-        _two_shot_kernel[(config.programs,)](
-            _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel, OP=op, SIZE=problem.size,
-            BLOCK=_reduce.block_of(config, x.dtype, aligned),
-            ALIGNED=aligned, TRACE=world.kernel_mode, num_warps=config.num_warps,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, tuple(flags), launch)
+    return _reduce.plan_framed(
+        world, "all_reduce", problem, config, _two_shot_kernel, problem.numel
+    )

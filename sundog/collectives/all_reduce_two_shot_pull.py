@@ -17,6 +17,7 @@ import triton.language as tl
 from ..device import chunks, context, memory, signal, trace
 from ..ops.op import Plan, agree
 from . import _reduce
+from ._reduce import valid
 from .all_reduce import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ SYMMETRIC = ("x",)
 
 class Config(_reduce.Config):
     """Its type says that this algorithm takes it."""
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..ops.op import Plan, agree
 from . import _copy
-from ._copy import Config, Span, default_config, plan_spans, wrong_programs
+from ._copy import Config, Span, plan_spans, wrong_programs
+from ._copy import default_spans as default
 from .all_to_all import Problem, cases, cost, inputs, reference
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 def space(problem: Problem) -> list[Config]:
     return [config for config in _copy.configs() if valid(problem, config) is None]
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return default_config(problem.nbytes, problem.size, num_sms)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

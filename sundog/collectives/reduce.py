@@ -16,9 +16,9 @@ import triton.language as tl
 
 from ..device import signal, trace
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_out, on_stream, packed
-from ..ops.op import Cost, Plan, agree, barrier_flags
+from ..ops.op import Cost, Plan, agree
 from . import _reduce
-from ._reduce import Config
+from ._reduce import Config, valid
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -33,10 +33,6 @@ class Problem:
     size: int  # ranks
     op: str = "sum"
     dst: int = 0  # the rank that gets the result
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -138,17 +134,5 @@ def _direct_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. Takes a symmetric x and any contiguous out, which only `dst` writes."""
     agree(world, "reduce.direct", problem, config, valid(problem, config))
-    flags = barrier_flags(world, "reduce", config.programs, "ready", "done")
-    op = _reduce.operator(problem.op, problem.dtype)
-
-    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        aligned = _reduce.is_aligned(0, x, out)
-        _direct_kernel[(config.programs,)](
-            _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel * (world.rank == problem.dst), OP=op, SIZE=problem.size,
-            BLOCK=_reduce.block_of(config, x.dtype, aligned),
-            ALIGNED=aligned, TRACE=world.kernel_mode, num_warps=config.num_warps,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, tuple(flags), launch)
+    numel = problem.numel * (world.rank == problem.dst)
+    return _reduce.plan_framed(world, "reduce", problem, config, _direct_kernel, numel)

@@ -16,9 +16,9 @@ import triton.language as tl
 
 from ..device import context, signal, trace
 from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
-from ..ops.op import Cost, Plan, agree, barrier_flags, new_output
+from ..ops.op import Cost, Plan, agree, new_output
 from . import _reduce
-from ._reduce import Config
+from ._reduce import Config, valid
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -32,10 +32,6 @@ class Problem:
     dtype: torch.dtype
     size: int  # ranks
     op: str = "sum"
-
-
-def valid(problem: Problem, config: Config) -> str | None:
-    return _reduce.refused(config.block, config.programs, config.num_warps)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -140,17 +136,7 @@ def _direct_kernel(
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags. The plan takes a symmetric x and any contiguous out, only written here."""
     agree(world, "reduce_scatter.direct", problem, config, valid(problem, config))
-    flags = barrier_flags(world, "reduce_scatter", config.programs, "ready", "done")
-    op, nbytes = _reduce.operator(problem.op, problem.dtype), problem.numel * problem.dtype.itemsize
-
-    def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        aligned = _reduce.is_aligned(nbytes, x, out)
-        _direct_kernel[(config.programs,)](
-            _reduce.storage(x), _reduce.storage(out), *flags, world.ctx,
-            problem.numel, OP=op, SIZE=problem.size,
-            BLOCK=_reduce.block_of(config, x.dtype, aligned),
-            ALIGNED=aligned, TRACE=world.kernel_mode, num_warps=config.num_warps,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, tuple(flags), launch)
+    apart = problem.numel * problem.dtype.itemsize
+    return _reduce.plan_framed(
+        world, "reduce_scatter", problem, config, _direct_kernel, problem.numel, apart
+    )
