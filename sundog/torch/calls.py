@@ -144,37 +144,20 @@ def all_gather_matmul(
     return _into(out, call(a, b, bias, activation, out_dtype, shard, algo, world.name))
 
 
-def matmul_reduce_scatter(
-    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None, *,
-    algo: str = "auto", config: Any = None, explain: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    _check_call("matmul_reduce_scatter", world, config, False, explain, out, a, b, bias)
-    call = ops.matmul_reduce_scatter.default
-    return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
+def _summed_or_gathered(name: str) -> Callable[..., torch.Tensor]:
+    """Return the call of a product that a collective follows."""
 
+    def call(
+        world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+        activation: str | None = None, out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None, *,
+        algo: str = "auto", config: Any = None, explain: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        _check_call(name, world, config, False, explain, out, a, b, bias)
+        op = getattr(ops, name).default
+        return _into(out, op(a, b, bias, activation, out_dtype, algo, world.name))
 
-def matmul_all_reduce(
-    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None, *,
-    algo: str = "auto", config: Any = None, explain: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    _check_call("matmul_all_reduce", world, config, False, explain, out, a, b, bias)
-    call = ops.matmul_all_reduce.default
-    return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
-
-
-def matmul_all_gather(
-    world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None, *,
-    algo: str = "auto", config: Any = None, explain: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    _check_call("matmul_all_gather", world, config, False, explain, out, a, b, bias)
-    call = ops.matmul_all_gather.default
-    return _into(out, call(a, b, bias, activation, out_dtype, algo, world.name))
+    return call
 
 
 def all_reduce_rms_norm(
@@ -227,24 +210,20 @@ def scaled_all_gather_matmul(
     return _into(out, ops.scaled_all_gather_matmul.default(*given, algo, world.name))
 
 
-def scaled_matmul_reduce_scatter(
-    world: World, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
-    out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *,
-    algo: str = "auto", config: Any = None, explain: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    _check_call("scaled_matmul_reduce_scatter", world, config, False, explain, out, a, b)
-    call = ops.scaled_matmul_reduce_scatter.default
-    return _into(out, call(a, b, a_scale, b_scale, out_dtype, algo, world.name))
+def _scaled_sum(name: str) -> Callable[..., torch.Tensor]:
+    """Return the call of an FP8 product that a collective adds."""
 
+    def call(
+        world: World, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor,
+        b_scale: torch.Tensor, out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None, *,
+        algo: str = "auto", config: Any = None, explain: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        _check_call(name, world, config, False, explain, out, a, b)
+        op = getattr(ops, name).default
+        return _into(out, op(a, b, a_scale, b_scale, out_dtype, algo, world.name))
 
-def scaled_matmul_all_reduce(
-    world: World, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor,
-    out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *,
-    algo: str = "auto", config: Any = None, explain: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    _check_call("scaled_matmul_all_reduce", world, config, False, explain, out, a, b)
-    call = ops.scaled_matmul_all_reduce.default
-    return _into(out, call(a, b, a_scale, b_scale, out_dtype, algo, world.name))
+    return call
 
 
 def moe_dispatch(
@@ -337,8 +316,11 @@ _CALLS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter,
-        all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce, matmul_all_gather,
-        all_reduce_rms_norm, quantized_all_reduce, quantized_all_gather, scaled_all_gather_matmul,
-        scaled_matmul_reduce_scatter, scaled_matmul_all_reduce, moe_dispatch, moe_combine,
+        all_gather_matmul, all_reduce_rms_norm, quantized_all_reduce, quantized_all_gather,
+        scaled_all_gather_matmul, moe_dispatch, moe_combine,
     )
 }  # fmt: skip
+for _name in ("matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_gather"):
+    _CALLS[_name] = _summed_or_gathered(_name)
+for _name in ("scaled_matmul_reduce_scatter", "scaled_matmul_all_reduce"):
+    _CALLS[_name] = _scaled_sum(_name)
