@@ -72,8 +72,3 @@ class Module(Protocol):
 def load(name: str) -> Module:
     """Import the backend of this name: not before it is used, since most need torch or Triton."""
     return cast(Module, importlib.import_module(f".{name}", __name__))
-
-
-def capabilities(name: str) -> Capabilities:
-    """Return what the backend of this name can do."""
-    return load(name).CAPABILITIES

@@ -22,7 +22,6 @@ from .mlir_value import LocationReader, relative_files
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 Place = tuple[str, int, int]  # file, line, column
-Lines = list[tuple[int, list[Place]]]  # number of a line, and where it comes from
 
 _PATH = re.compile(r'"((?:[^"\\]|\\.)*)":\d+:\d+')
 _ALIAS = re.compile(r"^(#loc\d*) = (loc\(.*\))$")
