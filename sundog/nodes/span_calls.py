@@ -193,13 +193,14 @@ def all_gather_matmul(
     algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Multiply as World.all_gather_matmul does: this machine's part while the rest comes."""
-    product = Product(a, b, bias, activation, out_dtype or a.dtype, shard)
-    out = product.checked(world.size, out)
-    known = {"hierarchical": product.run}
+    op = "all_gather_matmul"
+    product = _product(op, a, b, bias, activation, out_dtype, shard)
+    if shard not in ("k", "m"):
+        raise ValueError(f"{op}: shard {shard!r}: expected 'k' or 'm'")
+    rows, k = a.shape
+    rows, k = (rows, k * world.size) if shard == "k" else (rows * world.size, k)
     options = CallOptions(algo, config, False, explain)
-    what = (tuple(a.shape), tuple(b.shape), shard, activation, bias is not None)
-    result: torch.Tensor = _call(world, "all_gather_matmul", known, options, a, out, (), what)
-    return result
+    return product.call(world, op, product.run, (rows, k), out, options)
 
 
 def matmul_reduce_scatter(
@@ -213,16 +214,11 @@ def matmul_reduce_scatter(
     While the network has those, this machine's own are multiplied.
     """
     op = "matmul_reduce_scatter"
-    product = Product(a, b, bias, activation, out_dtype or a.dtype, "m")
-    product.check_plain(op)
+    product = _product(op, a, b, bias, activation, out_dtype)
     _check_divides(world, op, a, a.shape[0])
-    rows, k = a.shape[0] // world.size, a.shape[1]
-    out = check_matrices(op, a, b, k, bias, activation, out, rows, product.out_dtype)
+    shape = a.shape[0] // world.size, a.shape[1]
     options = CallOptions(algo, config, False, explain)
-    what = (tuple(a.shape), tuple(b.shape), activation, bias is not None)
-    known = {"hierarchical": product.run_scattered}
-    result: torch.Tensor = _call(world, op, known, options, a, out, (), what)
-    return result
+    return product.call(world, op, product.run_scattered, shape, out, options)
 
 
 def matmul_all_reduce(
@@ -233,14 +229,9 @@ def matmul_all_reduce(
 ) -> torch.Tensor:  # fmt: skip
     """Multiply and add as World.matmul_all_reduce does: a matmul_reduce_scatter and a gather."""
     op = "matmul_all_reduce"
-    product = Product(a, b, bias, activation, out_dtype or a.dtype, "m")
-    product.check_plain(op)
-    out = check_matrices(op, a, b, a.shape[1], bias, activation, out, len(a), product.out_dtype)
+    product = _product(op, a, b, bias, activation, out_dtype)
     options = CallOptions(algo, config, False, explain)
-    what = (tuple(a.shape), tuple(b.shape), activation, bias is not None)
-    known = {"hierarchical": product.run_reduced}
-    result: torch.Tensor = _call(world, op, known, options, a, out, (), what)
-    return result
+    return product.call(world, op, product.run_reduced, tuple(a.shape), out, options)
 
 
 # one call
@@ -289,6 +280,17 @@ def _check_divides(world: SpanningWorld, op: str, x: torch.Tensor, length: int) 
         )
 
 
+def _product(
+    op: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+    out_dtype: torch.dtype | None, shard: str = "",
+) -> Product:  # fmt: skip
+    for name, tensor in (("a", a), ("b", b), ("bias", bias)):
+        check_grad(op, tensor, name=name)
+    if a.dim() != 2:
+        raise ValueError(f"{op}: a of shape {tuple(a.shape)}: expected two dimensions")
+    return Product(a, b, bias, activation, out_dtype or a.dtype, shard)
+
+
 @dataclass(frozen=True)
 class Product:
     """Products of machines: the local part is multiplied while the network has the others'.
@@ -303,25 +305,20 @@ class Product:
     bias: torch.Tensor | None
     activation: str | None
     out_dtype: torch.dtype
-    shard: str
+    shard: str = ""  # of all_gather_matmul
 
-    def checked(self, size: int, out: torch.Tensor | None) -> torch.Tensor:
-        """Raise ValueError if these can't be multiplied; return the output."""
-        op, a = "all_gather_matmul", self.a
-        self.check_plain(op)
-        if self.shard not in ("k", "m"):
-            raise ValueError(f"{op}: shard {self.shard!r}: expected 'k' or 'm'")
-        rows, k = a.shape
-        rows, k = (rows, k * size) if self.shard == "k" else (rows * size, k)
-        return check_matrices(
-            op, a, self.b, k, self.bias, self.activation, out, rows, self.out_dtype
-        )
-
-    def check_plain(self, op: str) -> None:
-        for name in ("a", "b", "bias"):
-            check_grad(op, getattr(self, name), name=name)
-        if self.a.dim() != 2:
-            raise ValueError(f"{op}: a of shape {tuple(self.a.shape)}: expected two dimensions")
+    def call(
+        self, world: SpanningWorld, op: str, run: Algorithm, shape: tuple[int, ...],
+        out: torch.Tensor | None, options: CallOptions,
+    ) -> torch.Tensor:  # fmt: skip
+        """Check the matrices and run it; `shape`: the output's rows and the rows of b."""
+        a, b, bias, activation = self.a, self.b, self.bias, self.activation
+        rows, k = shape
+        out = check_matrices(op, a, b, k, bias, activation, out, rows, self.out_dtype)
+        shards = (self.shard,) if self.shard else ()
+        what = (tuple(a.shape), tuple(b.shape), *shards, activation, bias is not None)
+        result: torch.Tensor = _call(world, op, {"hierarchical": run}, options, a, out, (), what)
+        return result
 
     def run_scattered(
         self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig
@@ -371,11 +368,7 @@ class Product:
         fused(a, self.b, self.bias, self.activation, self.out_dtype, "m", out)
 
     def _partial(self, levels: Levels, a: torch.Tensor, node: int) -> torch.Tensor:
-        rows = (
-            self.b.view(levels.between.count, -1, self.b.shape[1])
-            if (self.b.is_contiguous())
-            else torch.stack(self.b.chunk(levels.between.count))
-        )
+        rows = self.b.chunk(levels.between.count)
         result: torch.Tensor = levels.local.all_gather_matmul(
             a, rows[node], None, None, torch.float32, "k"
         )
