@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,17 +33,16 @@ def call_matrices(
 
 
 def by_rows(
-    matmul: Callable[..., torch.Tensor], world: World, a: torch.Tensor, out: torch.Tensor | None,
-    times: Fraction, **more: Any,
+    world: World, op: str, a: torch.Tensor, out: torch.Tensor | None, explain: bool,
+    run: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor], times: int = 1,
+    slices: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    """Run an op on a of [..., k] as rows, by views; `times`: the result's rows over those of a."""
-    first = a.shape[0] * times
-    if first.denominator != 1:
+    """Run an op on a of [..., k] as rows, by views; out has `times / slices` as many rows."""
+    if a.shape[0] % slices:
         raise ValueError(
-            f"{matmul.__name__}: the first dimension of a, {a.shape[0]}, does not split into "
-            f"{times.denominator} equal slices; pass a.flatten(0, -2), or pad it"
+            f"{op}: the first dimension of a, {a.shape[0]}, does not split into {slices} equal "
+            "slices; pass a.flatten(0, -2), or pad it"
         )
-    op, explain = matmul.__name__, more.get("explain", False)
     room, rows = None if out is None else _rows_of(out), _rows_of(a)
     if out is not None and room is None:
         raise ValueError(
@@ -53,8 +51,9 @@ def by_rows(
         )
     if rows is None:
         rows = packed(world, op, a, explain, "a").view(-1, a.shape[-1])
-    result = matmul(world, rows, out=room, **more)
-    return result.view(int(first), *a.shape[1:-1], -1) if out is None else out
+    result = run(rows, room)
+    first = a.shape[0] * times // slices
+    return result.view(first, *a.shape[1:-1], -1) if out is None else out
 
 
 def _rows_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -25,7 +25,7 @@ from ..device import context, signal, tiles, trace
 from ..ops.dispatch import CallOptions
 from ..ops.op import Plan
 from . import _aligned, _gemm
-from ._call import call_matrices, check_matrices, check_tensors, fitting
+from ._call import by_rows, call_matrices, check_matrices, check_tensors, fitting
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -113,10 +113,17 @@ def sum_of(
 
 def call_op(
     world: World, op: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-    activation: str | None, out_dtype: torch.dtype | None, out: torch.Tensor | None, slices: int,
-    options: CallOptions,
+    activation: str | None, out_dtype: torch.dtype | None, out: torch.Tensor | None,
+    options: CallOptions, times: int = 1, slices: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    """Check the tensors and run the op; a rank's result has one of `slices` slices of the rows."""
+    """Check the tensors and run the op; its result has `times / slices` as many rows as a."""
+    if isinstance(a, torch.Tensor) and a.dim() > 2:
+
+        def run(rows: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+            more = (bias, activation, out_dtype, room, options, times, slices)
+            return call_op(world, op, rows, b, *more)
+
+        return by_rows(world, op, a, out, options.explain, run, times, slices)
     check_tensors(world, op, a=a, b=b, bias=bias, out=out)
     if a.dim() != 2:
         raise ValueError(f"{op}: a of shape {tuple(a.shape)}: expected two dimensions")
@@ -127,7 +134,7 @@ def call_op(
             f"{triton.cdiv(m, slices) * slices}"
         )
     dtype = out_dtype or a.dtype
-    out = check_matrices(op, a, b, k, bias, activation, out, m // slices, dtype)
+    out = check_matrices(op, a, b, k, bias, activation, out, m * times // slices, dtype)
     problem = Problem(m, b.shape[1], k, a.dtype, world.size, bias is not None, activation, dtype)
     return call_matrices(world, op, problem, a, b, bias, out, options)
 

@@ -15,7 +15,6 @@ docs/fused.md lists what else was tried.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,13 +124,14 @@ def all_gather_matmul(
     `out` the result is an ordinary tensor. float32 is multiplied without tf32.
     """
     if isinstance(a, torch.Tensor) and a.dim() > 2:
-        more: Any = {
-            "b": b, "bias": bias, "activation": activation, "out_dtype": out_dtype, "algo": algo,
-            "config": config, "explain": explain, "shard": shard,
-        }  # fmt: skip
-        return by_rows(
-            all_gather_matmul, world, a, out, Fraction(world.size if shard == "m" else 1), **more
-        )
+
+        def run(rows: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+            more: Any = {"algo": algo, "config": config, "explain": explain}
+            return all_gather_matmul(
+                world, rows, b, bias, activation, out_dtype, shard, room, **more
+            )
+
+        return by_rows(world, OP, a, out, explain, run, world.size if shard == "m" else 1)
     check_tensors(world, OP, a=a, b=b, bias=bias, out=out)
     if shard not in ("k", "m") or a.dim() != 2:
         raise ValueError(

@@ -7,7 +7,6 @@ each link once, under the products; nothing is copied afterwards.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from ..device import context, signal, tiles, trace
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _aligned, _gemm, _matmul_reduce
-from ._call import by_rows, call_matrices, check_matrices, check_tensors, resident
+from ._call import resident
 from ._matmul_reduce import Config, Problem, default, inputs, space, valid
 
 if TYPE_CHECKING:
@@ -71,21 +70,10 @@ def matmul_all_gather(
     Any strides. b and bias are this rank's own. Without `out` the result is an ordinary tensor; an
     `out` that is not on the heap is copied from one that is.
     """
-    if isinstance(a, torch.Tensor) and a.dim() > 2:
-        more: Any = {
-            "b": b, "bias": bias, "activation": activation, "out_dtype": out_dtype, "algo": algo,
-            "config": config, "explain": explain,
-        }  # fmt: skip
-        return by_rows(matmul_all_gather, world, a, out, Fraction(world.size), **more)
-    check_tensors(world, OP, a=a, b=b, bias=bias, out=out)
-    if a.dim() != 2:
-        raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")
-    m, k = a.shape
-    dtype = out_dtype or a.dtype
-    out = check_matrices(OP, a, b, k, bias, activation, out, m * world.size, dtype)
-    problem = Problem(m, b.shape[1], k, a.dtype, world.size, bias is not None, activation, dtype)
     options = CallOptions(algo, config, False, explain)
-    return call_matrices(world, OP, problem, a, b, bias, out, options)
+    return _matmul_reduce.call_op(
+        world, OP, a, b, bias, activation, out_dtype, out, options, times=world.size
+    )
 
 
 @triton.jit

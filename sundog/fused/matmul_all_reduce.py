@@ -7,7 +7,6 @@ barrier     GEMM, then all_reduce
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,6 @@ import torch
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost
 from . import _matmul_reduce
-from ._call import by_rows
 from ._matmul_reduce import Problem, inputs
 
 if TYPE_CHECKING:
@@ -68,11 +66,5 @@ def matmul_all_reduce(
     Any strides. The bias is added once, to the sum, and must be the same on all ranks. Without
     `out` the result is an ordinary tensor; two_shot wants `out` on the heap, else it copies.
     """
-    if isinstance(a, torch.Tensor) and a.dim() > 2:
-        more: Any = {
-            "b": b, "bias": bias, "activation": activation, "out_dtype": out_dtype, "algo": algo,
-            "config": config, "explain": explain,
-        }  # fmt: skip
-        return by_rows(matmul_all_reduce, world, a, out, Fraction(1), **more)
     options = CallOptions(algo, config, False, explain)
-    return _matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, 1, options)
+    return _matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, options)

@@ -12,7 +12,6 @@ saves is a launch and a barrier of ranks; adding reads as much as the collective
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ from ..device import signal
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost, Plan, agree
 from . import _matmul_reduce
-from ._call import by_rows, resident
+from ._call import resident
 from ._matmul_reduce import Config, Problem, default, inputs, space, uneven
 
 if TYPE_CHECKING:
@@ -72,15 +71,9 @@ def matmul_reduce_scatter(
     a is [..., k] and the result [..., n]: rows, by views.
     Any strides. The bias is added once, to the sum. Without `out` the result is an ordinary tensor.
     """
-    if isinstance(a, torch.Tensor) and a.dim() > 2:
-        more: Any = {
-            "b": b, "bias": bias, "activation": activation, "out_dtype": out_dtype, "algo": algo,
-            "config": config, "explain": explain,
-        }  # fmt: skip
-        return by_rows(matmul_reduce_scatter, world, a, out, Fraction(1, world.size), **more)
     options = CallOptions(algo, config, False, explain)
     return _matmul_reduce.call_op(
-        world, OP, a, b, bias, activation, out_dtype, out, world.size, options
+        world, OP, a, b, bias, activation, out_dtype, out, options, slices=world.size
     )
 
 
