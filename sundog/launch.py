@@ -22,8 +22,6 @@ from .torch import names
 from .world.waits import SIGNALS, signal_form
 from .world.world import World
 
-__all__ = ["GPU_HEAP", "init", "run"]
-
 _CPU_HEAP = 64 << 20
 # Backends if none is named: without a GPU, and with one.
 _WITHOUT_TORCHRUN = ("sim", "virtual")

@@ -34,8 +34,6 @@ from .nccl import (
     on_nccl,
 )
 
-__all__ = ["BASELINES", "GEMM_ALONE", "OVER_LINK", "Baseline", "chosen"]
-
 GEMM_ALONE = "cuBLAS alone"  # part of the limit over a link
 
 

@@ -26,11 +26,6 @@ from .formulas import replicated, total
 if TYPE_CHECKING:
     from ..world.world import World
 
-__all__ = [
-    "ColumnParallelLinear", "Colwise", "RowParallelLinear", "Rowwise", "SequenceParallelNorm",
-    "VocabParallelEmbedding", "replicated", "total",
-]  # fmt: skip
-
 
 def _share(world: World, features: int, what: str) -> int:
     if features % world.size:

@@ -32,10 +32,6 @@ from ..timing import machine, times_json
 from .limits import Rates
 from .run import BenchOptions, Row, bench
 
-__all__ = [
-    "BenchOptions", "bars_of", "draw", "draw_link", "print_rows", "problem_text", "row_json", "run",
-]  # fmt: skip
-
 
 @command("bench")
 def run(options: BenchOptions) -> int:

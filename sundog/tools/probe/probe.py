@@ -30,8 +30,6 @@ from ...world.world import World
 from .columns import COLUMNS, run_column
 from .fresh_data import Observed, Subject, Tensors, as_tuple
 
-__all__ = ["VERDICTS", "Cell", "ProbeRow", "Subject", "defaults", "probe", "probe_subject"]
-
 CAPTURABLE, NOT_CAPTURABLE, STALE, WRONG, HANGS, ERROR = VERDICTS = (
     "CAPTURABLE", "NOT CAPTURABLE", "STALE", "WRONG", "HANGS", "ERROR",
 )  # fmt: skip

@@ -62,8 +62,6 @@ from .space import (
     spaces,
 )
 
-__all__ = ["TunePlace", "Tuned", "describe_all", "tune"]
-
 _FINALISTS = 5
 _COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
 _MOST_COMPILERS = 14
