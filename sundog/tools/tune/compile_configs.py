@@ -223,7 +223,7 @@ def _metrics(target: str, kernels: list[Kernel]) -> dict[str, Any]:
     }
 
 
-# a launch that is no op's
+# launches of other kernels
 
 
 @dataclass(frozen=True)
