@@ -63,10 +63,10 @@ def _copy_parts(
     return _copy_all(out.chunk(world.size), mine)
 
 
-def _copy_all(places: Any, parts: list[torch.Tensor]) -> Call:
+def _copy_all(places: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Call:
     def launch() -> None:
         for place, part in zip(places, parts, strict=True):
-            place.copy_(part)
+            place.copy_(part, non_blocking=True)
 
     return launch
 
@@ -176,29 +176,21 @@ def _then_norm(start: Callable[..., Call]) -> Make:
     return make
 
 
-def _our_all_reduce(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
-    plan = _unfused.collective(world, "all_reduce", out.numel(), problem.dtype)
-    return lambda: plan.launch(inputs[0], out)
+def _ours(op: str) -> Make:
+    """Run our collective."""
 
+    def make(
+        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+    ) -> Call:
+        plan = _unfused.collective(world, op, inputs[0].numel(), problem.dtype)
+        return lambda: plan.launch(inputs[0], out)
 
-def _our_all_gather(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
-    plan = _unfused.collective(world, "all_gather", problem.numel, problem.dtype)
-    return lambda: plan.launch(inputs[0], out)
+    return make
 
 
 def _is_off(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
     """Count what a byte an element does not explain: an eighth of the largest."""
     return int(((out - expected).abs().float() > expected.abs().float().max() / 8).sum())
-
-
-def _nccl_all_reduce(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
-    return on_group("all_reduce", "nccl")(world, problem, inputs, out)
 
 
 def _is_plain_norm(world: World, problem: Any) -> bool:
@@ -286,8 +278,7 @@ def _torch_then(op: str) -> Callable[..., Call]:
 
 
 def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:
-    parts = [world.peer(a, rank) for rank in range(world.size)]
-    return torch.cat(parts, dim=1 if problem.shard == "k" else 0)
+    return torch.cat(_peers(world, a), dim=1 if problem.shard == "k" else 0)
 
 
 # over a link: rank 0 is measured, the others are passive (docs/gpu.md)
@@ -295,8 +286,8 @@ def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:
 
 def _parts_over_link(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return all ranks' tensors, the peers' as the host sees them: the copy engine copies."""
-    peers = [world.peer(tensor, rank) for rank in range(world.size)]
-    return [part if rank == 0 else on_host(part) for rank, part in enumerate(peers)]
+    mine, *others = _peers(world, tensor)  # rank 0 asks
+    return [mine, *map(on_host, others)]
 
 
 def _nothing() -> None:
@@ -308,7 +299,7 @@ def _engine_gather(
 ) -> Call:
     if world.passive:
         return _nothing
-    return _copy_over(_parts_over_link(world, inputs[0]), list(out.chunk(world.size)))
+    return _copy_all(out.chunk(world.size), _parts_over_link(world, inputs[0]))
 
 
 def _engine_then_gemm(
@@ -319,7 +310,7 @@ def _engine_then_gemm(
     if world.passive:
         return _nothing
     whole, places = _room_for_all(world, problem)
-    gather = _copy_over(_parts_over_link(world, inputs[0]), places)
+    gather = _copy_all(places, _parts_over_link(world, inputs[0]))
 
     def call() -> None:
         gather()
@@ -334,21 +325,13 @@ def _gemm_alone(
     if world.passive:
         return _nothing
     whole, places = _room_for_all(world, problem)
-    _copy_over(_parts_over_link(world, inputs[0]), places)()
+    _copy_all(places, _parts_over_link(world, inputs[0]))()
     return lambda: torch.mm(whole, inputs[1], out=out)
 
 
-def _room_for_all(world: World, problem: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _room_for_all(world: World, problem: Any) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     whole = torch.empty((problem.m, problem.k), dtype=problem.dtype, device=world.device)
-    return whole, list(whole.chunk(world.size, dim=1 if problem.shard == "k" else 0))
-
-
-def _copy_over(parts: list[torch.Tensor], places: list[torch.Tensor]) -> Call:
-    def call() -> None:
-        for part, place in zip(parts, places, strict=True):
-            place.copy_(part, non_blocking=True)
-
-    return call
+    return whole, whole.chunk(world.size, dim=1 if problem.shard == "k" else 0)
 
 
 BASELINES: dict[str, dict[str, Baseline]] = {
@@ -362,17 +345,18 @@ BASELINES: dict[str, dict[str, Baseline]] = {
     },
     "all_reduce_rms_norm": {
         "our all-reduce, then torch's norm": Baseline(
-            _then_norm(_our_all_reduce), _is_plain_norm, wrong=_far_rows
+            _then_norm(_ours("all_reduce")), _is_plain_norm, wrong=_far_rows
         ),
         "add_, then torch's norm": Baseline(_then_norm(_adds), _is_plain_norm, wrong=_far_rows),
         "nccl, then torch's norm": Baseline(
-            _then_norm(_nccl_all_reduce), lambda w, p: on_nccl(w, p) and _is_plain_norm(w, p),
+            _then_norm(on_group("all_reduce", "nccl")),
+            lambda w, p: on_nccl(w, p) and _is_plain_norm(w, p),
             wrong=_far_rows,
         ),
     },
-    "quantized_all_gather": {"our all_gather": Baseline(_our_all_gather, wrong=_is_off)},
+    "quantized_all_gather": {"our all_gather": Baseline(_ours("all_gather"), wrong=_is_off)},
     "quantized_all_reduce": {
-        "our all_reduce": Baseline(_our_all_reduce, _is_sum, wrong=_is_off),
+        "our all_reduce": Baseline(_ours("all_reduce"), _is_sum, wrong=_is_off),
     },
     "reduce_scatter": {
         "add_": Baseline(_add_parts, _is_sum), **distributed("reduce_scatter", _is_sum),
