@@ -12,7 +12,7 @@ followed by torch's additions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ import triton
 
 from ..collectives import _reduce
 from ..ops.dispatch import CallOptions, call, packed
-from ..ops.op import Cost
+from ..ops.op import Cost, Plan
 from . import _rms_norm
 from ._call import check_apart, check_tensors
 from ._rms_norm import GROUP, Outputs
@@ -229,6 +229,31 @@ def gaps(problem: Problem) -> list[slice]:
     """Find bytes between two outputs, if the sizes are odd. A launch zeroes them."""
     pairs = itertools.pairwise(_fields(problem))
     return [slice(one.end, two.begin) for one, two in pairs if one.end < two.begin]
+
+
+def planned(
+    world: World, problem: Problem, config: Config, kernel: Any, programs: int,
+    workspaces: Sequence[torch.Tensor], *sizes: int, block: int, num_warps: int,
+    mode: Callable[[int], int] = int, **more: Any,
+) -> Plan:  # fmt: skip
+    """Plan a kernel. `sizes`: its arguments after the tokens; `more`: after its constants.
+
+    `block`: elements of a part of a row. `mode`: the form of signals for the one that is asked for.
+    """
+    between = gaps(problem)
+
+    def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *alike, out = rest
+        constants = _rms_norm.constants(problem, block, mode(world.kernel_mode))
+        for gap in between:
+            out[gap].zero_()
+        kernel[(programs,)](
+            x, _rms_norm.given(problem, tuple(alike)), split(problem, out), *workspaces, world.ctx,
+            problem.tokens, *sizes, constants, num_warps=num_warps, **more,
+        )  # fmt: skip
+        return out
+
+    return Plan(world, problem, config, tuple(workspaces), launch)
 
 
 def all_reduce_rms_norm(

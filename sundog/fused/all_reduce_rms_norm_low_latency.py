@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
@@ -28,11 +27,10 @@ from .all_reduce_rms_norm import (
     Problem,
     cases,
     cost,
-    gaps,
     inputs,
+    planned,
     programs_of,
     reference,
-    split,
 )
 
 if TYPE_CHECKING:
@@ -237,19 +235,10 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     epochs = world.signals(programs, f"{OP}.epochs")
     world.barrier()  # everybody's boxes are empty before the first word
     num_warps = min(max(block // per // 32, 1), _WARPS)  # a word of each rank, or more, a thread
-    between = gaps(problem)
     # An SM has fewer atomics in a clock than stores. AMD's store has no mask, and was not measured.
     by_stores = not gpu_limits.here().is_amd
-
-    def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *alike, out = rest
-        constants = _rms_norm.constants(problem, block, _mode(world.kernel_mode, by_stores))
-        for gap in between:
-            out[gap].zero_()
-        _low_latency_kernel[(programs,)](
-            x, _rms_norm.given(problem, tuple(alike)), split(problem, out), boxes, epochs,
-            world.ctx, problem.tokens, constants, PER=per, POLL=config.poll, num_warps=num_warps,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, (boxes, epochs), launch)
+    return planned(
+        world, problem, config, _low_latency_kernel, programs, (boxes, epochs),
+        block=block, num_warps=num_warps, mode=lambda asked: _mode(asked, by_stores),
+        PER=per, POLL=config.poll,
+    )  # fmt: skip

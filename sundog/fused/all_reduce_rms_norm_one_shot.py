@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
@@ -25,12 +24,11 @@ from .all_reduce_rms_norm import (
     cases,
     cost,
     default,
-    gaps,
     inputs,
+    planned,
     programs_of,
     reference,
     space,
-    split,
 )
 
 if TYPE_CHECKING:
@@ -93,18 +91,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     stride = triton.cdiv(problem.tokens * problem.hidden, 256) * 256  # elements, aligned
     buffer = world.empty((2, stride), problem.dtype, f"{OP}.buffer")
     flags, epochs = barrier_flags(world, OP, programs, "flags")
-    between = gaps(problem)
-    block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
-
-    def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *alike, out = rest
-        constants = _rms_norm.constants(problem, block, world.kernel_mode)
-        for gap in between:
-            out[gap].zero_()
-        _one_shot_kernel[(programs,)](
-            x, _rms_norm.given(problem, tuple(alike)), split(problem, out), buffer, flags, epochs,
-            world.ctx, problem.tokens, stride, constants, num_warps=num_warps,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, (buffer, flags, epochs), launch)
+    return planned(
+        world, problem, config, _one_shot_kernel, programs, (buffer, flags, epochs), stride,
+        block=_rms_norm.block_of(problem.hidden), num_warps=_rms_norm.warps_of(problem.hidden),
+    )  # fmt: skip

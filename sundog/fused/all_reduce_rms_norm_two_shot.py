@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
@@ -24,12 +23,11 @@ from .all_reduce_rms_norm import (
     cases,
     cost,
     default,
-    gaps,
     inputs,
+    planned,
     programs_of,
     reference,
     space,
-    split,
     valid,
 )
 
@@ -74,18 +72,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     agree(world, f"{OP}.two_shot", problem, config, valid(problem, config))
     programs = programs_of(config, _rows(problem))
     flags = barrier_flags(world, OP, programs, "ready", "done")
-    between = gaps(problem)
-    block, num_warps = _rms_norm.block_of(problem.hidden), _rms_norm.warps_of(problem.hidden)
-
-    def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *alike, out = rest
-        constants = _rms_norm.constants(problem, block, world.kernel_mode)
-        for gap in between:
-            out[gap].zero_()
-        _two_shot_kernel[(programs,)](
-            x, _rms_norm.given(problem, tuple(alike)), split(problem, out), *flags, world.ctx,
-            problem.tokens, _rows(problem), constants, num_warps=num_warps,
-        )  # fmt: skip
-        return out
-
-    return Plan(world, problem, config, tuple(flags), launch)
+    return planned(
+        world, problem, config, _two_shot_kernel, programs, flags, _rows(problem),
+        block=_rms_norm.block_of(problem.hidden), num_warps=_rms_norm.warps_of(problem.hidden),
+    )  # fmt: skip
