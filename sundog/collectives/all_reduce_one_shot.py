@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..device import chunks, signal, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, agree, barrier_flags
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
 
@@ -96,9 +96,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     agree(world, "all_reduce.one_shot", problem, config, valid(problem, config))
     stride = triton.cdiv(problem.numel, 256) * 256  # elements; the second half is aligned too
     buffer = world.empty((2, stride), _reduce.kind(problem.dtype), "all_reduce.buffer")
-    flags = world.signals((config.programs, problem.size), "all_reduce.flags")
-    epochs = world.signals(config.programs, "all_reduce.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags, epochs = barrier_flags(world, "all_reduce", config.programs, "flags")
     op = _reduce.operator(problem.op, problem.dtype)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

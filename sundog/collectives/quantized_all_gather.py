@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..device import context, signal, trace
 from ..ops.dispatch import CallOptions, call, check_out, packed
-from ..ops.op import Cost, Plan, agree
+from ..ops.op import Cost, Plan, agree, barrier_flags
 from . import _quantized, _reduce
 from ._quantized import GROUP, Config, space
 
@@ -122,9 +122,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     shape = (2, problem.size, max(problem.groups, 1))
     wire = world.empty((*shape, GROUP.value), problem.wire, f"{OP}.wire")
     scales = world.empty(shape, torch.float32, f"{OP}.scales")
-    flags = world.signals((config.programs, problem.size), f"{OP}.flags")
-    epochs = world.signals(config.programs, f"{OP}.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    flags, epochs = barrier_flags(world, OP, config.programs, "flags")
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if problem.numel:

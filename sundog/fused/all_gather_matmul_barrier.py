@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..device import context, signal, tiles, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, agree, barrier_flags
 from ..ops.passive import stand_in
 from . import _aligned, _gemm
 from ._call import fitting, hint_of, resident
@@ -104,30 +104,26 @@ class Gather(NamedTuple):
 def gather(world: World, problem: Problem, programs: int, descriptors: bool = True) -> Gather:
     """Allocate flags and the gathered A; `launch` takes a symmetric a. A collective on the host."""
     width = _aligned.padded(problem.k, problem.dtype.itemsize, descriptors)
-    shape = (programs, problem.size)
-    ready = world.signals(shape, "all_gather_matmul.ready")
-    done = world.signals(shape, "all_gather_matmul.done")
-    epochs = world.signals(programs, "all_gather_matmul.epochs")
+    flags = barrier_flags(world, "all_gather_matmul", programs, "ready", "done")
     padded = world.empty((problem.m, width), problem.dtype, "all_gather_matmul.gathered")
     whole = padded[:, : problem.k]
     padded[:, problem.k :].zero_()
-    world.barrier()  # everybody's flags are zero before the first signal
 
     def launch(a: torch.Tensor) -> None:
         if world.passive:
-            stand_in(world, ready, done, epochs)
+            stand_in(world, *flags)
             return
         hint = hint_of(a)
         most = _TILE // a.itemsize
         rows, cols = _tile(a.shape, min(most, problem.m * problem.k // programs), hint)
         _gather_kernel[(programs,)](
-            tiles.view(a), tiles.view(whole), ready, done, epochs, world.ctx, SIZE=problem.size,
+            tiles.view(a), tiles.view(whole), *flags, world.ctx, SIZE=problem.size,
             BY_K=problem.shard == "k", ROWS=rows,
             COLS=cols, HINT=hint, TRACE=world.kernel_mode,
             num_warps=4 if rows * cols < most else 16,
         )  # fmt: skip
 
-    return Gather(whole, padded, (ready, done, epochs, padded), launch)
+    return Gather(whole, padded, (*flags, padded), launch)
 
 
 def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, int]:
