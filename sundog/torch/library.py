@@ -66,7 +66,7 @@ TABLE: dict[str, TorchOp] = {
         "Tensor x, int dst, str op", shapes.reduced_to_one, keep_sum("reduce", 2),
         formulas.reduce_backward,
     ),
-    "gather": TorchOp("Tensor x, int dst", shapes.whole("gather"), keep, formulas.gather_backward),
+    "gather": TorchOp("Tensor x, int dst", shapes.whole, keep, formulas.gather_backward),
     "scatter": TorchOp("Tensor x, int src", shapes.part, keep, formulas.scatter_backward),
     "all_gather_matmul": TorchOp(
         f"{_MATRICES}, str shard", shapes.all_gathered_product, keep_matrices,
@@ -283,7 +283,8 @@ def _register(library: torch.library.Library) -> None:
         _kernels[name] = _kernel(name, found[name], _ADAPTED.get(name, _as_it_is))
         for device in ("CPU", "CUDA"):
             library.impl(name, _kernels[name], device)
-        torch.library.register_fake(f"sundog::{name}", row.shape, lib=library)
+        fake = shapes.on_device(name, row.arguments, row.shape)
+        torch.library.register_fake(f"sundog::{name}", fake, lib=library)
         torch.library.register_autograd(
             f"sundog::{name}", row.backward, setup_context=row.save, lib=library
         )

@@ -21,14 +21,28 @@ from ..fused.all_reduce_rms_norm import fp8_of
 from .names import find_world
 
 
-def _checked(op: str, x: Tensor, world: str, name: str = "x") -> int:
-    """Return the number of ranks; raise for a tensor that the kernel would not take."""
-    found = find_world(world)
-    if x.device.type != found.device.type:
-        raise ValueError(
-            f"{op}: {name} is on {x.device}, but this rank is on {found.device}; move it"
-        )
-    return found.size
+def on_device(op: str, arguments: str, shape: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the fake kernel, which raises for any tensor that is not where this rank is.
+
+    It also runs where a real kernel was meant, if one of the tensors is on meta: torch asks it
+    then, and returns memory that nobody has written.
+    """
+    names = [each.split()[-1] for each in arguments.split(", ")]
+
+    def fake(*given: Any) -> Any:
+        device = find_world(given[-1]).device
+        for name, x in zip(names, given, strict=False):
+            if isinstance(x, Tensor) and x.device.type != device.type:
+                raise ValueError(
+                    f"{op}: {name} is on {x.device}, but this rank is on {device}; move it"
+                )
+        return shape(*given)
+
+    return fake
+
+
+def _size(world: str) -> int:
+    return find_world(world).size
 
 
 def _check_reduction(name: str, op: str, x: Tensor) -> None:
@@ -37,27 +51,21 @@ def _check_reduction(name: str, op: str, x: Tensor) -> None:
 
 
 def same(x: Tensor, src: int, algo: str, world: str) -> Tensor:
-    _checked("broadcast", x, world)
     return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
 def reduced(x: Tensor, op: str, algo: str, world: str) -> Tensor:
-    _checked("all_reduce", x, world)
     _check_reduction("all_reduce", op, x)
     return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
 def reduced_to_one(x: Tensor, dst: int, op: str, algo: str, world: str) -> Tensor:
-    _checked("reduce", x, world)
     _check_reduction("reduce", op, x)
     return x.new_empty(x.shape)  # contiguous, whatever x is
 
 
-def whole(op: str) -> Callable[..., Tensor]:
-    def shape(x: Tensor, *rest: Any) -> Tensor:
-        return x.new_empty(whole_shape(x, _checked(op, x, rest[-1])))
-
-    return shape
+def whole(x: Tensor, dst: int, algo: str, world: str) -> Tensor:
+    return x.new_empty(whole_shape(x, _size(world)))
 
 
 def whole_shape(x: Tensor, size: int) -> tuple[int, ...]:
@@ -65,7 +73,7 @@ def whole_shape(x: Tensor, size: int) -> tuple[int, ...]:
 
 
 def gathered(x: Tensor, splits: list[int] | None, algo: str, world: str) -> Tensor:
-    size = _checked("all_gather", x, world)
+    size = _size(world)
     if splits is None:
         return x.new_empty(whole_shape(x, size))
     if len(splits) != size or (x.shape[0] if x.dim() else 1) not in splits:
@@ -78,11 +86,11 @@ def gathered(x: Tensor, splits: list[int] | None, algo: str, world: str) -> Tens
 
 def scattered(x: Tensor, op: str, algo: str, world: str) -> Tensor:
     _check_reduction("reduce_scatter", op, x)
-    return _slice("reduce_scatter", x, _checked("reduce_scatter", x, world))
+    return _slice("reduce_scatter", x, _size(world))
 
 
 def part(x: Tensor, src: int, algo: str, world: str) -> Tensor:
-    return _slice("scatter", x, _checked("scatter", x, world))
+    return _slice("scatter", x, _size(world))
 
 
 def _slice(op: str, x: Tensor, size: int) -> Tensor:
@@ -97,7 +105,6 @@ def _slice(op: str, x: Tensor, size: int) -> Tensor:
 def exchanged(
     x: Tensor, in_splits: list[int] | None, out_splits: list[int] | None, algo: str, world: str
 ) -> Tensor:
-    _checked("all_to_all", x, world)
     return x.new_empty((x.shape[0] if out_splits is None else sum(out_splits), *x.shape[1:]))
 
 
@@ -105,7 +112,7 @@ def all_gathered_product(
     a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None,
     out_dtype: torch.dtype | None, shard: str, algo: str, world: str,
 ) -> Tensor:  # fmt: skip
-    size = _checked("all_gather_matmul", a, world, "a")
+    size = _size(world)
     rows, inner = (size, 1) if shard == "m" else (1, size)
     return _product("all_gather_matmul", a, b, a.shape[0] * rows, a.shape[1] * inner, out_dtype)
 
@@ -115,7 +122,7 @@ def by_product(op: str) -> Callable[..., Tensor]:
         a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None,
         out_dtype: torch.dtype | None, algo: str, world: str,
     ) -> Tensor:  # fmt: skip
-        size = _checked(op, a, world, "a")
+        size = _size(world)
         slices = size if op == "matmul_reduce_scatter" else 1
         copies = size if op == "matmul_all_gather" else 1
         if a.shape[0] % slices:
@@ -133,7 +140,7 @@ def normed(
 ) -> list[Tensor]:  # fmt: skip
     """Return them like all_reduce_rms_norm: normed, quantised, scales, residual, if they exist."""
     name = "all_reduce_rms_norm"
-    size, hidden = _checked(name, x, world), x.shape[-1]
+    size, hidden = _size(world), x.shape[-1]
     kind = fp8 or fp8_of(x.device)
     problem = rms_norm.Problem(
         x.numel() // max(hidden, 1), hidden, x.dtype, size, eps, bias is not None, gemma, quant,
@@ -167,13 +174,12 @@ def wire_named(op: str, wire: str) -> torch.dtype:
 
 
 def quantized_sum(x: Tensor, op: str, wire: str, algo: str, world: str) -> Tensor:
-    _checked("quantized_all_reduce", x, world)
     wire_named("quantized_all_reduce", wire)
     return x.new_empty(x.shape)
 
 
 def quantized_whole(x: Tensor, wire: str, algo: str, world: str) -> Tensor:
-    size = _checked("quantized_all_gather", x, world)
+    size = _size(world)
     wire_named("quantized_all_gather", wire)
     return x.new_empty(whole_shape(x, size))
 
@@ -182,7 +188,7 @@ def all_gathered_scaled(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None,
     activation: str | None, out_dtype: torch.dtype | None, shard: str, algo: str, world: str,
 ) -> Tensor:  # fmt: skip
-    size = _checked("scaled_all_gather_matmul", a, world, "a")
+    size = _size(world)
     rows, inner = (size, 1) if shard == "m" else (1, size)
     shape = (a.shape[0] * rows, a.shape[1] * inner)
     return _scaled_product("scaled_all_gather_matmul", a, b, *shape, out_dtype)
@@ -193,7 +199,7 @@ def scaled_sum(op: str) -> Callable[..., Tensor]:
         a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype | None,
         algo: str, world: str,
     ) -> Tensor:  # fmt: skip
-        size = _checked(op, a, world, "a")
+        size = _size(world)
         slices = size if op == "scaled_matmul_reduce_scatter" else 1
         if a.dim() != 2 or a.shape[0] % slices:
             raise ValueError(
@@ -218,7 +224,7 @@ def dispatched(
     x: Tensor, ids: Tensor, experts: int, max_tokens: int, capacity: int, algo: str, world: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return tokens, counts, and the slots that moe_combine needs."""
-    size = _checked("moe_dispatch", x, world)
+    size = _size(world)
     problem = moe.Problem(
         max_tokens or x.shape[0], x.shape[1], x.dtype, size, experts, ids.shape[1], capacity
     )
@@ -233,5 +239,4 @@ def combined(
     y: Tensor, ids: Tensor, slots: Tensor, weights: Tensor, experts: int, max_tokens: int,
     capacity: int, algo: str, world: str,
 ) -> Tensor:  # fmt: skip
-    _checked("moe_combine", y, world, "y")
     return y.new_empty((ids.shape[0], y.shape[-1]))

@@ -51,6 +51,25 @@ def test_of_a_call(run: Run, how: str) -> None:
     run(main, 2)
 
 
+@pytest.mark.sim_only
+@HOW
+def test_of_any_tensor_that_is_elsewhere(run: Run, how: str) -> None:
+    """Of the others too: where one is on meta, torch took memory that nobody wrote as the result."""
+
+    def main(world: sundog.World) -> None:
+        x, meta = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, device="meta")
+        calls: dict[str, Callable[..., Any]] = {
+            "all_gather_matmul: b": lambda x, y: world.all_gather_matmul(x, y, shard="m"),
+            "matmul_all_reduce: bias": lambda x, y: world.matmul_all_reduce(x, x, y[0]),
+            "all_reduce_rms_norm: weight": lambda x, y: world.all_reduce_rms_norm(x, x, y[0]),
+            "moe_dispatch: ids": lambda x, y: world.moe_dispatch(x, y.int(), y, experts=2),
+        }
+        for name, call in calls.items():
+            assert f"{name} is on meta, but this rank is on cpu" in sentence(how, call, x, meta)
+
+    run(main, 2)
+
+
 @HOW
 def test_of_a_world_that_was_closed(run: Run, how: str) -> None:
     def main(world: sundog.World) -> None:
