@@ -285,6 +285,8 @@ def _register(library: torch.library.Library) -> None:
             library.impl(name, _kernels[name], device)
         fake = shapes.on_device(name, row.arguments, row.shape)
         torch.library.register_fake(f"sundog::{name}", fake, lib=library)
+        # A rank that does not use the result, such as that of a reduce, still takes part.
+        torch.fx.node.has_side_effect(getattr(ops, name).default)
         torch.library.register_autograd(
             f"sundog::{name}", row.backward, setup_context=row.save, lib=library
         )
