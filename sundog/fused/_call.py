@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,13 +54,13 @@ def by_rows(
         rows = packed(world, op, a, explain, "a").view(-1, a.shape[-1])
     result = run(rows, room)
     first = a.shape[0] * times // slices
-    return result.view(first, *a.shape[1:-1], -1) if out is None else out
+    return result.view(first, *a.shape[1:-1], result.shape[-1]) if out is None else out
 
 
 def _rows_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor as a matrix of rows; None if its strides allow no such view."""
     try:
-        return tensor.view(-1, tensor.shape[-1])
+        return tensor.view(math.prod(tensor.shape[:-1]), tensor.shape[-1])
     except RuntimeError:
         return None
 

@@ -41,6 +41,21 @@ def test_batches_are_views_of_rows(run: Run, name: str) -> None:
     run(main, 2)
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_any_size_may_be_zero(run: Run, name: str) -> None:
+    op, more, times = OPS[name]
+
+    def main(world: sundog.World) -> None:
+        for batch, seq, k, n in ((0, 3, 8, 5), (4, 0, 8, 5), (4, 3, 0, 5), (4, 3, 8, 0)):
+            a = torch.ones(batch, seq, k, device=world.device)
+            b = torch.ones(2 * k if more.get("shard") == "k" else k, n, device=world.device)
+            out = getattr(world, op)(a, b, **more)
+            assert out.shape == (int(batch * times), seq, n)
+            assert not out.any() or k
+
+    run(main, 2)
+
+
 def test_what_is_no_view_of_rows_and_what_does_not_split(run: Run) -> None:
     def main(world: sundog.World) -> None:
         a, b = torch.zeros(3, 2, 8, device=world.device), torch.zeros(8, 5, device=world.device)
