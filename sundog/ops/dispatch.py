@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from .op import Plan, check_grad, check_plain
 
@@ -161,6 +162,7 @@ def _identity(
             asked, algo, x.data_ptr(), out.data_ptr(), x.shape, x.stride(), x.dtype, x.device,
             x.is_neg(), has_grad and x.requires_grad,
             world._backend.stream_number, plans.heap.num_calls, world.kernel_mode,
+            forward_ad._current_level,
         )  # fmt: skip
         if asked[-1]:
             return key
@@ -421,8 +423,8 @@ def _check_tensor(op: str, name: str, tensor: Any) -> torch.Tensor:
             f"{op}: {name} is a {type(tensor).__name__}, expected a tensor; the input comes "
             "first, then the output"
         )
-    check_grad(op, tensor, name=name)
     check_plain(op, name, tensor)
+    check_grad(op, tensor, name=name)
     return tensor
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from ..world.streams import Use
@@ -184,6 +185,14 @@ def check_grad(op: str, *tensors: Any, name: str = "") -> None:
                 raise ValueError(
                     f"{op}: {called} is a tensor of torch.func.grad, vmap or another transform, "
                     f"and {op} has no formula for them. Call it outside the transformed function."
+                )
+            if (
+                forward_ad._current_level >= 0
+                and forward_ad.unpack_dual(tensor).tangent is not None
+            ):
+                raise ValueError(
+                    f"{op}: {called} has a tangent of forward-mode differentiation, and {op} has "
+                    "no formula for it: the tangent would be lost. Call it outside dual_level."
                 )
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise NoFormula(

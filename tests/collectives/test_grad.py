@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import sundog
 from sundog.collectives import all_gather_push
@@ -89,6 +90,25 @@ def test_an_op_inside_a_function_transform_is_refused(run: Run) -> None:
             torch.func.vmap(lambda x: world.all_reduce(x))(torch.ones(2, 3))
 
     run(main, 2)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("op", ["all_reduce", "matmul_all_reduce"])
+def test_a_tangent_is_refused(op: str) -> None:
+    """Forward mode: the result had none. One rank, because torch has one level for all threads."""
+
+    def main(world: sundog.World) -> None:
+        x = torch.ones(2, 2)
+        more = (torch.ones(2, 2),) * (op != "all_reduce")
+        for _ in range(3):  # the third call is the repetition of a call
+            getattr(world, op)(x, *more)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones(2, 2))
+            with pytest.raises(ValueError, match=f"{op}: . has a tangent of forward-mode"):
+                getattr(world, op)(dual, *more)
+            getattr(world, op)(x, *more)
+
+    sundog.run(main, 1, "sim")
 
 
 def test_send_and_recv(run: Run) -> None:
