@@ -57,6 +57,11 @@ def send_unequal(
     """Send part i of x to rank i. A rank knows its own splits and nobody else's."""
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")
+    for name, given in (("in_splits", in_splits), ("out_splits", out_splits)):
+        if not _are_counts(world, given):
+            raise ValueError(
+                f"all_to_all: {name} {given!r} must be {world.size} numbers, 0 or more"
+            )
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
     _check_sums(world, "in_splits", in_splits, rows, "x")
     num_out = sum(out_splits)
@@ -115,10 +120,8 @@ def _compare_splits(everyone: list[Any]) -> None:
 
 
 def _check_splits(world: World, splits: Sequence[int], rows: int) -> None:
-    if len(splits) != world.size or any(n < 0 for n in splits):
-        raise ValueError(
-            f"all_gather: splits {list(splits)} must be {world.size} numbers from 0 on"
-        )
+    if not _are_counts(world, splits):
+        raise ValueError(f"all_gather: splits {splits!r} must be {world.size} numbers from 0 on")
     if splits[world.rank] != rows:
         raise ValueError(
             f"all_gather: x has {rows} rows, but splits {list(splits)} says "
@@ -137,11 +140,13 @@ def _compare_sent(everyone: list[Any]) -> None:
                 )
 
 
+def _are_counts(world: World, splits: Any) -> bool:
+    """Return whether these are numbers of rows, one for each rank."""
+    is_list = isinstance(splits, Sequence) and len(splits) == world.size
+    return is_list and all(hasattr(n, "__index__") and n >= 0 for n in splits)
+
+
 def _check_sums(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
-    if len(splits) != world.size or any(n < 0 for n in splits):
-        raise ValueError(
-            f"all_to_all: {name} {list(splits)} must be {world.size} numbers, 0 or more"
-        )
     if sum(splits) != rows:
         raise ValueError(
             f"all_to_all: {name} {list(splits)} add up to {sum(splits)}, but {tensor} has {rows} "

@@ -89,8 +89,8 @@ def reduce(
             return _given.by_views(reduce, world, x, out, dst=dst, op=op, **more)
     x = packed(world, "reduce", x, explain)
     _reduce.check("reduce", op, x.dtype)
-    if not 0 <= dst < world.size:
-        raise ValueError(f"reduce: dst {dst} is none of the ranks 0 to {world.size - 1}")
+    if not (hasattr(dst, "__index__") and 0 <= dst < world.size):
+        raise ValueError(f"reduce: dst {dst!r} is none of the ranks 0 to {world.size - 1}")
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)
     options = CallOptions(algo, config, False, explain)
     if world.rank != dst:

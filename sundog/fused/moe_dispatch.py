@@ -88,6 +88,8 @@ def unfit(problem: Problem) -> str | None:
         return f"{problem.experts} experts do not divide among {problem.size} ranks"
     if problem.topk < 1 or problem.hidden < 1:
         return f"topk {problem.topk} and hidden {problem.hidden} must be at least 1"
+    if problem.max_tokens < 0 or problem.capacity < 0:
+        return f"max_tokens {problem.max_tokens} and capacity {problem.capacity} must be 0 or more"
     if problem.topk > _MOST:
         return f"topk {problem.topk}, and a token goes to at most {_MOST} experts"
     return None

@@ -297,9 +297,9 @@ class SpanningWorld:
         self.local._check_open()
 
     def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
+        if not (hasattr(rank, "__index__") and 0 <= rank < self.size):
             raise ValueError(
-                f"rank {rank} is outside this world of {self.size} ranks (0 to {self.size - 1})"
+                f"rank {rank!r} is outside this world of {self.size} ranks (0 to {self.size - 1})"
             )
 
 

@@ -37,7 +37,7 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def method(world: World, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing() or (args and _has_grad(args[0])):
+        if is_tracing() or _is_recorded() or (args and _has_grad(args[0])):
             return graph_call(world, *args, **kwargs)
         try:
             return function(world, *args, **kwargs)
@@ -48,9 +48,22 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _is_recorded() -> bool:
+    """Return whether make_fx or torch.export watches, or a fake mode has torch compute shapes.
+
+    They would see what the host does for a collective, and not the kernels.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(each) for each in (keys.PROXY, keys.FAKE))
+
+
 def _has_grad(x: Any) -> bool:
     """Return whether this is a model's usual tensor in training; the collective finds out later."""
     if type(x) not in _USUAL or not torch.is_grad_enabled() or is_functorch_wrapped_tensor(x):
+        return False
+    if x.is_nested:
         return False
     with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
         return bool(x.requires_grad)
@@ -73,6 +86,8 @@ def all_gather(
     splits: Sequence[int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_gather", world, config, async_op, explain, out, x)
+    if not isinstance(splits, Sequence | None):
+        raise ValueError(f"all_gather: splits {splits!r} must be {world.size} numbers from 0 on")
     parts = None if splits is None else list(splits)
     return _into(out, ops.all_gather.default(x, parts, algo, world.name))
 
@@ -99,6 +114,7 @@ def broadcast(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("broadcast", world, config, async_op, explain, out, x)
+    world._check_rank(src)
     return _into(out, ops.broadcast.default(x, src, algo, world.name))
 
 
@@ -107,6 +123,7 @@ def reduce(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     _check_call("reduce", world, config, async_op, explain, out, x)
+    world._check_rank(dst)
     result = ops.reduce.default(x, dst, name_of(op), algo, world.name)
     return _on_one(world, dst, out, result, x)
 
@@ -116,6 +133,7 @@ def gather(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     _check_call("gather", world, config, async_op, explain, out, x)
+    world._check_rank(dst)
     result = ops.gather.default(x, dst, algo, world.name)
     return _on_one(world, dst, out, result, x)
 
@@ -125,6 +143,7 @@ def scatter(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("scatter", world, config, async_op, explain, out, x)
+    world._check_rank(src)
     if x is None:
         raise ValueError(
             "scatter: x is None; where scatter is differentiated or compiled, every rank passes a "
@@ -277,7 +296,11 @@ def _check_call(
     """Raise for what a graph can't hold."""
     world._check_open()
     first = inputs[0]
-    if "matmul" in name and first is not None and first.dim() > 2:
+    for called, x in zip(("the input", "b"), inputs, strict=False):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name}: {called} is a {type(x).__name__}, expected a tensor")
+    assert first is not None
+    if "matmul" in name and first.dim() > 2:
         raise ValueError(
             f"{name}: a of shape {tuple(first.shape)}: pass a.flatten(0, -2) where {name} is "
             "differentiated or compiled"
@@ -300,7 +323,14 @@ def _check_call(
 
 
 def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    return result if out is None else out.copy_(result.view(out.shape))
+    if out is None:
+        return result
+    if out.numel() != result.numel() or out.dtype != result.dtype or out.device != result.device:
+        raise ValueError(
+            f"out has {out.numel()} elements of {out.dtype} on {out.device}, expected "
+            f"{result.numel()} of {result.dtype} on {result.device}"
+        )
+    return out.copy_(result.view(out.shape))
 
 
 def _on_one(

@@ -113,8 +113,14 @@ def all_gathered_product(
     out_dtype: torch.dtype | None, shard: str, algo: str, world: str,
 ) -> Tensor:  # fmt: skip
     size = _size(world)
+    _check_matrix("all_gather_matmul", a)
     rows, inner = (size, 1) if shard == "m" else (1, size)
     return _product("all_gather_matmul", a, b, a.shape[0] * rows, a.shape[1] * inner, out_dtype)
+
+
+def _check_matrix(op: str, a: Tensor) -> None:
+    if a.dim() != 2:
+        raise ValueError(f"{op}: a of shape {tuple(a.shape)}: expected two dimensions")
 
 
 def by_product(op: str) -> Callable[..., Tensor]:
@@ -125,6 +131,7 @@ def by_product(op: str) -> Callable[..., Tensor]:
         size = _size(world)
         slices = size if op == "matmul_reduce_scatter" else 1
         copies = size if op == "matmul_all_gather" else 1
+        _check_matrix(op, a)
         if a.shape[0] % slices:
             raise ValueError(
                 f"{op}: the {a.shape[0]} rows of a do not split into {slices} equal slices"
@@ -140,6 +147,8 @@ def normed(
 ) -> list[Tensor]:  # fmt: skip
     """Return them like all_reduce_rms_norm: normed, quantised, scales, residual, if they exist."""
     name = "all_reduce_rms_norm"
+    if x.dim() < 1:
+        raise ValueError(f"{name}: x is a scalar, expected rows, [..., hidden]")
     size, hidden = _size(world), x.shape[-1]
     kind = fp8 or fp8_of(x.device)
     problem = rms_norm.Problem(
@@ -189,6 +198,7 @@ def all_gathered_scaled(
     activation: str | None, out_dtype: torch.dtype | None, shard: str, algo: str, world: str,
 ) -> Tensor:  # fmt: skip
     size = _size(world)
+    _check_matrix("scaled_all_gather_matmul", a)
     rows, inner = (size, 1) if shard == "m" else (1, size)
     shape = (a.shape[0] * rows, a.shape[1] * inner)
     return _scaled_product("scaled_all_gather_matmul", a, b, *shape, out_dtype)

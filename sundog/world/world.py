@@ -417,9 +417,9 @@ class World:
             raise WorldClosed(f"{self._closed}; open a new one with sundog.run or sundog.init")
 
     def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
+        if not (hasattr(rank, "__index__") and 0 <= rank < self.size):
             raise ValueError(
-                f"rank {rank} is outside this world of {self.size} ranks (0 to {self.size - 1})"
+                f"rank {rank!r} is outside this world of {self.size} ranks (0 to {self.size - 1})"
             )
 
     def _check_members(self, ranks: Sequence[int]) -> list[int]:

@@ -54,7 +54,7 @@ def test_of_a_call(run: Run, how: str) -> None:
 @pytest.mark.sim_only
 @HOW
 def test_of_any_tensor_that_is_elsewhere(run: Run, how: str) -> None:
-    """Of the others too: where one is on meta, torch took memory that nobody wrote as the result."""
+    """Of the others too: where one is on meta, torch returned memory that nobody wrote."""
 
     def main(world: sundog.World) -> None:
         x, meta = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, device="meta")
@@ -66,6 +66,40 @@ def test_of_any_tensor_that_is_elsewhere(run: Run, how: str) -> None:
         }
         for name, call in calls.items():
             assert f"{name} is on meta, but this rank is on cpu" in sentence(how, call, x, meta)
+
+    run(main, 2)
+
+
+@HOW
+def test_of_arguments_that_torch_would_name_in_its_own_words(run: Run, how: str) -> None:
+    def main(world: sundog.World) -> None:
+        x = torch.ones(4, 4, device=world.device)
+        calls: dict[str, Callable[..., Any]] = {
+            " is a NoneType, expected a tensor": lambda x: world.all_reduce(None),
+            "b is a NoneType, expected a tensor": lambda x: world.matmul_all_reduce(x, None),
+            "rank '0' is outside this world of 2 ranks": lambda x: world.broadcast(x, "0"),
+            "rank None is outside this world of 2 ranks": lambda x: world.gather(x, None),
+            "all_gather: splits 4 must be 2 numbers": lambda x: world.all_gather(x, splits=4),
+            "out has 4 elements of torch.float32": lambda x: world.all_reduce(x, out=x[0].clone()),
+            "of torch.float64": lambda x: world.all_reduce(x, out=x.double()),
+            "a of shape (4,): expected": lambda x: world.all_gather_matmul(x[0], x),
+            "x is a scalar, expected rows": lambda x: world.all_reduce_rms_norm(x.sum(), x, x),
+            "capacity -1 must be 0 or more": lambda x: world.moe_dispatch(
+                x, torch.zeros(4, 1, dtype=torch.int32, device=x.device), x[:, :1], experts=2,
+                capacity=-1,
+            ),
+        }  # fmt: skip
+        for expected, call in calls.items():
+            assert expected in sentence(how, call, x)
+
+    run(main, 2)
+
+
+def test_of_a_nested_tensor_that_requires_grad(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        parts = [torch.ones(2, device=world.device), torch.ones(3, device=world.device)]
+        with pytest.raises(ValueError, match="x is a nested tensor; pass x"):
+            world.all_reduce(torch.nested.nested_tensor(parts, requires_grad=True))
 
     run(main, 2)
 

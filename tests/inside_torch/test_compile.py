@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import sundog
 from sundog.backends._gpu import SynchronizeFirst
@@ -123,6 +125,32 @@ def test_without_grad(run: Run, compiler: str) -> None:
         return [None if t is None else t.tolist() for t in (total, whole, out)]
 
     assert run(main, 2) == [[[3, 3], None, [3, 3]], [None, [2, 2, 3, 3], [3, 3]]]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("how", ["make_fx", "export", "export strict", "fake"])
+def test_what_records_sees_the_op(how: str) -> None:
+    """They saw what the host does for it: the recorded function returned zeros."""
+
+    def main(world: sundog.World) -> None:
+        x = torch.arange(6.0).view(3, 2)
+        if how == "fake":
+            with FakeTensorMode():
+                found = world.all_gather(torch.ones(3, 2))
+            assert found.shape == (6, 2)
+            return
+
+        class Model(torch.nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return world.matmul_all_reduce(world.all_reduce(x).sin(), x.t())
+
+        if how == "make_fx":
+            recorded: Any = make_fx(Model())(x)
+        else:
+            recorded = torch.export.export(Model(), (x,), strict="strict" in how).module()
+        assert torch.equal(recorded(x + 1), Model()(x + 1))
+
+    sundog.run(main, 2, "shm")
 
 
 def refused(call: Callable[..., Any], *arguments: Any) -> str:
