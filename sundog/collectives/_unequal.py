@@ -57,11 +57,8 @@ def send_unequal(
     """Send part i of x to rank i. A rank knows its own splits and nobody else's."""
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")
-    for name, given in (("in_splits", in_splits), ("out_splits", out_splits)):
-        if not _are_counts(world, given):
-            raise ValueError(
-                f"all_to_all: {name} {given!r} must be {world.size} numbers, 0 or more"
-            )
+    _check_counts(world, "all_to_all: in_splits", in_splits, ", 0 or more")
+    _check_counts(world, "all_to_all: out_splits", out_splits, ", 0 or more")
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
     _check_sums(world, "in_splits", in_splits, rows, "x")
     num_out = sum(out_splits)
@@ -120,8 +117,7 @@ def _compare_splits(everyone: list[Any]) -> None:
 
 
 def _check_splits(world: World, splits: Sequence[int], rows: int) -> None:
-    if not _are_counts(world, splits):
-        raise ValueError(f"all_gather: splits {splits!r} must be {world.size} numbers from 0 on")
+    _check_counts(world, "all_gather: splits", splits)
     if splits[world.rank] != rows:
         raise ValueError(
             f"all_gather: x has {rows} rows, but splits {list(splits)} says "
@@ -140,10 +136,10 @@ def _compare_sent(everyone: list[Any]) -> None:
                 )
 
 
-def _are_counts(world: World, splits: Any) -> bool:
-    """Return whether these are numbers of rows, one for each rank."""
+def _check_counts(world: World, name: str, splits: Any, kind: str = " from 0 on") -> None:
     is_list = isinstance(splits, Sequence) and len(splits) == world.size
-    return is_list and all(hasattr(n, "__index__") and n >= 0 for n in splits)
+    if not is_list or any(not hasattr(n, "__index__") or n < 0 for n in splits):
+        raise ValueError(f"{name} {splits!r} must be {world.size} numbers{kind}")
 
 
 def _check_sums(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
