@@ -95,8 +95,9 @@ def _where_it_fits(method: Callable[..., Any]) -> Callable[..., Any]:
         x = next(_tensors(args), None)
         if x is None:
             return method(group, *args, **kwargs)
-        why = f"tensors on {x.device.type}"
-        if x.device.type == group._device_type:
+        is_dense = x.layout is torch.strided
+        why = f"tensors on {x.device.type}" if is_dense else "sparse tensors"
+        if is_dense and x.device.type == group._device_type:
             why = "what has no room on the heap; SUNDOG_HEAP_SIZE makes it larger"
             if x.nbytes < group._too_large.get(name, x.nbytes + 1):
                 try:

@@ -124,6 +124,22 @@ def test_what_it_has_no_kernel_for_goes_to_gloo_and_says_so_once(
     assert "send goes to gloo: no kernel for messages with tags" in lines[1]
 
 
+def test_sparse_tensors_go_to_gloo(capfd: pytest.CaptureFixture) -> None:
+    """DDP reduces the sparse gradients of an embedding."""
+    job(reduce_sparse, RANKS, "sundog")
+    assert capfd.readouterr().err.count("goes to gloo: no kernel for sparse tensors") == 1
+
+
+def reduce_sparse(rank: int) -> None:
+    x = torch.eye(3).to_sparse() * (rank + 1)
+    dist.all_reduce(x)
+    assert torch.equal(x.to_dense(), torch.eye(3) * 3)
+    words = nn.parallel.DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
+    words(torch.tensor([rank, 2])).sum().backward()
+    found = words.module.weight.grad.to_dense()[:, 0]
+    assert found.tolist() == [0.5, 0.5, 1.0, 0.0]  # the average of both ranks
+
+
 def test_what_the_heap_has_no_room_for_goes_to_gloo(
     capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
