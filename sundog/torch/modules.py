@@ -33,6 +33,15 @@ def _share(world: World, features: int, what: str) -> int:
     return features // world.size
 
 
+def _autocast(*given: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Convert as torch.autocast does for a linear layer; it knows torch's own ops alone."""
+    device = given[0].device.type if given[0] is not None else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(None if x is None else x.to(dtype) for x in given)
+
+
 class ColumnParallelLinear(nn.Linear):
     """A linear layer of which each rank has some of the outputs: a part of the weight's rows."""
 
@@ -46,8 +55,8 @@ class ColumnParallelLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not self.sequence_parallel:
             return nn.functional.linear(replicated(self.world, x), self.weight, self.bias)
-        rows = x.reshape(-1, x.shape[-1])
-        out = self.world.all_gather_matmul(rows, self.weight.t(), self.bias, shard="m")
+        rows, weight, bias = _autocast(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        out = self.world.all_gather_matmul(rows, weight.t(), bias, shard="m")
         return out.view(self.world.size * x.shape[0], *x.shape[1:-1], out.shape[-1])
 
 
@@ -64,11 +73,12 @@ class RowParallelLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not self.sequence_parallel:
             whole = total(self.world, nn.functional.linear(x, self.weight))
-            return whole if self.bias is None else whole + self.bias
+            return whole if self.bias is None else whole + self.bias.to(whole.dtype)
+        tokens = _share(self.world, x.shape[0], "the first dimension of x,")
         bias = None if self.bias is None else replicated(self.world, self.bias)
-        rows = x.reshape(-1, x.shape[-1])
-        out = self.world.matmul_reduce_scatter(rows, self.weight.t(), bias)
-        return out.view(x.shape[0] // self.world.size, *x.shape[1:-1], out.shape[-1])
+        rows, weight, bias = _autocast(x.reshape(-1, x.shape[-1]), self.weight, bias)
+        out = self.world.matmul_reduce_scatter(rows, weight.t(), bias)
+        return out.view(tokens, *x.shape[1:-1], out.shape[-1])
 
 
 class SequenceParallelNorm(nn.Module):
@@ -94,7 +104,14 @@ class VocabParallelEmbedding(nn.Embedding):
         self, num_embeddings: int, embedding_dim: int, world: World,
         sequence_parallel: bool = True, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(_share(world, num_embeddings, "num_embeddings"), embedding_dim, **options)
+        for name in ("max_norm", "scale_grad_by_freq"):
+            if options.get(name):
+                raise ValueError(f"VocabParallelEmbedding: {name} looks at words that others have")
+        words = _share(world, num_embeddings, "num_embeddings")
+        if options.get("padding_idx") is not None:
+            local = options["padding_idx"] % num_embeddings - world.rank * words
+            options["padding_idx"] = local if 0 <= local < words else None
+        super().__init__(words, embedding_dim, **options)
         self.world, self.sequence_parallel = world, sequence_parallel
 
     def forward(self, tokens: Tensor) -> Tensor:

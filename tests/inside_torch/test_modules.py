@@ -11,7 +11,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import sundog
 from sundog.torch.modules import (
+    ColumnParallelLinear,
     Colwise,
+    RowParallelLinear,
     Rowwise,
     SequenceParallelNorm,
     VocabParallelEmbedding,
@@ -81,12 +83,52 @@ class _Mesh:
         return True
 
 
+@pytest.mark.parametrize("is_split", [True, False], ids=["sequence parallel", "all tokens"])
+def test_autocast_converts_as_for_linear_layers(run: Run, is_split: bool) -> None:
+    def main(world: sundog.World) -> None:
+        up = ColumnParallelLinear(4, 8, world, True, is_split, device=world.device)
+        down = RowParallelLinear(8, 4, world, True, is_split, device=world.device)
+        before = nn.Linear(4, 4, device=world.device)
+        x = torch.randn(4, 4, device=world.device)
+        with torch.autocast(world.device.type, torch.bfloat16):
+            out = down(up(before(x)))
+        assert out.dtype == torch.bfloat16
+        out.float().square().sum().backward()
+        for weight in (before.weight, up.weight, up.bias, down.weight, down.bias):
+            assert weight.grad.dtype == torch.float32
+
+    run(main, 2)
+
+
+def test_a_padding_word_is_on_one_rank(run: Run) -> None:
+    """Every rank left the gradient of its own word of that number out."""
+
+    def main(world: sundog.World) -> None:
+        for padding in (0, 5, -1):
+            torch.manual_seed(0)
+            whole = nn.Embedding(8, 4, padding_idx=padding, device=world.device)
+            words = VocabParallelEmbedding(8, 4, world, padding_idx=padding, device=world.device)
+            assert (words.weight == 0).all(1).sum() == (padding % 8 // 4 == world.rank)
+            tokens = torch.arange(8, device=world.device)
+            whole(tokens).sum().backward()
+            words(tokens).sum().backward()
+            assert torch.equal(words.weight.grad, whole.weight.grad.chunk(2)[world.rank])
+        with pytest.raises(ValueError, match="max_norm looks at words that others have"):
+            VocabParallelEmbedding(8, 4, world, max_norm=1.0)
+
+    run(main, 2)
+
+
 def test_what_can_not_be_split_is_named(run: Run) -> None:
     def main(world: sundog.World) -> None:
         with pytest.raises(ValueError, match="out_features 5 does not divide by 2 ranks"):
             Colwise(world)._apply(nn.Linear(4, 5), None)
         with pytest.raises(ValueError, match=r"is made of a nn\.Linear, not of ReLU"):
             Rowwise(world)._apply(nn.ReLU(), None)
+        with pytest.raises(ValueError, match="first dimension of x, 3 does not divide by 2 ranks"):
+            RowParallelLinear(4, 4, world, device=world.device)(
+                torch.ones(3, 2, 2, device=world.device)
+            )
         x = torch.ones(2, device=world.device, requires_grad=True)
         replicated(world, x * (world.rank + 1)).sum().backward()
         assert x.grad.tolist() == [2.0 * (world.rank + 1)] * 2
