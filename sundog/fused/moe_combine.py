@@ -261,7 +261,7 @@ def moe_combine(
         raise ValueError(f"{OP}: y is {tuple(y.shape)}, expected [{rows[0]}, {rows[1]}, hidden]")
     y = packed(world, OP, y, explain, "y")
     problem = dataclasses.replace(asked, hidden=y.shape[2], dtype=y.dtype, zeroed=False)
-    refused = unfit(problem) or (None if y.dtype in DTYPES else f"y has {y.dtype}")
+    refused = unfit(problem) or (None if y.dtype in DTYPES else f"no sum of {y.dtype}")
     if refused is not None:
         raise ValueError(f"{OP}: {refused}")
     shape = (handle.ids.shape[0], y.shape[2])
