@@ -194,6 +194,8 @@ class Signals:
 
     def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
         """Read the words by an atomic: learn what reaches its actor, and note what does not."""
+        if event.verb in STORES:
+            return
         places = addresses.ravel().tolist()
         if (missed := self.stale.get(event)) is not None:
             for address in places:
