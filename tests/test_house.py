@@ -18,9 +18,9 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1470,
-    "backends": 4045,
-    "checker": 4710,
-    "collectives": 3925,
+    "backends": 4050,
+    "checker": 4735,
+    "collectives": 4050,
     "compat": 2470,
     "compiled": 1000,
     "dataset": 3810,

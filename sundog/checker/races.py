@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from .encounter import Encounter, Found
-from .findings import SILENCE, Rule
+from .findings import SILENCE, AccessEvent, Rule
 from .idioms import chain, idiom, wider
 from .shadow import PastAccess, bounds
 from .signals import Heard, both_reach
@@ -178,7 +178,7 @@ def _is_boundary(heard: Heard) -> bool:
         return True
     if not both_reach(heard.signal.event, heard.event):
         return False
-    return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE)
+    return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE, SCOPE)  # scope: of a fence
 
 
 def _waited(heard: Heard, learner: Any) -> bool:
@@ -235,8 +235,7 @@ def _heard_from_later_kernel(here: Encounter, old: PastAccess) -> Heard | None:
 
 def _fault(heard: Heard) -> Rule | None:
     """Say why a signal that was heard made no order; None if it made one."""
-    signal, event = heard.signal.event, heard.event
-    if not event.atomic:
+    if not heard.event.atomic:
         return PLAIN_FLAG
     if heard.signal.validates_itself:
         return PAYLOAD
@@ -244,7 +243,7 @@ def _fault(heard: Heard) -> Rule | None:
         return RELAXED_RELEASE
     if not heard.acquires:
         return RELAXED_ACQUIRE
-    return None if both_reach(signal, event) else SCOPE
+    return None if both_reach(heard.signal, heard) else SCOPE
 
 
 def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str]:
@@ -252,7 +251,8 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
     flag = f"the signal at {chain(signal)} was read at {chain(event)}"
     fault = _fault(heard)
     if fault is SCOPE:
-        scopes = f"signalled with scope {signal.scope}, read with scope {event.scope}"
+        sent, read = _reach(heard.signal.scope, signal), _reach(heard.scope, event)
+        scopes = f"signalled with {sent}, read with {read}"
         return fault, f"{flag}, but {scopes}: that does not reach the other side"
     if fault is PAYLOAD:
         word = f"the word stored at {chain(signal)} was read at {chain(event)}"
@@ -282,6 +282,10 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
             "by one thread, does not publish what the other warps did"
         )
     return NO_ORDER, f"{flag}, but this access is not ordered by what that signal published"
+
+
+def _reach(scope: str, event: AccessEvent) -> str:
+    return f"scope {scope}" if scope == event.scope else f"a fence of scope {scope}"
 
 
 def _order(heard: Heard) -> str:

@@ -35,6 +35,7 @@ class Signal(NamedTuple):
     number: int  # of its message
     releases: bool  # by its own semantics, or by a fence before it
     validates_itself: bool = False  # a plain store that a volatile load has read
+    scope: str = "sys"  # how far what it publishes reaches: its own, or that of a fence before it
 
 
 class Heard(NamedTuple):
@@ -44,6 +45,11 @@ class Heard(NamedTuple):
     event: AccessEvent
     acquires: bool  # by its own semantics, or by a fence after it
     barriers: int = 0  # the reader's time of CTA barriers when it read
+    scope: str = "sys"  # its own, or that of a fence after it
+
+    @property
+    def actor(self) -> Actor:
+        return self.event.actor
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,9 @@ class Signals:
             fenced = event.sem not in RELEASES and actor.fence is not None
             barriers = 1 + (actor.fence.met if fenced else actor.met)
             says = clock is not None
-            signal = Signal(actor, event, barriers, actor.steps, word.addresses, number, says)
+            signal = Signal(
+                actor, event, barriers, actor.steps, word.addresses, number, says, scope=scope
+            )
             word.signals[actor] = actor.sent = signal
         stamp = actor.stamp(event.tensor, event.proxy)
         releases = newest.releases + (clock is not None)
@@ -250,7 +258,9 @@ class Signals:
             if event.sem == "release" and signal.actor in actor.heard:
                 continue  # meant to signal, not to wait: what was heard before counts
             if signal.actor is not actor:
-                actor.heard[signal.actor] = Heard(signal, event, acquires, actor.barriers)
+                actor.heard[signal.actor] = Heard(
+                    signal, event, acquires, actor.barriers, event.scope
+                )
                 if by_lane and acquires:
                     actor.pending_from[signal.actor] = None
         if not message.published:
@@ -299,7 +309,8 @@ class Signals:
         actor.overheard.clear()
         for signaller, heard in actor.heard.items():
             if heard.event.actor is actor and heard.event.atomic:
-                actor.heard[signaller] = heard._replace(acquires=True)
+                reach = heard.scope if heard.acquires else _narrower(scope, heard.scope)
+                actor.heard[signaller] = heard._replace(acquires=True, scope=reach)
 
     def _put_in_order(self, actor: Actor, scope: str, everyone: bool) -> None:
         """Order a fence.sc after those before it whose scopes reach: fences have one order."""
@@ -391,8 +402,12 @@ def _published(event: AccessEvent) -> tuple[Clock | None, str]:
     fence = actor.fence
     if fence is None:
         return None, event.scope
-    narrower = min(fence.scope, event.scope, key=_SCOPES.index)
-    return (fence.together if event.tensor else fence.alone), narrower
+    reach = _narrower(fence.scope, event.scope)
+    return (fence.together if event.tensor else fence.alone), reach
+
+
+def _narrower(*scopes: str) -> str:
+    return min(scopes, key=_SCOPES.index)
 
 
 def _reaching(event: AccessEvent, message: Message) -> list[tuple[Clock, Any]]:
@@ -420,8 +435,8 @@ def _reaches(scope: str, who: Any, other: Any) -> bool:
     return rank == other_rank
 
 
-def both_reach(a: AccessEvent, b: AccessEvent) -> bool:
-    """Return whether two atomics are atomic to each other."""
+def both_reach(a: AccessEvent | Signal, b: AccessEvent | Heard) -> bool:
+    """Return whether two atomics are atomic to each other, or a signal reaches who heard it."""
     if a.scope == b.scope == "sys":  # most
         return True
     return _reaches(a.scope, a.actor, b.actor) and _reaches(b.scope, b.actor, a.actor)

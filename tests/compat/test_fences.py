@@ -26,13 +26,13 @@ WRONG = [
     (f"{BAR} {FENCE}", BAR, "relaxed acquire"),
     (FENCE, FENCE, "no CTA barrier before the release"),
     (f"{FENCE} {BAR}", FENCE, "no CTA barrier before the release"),
-    (f"{BAR} fence.acq_rel.gpu;", FENCE, "no order"),
-    (f"{BAR} {FENCE}", "membar.gl;", "no order"),
+    (f"{BAR} fence.acq_rel.gpu;", FENCE, "scope does not reach"),
+    (f"{BAR} {FENCE}", "membar.gl;", "scope does not reach"),
     (f"{BAR} fence.acquire.sys;", FENCE, "relaxed release"),
     ("s_barrier\ns_waitcnt vmcnt(0)", "buffer_inv sc0 sc1", "relaxed release"),
     (f"s_barrier\n{WRITE_BACK}", "s_waitcnt vmcnt(0)", "relaxed acquire"),
     (WRITE_BACK, "buffer_inv sc0 sc1", "no CTA barrier before the release"),
-    (f"s_barrier\n{WRITE_BACK.replace('sc0 ', '')}", "buffer_inv sc0 sc1", "no order"),
+    (f"s_barrier\n{WRITE_BACK.replace('sc0 ', '')}", "buffer_inv sc0 sc1", "scope does not reach"),
 ]
 
 
