@@ -167,7 +167,8 @@ class Checker:
         what = "volatile" if op == VOLATILE else "atomic"
         self._note(what, actor.rank, actor.launch, event, touch, tensor, lags)
         # An acquire comes after what it learns, so it learns first.
-        self._signals.hear(event, touch.addresses)
+        if op != "STORE":
+            self._signals.hear(event, touch.addresses)
         self._access(event, touch)
         if op == "STORE":
             self._signals.break_chains(touch.addresses, touch.size, plain=False)

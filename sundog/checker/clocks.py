@@ -64,7 +64,7 @@ class Actor:
     suspected: set[tuple] = field(default_factory=set)  # loads that the compiler may move
     sent: Any = None  # the latest signals.Signal that it made
     stored: list[Any] = field(default_factory=list)  # machine.Touch of tiles since the last barrier
-    fence: Any = None  # the latest signals.FencePast
+    fences: tuple[Any, ...] = ()  # signals.FencePast: the widest first, the latest last
     overheard: dict[int, Any] = field(default_factory=dict)  # read, and acquired by a later fence
     called: Site = ()  # of an errand: where it was called
     errands: list[Actor] = field(default_factory=list)  # what a network does for the program
@@ -121,7 +121,7 @@ class Actor:
         warps, zero, bulk = components
         actor = Actor(
             self.rank, self.index, self.kernel, self.launch, self.number, warps, zero, bulk,
-            self.all(), self.proxy, self.begun, heard=dict(self.heard), fence=self.fence,
+            self.all(), self.proxy, self.begun, heard=dict(self.heard), fences=self.fences,
             called=called,
         )  # fmt: skip
         self.errands.append(actor)
@@ -156,7 +156,7 @@ class StreamActor:
     begun: Clock | None = None  # what it knew when its latest kernel began
     learnt: Clock | None = None  # the clock that it joined last
     met: int = 0
-    fence: None = None
+    fences: tuple[()] = ()
     sent: Any = None  # the latest signals.Signal that it made
 
     @property

@@ -142,14 +142,14 @@ class Signals:
     def publish(self, event: AccessEvent, touch: Touch, before: bytes, after: bytes) -> None:
         """Append to the words what an atomic wrote. A poll that adds 0 writes no message."""
         size = touch.size
-        clock, scope = _published(event)
-        if clock is None and before == after:
+        said = _published(event)
+        if not said and before == after:
             return
         for lane, word in self._known(touch.addresses.ravel().tolist(), size, before):
             lanes = slice(lane * size, (lane + len(word.addresses)) * size)
             old, new = before[lanes], after[lanes]
-            if clock is not None or old != new:
-                self._append(event, word, new, clock, scope)
+            if said or old != new:
+                self._append(event, word, new, said)
 
     def _known(self, addresses: list[int], size: int, before: bytes) -> list[tuple[int, Word]]:
         """Return the words of an access, each with its first lane; make those that are new."""
@@ -170,9 +170,7 @@ class Signals:
             made.append((lane, known))
         return made
 
-    def _append(
-        self, event: AccessEvent, word: Word, value: bytes, clock: Clock | None, scope: str
-    ) -> None:
+    def _append(self, event: AccessEvent, word: Word, value: bytes, said: dict[str, Clock]) -> None:
         actor, newest = event.actor, word.newest
         last = word.signals.get(actor)
         number = newest.number + 1
@@ -180,7 +178,7 @@ class Signals:
         if event.verb in STORES:
             word.signals.clear()
         published = newest.published if event.verb not in STORES else {}
-        if clock is not None:
+        for scope, clock in said.items():
             key = (scope, _same(scope, actor))
             known = published.get(key)
             alone = last is not None and len(word.signals) == 1
@@ -188,22 +186,20 @@ class Signals:
                 clock = {**clock}  # unless this actor's newer clock has all of its older one
                 join(clock, known)
             published = {**published, key: clock}
-        if clock is not None or not released:
-            fenced = event.sem not in RELEASES and actor.fence is not None
-            barriers = 1 + (actor.fence.met if fenced else actor.met)
-            says = clock is not None
+        if said or not released:
+            fenced = event.sem not in RELEASES and actor.fences
+            barriers = 1 + (actor.fences[0].met if fenced else actor.met)
+            reach = next(iter(said), event.scope)
             signal = Signal(
-                actor, event, barriers, actor.steps, word.addresses, number, says, scope=scope
+                actor, event, barriers, actor.steps, word.addresses, number, bool(said), scope=reach
             )
             word.signals[actor] = actor.sent = signal
         stamp = actor.stamp(event.tensor, event.proxy)
-        releases = newest.releases + (clock is not None)
+        releases = newest.releases + bool(said)
         word.append(Message(number, value, stamp, event, published, releases))
 
     def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
         """Read the words by an atomic: learn what reaches its actor, and note what does not."""
-        if event.verb in STORES:
-            return
         places = addresses.ravel().tolist()
         if (missed := self.stale.get(event)) is not None:
             for address in places:
@@ -295,21 +291,24 @@ class Signals:
             self._put_in_order(actor, scope, everyone)
         if sem != "acquire":
             alone, together = actor.published(tensor=False), actor.published(tensor=True)
-            actor.fence = FencePast(scope, alone, together, actor.met)
+            wider = [f for f in actor.fences if _narrower(f.scope, scope) != f.scope]
+            actor.fences = (*wider, FencePast(scope, alone, together, actor.met))
         actor.steps += 1
 
     def _acquire_overheard(self, actor: Actor, scope: str, everyone: bool) -> None:
-        for each in actor.overheard.values():
+        for key, each in [*actor.overheard.items()]:
             if not _reaches(scope, _same(scope, actor), each.who):
-                continue
+                continue  # a wider fence may follow
+            del actor.overheard[key]
             if everyone and not each.by_lane:
                 actor.learn(each.clock)
             else:
                 actor.pending[id(each.clock)] = each.clock
-        actor.overheard.clear()
         for signaller, heard in actor.heard.items():
             if heard.event.actor is actor and heard.event.atomic:
-                reach = heard.scope if heard.acquires else _narrower(scope, heard.scope)
+                reach = _narrower(scope, heard.event.scope)
+                if heard.acquires and _narrower(heard.scope, reach) == reach:
+                    continue  # as far already
                 actor.heard[signaller] = heard._replace(acquires=True, scope=reach)
 
     def _put_in_order(self, actor: Actor, scope: str, everyone: bool) -> None:
@@ -394,16 +393,15 @@ def _of_own_lane(actor: Actor, message: Message) -> bool:
     return message.stamp is not None and message.stamp[1] > actor.met
 
 
-def _published(event: AccessEvent) -> tuple[Clock | None, str]:
-    """Return what a write publishes, by its own semantics or by a fence before it, and how far."""
+def _published(event: AccessEvent) -> dict[str, Clock]:
+    """Return what a write publishes by its own semantics or fences before it, by how far."""
     actor = event.actor
     if event.sem in RELEASES:
-        return actor.published(event.tensor), event.scope
-    fence = actor.fence
-    if fence is None:
-        return None, event.scope
-    reach = _narrower(fence.scope, event.scope)
-    return (fence.together if event.tensor else fence.alone), reach
+        return {event.scope: actor.published(event.tensor)}
+    return {
+        _narrower(fence.scope, event.scope): fence.together if event.tensor else fence.alone
+        for fence in actor.fences
+    }
 
 
 def _narrower(*scopes: str) -> str:

@@ -19,6 +19,8 @@ RIGHT = [
     (f"{BAR} membar.sys;", "membar.sys;"),
     ("membar.sys; bar.sync 0;", "membar.sys;"),  # the order of fence.sc: each thread has its own
     (f"{BAR} fence.release.sys;", "fence.acquire.sys;"),
+    (f"{BAR} {FENCE} fence.acq_rel.gpu;", f"fence.acq_rel.gpu; {FENCE}"),  # the wider one holds
+    (f"{BAR} {FENCE} membar.cta; membar.gl;", FENCE),
     (f"s_barrier\n{WRITE_BACK}", "buffer_inv sc0 sc1"),  # as AMD's compiler orders it
 ]
 WRONG = [
@@ -27,6 +29,8 @@ WRONG = [
     (FENCE, FENCE, "no CTA barrier before the release"),
     (f"{FENCE} {BAR}", FENCE, "no CTA barrier before the release"),
     (f"{BAR} fence.acq_rel.gpu;", FENCE, "scope does not reach"),
+    (f"{FENCE} {BAR} fence.acq_rel.gpu;", FENCE, "no CTA barrier before the release"),
+    (f"{BAR} {FENCE}", "membar.gl; membar.cta;", "scope does not reach"),
     (f"{BAR} {FENCE}", "membar.gl;", "scope does not reach"),
     (f"{BAR} fence.acquire.sys;", FENCE, "relaxed release"),
     ("s_barrier\ns_waitcnt vmcnt(0)", "buffer_inv sc0 sc1", "relaxed release"),
