@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..callsite import relative
 
 SILENCE = "no signal, barrier or launch stands between them in either direction"
 
+_NUMBER = re.compile(r"(?<![\w.:])-?\d[\d.]*")  # not that of a line, or a part of a name
 _SUNDOG = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_SUNDOG, name) for name in ("device", "compat"))
 
@@ -96,7 +98,7 @@ class Finding:
         """
         sides = [a for a in (self.first, self.second) if a is not None]
         if not sides:
-            return self.kind, self.why.split("\n")[0]
+            return self.kind, _NUMBER.sub("#", self.why.split("\n")[0])
         lines = sorted((a.file, a.line) for a in sides)
         return self.kind, *lines, tuple(a.reads for a in sides), len({a.who for a in sides})
 

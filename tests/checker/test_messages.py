@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from sundog import World
-from sundog.checker.failures import CANNOT_INTERPRET
+from sundog.checker.failures import CANNOT_INTERPRET, WRONG_RESULT
 from sundog.checker.races import RELAXED_RELEASE
 from sundog.tools.check.schedules import check
 
@@ -135,3 +135,12 @@ def test_unknown_assembly_is_refused_with_its_text_and_line() -> None:
     inner, outer = (_line_of(text) for text in ("tl.inline_asm_", "helper(tl.load(x))"))
     at = "tests/checker/test_messages.py"
     assert f"at {at}:{inner} (called from :{outer})" in found.why
+
+
+def test_failures_that_differ_in_numbers_are_one_finding() -> None:
+    def key(why: str) -> tuple:
+        return WRONG_RESULT.finding(why).key()
+
+    first = key("rank 0: theirs.py:3: 12 of 4096 elements are wrong, the first at 0: -2.5")
+    assert first == key("rank 1: theirs.py:3: 7 of 4096 elements are wrong, the first at 31: 4.0")
+    assert first != key("rank 0: theirs.py:4: 12 of 4096 elements are wrong, the first at 0: -2.5")
