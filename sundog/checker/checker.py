@@ -19,7 +19,7 @@ from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, Deputies, StreamActor, StreamClocks
 from .encounter import Encounter, Found
-from .failures import find_uses, stale_read, torn_read
+from .failures import Missed, find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
 from .pipelined import Suspicion, confirm, suspect
 from .rules import Look, looks_at
@@ -63,6 +63,7 @@ class Checker:
         self._num_launches = 0
         self.widest = 0  # programs of the largest launch
         self._running: dict[Actor, Launch] = {}
+        self._missed: dict[AccessEvent, Region | None] = {}  # where it last read an older value
 
     # order
 
@@ -169,6 +170,8 @@ class Checker:
         # An acquire comes after what it learns, so it learns first.
         if op != "STORE":
             self._signals.hear(event, touch.addresses)
+            if event in self._signals.stale:
+                self._missed[event] = touch.region
         self._access(event, touch)
         if op == "STORE":
             self._signals.break_chains(touch.addresses, touch.size, plain=False)
@@ -391,12 +394,12 @@ class Checker:
             for path, line, _ in event.stack
         }
 
-    def stale_reads(self) -> list[str]:
+    def stale_reads(self) -> list[Missed]:
         """Say which atomics read an older value at last, and which write they missed."""
         return [
-            stale_read(event, self._word(address), *messages)
+            stale_read(event, self._word(event, address), *messages)
             for event, missed in self._signals.stale.items()
-            if not event.is_ours
+            if not event.is_ours and not event.waits
             for address, messages in missed.items()
         ]
 
@@ -404,10 +407,12 @@ class Checker:
         """Say which tile atomics saw a part of another one at last."""
         return [torn_read(event, writer) for event, writer in self._signals.torn.items()]
 
-    def _word(self, address: int) -> str:
-        """Name a word; an ordinary tensor's memory has no name once its kernel has ended."""
-        region = self._memory.find(address, address + 1)
-        return self._memory.name(address) if region is not None else "a word of a tensor"
+    def _word(self, event: AccessEvent, address: int) -> str:
+        """Name a word that an atomic read. Its memory may have been freed since."""
+        region = self._missed.get(event)
+        if region is None or not region.start <= address < region.end:
+            region = self._memory.find(address, address + 1)
+        return "a word of a tensor" if region is None else region.index(address)
 
     def ask_compiler(self) -> list[str]:
         """Report the loads that moved, after the run; return notes on what did not compile."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..callsite import raised_at, relative
 from ..errors import BadAccess, CannotInterpret, Deadlock, Livelock, SundogError, WaitTimeout
 from .clocks import Clock, Clocks
 from .encounter import Found
 from .findings import AccessEvent, Finding, Rule
+from .idioms import chain
+from .races import fault
 from .shadow import State
+from .signals import ACQUIRES, RELEASES
 from .words import Message
 
 BAD_ACCESS = Rule(
@@ -62,6 +66,11 @@ CANNOT_INTERPRET = Rule(
     is_verdict=False,
 )
 _SHOWN = 8  # stale reads
+_WEAK = "Write with release and read with acquire where one atomic must be seen before another."
+_TOTAL = (
+    "These release and acquire, and still two programs may each miss what the other one wrote just "
+    'before. Give the write and the read sem="acq_rel", or put a fence.sc between them.'
+)
 
 RULES = [
     BAD_ACCESS, FREED_IN_USE, DEADLOCK, NOT_RESIDENT, LIVELOCK, TORN_TILE, WRONG_RESULT, ERROR,
@@ -72,7 +81,7 @@ RULES = [
 def find_failure(
     error: Exception | SystemExit,
     rank: int | None,
-    stale: list[str] | None = None,
+    stale: list[Missed] | None = None,
     all_started: bool = True,
     torn: list[str] | None = None,
 ) -> Finding:
@@ -88,24 +97,44 @@ def find_failure(
     if torn and finding.kind == TORN_TILE.kind:
         finding = TORN_TILE.finding("\n".join([finding.why, *torn[-_SHOWN:]]))
     if stale and finding.kind in (WRONG_RESULT.kind, DEADLOCK.kind):
-        shown = stale[-_SHOWN:]
+        shown = [missed.text for missed in stale[-_SHOWN:]]
         more = f" ({len(stale) - _SHOWN} more)" if len(stale) > _SHOWN else ""
         finding.why += "\n".join(
             [f"\nolder values were read, as nothing orders them{more}:", *shown]
         )
-        finding.suggestion = finding.suggestion or (
-            "Write with release and read with acquire where one atomic must be seen before another."
-        )
+        weak = any(missed.is_weak for missed in stale)
+        finding.suggestion = finding.suggestion or (_WEAK if weak else _TOTAL)
     return finding
 
 
-def stale_read(event: AccessEvent, word: str, read: Message, newest: Message) -> str:
-    """Say which atomic read an older value, and which write it missed."""
+class Missed(NamedTuple):
+    """An atomic that read an older value than the newest."""
+
+    text: str
+    is_weak: bool  # it does not acquire, or the write that it missed does not release
+
+
+def stale_read(event: AccessEvent, word: str, read: Message, newest: Message) -> Missed:
+    """Say which atomic read an older value, which write it missed, and the signal that is weak."""
     writer = newest.event
     missed = f", not {_number(newest)}"
     if writer is not None:
-        missed += f", which {_who(writer)} wrote at {_at(writer)}"
-    return f"  {_who(event)} at {_at(event)} ({event.sem}) read {word} = {_number(read)}{missed}"
+        missed += f", which {_who(writer)} wrote at {_at(writer)}{_weak_signal(event, writer)}"
+    text = f"  {_who(event)} at {_at(event)} ({event.sem}) read {word} = {_number(read)}{missed}"
+    strong = event.sem in ACQUIRES and writer is not None and writer.sem in RELEASES
+    return Missed(text, not strong)
+
+
+def _weak_signal(event: AccessEvent, writer: AccessEvent) -> str:
+    """Name the signal of the writer that the reader has read, if that made no order."""
+    heard = event.actor.heard.get(writer.actor)
+    if heard is None or (rule := fault(heard)) is None:
+        return ""
+    signal = heard.signal.event
+    return (
+        f"; it read the signal of {chain(signal)} ({signal.sem}, {heard.signal.scope}) at "
+        f"{chain(heard.event)} ({heard.event.sem}, {heard.scope}): {rule.name}"
+    )
 
 
 def torn_read(event: AccessEvent, writer: AccessEvent) -> str:

@@ -14,6 +14,7 @@ SILENCE = "no signal, barrier or launch stands between them in either direction"
 
 _NUMBER = re.compile(r"(?<![\w.:])-?\d[\d.]*")  # not that of a line, or a part of a name
 _SUNDOG = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_WAITS = os.path.join(_SUNDOG, "device", "signal.py")
 _OURS = tuple(os.path.join(_SUNDOG, name) for name in ("device", "compat"))
 
 
@@ -154,6 +155,11 @@ class AccessEvent:
     def is_ours(self) -> bool:
         """Return whether it has no line of the user's: a kernel that stands for torch's own."""
         return self.where[0].startswith(_OURS)
+
+    @property
+    def waits(self) -> bool:
+        """Return whether it polls in a wait of sundog's: that only ends with what it waits for."""
+        return bool(self.stack) and self.stack[0][0].startswith(_WAITS)
 
     @property
     def callers(self) -> tuple[tuple[str, int, str], ...]:

@@ -178,7 +178,7 @@ def _is_boundary(heard: Heard) -> bool:
         return True
     if not both_reach(heard.signal.event, heard.event):
         return False
-    return _fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE, SCOPE)  # scope: of a fence
+    return fault(heard) in (RELAXED_RELEASE, RELAXED_ACQUIRE, SCOPE)  # scope: of a fence
 
 
 def _waited(heard: Heard, learner: Any) -> bool:
@@ -199,7 +199,7 @@ def _ended_with(heard: Heard, learner: Any, old: PastAccess) -> bool:
     signal = heard.signal
     if heard.event.actor is learner or signal.actor is not old.event.actor:
         return False
-    if not _is_boundary(heard) or _fault(heard) is not RELAXED_ACQUIRE:
+    if not _is_boundary(heard) or fault(heard) is not RELAXED_ACQUIRE:
         return False
     by_tile = old.event.tensor and old.stamp[1] >= signal.barriers
     return old.step <= signal.step and not by_tile and not old.event.proxy
@@ -220,7 +220,7 @@ def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
                 queue.append(sender)
     chain = paths.get(other, [])
     for heard, learner in chain:
-        if _fault(heard) or heard.signal.actor in getattr(learner, "pending_from", {}):
+        if fault(heard) or heard.signal.actor in getattr(learner, "pending_from", {}):
             return heard, learner
     return chain[0] if len(chain) > 2 else (None, actor)
 
@@ -233,7 +233,7 @@ def _heard_from_later_kernel(here: Encounter, old: PastAccess) -> Heard | None:
     return None
 
 
-def _fault(heard: Heard) -> Rule | None:
+def fault(heard: Heard) -> Rule | None:
     """Say why a signal that was heard made no order; None if it made one."""
     if not heard.event.atomic:
         return PLAIN_FLAG
@@ -249,20 +249,20 @@ def _fault(heard: Heard) -> Rule | None:
 def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str]:
     signal, event = heard.signal.event, heard.event
     flag = f"the signal at {chain(signal)} was read at {chain(event)}"
-    fault = _fault(heard)
-    if fault is SCOPE:
+    broken = fault(heard)
+    if broken is SCOPE:
         sent, read = _reach(heard.signal.scope, signal), _reach(heard.scope, event)
         scopes = f"signalled with {sent}, read with {read}"
-        return fault, f"{flag}, but {scopes}: that does not reach the other side"
-    if fault is PAYLOAD:
+        return broken, f"{flag}, but {scopes}: that does not reach the other side"
+    if broken is PAYLOAD:
         word = f"the word stored at {chain(signal)} was read at {chain(event)}"
-        return fault, f"{word} by a volatile load: it validates itself, and publishes nothing else"
-    if fault is RELAXED_RELEASE:
-        return fault, f"{flag}, but it is {signal.sem}: it publishes nothing"
-    if fault is RELAXED_ACQUIRE:
-        return fault, f"{flag}, but that is {event.sem}: nothing after it is ordered"
-    if fault is not None:
-        return fault, f"{flag} by a plain load: nothing after it is ordered"
+        return broken, f"{word} by a volatile load: it validates itself, and publishes nothing else"
+    if broken is RELAXED_RELEASE:
+        return broken, f"{flag}, but it is {signal.sem}: it publishes nothing"
+    if broken is RELAXED_ACQUIRE:
+        return broken, f"{flag}, but that is {event.sem}: nothing after it is ordered"
+    if broken is not None:
+        return broken, f"{flag} by a plain load: nothing after it is ordered"
     if heard.signal.actor in getattr(actor, "pending_from", {}):
         return BARRIER_AFTER, (
             f"{flag} by a tensor atomic: each lane learnt for its own thread only, and no CTA "

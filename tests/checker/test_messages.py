@@ -13,7 +13,8 @@ import triton.language as tl
 from sundog import World
 from sundog.checker.failures import CANNOT_INTERPRET, WRONG_RESULT
 from sundog.checker.races import RELAXED_RELEASE
-from sundog.tools.check.schedules import check
+from sundog.device import local
+from sundog.tools.check.schedules import check, check_once
 
 pytestmark = pytest.mark.sim_only
 
@@ -144,3 +145,71 @@ def test_failures_that_differ_in_numbers_are_one_finding() -> None:
     first = key("rank 0: theirs.py:3: 12 of 4096 elements are wrong, the first at 0: -2.5")
     assert first == key("rank 1: theirs.py:3: 7 of 4096 elements are wrong, the first at 31: 4.0")
     assert first != key("rank 0: theirs.py:4: 12 of 4096 elements are wrong, the first at 0: -2.5")
+
+
+@triton.jit
+def two_words(data, flag, out, SEM: tl.constexpr):
+    if tl.program_id(0) == 0:
+        tl.atomic_xchg(data, 42, sem="relaxed", scope="gpu")
+        tell(flag, SEM=SEM)
+    else:
+        hear(flag)
+        tl.store(out, tl.atomic_add(data, 0, sem="relaxed", scope="gpu"))
+
+
+def pass_a_word(sem: str, world: World) -> None:
+    data, flag, out = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
+    two_words[(2,)](data, flag, out, sem)
+    assert out.item() == 42
+
+
+def test_an_older_value_names_its_word_and_the_weak_signal() -> None:
+    (found,) = check(partial(pass_a_word, "relaxed"), 1, schedules=12).findings
+    assert "read data[0] = 0, not 42" in found.why
+    assert "; it read the signal of " in found.why
+    assert "(relaxed, gpu)" in found.why
+    assert found.why.endswith("(acquire, gpu): relaxed release")
+    assert "read with acquire" in found.suggestion
+    assert not check(partial(pass_a_word, "release"), 1, schedules=12).findings
+
+
+@triton.jit
+def both_enter(wants, out, SEM: tl.constexpr):
+    me = tl.program_id(0)
+    tl.atomic_xchg(wants + me, 1, sem="acq_rel" if SEM == "acq_rel" else "release", scope="gpu")
+    tl.store(out + me, tl.atomic_add(wants + 1 - me, 0, sem=SEM, scope="gpu"))
+
+
+def enter(sem: str, world: World) -> None:
+    wants, out = (torch.zeros(2, dtype=torch.int64) for _ in range(2))
+    both_enter[(2,)](wants, out, sem)
+    assert out.sum() > 0
+
+
+def test_advice_where_all_release_and_acquire_is_not_that() -> None:
+    (found,) = check(partial(enter, "acquire"), 1, schedules=12).findings
+    assert "fence.sc" in found.suggestion
+    assert not check(partial(enter, "acq_rel"), 1, schedules=12).findings
+
+
+@triton.jit
+def late(flag, out, ctx):
+    """Program 1 waits with sundog's own wait, whose polls may well read an older value."""
+    if tl.program_id(0) == 0:
+        local.signal(flag, 1, ctx)
+    else:
+        local.wait(flag, 1, ctx)
+        tl.store(out, 1)
+
+
+def wait_and_fail(world: World) -> None:
+    flag, out = world.signals((1,), "flag"), torch.zeros(1, dtype=torch.int64)
+    world.barrier()
+    late[(2,)](flag, out, world.ctx)
+    assert out.item() == 2
+
+
+def test_polls_of_a_wait_are_no_cause() -> None:
+    for seed in range(12):
+        (found,) = check_once(wait_and_fail, 1, f"random:{seed}").findings
+        assert "older values" not in found.why, found
