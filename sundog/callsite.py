@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -14,12 +15,13 @@ import torch
 import triton
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_INNER = (_HERE, os.path.join(_HERE, "world"), os.path.join(_HERE, "ops"))
+_INNER = (_HERE, *(os.path.join(_HERE, name) for name in ("world", "ops", "machine")))
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (__file__, torch.__file__, triton.__file__)
 )
-_OURS += (os.path.abspath(threading.__file__),)  # which starts the threads of ranks
+# threading starts the threads of ranks; contextlib ends `with world.scope()`
+_OURS += tuple(os.path.abspath(module.__file__) for module in (threading, contextlib))
 _EXAMPLES = tuple(
     os.path.join(_HERE, name) for name in ("demo.py", os.path.join("tools", "_primitives.py"))
 )

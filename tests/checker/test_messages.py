@@ -213,3 +213,23 @@ def test_polls_of_a_wait_are_no_cause() -> None:
     for seed in range(12):
         (found,) = check_once(wait_and_fail, 1, f"random:{seed}").findings
         assert "older values" not in found.why, found
+
+
+@triton.jit
+def read_on(x, out):
+    tl.store(out, tl.load(x))
+
+
+def free_at_the_end_of_a_scope(world: World) -> None:
+    out = torch.zeros(1)
+    with world.scope():
+        x = world.zeros((1,), name="x")
+        event = world.record_event()
+        with world.stream(1):
+            world.wait_event(event)
+            read_on[(1,)](x, out)
+
+
+def test_a_free_is_named_by_the_line_of_its_scope() -> None:
+    (found,) = check(free_at_the_end_of_a_scope, 1, schedules=1).findings
+    assert found.second.text == "with world.scope():"
