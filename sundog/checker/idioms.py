@@ -23,6 +23,7 @@ def idiom(signal: AccessEvent, wait: AccessEvent, weak: str) -> str:
         "release": lambda: _stronger(signal, "release"),
         "acquire": lambda: _stronger(wait, "acquire"),
         "scope": lambda: _wider(signal, wait),
+        "barrier before fence": lambda: f"a CTA barrier before the fence of {_line(signal)}",
         "barrier before": lambda: f"a CTA barrier before {_line(signal)}",
         "barrier after": lambda: f"a CTA barrier after {_line(wait)}",
     }.get(weak, lambda: "")()

@@ -150,7 +150,10 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
                 "a kernel gives one on today's GPUs"
             )
         rule, why = _explain_heard(heard, old, learner)
-        return rule, why + idiom(heard.signal.event, heard.event, _LACKS.get(rule, ""))
+        weak = _LACKS.get(rule, "")
+        if rule is BARRIER_BEFORE and heard.signal.is_fenced:
+            weak = "barrier before fence"
+        return rule, why + idiom(heard.signal.event, heard.event, weak)
     if mixed:
         return PLAIN_FLAG, (
             "one side is atomic, the other is a plain access: a plain one makes no order and is "
@@ -277,9 +280,12 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
     if own and old.step > heard.signal.step:
         return NO_ORDER, f"{flag}, but the {old.event.verb} comes after that signal, not before"
     if own and old.event.tensor and old.stamp[1] >= heard.signal.barriers:
+        release, by = "signal", "the release, made by one thread,"
+        if heard.signal.is_fenced:
+            release, by = "fence before the signal", "the fence, which is each thread's own,"
         return BARRIER_BEFORE, (
-            f"{flag}, but no CTA barrier stands between the tile and the signal: the release, made "
-            "by one thread, does not publish what the other warps did"
+            f"{flag}, but no CTA barrier stands between the tile and the {release}: {by} does not "
+            "publish what the other warps did"
         )
     return NO_ORDER, f"{flag}, but this access is not ordered by what that signal published"
 

@@ -37,6 +37,10 @@ class Signal(NamedTuple):
     validates_itself: bool = False  # a plain store that a volatile load has read
     scope: str = "sys"  # how far what it publishes reaches: its own, or that of a fence before it
 
+    @property
+    def is_fenced(self) -> bool:
+        return self.releases and self.event.sem not in RELEASES
+
 
 class Heard(NamedTuple):
     """The latest signal of one actor that another has read."""

@@ -52,6 +52,12 @@ def test_wrong_fences_are_found(before: str, after: str, rule: str) -> None:
     assert {finding.rule for finding in report.findings} == {rule}, report
 
 
+def test_the_barrier_that_lacks_stands_before_the_fence() -> None:
+    (found,) = check(as_rank(program(f"{FENCE} {BAR}", FENCE)), 2, schedules=2).findings
+    assert "between the tile and the fence before the signal" in found.why
+    assert "Smallest repair: a CTA barrier before the fence of " in found.why
+
+
 def test_fence_that_is_none_is_refused_with_its_line() -> None:
     with pytest.raises(CannotInterpret, match=r"line 1: fence\.weak\.sys: expected a fence"):
         sundog.run(program("fence.weak.sys;", FENCE), 2, "sim", torch=True)
