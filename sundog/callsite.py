@@ -21,7 +21,7 @@ _OURS = tuple(
     for path in (__file__, torch.__file__, triton.__file__)
 )
 # threading starts the threads of ranks; contextlib ends `with world.scope()`
-_OURS += tuple(os.path.abspath(module.__file__) for module in (threading, contextlib))
+_OURS += tuple(os.path.abspath(path) for path in (threading.__file__, contextlib.__file__))
 _EXAMPLES = tuple(
     os.path.join(_HERE, name) for name in ("demo.py", os.path.join("tools", "_primitives.py"))
 )
