@@ -69,7 +69,7 @@ racy = rank_function(barrier=False)
 def main() -> None:
     from . import run
 
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     console.print(
         f"[bold]1.[/] {RANKS} ranks, each a thread of this process, run an unmodified "
         "@triton.jit kernel: store a tile to the right neighbour, signal, wait for the left one."

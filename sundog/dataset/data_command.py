@@ -53,7 +53,7 @@ def info(base: Base) -> None:
     for session in dict.fromkeys([*data.runs.session, *groups]):  # a run may have no row
         rows = groups.get(session, data.rows.iloc[:0])
         table.add_row(*[escape(cell) for cell in _summary(data, session, rows)])
-    Console().print(table)
+    Console(emoji=False).print(table)
     if data.damage:
         typer.echo(f"{len(data.damage)} damaged lines: sundog data validate {base}", err=True)
 
@@ -304,7 +304,7 @@ def _write(path: str, write: Callable[[str], object]) -> None:
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar until the work is done; nothing if the output is not a terminal."""
-    console = Console(stderr=True)
+    console = Console(emoji=False, stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -54,7 +54,9 @@ def command(name: str) -> Callable[[Callable[[Options], int]], Callable[[Options
 
 def note(text: str, style: str = "") -> None:
     """Print a line for people to stderr, which leaves stdout to the result."""
-    Console(stderr=True).print(escape(text), style=style, soft_wrap=True, highlight=False)
+    Console(emoji=False, stderr=True).print(
+        escape(text), style=style, soft_wrap=True, highlight=False
+    )
 
 
 @contextmanager
@@ -63,7 +65,7 @@ def progress(console: Console | None = None, threaded: bool = True) -> Iterator[
 
     `threaded=False` draws only when something is shown: a thread would share the timed hosts' CPU.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(emoji=False, stderr=True)
     what = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # may be long: it gets what is left
     bar = Progress(
         TextColumn("{task.description}", table_column=what), BarColumn(bar_width=10),

@@ -59,7 +59,7 @@ class IsaOptions:
 def run(options: IsaOptions) -> int:
     """Exit with 1 if something is marked."""
     kernels = _inspect_all(options)
-    console = Console()
+    console = Console(emoji=False)
     for _, group in itertools.groupby(sorted(kernels, key=_identity), key=_identity):
         _print(console, list(group))
     content = [dataclasses.asdict(kernel) for kernel in kernels]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.errors import SundogError
-from sundog.tools._console import command
+from sundog.tools._console import command, note
 
 pytestmark = pytest.mark.sim_only
 ROOT = Path(__file__).parents[2]
@@ -94,3 +95,13 @@ def test_every_command_has_an_example() -> None:
         text = " ".join(CliRunner().invoke(app, [name, "--help"]).output.split())
         assert f"Example: sundog {name}" in text
         assert name == "demo" or "Exit status: 0" in text
+
+
+def test_a_line_number_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich would write `theirs.py:100: text` with the emoji that it names `100`."""
+    note("theirs.py:100: text")
+    assert capsys.readouterr().err == "theirs.py:100: text\n"
+    texts = [path.read_text() for path in (ROOT / "sundog").rglob("*.py")]
+    consoles = [given for text in texts for given in re.findall(r"\bConsole\((.*)", text)]
+    assert len(consoles) > 10
+    assert [given for given in consoles if not given.startswith("emoji=False")] == []

@@ -86,7 +86,7 @@ def print_rows(rows: list[Row], size: int) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, _cells(row, rows, size)))
-    Console(width=200).print(table)
+    Console(emoji=False, width=200).print(table)
 
 
 def _cells(row: Row, rows: list[Row], size: int) -> list[str]:

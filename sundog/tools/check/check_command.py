@@ -45,7 +45,7 @@ def run(options: CheckOptions) -> int:
     if options.torch:
         function = as_rank(function, [options.target.rpartition(":")[0]])
     accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
-    console = Console()
+    console = Console(emoji=False)
     if options.exhaustive:
         found = small_calls(options.target, options.world) or {options.target: function}
         return _run_exhaustively(options, found, console)

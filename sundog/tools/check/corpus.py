@@ -104,7 +104,7 @@ def _check_twin(pair: Any, options: CheckOptions) -> tuple[bool, int]:
 
 
 def _print(rows: dict[str, list[PairRow]]) -> None:
-    console = Console()
+    console = Console(emoji=False)
     table = Table("family", "wrong found", "twin clean", "schedules needed")
     for family, results in rows.items():
         found = f"{sum(row.found for row in results)} / {len(results)}"

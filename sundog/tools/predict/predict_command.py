@@ -70,7 +70,7 @@ def run(options: PredictOptions) -> int:
     axis = parse_axis(options.axis or usual_axis(first))
     asked = Asked(options.op, options.world, fields, axis, options.late * 1e-6)
     found = [points(asked, read(name)) for name in options.machine.split(",")]
-    console = Console()
+    console = Console(emoji=False)
     for each in found:
         console.print(_table(asked, each))
         console.print(f"last row: {each[-1].problem}", highlight=False, markup=False)

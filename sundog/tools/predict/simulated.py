@@ -197,7 +197,7 @@ class SimulationOptions:
 
 def report(options: SimulationOptions) -> None:
     """Simulate on each machine, print tables, write files."""
-    console, rows = Console(), []
+    console, rows = Console(emoji=False), []
     for name in options.machine.split(","):
         hardware = read(name)
         num_sms = Ranks.on(hardware, options.world, options.sms).num_sms

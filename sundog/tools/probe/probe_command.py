@@ -65,7 +65,7 @@ def run(options: ProbeOptions) -> int:
     if has_gpu():
         ensure_compiler_cache()
     found = _probe_all(names, options)
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     _print(console, found, options.details)

@@ -140,7 +140,7 @@ def _shown(timeline: Timeline, link: str) -> int:
 
 
 def _print(timeline: Timeline, path: str) -> None:
-    console = Console()
+    console = Console(emoji=False)
     table = Table("rank", f"length, {timeline.unit}", "waited", "most for", "hidden")
     for each in summarise(timeline):
         table.add_row(*each.cells())
