@@ -22,6 +22,7 @@ from .encounter import Encounter, Found
 from .failures import Missed, find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
 from .pipelined import Suspicion, confirm, suspect
+from .races import PLAIN_FLAG
 from .rules import Look, looks_at
 from .shadow import (
     UNWRITTEN,
@@ -337,6 +338,9 @@ class Checker:
         if found and event.tensor and event.sem in ACQUIRES:
             found = [*self._look_by_lane(look, here)]
         for each in found:
+            stored = each.earlier if each.rule is PLAIN_FLAG and event.atomic else None
+            if stored is not None and stored.writes and stored.actor is not event.actor:
+                self._signals.hear_store(event, stored)
             if each.acquire is None:
                 self._report(each, event, here.span)
             else:

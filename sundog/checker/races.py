@@ -151,6 +151,8 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
             )
         rule, why = _explain_heard(heard, old, learner)
         weak = _LACKS.get(rule, "")
+        if rule is PLAIN_FLAG and not heard.signal.event.atomic:
+            weak = "release"
         if rule is BARRIER_BEFORE and heard.signal.is_fenced:
             weak = "barrier before fence"
         return rule, why + idiom(heard.signal.event, heard.event, weak)
@@ -238,10 +240,10 @@ def _heard_from_later_kernel(here: Encounter, old: PastAccess) -> Heard | None:
 
 def fault(heard: Heard) -> Rule | None:
     """Say why a signal that was heard made no order; None if it made one."""
-    if not heard.event.atomic:
-        return PLAIN_FLAG
-    if heard.signal.validates_itself:
+    if heard.signal.validates_itself and heard.event.atomic:
         return PAYLOAD
+    if not (heard.event.atomic and heard.signal.event.atomic):
+        return PLAIN_FLAG
     if not heard.signal.releases:
         return RELAXED_RELEASE
     if not heard.acquires:
@@ -264,6 +266,8 @@ def _explain_heard(heard: Heard, old: PastAccess, actor: Any) -> tuple[Rule, str
         return broken, f"{flag}, but it is {signal.sem}: it publishes nothing"
     if broken is RELAXED_ACQUIRE:
         return broken, f"{flag}, but that is {event.sem}: nothing after it is ordered"
+    if broken is not None and event.atomic:
+        return broken, f"{flag}, but it is a plain store: it publishes nothing"
     if broken is not None:
         return broken, f"{flag} by a plain load: nothing after it is ordered"
     if heard.signal.actor in getattr(actor, "pending_from", {}):

@@ -350,6 +350,11 @@ class Signals:
             if signal.actor is not event.actor:
                 event.actor.heard[signal.actor] = Heard(signal, event, acquires=False)
 
+    def hear_store(self, event: AccessEvent, stored: AccessEvent) -> None:
+        """Note an atomic read of a word that another actor wrote plainly: it meant to signal."""
+        signal = Signal(stored.actor, stored, 0, 0, [], 0, False)
+        event.actor.heard.setdefault(stored.actor, Heard(signal, event, event.sem in ACQUIRES))
+
     def hear_payload(self, event: AccessEvent, stored: PastAccess, address: int) -> None:
         """Note a volatile load of a word that a plain store wrote: its payload is its flag."""
         sender = stored.event.actor

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from sundog import World
 from sundog.checker.failures import CANNOT_INTERPRET, WRONG_RESULT
-from sundog.checker.races import RELAXED_RELEASE
+from sundog.checker.races import PLAIN_FLAG, RELAXED_RELEASE
 from sundog.device import local
 from sundog.tools.check.schedules import check, check_once
 
@@ -213,6 +213,31 @@ def test_polls_of_a_wait_are_no_cause() -> None:
     for seed in range(12):
         (found,) = check_once(wait_and_fail, 1, f"random:{seed}").findings
         assert "older values" not in found.why, found
+
+
+@triton.jit
+def tell_plainly(x, flag, out):
+    if tl.program_id(0) == 0:
+        tl.store(x, 1)
+        tl.debug_barrier()
+        tl.store(flag, 1)
+    else:
+        hear(flag)
+        tl.store(out, tl.load(x))
+
+
+def signal_by_a_store(world: World) -> None:
+    tell_plainly[(2,)](*(torch.zeros(1, dtype=torch.int64) for _ in range(3)))
+
+
+def test_a_plain_signal_is_the_cause_of_the_race_on_the_data() -> None:
+    found = check(signal_by_a_store, 1, schedules=1).findings
+    assert {(f.second.allocation, f.rule) for f in found} == {
+        ("flag", PLAIN_FLAG.name), ("x", PLAIN_FLAG.name)
+    }  # fmt: skip
+    (why,) = [f.why for f in found if f.second.allocation == "x"]
+    assert "but it is a plain store: it publishes nothing" in why
+    assert 'Smallest repair: an atomic with sem="release"' in why
 
 
 @triton.jit
