@@ -67,6 +67,12 @@ def _parse_signals(text: str) -> str:
     return text
 
 
+def _parse_lanes(text: str) -> str:
+    if text not in ("poison", "zeros"):
+        raise ValueError("expected poison or zeros")
+    return text
+
+
 def _parse_switch(text: str) -> int:
     if text not in ("0", "1"):
         raise ValueError("expected 0 or 1")
@@ -96,6 +102,12 @@ max_plans = Knob(
 signals = Knob(
     "SUNDOG_SIGNALS", "", _parse_signals, "How ranks signal: atomic, store; else as links allow"
 )
+undefined_lanes = Knob(
+    "SUNDOG_UNDEFINED_LANES",
+    "poison",
+    _parse_lanes,
+    "What a masked load without `other` leaves on the simulator: poison; zeros, as compilers do",
+)
 cache = Knob("SUNDOG_CACHE", "~/.cache/sundog", str, "Folder of what was tuned here")
 
 KNOBS: tuple[Knob, ...] = (
@@ -107,5 +119,6 @@ KNOBS: tuple[Knob, ...] = (
     allow_pickle,
     max_plans,
     signals,
+    undefined_lanes,
     cache,
 )

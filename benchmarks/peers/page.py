@@ -23,7 +23,8 @@ _HEAD = """# Other people's kernels
 Kernels of other projects, run and checked **unmodified** on a CPU with \
 `python -m benchmarks.peers` (the adapters are in `benchmarks/peers`; none of their code is in \
 this repository). *Remarks* are errors only with \
-`--strict`: see [kernel boundaries](memory_model.md#kernel-boundaries). This page is generated: \
+`--strict`: see [kernel boundaries](memory_model.md#kernel-boundaries) and [undefined \
+lanes](checker.md#undefined-lanes). This page is generated: \
 `python -m benchmarks.peers benchmarks/peers/results.json.xz --page docs/peers.md`.
 
 To check a kernel of your own: `sundog check script.py:main --torch --world 4`.
@@ -160,17 +161,24 @@ def _alike(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Put together the programs that have the same findings and the same repair."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["findings"] or row["failures"]:
-            sides = sorted((each["rule"], *each["sides"]) for each in row["findings"])
+        shown = _shown(row)
+        if shown or row["failures"]:
+            sides = sorted((each["rule"], *each["sides"]) for each in shown)
             found.setdefault(repr((sides, row["repairs"])), []).append(row)
     return [*found.values()]
+
+
+def _shown(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the findings, and the remarks that a repair explains."""
+    repaired = {each["rule"] for each in row["repairs"]}
+    return row["findings"] + [each for each in row["remarks"] if each["rule"] in repaired]
 
 
 def _findings(rows: list[dict[str, Any]]) -> Iterator[str]:
     row = rows[0]
     places = [f"`{each['kernel']}`" for each in rows]
     yield f"### {', '.join(places)} ({Path(row['path']).name})\n"
-    for each in row["findings"]:
+    for each in _shown(row):
         yield f"- **{each['rule']}**: {', then '.join(each['sides'])}. {_sentence(each['why'])}"
     failures = {_kind(why): why for each in rows for why in each["failures"]}
     for kind, why in failures.items():

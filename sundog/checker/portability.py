@@ -1,9 +1,17 @@
-"""Volatile loads that count on being atomic: on NVIDIA they are, on AMD they are not."""
+"""What is right only as compilers and GPUs of today have it.
+
+A volatile load that counts on being atomic: on NVIDIA it is, on AMD it is not. A result that counts
+on zeros in the lanes of a masked load that the language leaves undefined.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+from ..machine.tasks import Program
+from ..machine.undefined import Stack
 from .encounter import Encounter, Found
-from .findings import AccessEvent, Rule
+from .findings import AccessEvent, Finding, Rule
 
 VOLATILE_FLAG = Rule(
     "portability",
@@ -13,7 +21,15 @@ VOLATILE_FLAG = Rule(
     'Poll with tl.atomic_add(flag, 0, sem="acquire", scope="sys"), or use sundog.device.signal.',
     is_strict=True,
 )
-RULES = [VOLATILE_FLAG]
+UNDEFINED_LANES = Rule(
+    "portability",
+    "undefined lanes",
+    "the result uses lanes that a masked load without `other` leaves undefined, and is right only "
+    "where they are zero, as compilers of today fill them; an error with --strict",
+    "Load with other=0.0, or mask what is computed from these lanes.",
+    is_strict=True,
+)
+RULES = [VOLATILE_FLAG, UNDEFINED_LANES]
 _VERB = "volatile load"
 
 
@@ -30,3 +46,11 @@ def look(here: Encounter) -> list[Found]:
         and (event.writes or earlier.event.writes)
         and not here.is_ordered(earlier)
     ]
+
+
+def undefined_lanes(stack: Stack, program: Program) -> Finding:
+    """Return the remark about a load; `program` made it first."""
+    who = SimpleNamespace(rank=program.rank, index=program.index, kernel=program.launch.name)
+    event = AccessEvent(who, "masked load", False, False, tensor=True, stack=stack)
+    why = "the function fails with other values there than zeros, and with zeros it does not"
+    return UNDEFINED_LANES.finding(why, None, event.access("", ""))

@@ -290,7 +290,7 @@ class Builder(Atomics):
         if mask is None:
             fill = np.empty(addresses.shape, dtype)
         elif other is None:
-            fill = poison_like(addresses.shape, dtype, element)
+            fill = self.machine.undefined.fill(chosen, element)
         else:
             fill = np.ascontiguousarray(np.broadcast_to(other.data, addresses.shape), dtype)
         return Value(native.load(addresses, chosen, fill, dtype), element)
@@ -305,9 +305,10 @@ class Builder(Atomics):
 
         order = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.SYSTEM
         loaded = self._atomic(execute, ptrs, element, chosen, ("VOLATILE", b""), *order)
-        if other is not None:
-            loaded = Value(np.where(chosen, loaded.data, other.data).astype(dtype), element)
-        return loaded
+        if other is None and chosen.all():
+            return loaded
+        fill = self.machine.undefined.fill(chosen, element) if other is None else other.data
+        return Value(np.where(chosen, loaded.data, fill).astype(dtype), element)
 
     def _store(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+import triton.language as tl
 
 
 class RunningLaunch(Protocol):
@@ -97,6 +98,11 @@ class Multicast(Protocol):
         """Return the addresses in the memory of each rank that these stand for."""
 
 
+class UndefinedLanes(Protocol):
+    def fill(self, chosen: np.ndarray, element: tl.dtype) -> np.ndarray:
+        """Return a tile for a load that is made now, with what it leaves undefined."""
+
+
 class RunningMachine(Protocol):
     @property
     def program(self) -> RunningProgram: ...
@@ -109,3 +115,6 @@ class RunningMachine(Protocol):
 
     @property
     def memory(self) -> Multicast: ...
+
+    @property
+    def undefined(self) -> UndefinedLanes: ...

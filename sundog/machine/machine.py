@@ -36,6 +36,7 @@ from .rounds import Cycles, RoundSchedule
 from .schedule import Schedule
 from .tasks import Host, Program, Task
 from .torch_state import ProcessState, ThreadState
+from .undefined import Undefined
 
 _LAST_POLLS = 1024  # before nothing more is expected of the parked programs, all together
 _MOST_LAST_POLLS, _FEWEST_LAST_POLLS = 64, 8  # and of each
@@ -53,6 +54,7 @@ class Machine:
         self.memory = Memory()
         self.watch = Watch()
         self.accesses = Accesses(self)
+        self.undefined = Undefined(self)
         self.rounds = schedule if isinstance(schedule, RoundSchedule) else None
         self.cycles = Cycles(self)
         self.repeats = Repeats(self)

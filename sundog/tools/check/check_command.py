@@ -107,8 +107,8 @@ def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
     with progress() as show, suppress(KeyboardInterrupt):
         for token in tokens(options.schedules, options.seed, report, options.sms):
             with _quiet() if report.schedules else nullcontext():
-                how = options.world, token, options.sms
-                report.merge(check_once(function, *how, strict=options.strict))
+                how = options.sms, 0, False, "", options.strict, report.zeros
+                report.merge(check_once(function, options.world, token, *how))
             found = f"{len(report.findings)} findings"
             show("schedules", report.schedules, options.schedules, found)
     return report

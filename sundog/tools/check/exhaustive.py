@@ -29,9 +29,10 @@ from ...machine.accesses import Touch
 from ...machine.machine import Machine
 from ...machine.paths import Name, PathSchedule
 from ...machine.tasks import Program
+from ...machine.undefined import Undefined
 from ...world.world import World
 from .._subject import expected, output, resolve
-from .schedules import Report, run_on
+from .schedules import Report, check_once, run_on
 
 
 class Redundant(BaseException):
@@ -266,6 +267,8 @@ def check_all(
     while not tree.is_complete and time.monotonic() - begin < seconds:
         schedule = tree.next_run()
         machine = Machine(schedule, num_sms or knobs.num_sms.get(), expire=False)
+        if report.zeros:
+            machine.undefined = Undefined(machine, poisoned=())
         checker = StepChecker(machine.memory, schedule.pick)
         checker.explorer = schedule
         try:
@@ -273,8 +276,14 @@ def check_all(
         except Redundant:
             tree.finish(is_redundant=True)
             continue
+        token = PathSchedule(tree.decisions()).token
+        if machine.failure is not None and machine.undefined.loads and not report.zeros:
+            again = check_once(fn, world_size, token, num_sms, heap_size, False, link, strict)
+            if again.zeros:  # all runs, then
+                tree, report = Interleavings(most_stale), again
+                continue
         for finding in (*found.findings, *found.remarks):
-            finding.token = PathSchedule(tree.decisions()).token
+            finding.token = token
         report.merge(found)
         tree.finish(is_redundant=False)
     took = time.monotonic() - begin

@@ -118,7 +118,8 @@ def mutate(
         report = Report()
         with found[number].applied():
             for token in tokens(schedules, seed, report, num_sms):
-                once = check_once(fn, world_size, token, num_sms, link=link, strict=strict)
+                how = num_sms, 0, False, link, strict, report.zeros
+                once = check_once(fn, world_size, token, *how)
                 report.merge(once)
                 kinds = [f.kind for f in report.findings if f.kind in OBJECTIONS]
                 if not once.findings and expected and not same(once.results, expected):

@@ -12,8 +12,9 @@ of the schedule that showed it first; `check_once(fn, world_size, schedule=token
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import io
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,10 @@ from ...backends.sim import simulate
 from ...checker import failures
 from ...checker.checker import Checker
 from ...checker.findings import Finding
+from ...checker.portability import undefined_lanes
 from ...machine.machine import Machine
 from ...machine.schedule import from_token
+from ...machine.undefined import Stack, Undefined
 from ...world.world import World
 
 CANNOT_INTERPRET = failures.CANNOT_INTERPRET.name
@@ -45,6 +48,7 @@ class Report:
     widest: int = 0  # and how many programs its largest kernel has
     spins: bool = False  # does a `while` loop change memory?
     atomics: set[tuple[str, int, str, str]] = field(default_factory=set)  # file, line, sem, scope
+    zeros: bool = False  # does the result rely on them in undefined lanes?
 
     def merge(self, other: Report) -> None:
         self.schedules += other.schedules
@@ -56,6 +60,7 @@ class Report:
         self.atomics |= other.atomics
         self.steps, self.widest = self.steps or other.steps, self.widest or other.widest
         self.spins |= other.spins
+        self.zeros |= other.zeros
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
@@ -90,7 +95,8 @@ def check(
     """Run `fn` once per schedule and collect what is wrong. `stop_early`: the first is enough."""
     report = Report()
     for token in tokens(schedules, seed, report, num_sms):
-        report.merge(check_once(fn, world_size, token, num_sms, heap_size, False, link, strict))
+        how = num_sms, heap_size, False, link, strict, report.zeros
+        report.merge(check_once(fn, world_size, token, *how))
         if stop_early and report.findings:
             break
     return report
@@ -125,12 +131,44 @@ def check_once(
     trace: bool = False,
     link: str = "",
     strict: bool = False,
+    zeros: bool = False,
 ) -> Report:
-    """Run one schedule. What a rank or kernel raises, sys.exit too, is a finding; Ctrl-C is not."""
-    machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
-    checker = Checker(machine.memory, machine.schedule.pick)
-    checker.trace = [] if trace else None
-    return run_on(machine, checker, fn, world_size, heap_size, link, strict)
+    """Run one schedule. What a rank or kernel raises, sys.exit too, is a finding; Ctrl-C is not.
+
+    `zeros`: fill undefined lanes with them, since it is known that the result relies on that.
+    """
+
+    def run(poisoned: Collection[Stack] | None) -> tuple[Machine, Report]:
+        machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
+        machine.undefined = Undefined(machine, poisoned)
+        checker = Checker(machine.memory, machine.schedule.pick)
+        checker.trace = [] if trace else None
+        return machine, run_on(machine, checker, fn, world_size, heap_size, link, strict)
+
+    machine, report = run(() if zeros else None)
+    loads = machine.undefined.loads
+    if zeros or not loads or machine.failure is None:
+        return report
+    with redirect_stdout(io.StringIO()):
+        again, as_compiled = run(())
+        if again.failure is not None:
+            return report  # zeros would not help
+        blamed = _blame([*loads], lambda some: run(some)[0].failure is not None)
+    remarks = [undefined_lanes(stack, loads[stack]) for stack in blamed]
+    for remark in remarks:
+        remark.token = again.schedule.token
+    _add(as_compiled.findings if strict else as_compiled.remarks, remarks)
+    as_compiled.zeros = True
+    return as_compiled
+
+
+def _blame(loads: list[Stack], fails: Callable[[list[Stack]], bool]) -> list[Stack]:
+    """Return the loads whose undefined lanes matter, each alone; all, if only together."""
+    if len(loads) == 1:
+        return loads
+    half = len(loads) // 2
+    parts = [part for part in (loads[:half], loads[half:]) if fails(part)]
+    return [load for part in parts for load in _blame(part, fails)] or loads
 
 
 def run_on(

@@ -1,0 +1,48 @@
+"""Lanes that a masked load without `other` leaves undefined, and what they hold.
+
+Poison, so that a result which relies on them shows it. The compilers of today fill them with zeros,
+and a machine can do that too: for all loads, or for all but some, to see which of them matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+import triton.language as tl
+
+from .. import knobs
+from ..interpreter.numerics import np_dtype, poison_like
+from .polling import Site, kernel_frames, site_of, stack_of
+from .tasks import Program
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+Stack = tuple[tuple[str, int, str], ...]  # file, line and function of each frame, innermost first
+
+
+class Undefined:
+    def __init__(self, machine: Machine, poisoned: Collection[Stack] | None = None) -> None:
+        """Fill lanes with poison; if `poisoned` is given, only those of these loads."""
+        if poisoned is None and knobs.undefined_lanes.get() == "zeros":
+            poisoned = ()
+        self._machine = machine
+        self._poisoned = poisoned
+        self._stacks: dict[Site, Stack] = {}
+        self.loads: dict[Stack, Program] = {}  # that had such lanes, and who made them first
+
+    def fill(self, chosen: np.ndarray, element: tl.dtype) -> np.ndarray:
+        """Return a tile for the load that is made now, of the lanes that are `chosen`; note it."""
+        kind = np_dtype(element)
+        if chosen.all():
+            return np.empty(chosen.shape, kind)
+        site = site_of(kernel_frames())
+        stack = self._stacks.get(site)
+        if stack is None:
+            stack = self._stacks[site] = tuple(stack_of(site))
+            self.loads.setdefault(stack, self._machine.program)
+        if self._poisoned is None or stack in self._poisoned:
+            return poison_like(chosen.shape, kind, element)
+        return np.zeros(chosen.shape, kind)
