@@ -123,7 +123,8 @@ def _all_edits(tree: ast.FunctionDef, seen: Seen, is_library: bool) -> Iterator[
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TRACE"
         for inner in ast.walk(node)
     }  # what is done for a trace orders nothing, and is not done in a check
-    skipped = recording | {inner for node in _never_ran(tree, seen) for inner in ast.walk(node)}
+    idle = [*_never_ran(tree, seen), *_idle_branches(tree, seen)]
+    skipped = recording | {inner for node in idle for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if node in skipped:
             continue
@@ -150,6 +151,16 @@ def _never_ran(tree: ast.FunctionDef, seen: Seen) -> Iterator[ast.stmt]:
         is_atomic = called(node.value) in ATOMICS and _is_language(node.value)
         if is_atomic and ran and ran.isdisjoint(lines):
             yield node
+
+
+def _idle_branches(tree: ast.FunctionDef, seen: Seen) -> Iterator[ast.stmt]:
+    """Yield the statements of `if` branches that have atomics, none of which ran."""
+    ran, idle = {line for line, *_ in seen}, {*_never_ran(tree, seen)}
+    for node in ast.walk(tree):
+        for branch in (node.body, node.orelse) if isinstance(node, ast.If) else ():
+            lines = {getattr(inner, "lineno", 0) for each in branch for inner in ast.walk(each)}
+            if ran.isdisjoint(lines) and idle & {i for each in branch for i in ast.walk(each)}:
+                yield from branch
 
 
 def idle_atomics(functions: list[JITFunction], used: Used) -> Iterator[str]:

@@ -131,3 +131,25 @@ def test_an_atomic_that_did_not_run_has_no_mutants_and_is_named():
     assert not any("atomic_xchg" in mutant.what for mutant in found)
     (note,) = report.notes
     assert "atomic_xchg(flag, 1, sem='release', scope='sys') did not run" in note
+
+
+@triton.jit
+def one_way(flag, MORE: tl.constexpr):
+    if MORE:
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        while seen < 1:
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        tl.debug_barrier()
+    else:
+        tl.atomic_add(flag, 1, sem="release", scope="sys")
+        while tl.atomic_add(flag, 0, sem="relaxed", scope="sys") < 1:
+            pass
+
+
+def test_a_branch_that_did_not_run_has_no_mutants():
+    def main(world):
+        one_way[(1,)](world.zeros(1, torch.int32), False)
+
+    found, _ = find_mutants(main, 1)
+    assert any("while" in mutant.what for mutant in found)
+    assert not any("while seen" in mutant.what or "debug" in mutant.what for mutant in found)
