@@ -29,7 +29,7 @@ BUDGETS = {
     "device": 1035,
     "fused": 6235,
     "hardware": 365,
-    "interpreter": 3425,
+    "interpreter": 3610,
     "learn": 415,
     "machine": 3730,
     "nodes": 1685,

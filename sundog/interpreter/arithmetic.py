@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
-from triton.runtime.interpreter import InterpreterBuilder, TensorDescHandle
+from triton.runtime.interpreter import InterpreterBuilder
 from triton.runtime.jit import JITFunction
 
 from ..errors import CannotInterpret
@@ -354,18 +354,3 @@ def _checked(axis: int, rank: int) -> int:
 
 def _at(axis: int, where: slice) -> tuple[slice, ...]:
     return (slice(None),) * axis + (where,)
-
-
-def corners(desc: TensorDescHandle, indices: list[Value]) -> tuple[int, int, int, int]:
-    """Return where a descriptor's block begins and ends in its tensor, its elements, their size."""
-    first = last = desc.base.data.item()
-    size, count = desc.base.dtype.element_ty.primitive_bitwidth // 8, 1
-    for index, extent, stride, block in zip(
-        indices, desc.shape, desc.strides, desc.block_shape, strict=True
-    ):
-        low = max(index.data.item(), 0)
-        high = min(index.data.item() + block, extent.data.item())
-        count *= max(high - low, 0)
-        first += size * low * stride.data.item()
-        last += size * (high - 1) * stride.data.item()
-    return first, last, count, size

@@ -19,7 +19,8 @@ from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 
 from ..device import proxy, trace
 from ..errors import CannotInterpret, KernelError
-from .arithmetic import Arithmetic, corners
+from .arithmetic import Arithmetic
+from .folding import corners
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
 from .ptx import run_ptx
 

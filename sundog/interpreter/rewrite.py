@@ -14,7 +14,7 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ from triton.runtime.jit import JITFunction
 
 from ..callsite import relative
 from ..errors import CannotInterpret
+from .folding import Turns, carried_names, watch_turns
 from .gluon_twins import Gluon, not_for_gluon, twin_name
-from .numerics import scalar
 from .running import RunningProgram
 
 _HELPERS = "_sundog"
@@ -91,16 +91,14 @@ class Helpers:
             return tuple(map(self.assigned, value))
         return self.semantic.to_tensor(value, False)
 
-    def range(
-        self, first: Any, last: Any = None, step: Any = 1, *hints: Any, **more: Any
-    ) -> Iterator[Any]:
+    def range(self, first: Any, last: Any = None, step: Any = 1, *hints: Any, **more: Any) -> Turns:
         """Stand for `range` and for `tl.range`, whose hints are for compilers."""
         bounds = (0, first, step) if last is None else (first, last, step)
         dtype = tl.int32
         for bound in bounds:
             dtype = self.semantic.integer_promote_impl(dtype, self.semantic.to_tensor(bound).dtype)
-        for number in range(*(int(tl.core._unwrap_if_constexpr(bound)) for bound in bounds)):
-            yield scalar(number, dtype)
+        numbers = range(*(int(tl.core._unwrap_if_constexpr(bound)) for bound in bounds))
+        return Turns(self.semantic.builder, numbers, dtype)
 
     def both(self, first: Any, *rest: Callable[[], Any]) -> Any:
         return self._logical(first, rest, "logical_and", False)
@@ -146,20 +144,23 @@ class Helpers:
             )
         return seen[:1] if seen.size else np.zeros(1, bool)
 
+    def _per_thread(self, value: Any) -> bool:
+        """Return whether each thread has its own truth. A trial of turns has no threads, and
+        ends where it is asked for their mask (folding.py)."""
+        if not isinstance(value, tl.tensor) or value.handle.data.size == 1 or value.type.is_block():
+            return False
+        return self.semantic.builder.machine.program.mask is not Ellipsis
+
     def branch(self, value: Any) -> Branch:
         """Return what runs the body of an `if`: for the threads that its condition holds for."""
-        if not isinstance(value, tl.tensor) or value.handle.data.size == 1 or value.type.is_block():
+        if not self._per_thread(value):
             return _TAKEN if self.truth(value) else _NOT_TAKEN
         return _SomeThreads(self.semantic.builder.machine.program, value.handle.data.astype(bool))
 
     def turn(self, value: Any) -> bool:
         """Return the truth of a loop's condition, once per turn; threads leave one by one."""
         self.semantic.builder.machine.accesses.turned()
-        if (
-            isinstance(value, tl.tensor)
-            and value.handle.data.size > 1
-            and not value.type.is_block()
-        ):
+        if self._per_thread(value):
             program = self.semantic.builder.machine.program
             holds = value.handle.data.astype(bool)
             program.mask = holds if program.mask is None else program.mask & holds
@@ -173,11 +174,7 @@ class Helpers:
 
     def chosen(self, value: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         """Return one of two values: per thread, where the condition is a value per thread."""
-        if (
-            isinstance(value, tl.tensor)
-            and value.handle.data.size > 1
-            and not value.type.is_block()
-        ):
+        if self._per_thread(value):
             return tl.where(value, yes(), no())
         return yes() if self.truth(value) else no()
 
@@ -320,10 +317,15 @@ class _Rewriter(stock.ASTTransformer):
         return super().visit_Compare(node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        call = node.iter
-        if isinstance(call, ast.Call) and self.names.find(call.func) is builtins.range:
+        call, carried = node.iter, carried_names(node)
+        called = self.names.find(call.func) if isinstance(call, ast.Call) else None
+        if isinstance(call, ast.Call) and called is builtins.range:
             node.iter = _call("range", *call.args)
-        return self.generic_visit(node)
+        self.generic_visit(node)
+        is_range = called in (builtins.range, tl.range, tl.core.range)
+        if carried is not None and is_range:
+            watch_turns(node, carried, f"{_HELPERS}_turns{node.lineno}")
+        return node
 
     def _condition(self, node: Any) -> ast.AST:
         self.generic_visit(node)
