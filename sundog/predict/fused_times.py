@@ -26,6 +26,7 @@ _AHEAD = 8  # tiles that a fetcher has on their way
 _BLOCK = 8192  # elements of a tile of a collective after a product, and its warps
 # How long a product takes in a kernel's loop over that in _gemm.py's: fitted to docs/measured.
 _DIRECT = 0.95  # all ranks read one A
+_CROWDED = 3.0  # ranks that go over their peers in one order drift apart: fitted to simulated time
 _FLAGGED = 1.03  # flags between the blocks of a row, and a ticket per tile
 _CUBLAS_TILES = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (64, 32))
 _COPY_S = 3.4e-6  # what a copy and its words add to what the bytes take: measured, docs/fused.md
@@ -66,11 +67,15 @@ def all_gather_matmul_barrier(problem: Any, config: Any, ranks: Ranks) -> list[P
 
 
 def all_gather_matmul_direct(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Read blocks of A where they are: once for every column of tiles."""
+    """Read blocks of A where they are: once for every column of tiles.
+
+    Along K, ranks that all begin with rank 0's shard crowd at one GPU's link.
+    """
     part = _product(problem, config, ranks, config.programs, _DIRECT)
     if ranks.is_linked:
         far = problem.m * problem.k * _item(problem) * (ranks.size - 1) / ranks.size
-        crossed = Traffic(far, 0, read_there=far * math.ceil(problem.n / config.tile_n))
+        crowd = 1.0 if config.own_first or problem.shard == "m" else (ranks.size + 1) / _CROWDED
+        crossed = Traffic(far, 0, read_there=crowd * far * math.ceil(problem.n / config.tile_n))
         tiles = math.ceil(problem.m / config.tile_m) * math.ceil(problem.n / config.tile_n)
         shards = ranks.size if problem.shard == "k" else 1  # each has its own blocks
         blocks = shards * math.ceil(problem.k / shards / config.tile_k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import triton.language as tl
 
 from sundog.collectives import all_gather_push, all_reduce_one_shot, all_reduce_two_shot
 from sundog.device import context, memory
+from sundog.fused import all_gather_matmul_direct, all_gather_matmul_hbm_buffer
 from sundog.hardware.description import Hardware, read
 from sundog.ops.load import changed
 from sundog.predict.expected import time
@@ -47,6 +49,33 @@ def test_it_agrees_with_the_model_of_an_op(name, module, numel, machine) -> None
     found = simulated(Simulation(call_of(module, problem, config), hardware, 4, HEAP, num_sms=16))
     expected = time(name, problem, config, hardware, 16).seconds
     assert found.seconds == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.parametrize(("shard", "own_first"), [("k", True), ("k", False), ("m", False)])
+def test_a_crowd_at_one_link_is_in_the_model_too(shard: str, own_first: bool) -> None:
+    """Ranks that all read rank 0's shard first take 1.7 times as long, and only along K."""
+    problem = changed(
+        all_gather_matmul_direct.cases(4)[0],
+        {"m": 256, "n": 256, "k": 2048, "shard": shard, "dtype": torch.bfloat16},
+    )
+    config = replace(all_gather_matmul_direct.default(problem, 132), own_first=own_first)
+    call = call_of(all_gather_matmul_direct, problem, config)
+    found = simulated(Simulation(call, H200X8, 4, HEAP)).seconds
+    expected = time("all_gather_matmul.direct", problem, config, H200X8)
+    assert expected.seconds == pytest.approx(found, rel=0.2)
+    assert expected.bound == "link"
+
+
+def test_auto_avoids_a_gather_that_crosses_again_and_again() -> None:
+    """Over links `direct` reads A once per column of tiles, in either order of shards."""
+    for own_first in (False, True):
+        problem = changed(
+            all_gather_matmul_direct.cases(8)[0], {"m": 512, "n": 3584, "k": 8192, "shard": "k"}
+        )
+        config = replace(all_gather_matmul_direct.default(problem, 132), own_first=own_first)
+        direct = time("all_gather_matmul.direct", problem, config, H200X8).seconds
+        staged = all_gather_matmul_hbm_buffer.default(problem, 132)
+        assert direct > 5 * time("all_gather_matmul.hbm_buffer", problem, staged, H200X8).seconds
 
 
 def test_a_late_rank_delays_everybody_by_as_much() -> None:
