@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HOW = ("measured", "published", "fitted", "assumed")
+_ENDLESS = 1e300  # JSON has whole numbers that no float holds
 KINDS = ("none", "switch", "mesh", "host")
 
 
@@ -143,7 +143,7 @@ def known() -> list[str]:
 def read(name: str) -> Hardware:
     """Read a machine of the package by its name, or any other by the path of its file."""
     path = Path(name) if name.endswith(".json") else Path(__file__).parent / f"{name}.json"
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         raise ValueError(
             f"machine {name!r} is not known; there are: {', '.join(known())}. A path that ends "
             "in .json is read as a file, and `sundog calibrate` writes one."
@@ -231,7 +231,7 @@ def _figures(kind: Any, data: Any, part: str, where: str, sources: dict[str, Sou
         if name == "kind":
             found[name] = figure
         elif name == "pairs":
-            found[name] = tuple((int(a), int(b)) for a, b in figure)
+            found[name] = _wires(figure, f"{part}.pairs", where)
         else:
             full = f"{part}.{name}"
             found[name] = _value(figure, full, where)
@@ -239,10 +239,26 @@ def _figures(kind: Any, data: Any, part: str, where: str, sources: dict[str, Sou
     return found
 
 
+def _wires(value: Any, name: str, where: str) -> tuple[tuple[int, int], ...]:
+    is_list = isinstance(value, list) and all(isinstance(each, list) for each in value)
+    if not is_list or not all(len(each) == 2 and _are_numbers(each, int) for each in value):
+        raise ValueError(f"{where}: {name}: expected a list of [GPU, GPU]")
+    return tuple((a, b) for a, b in value)
+
+
+def _are_numbers(values: Any, kind: Any = int | float) -> bool:
+    """Return whether these are finite numbers of this kind."""
+    return all(
+        isinstance(each, kind) and not isinstance(each, bool) and abs(each) < _ENDLESS
+        for each in values
+    )
+
+
 def _value(figure: Any, name: str, where: str) -> Any:
     """Return a figure's number, or its table of numbers."""
     _fields(figure, ("value", "source", "date"), (), where, name)
     source = _text(figure["source"], f"{name}.source", where)
+    _text(figure["date"], f"{name}.date", where)
     if source.split(":")[0] not in HOW:
         raise ValueError(
             f"{where}: {name}.source is {source!r}: it must begin with one of {', '.join(HOW)}, "
@@ -253,7 +269,7 @@ def _value(figure: Any, name: str, where: str) -> Any:
         return _table(value, name, where)
     if name.endswith("pair_rates"):
         return _pair_table(value, name, where)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not _are_numbers([value]):
         raise ValueError(f"{where}: {name} is {value!r}, expected a number")
     return _count(value, name, where) if name == "gpu.num_sms" else value
 
@@ -262,20 +278,24 @@ def _table(value: Any, name: str, where: str) -> tuple[tuple[float, float], ...]
     """Return sizes in growing order, each with its rate."""
     try:
         rows = tuple((float(size), float(rate)) for size, rate in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{where}: {name}: expected a list of [flops, flops per second]") from None
     sizes = [size for size, _ in rows]
-    if not rows or sizes != sorted(set(sizes)) or min(rate for _, rate in rows) <= 0:
-        raise ValueError(f"{where}: {name}: expected growing sizes, and a positive rate for each")
+    is_sound = all(_are_numbers(row) and min(row) > 0 for row in rows)
+    if not rows or not is_sound or sizes != sorted(set(sizes)):
+        raise ValueError(
+            f"{where}: {name}: expected growing sizes above 0, and a positive rate for each"
+        )
     return rows
 
 
 def _pair_table(value: Any, name: str, where: str) -> tuple[PairRates, ...]:
     try:
-        rows = tuple(PairRates(int(a), int(b), *map(float, rates)) for a, b, *rates in value)
-    except (TypeError, ValueError):
+        rows = tuple(PairRates(a, b, *map(float, rates)) for a, b, *rates in value)
+    except (TypeError, ValueError, OverflowError):
         rows = ()
-    if not rows or min(min(row[2:]) for row in rows) <= 0:
+    is_sound = all(_are_numbers(row[:2], int) and _are_numbers(row) for row in rows)
+    if not rows or not is_sound or min(min(row[2:]) for row in rows) <= 0:
         raise ValueError(
             f"{where}: {name}: expected a list of [GPU, peer, read, write, copy], rates above 0"
         )
@@ -332,10 +352,14 @@ def _check_figures(made: Hardware, where: str) -> None:
 
 def _check_pairs(made: Hardware, where: str) -> None:
     """Raise ValueError where a measured pair can't be, or has more than all pairs together."""
+    found = set()
     for each in made.link.pair_rates or ():
         pair = f"{where}: link.pair_rates: GPU {each.gpu} and peer {each.peer}"
         if each.gpu == each.peer or not {each.gpu, each.peer} <= set(range(made.gpus)):
             raise ValueError(f"{pair} are not a pair of {made.gpus} GPUs")
+        if each[:2] in found:
+            raise ValueError(f"{pair} are there twice")
+        found.add(each[:2])
         if max(each.read, each.write) > made.link.rate:
             raise ValueError(
                 f"{pair} have {max(each.read, each.write):.3g}, more than link.rate "

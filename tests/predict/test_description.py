@@ -62,6 +62,7 @@ def _pairs(rows: list) -> Callable[[dict], None]:
                 "link", "pair_rates")  # fmt: skip
 
 
+RATES = (1e10, 1e10, 1e10)
 WRONG = [
     (_drop("gpu", "launch_s"), "gpu.launch_s is missing"),
     (_drop("gpu"), "gpu is missing"),
@@ -87,6 +88,16 @@ WRONG = [
     (_pairs([[0, 1]]), "link.pair_rates: expected a list of [GPU, peer, read, write, copy]"),
     (_pairs([[0, 1, 1e10, 0, 1e10]]), "link.pair_rates: expected a list of [GPU, peer, read"),
     (_pairs([[0, 8, 1e10, 1e10, 1e10]]), "GPU 0 and peer 8 are not a pair of 8 GPUs"),
+    (_pairs([[0, 1, float("nan"), 1e10, 1e10]]), "link.pair_rates: expected a list of [GPU, peer"),
+    (_pairs([[0.5, 1, 1e10, 1e10, 1e10]]), "link.pair_rates: expected a list of [GPU, peer, re"),
+    (_pairs([[0, 1, *RATES], [0, 1, *RATES]]), "GPU 0 and peer 1 are there twice"),
+    (_set("all", "link", "pairs"), "link.pairs: expected a list of [GPU, GPU]"),
+    (_set([[0, 1, 2]], "link", "pairs"), "link.pairs: expected a list of [GPU"),
+    (_set(None, "link", "pairs"), "link.pairs: expected a list of [G"),
+    (_set(10**400, "link", "rate", "value"), "expected a number"),
+    (_set(5, "gpu", "load_s", "date"), "gpu.load_s.date is 5, expected text"),
+    (_set([[0, 1e15]], "gpu", "matmul_rate", "value"), "gpu.matmul_rate: expected growing sizes a"),
+    (_set([[1e9, float("nan")]], "gpu", "matmul_rate", "value"), "matmul_rate: expected growing"),
     (_pairs([[0, 1, 9e12, 1e10, 1e10]]), "GPU 0 and peer 1 have 9e+12, more than link.rate"),
 ]
 

@@ -21,7 +21,7 @@ from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
 from ...report.page import check_page, write_page
 from .._console import FINE, check_extra, check_writable, command, write_json
-from .simulated import SimulationOptions, report
+from .simulated import SimulationOptions, check_reduction, report
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ def run(options: PredictOptions) -> int:
     check_page(options.html)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
-    if options.world < 1 or options.late < 0:
+    if options.world < 1 or not 0 <= options.late < float("inf"):
         raise ValueError("--world must be at least 1, and --late at least 0")
+    if options.sms < 0:
+        raise ValueError(f"--sms must be at least 0 (all that a rank can have), got {options.sms}")
     if not options.machine:
         raise ValueError(f"--machine: say which, of {', '.join(known())}, or a file.json")
     if options.is_simulated:
@@ -238,6 +240,7 @@ def points(asked: Asked, hardware: Hardware) -> list[Point]:
         for algo, module in known.items():
             fields = {**asked.problem, asked.axis[0]: at}
             problem = changed(module.cases(asked.size)[0], fields)
+            check_reduction(name, problem)
             config = module.default(problem, ranks.num_sms)
             refused[algo] = module.valid(problem, config)
             if refused[algo] is None:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from ... import knobs
 from ...backends.sim import simulate
+from ...collectives import _reduce
 from ...hardware.description import Hardware, read
 from ...predict.clock import BOUNDS, Track
 from ...predict.parts import Ranks
@@ -200,7 +201,11 @@ def report(options: SimulationOptions) -> None:
     console, rows = Console(emoji=False), []
     for name in options.machine.split(","):
         hardware = read(name)
-        num_sms = Ranks.on(hardware, options.world, options.sms).num_sms
+        num_sms, most = Ranks.on(hardware, options.world, options.sms).num_sms, hardware.gpu.num_sms
+        if num_sms > most:
+            raise ValueError(
+                f"--sms {num_sms}: {num_sms} SMs per rank, and a GPU of {name} has {most}"
+            )
         for what, function in _functions(options, num_sms).items():
             subject = Simulation(
                 function, hardware, options.world, knobs.heap_size.get() or _HEAP, num_sms,
@@ -220,6 +225,15 @@ def _with_data(options: SimulationOptions) -> bool:
     return not resolve(options.target).algorithms if options.data is None else options.data
 
 
+def check_reduction(op: str, problem: Any) -> None:
+    """Raise ValueError where the op would: for a dtype that it does not reduce.
+
+    Complex numbers are reduced as two.
+    """
+    if hasattr(problem, "op") and not problem.dtype.is_complex:
+        _reduce.check(op, problem.op, problem.dtype)
+
+
 def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[World], Any]]:
     """Return a function as it is; for an op, a call of each algorithm with its default config."""
     resolved = resolve(options.target)
@@ -228,6 +242,7 @@ def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[
     found: dict[str, Callable[[World], Any]] = {}
     for algorithm in resolved.algorithms:
         problem = problem_of(algorithm.module, options.problem, options.world)
+        check_reduction(algorithm.name, problem)
         config = algorithm.module.default(problem, num_sms)
         if algorithm.module.valid(problem, config) is None:
             found[f"{algorithm.name} {problem}"] = call_of(algorithm.module, problem, config)

@@ -101,6 +101,7 @@ def test_a_late_rank_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
 
 
+FP8 = "numel=64,dtype=float8_e4m3fn"
 WRONG = [
     (PredictOptions("all_reduce", "", SIZES), "--machine: say which, of h100x8"),
     (PredictOptions("all_reduce", "h300", SIZES), "machine 'h300' is not known"),
@@ -110,6 +111,12 @@ WRONG = [
     (PredictOptions("all_reduce", "h200x8", SIZES, world=9), "h200x8 has 8 GPUs, and 9 ranks"),
     (PredictOptions("all_reduc", "h200x8", SIZES), "did you mean 'all_reduce'"),
     (PredictOptions("all_reduce", "h200x8", SIZES, late=-1.0), "--late at least 0"),
+    (PredictOptions("all_reduce", "h200x8", SIZES, late=float("nan")), "and --late at least 0"),
+    (PredictOptions("all_reduce", "h200x8", SIZES, "dtype=float8_e4m3fn"), "no reduction of"),
+    (PredictOptions("reduce", "h200x8", problem=FP8, simulate=True), "reduction of torch.float8"),
+    (PredictOptions("reduce", "h200x8", simulate=True, sms=-3), "--sms must be at least 0"),
+    (PredictOptions("reduce", "h200x8", simulate=True, sms=500), "500 SMs per rank, and a GPU of"),
+    (PredictOptions("all_reduce", "tests.json", SIZES), "machine 'tests.json' is not known"),
 ]
 
 
