@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import dataset
     from .backends.sim import Sim
     from .launch import init, run
     from .tools.probe.probe import probe
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .tools.tune.tune_triton import tune_triton
     from .world.world import World
 
-__all__ = ["Sim", "World", "init", "probe", "run", "tune", "tune_helion", "tune_triton"]
+__all__ = ["Sim", "World", "dataset", "init", "probe", "run", "tune", "tune_helion", "tune_triton"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -42,6 +43,8 @@ def __dir__() -> list[str]:  # for a prompt that completes names before they are
 
 
 def __getattr__(name: str) -> Any:
+    if name == "dataset":  # a package; the others are names in one
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'sundog' has no attribute {name!r}")
     try:

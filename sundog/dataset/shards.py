@@ -63,6 +63,8 @@ class KernelData:
         return self.tasks[~tested], self.tasks[tested]
 
     def text(self, ir_id: str) -> str:
+        if ir_id not in self._ir.index:
+            raise ValueError(f"IR {ir_id!r}: expected an id of the columns ttir and ttgir")
         return str(self._ir.loc[ir_id, "text"])
 
     def record(self, ir_id: str) -> IrGraphRecord:
@@ -121,8 +123,11 @@ class KernelData:
         return self._read("ir").drop_duplicates("id").set_index("id")
 
     def _read(self, sort: str) -> pandas.DataFrame:
-        import pandas
-
+        try:
+            import pandas
+            import pyarrow  # noqa: F401  pandas reads Parquet with it
+        except ModuleNotFoundError as error:
+            raise ImportError(f"rows and IR: {error}. pip install pandas pyarrow") from error
         found = sorted(self.folder.glob(f"shards/*.{sort}.parquet"))
         frames: list[Any] = [pandas.read_parquet(path) for path in found]
         return pandas.concat(frames, ignore_index=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -99,3 +101,21 @@ def test_the_ir_of_a_row_is_there(data: KernelData) -> None:
     row = data.tasks[data.tasks.kernel == "attention_forward"].iloc[0]
     assert data.graph(row.ttgir).number_of_nodes() > 100
     assert json.loads(row.config)["num_warps"] == row.num_warps
+    with pytest.raises(ValueError, match="IR 'gone': expected an id of the columns ttir"):
+        data.text("gone")
+
+
+def test_importing_sundog_is_enough_to_load_it() -> None:
+    """As the card says it: `sundog.dataset.load("h200")`, without torch and Triton."""
+    code = (
+        "import sys, sundog\n"
+        "assert 'sundog.dataset' not in sys.modules and 'dataset' in dir(sundog)\n"
+        "data = sundog.dataset.load('h200')\n"
+        "assert not {'torch', 'triton', 'pandas'} & set(sys.modules)\n"
+        "sys.modules['pyarrow'] = None\n"
+        "data.rows\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: rows and IR: "), done.stderr
+    assert last.endswith("pip install pandas pyarrow")
