@@ -160,6 +160,17 @@ def choose(
 
 
 @app.command()
+def combine(
+    out: Annotated[str, typer.Argument(help="write how near each combination comes to this file")],
+    data: Annotated[str, typer.Option(help="a dataset: h200, or a folder")] = "h200",
+) -> None:
+    """Average small networks, trees and Gaussian processes on folds of the training tasks."""
+    from .results import combine
+
+    combine(data, out)
+
+
+@app.command()
 def page() -> None:
     """Write RESULTS.md from what is in measured/."""
     from .page import PAGE, page

@@ -25,6 +25,7 @@ from sundog.learn.features import COMPILED, NAMES
 from sundog.learn.kernel_model import Networks
 from sundog.tools.tune.space import Space, by_model, pattern
 
+from .gaussian import predict_by_processes
 from .helion_search import lfbo
 from .network import Settings
 from .train import TASK, features_of, fit, networks_of, targets, tasks_hash, usable
@@ -74,8 +75,8 @@ def evaluate(
     def predicted(name: str) -> numpy.ndarray:
         if name == NETWORKS:
             return by_networks(part, kernels, split, networks)
-        if name == BOTH:
-            return _average([predicted(NETWORKS), predicted(_TREES)], part)
+        if name in TOGETHER:
+            return average([predicted(each) for each in TOGETHER[name]], part)
         return MODELS[name](part)
 
     def ordered(name: str) -> Score:
@@ -88,7 +89,8 @@ def evaluate(
     scorers |= {
         "random search": lambda name: _at_random(name, part, split),
         "pattern search": lambda name: _by_pattern(name, part, split),
-        **dict.fromkeys(MODELS, ordered), BOTH: ordered, BOTH + UPDATED: updated,
+        **dict.fromkeys((*MODELS, *TOGETHER), ordered),
+        **dict.fromkeys((name + UPDATED for name in TOGETHER), updated),
         "Helion's LFBO": lambda name: _by_helion(name, part, split),
     }  # fmt: skip
     for name, scorer in scorers.items():
@@ -135,12 +137,13 @@ def hidden_kernels(split: str) -> float:
     return 1.0 if split == "kernel" else SETTINGS.hide_kernel
 
 
-def _average(predicted: list[numpy.ndarray], part: Part) -> numpy.ndarray:
-    """Add what models predict, each around its mean over the task."""
+def average(predicted: list[numpy.ndarray], part: Part) -> numpy.ndarray:
+    """Average what models predict, each around its mean over the task."""
     rows = part.rows[part.test].reset_index(drop=True)
     keys = [rows[name] for name in TASK]
     frames = [pandas.Series(each) for each in predicted]
-    return sum(each - each.groupby(keys).transform("mean") for each in frames).to_numpy()
+    around = [each - each.groupby(keys).transform("mean") for each in frames]
+    return numpy.mean(around, axis=0)
 
 
 def by_nearest_shape(part: Part) -> numpy.ndarray:
@@ -173,17 +176,22 @@ def by_roofline(part: Part) -> numpy.ndarray:
     return part.features[part.test, NAMES.index("tail")]
 
 
-_TREES = "trees, compiled, larger"
-NETWORKS, BOTH, UPDATED = "networks", "networks and trees", ", updated as it goes"
+TREES, PROCESSES = "trees, compiled, larger", "a Gaussian process for each kernel"
+NETWORKS, UPDATED = "networks", ", updated as it goes"
+TOGETHER = {
+    "networks and trees": (NETWORKS, TREES),
+    "networks, trees and processes": (NETWORKS, TREES, PROCESSES),
+}
 LARGER = {"max_iter": 600, "max_leaf_nodes": 63, "min_samples_leaf": 8, "max_features": 0.25}
 SETTINGS = Settings()
 MODELS: dict[str, Predict] = {
     "roofline and last wave": by_roofline,
     "rank on the nearest shape": by_nearest_shape,
-    _TREES: lambda p: by_trees(p, list(NAMES), **LARGER),
+    TREES: lambda p: by_trees(p, list(NAMES), **LARGER),
     "trees, before compiling": lambda p: by_trees(p, [n for n in NAMES if n not in COMPILED]),
     "trees, compiled": lambda p: by_trees(p, list(NAMES)),
     "trees, compiled, without the kernel's name": lambda p: by_trees(p, list(NAMES[1:])),
+    PROCESSES: lambda p: predict_by_processes(p.features, p.rows, p.test),
 }
 
 

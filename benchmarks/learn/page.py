@@ -21,17 +21,19 @@ _WORST = 6
 
 
 def page() -> str:
-    scores, folds, outside = (
+    scores, graphs, folds, combined, outside = (
         json.loads((_HERE / "measured" / f"{name}.json").read_text())
-        for name in ("scores", "folds", "outside")
+        for name in ("scores", "graphs", "folds", "combined", "outside")
     )
-    parts = [_scores(scores), _folds(folds), _failures(scores), _outside(outside), _noise(scores)]
+    parts = [_scores(scores, graphs), _folds(folds), _combined(combined), _failures(scores)]
+    parts += [_outside(outside), _noise(scores)]
     head = "# What was learned from `data/h200`\n\nMade by `python -m benchmarks.learn page` from "
     return head + "`measured/`. `README.md` says what the words mean.\n\n" + "\n".join(parts)
 
 
-def _scores(found: dict[str, Any]) -> str:
-    splits = {name: {s["name"]: s for s in found["splits"][name]} for name in _SPLITS}
+def _scores(found: dict[str, Any], graphs: dict[str, Any]) -> str:
+    every = {name: [*found["splits"][name], *graphs["splits"].get(name, [])] for name in _SPLITS}
+    splits = {name: {s["name"]: s for s in scores} for name, scores in every.items()}
     names = list(dict.fromkeys(name for each in splits.values() for name in each))
     head = "| | " + " | ".join(f"{text}: tau | near" for text in _SPLITS.values()) + " |"
     lines = [head, "|---|" + "---|" * (2 * len(_SPLITS))]
@@ -44,7 +46,8 @@ def _scores(found: dict[str, Any]) -> str:
         text = " | ".join(f"{_tau(c.get('tau'))} | {_part(c.get('near'))}" for c in cells)
         lines.append(f"| {name} | {text} |")
     words = [f"{_SPLITS[s]} within {GOALS[s][1] - 1:.0%} after {GOALS[s][0]}" for s in _SPLITS]
-    note = f"Near: {', '.join(words)} measurements. An empty cell was not computed."
+    note = f"Near: {', '.join(words)} measurements. An empty cell was not computed. "
+    note += f"The graph models were trained for {graphs['settings']['epochs']} epochs on a CPU."
     return "## Models and searches on the fixed splits\n\n" + "\n".join(lines) + f"\n\n{note}\n"
 
 
@@ -61,6 +64,22 @@ def _folds(found: dict[str, Any]) -> str:
         "networks that did not see the fold, trained as those above. Near as for unseen shapes.\n\n"
         + "\n".join(lines)
         + "\n"
+    )
+
+
+def _combined(found: dict[str, Any]) -> str:
+    """Show each with the standard error of a part of that many tasks."""
+    lines = ["| models | tau | the order alone | updated |", "|---|---|---|---|"]
+    for each in found["combined"]:
+        parts = (each["order_alone"], each["near"])
+        cells = [f"{_part(p)} ± {_part((p * (1 - p) / each['tasks']) ** 0.5)}" for p in parts]
+        lines.append(f"| {', '.join(each['models'])} | {_tau(each['tau'])} | {' | '.join(cells)} |")
+    made, tasks = found["networks"], found["combined"][0]["tasks"]
+    return (
+        f"## Which models together\n\nOn all {tasks} training tasks of unseen shapes in "
+        f"{found['folds']} folds, by `combine`. Its {made['networks']} networks are small: width "
+        f"{made['width']}, {made['epochs']} epochs. Near as for unseen shapes; ± one standard "
+        "error.\n\n" + "\n".join(lines) + "\n"
     )
 
 

@@ -56,9 +56,12 @@ def _known(data: KernelData, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def targets(rows: pandas.DataFrame) -> numpy.ndarray:
+    return numpy.minimum(over_the_best(rows), _MOST)
+
+
+def over_the_best(rows: pandas.DataFrame) -> numpy.ndarray:
     best = rows.groupby(TASK).median_ns.transform("min").astype(float)
-    ratio = numpy.log(rows.median_ns.astype(float) / best).to_numpy()
-    return numpy.minimum(ratio, _MOST)
+    return numpy.log(rows.median_ns.astype(float) / best).to_numpy()
 
 
 def fit(

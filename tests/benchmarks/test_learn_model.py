@@ -16,6 +16,7 @@ from benchmarks.learn import evaluate as evaluation
 from benchmarks.learn import network, results
 from benchmarks.learn import train as training
 from benchmarks.learn.evaluate import Part, evaluate, kendall, score_of, steps_to
+from benchmarks.learn.gaussian import predict_by_processes
 from benchmarks.learn.graph_network import predict_by_graphs
 from benchmarks.learn.helion_search import lfbo
 from benchmarks.learn.measure import Measured
@@ -76,7 +77,65 @@ def test_trees_learn_the_order_of_unseen_shapes(
     assert scores["networks"].tau > 0.8
     assert scores["networks and trees"].tau > 0.85
     assert scores["networks and trees, updated as it goes"].near > 0.9
+    assert scores["a Gaussian process for each kernel"].tau > 0.85
+    assert scores["networks, trees and processes"].tau > 0.85
+    assert scores["networks, trees and processes, updated as it goes"].near > 0.9
     assert "trees, compiled" in table("shape", list(scores.values()))
+
+
+def test_a_process_learns_from_its_own_kernel_alone() -> None:
+    """Two kernels want the opposite of each other, and a third one is unknown."""
+    rng = numpy.random.default_rng(0)
+    kernel, block = numpy.repeat(["a", "b", "c"], 120), rng.integers(0, 8, 360)
+    features = numpy.full((360, len(NAMES)), numpy.nan)
+    features[:, NAMES.index("config_BLOCK")] = block
+    shape = [str(n) for n in numpy.arange(360) // 20]
+    rows = pandas.DataFrame({"kernel": kernel, "shape": shape, "dtype": "d"})
+    sign = pandas.Series(kernel).map({"a": 1.0, "b": -1.0, "c": 1.0})
+    rows["median_ns"] = numpy.exp(
+        rng.normal(0, 0.005, 360)
+        + rng.normal(10, 1, 18)[numpy.arange(360) // 20]
+        + 0.05 * sign * block
+    )
+    test = (numpy.arange(360) % 120 >= 100) | (kernel == "c")
+    found = predict_by_processes(features, rows, test)
+    for name, corner in (("a", 1.0), ("b", -1.0)):
+        own = kernel[test] == name
+        slope = numpy.polyfit(block[test][own], found[own], 1)[0]
+        assert slope == pytest.approx(0.05 * corner, rel=0.1)
+    assert (found[kernel[test] == "c"] == 0).all()
+
+
+def test_models_together_count_alike(data: KernelData) -> None:
+    """An average has the scale of a time's logarithm: the update compares it with measurements."""
+    rows = training.usable(data)
+    part = Part(rows, numpy.empty(0), numpy.empty(0), numpy.ones(len(rows), dtype=bool))
+    times = numpy.log(rows.median_ns.astype(float)).to_numpy()
+    both = evaluation.average([times, times + 7.0], part)
+    numpy.testing.assert_allclose(both, training.over_the_mean(rows), atol=1e-9)
+
+
+def test_combinations_are_compared_on_folds_of_training_tasks(
+    data: KernelData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []
+
+    def watched(part: Part) -> numpy.ndarray:
+        seen.append(set(part.rows["kernel"] + part.rows["shape"]))
+        return part.target[part.test]
+
+    monkeypatch.setattr(results, "SMALL", Settings(1, 8, epochs=1))
+    monkeypatch.setitem(evaluation.MODELS, evaluation.TREES, watched)
+    monkeypatch.setitem(evaluation.MODELS, evaluation.PROCESSES, watched)
+    results.combine(str(data.folder), str(tmp_path / "out.json"))
+    found = json.loads((tmp_path / "out.json").read_text())
+    rows = training.usable(data)
+    train = rows[~rows.test_shape]
+    assert all(keys == set(train["kernel"] + train["shape"]) for keys in seen)
+    by_models = {tuple(each["models"]): each for each in found["combined"]}
+    assert {each["tasks"] for each in found["combined"]} == {train.groupby(training.TASK).ngroups}
+    assert by_models[(evaluation.TREES,)]["near"] == 1.0, "a stand-in that knows the times"
+    assert by_models[(evaluation.NETWORKS,)]["tau"] < 0.9
 
 
 def test_networks_of_other_tasks_are_refused(data: KernelData, tmp_path: Path) -> None:
@@ -165,7 +224,7 @@ def test_a_graph_model_sees_what_is_in_the_graph() -> None:
     rows = pandas.DataFrame(
         {"kernel": "k", "dtype": "d", "shape": [str(n // 20) for n in range(400)]}
     )
-    rows["median_ns"] = numpy.exp(0.2 * (place % 12))
+    rows["median_ns"] = numpy.exp(rng.normal(0, 0.005, 360) + 0.2 * (place % 12))
     test = numpy.arange(400) >= 300
     found = predict_by_graphs(
         arrays, place, numpy.zeros((400, 1)), rows, test, 2,
