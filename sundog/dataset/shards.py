@@ -78,12 +78,10 @@ class KernelData:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """The number of each operation in the IR of this dataset, from 1."""
-
         return vocabulary(self._ir.text)
 
     def arrays(self, ir_id: str) -> dict[str, numpy.ndarray]:
         """Return a graph as arrays: "node", "edge" and "edge_kind"."""
-
         return graph_arrays(self.record(ir_id), self.vocabulary)
 
     def to_pyg(self, ir_ids: Iterable[str]) -> list[Any]:
@@ -124,8 +122,7 @@ class KernelData:
 
     def _read(self, sort: str) -> pandas.DataFrame:
         try:
-            import pandas
-            import pyarrow  # noqa: F401  pandas reads Parquet with it
+            import pandas, pyarrow  # noqa: E401, F401, I001  pandas reads Parquet with pyarrow
         except ModuleNotFoundError as error:
             raise ImportError(f"rows and IR: {error}. pip install pandas pyarrow") from error
         found = sorted(self.folder.glob(f"shards/*.{sort}.parquet"))
