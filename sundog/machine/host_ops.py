@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,15 @@ class Sight:
             set_compiler_stance(self._stance)
         push_modes(functions, operators)
         self._is_on = on
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        before = self._is_on
+        self.set(False)
+        try:
+            yield
+        finally:
+            self.set(before)
 
 
 class HostFunctions(TorchFunctionMode):

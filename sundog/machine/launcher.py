@@ -9,7 +9,8 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,6 +85,15 @@ class Installed:
 def current_machine() -> Machine | None:
     """Return the machine whose hosts are running, if any."""
     return Installed._stack[-1].machine if Installed._stack else None
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Let nobody see the running host's torch operations, which touch only what it alone has."""
+    machine = current_machine()
+    sight = machine.host.sight if machine is not None and machine.is_host_running() else None
+    with sight.off() if sight is not None else nullcontext():
+        yield
 
 
 def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
