@@ -6,7 +6,7 @@ meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,10 @@ from .pipelined import Suspicion, confirm, suspect
 from .races import PLAIN_FLAG
 from .rules import Look, looks_at
 from .shadow import (
+    FEW,
     UNWRITTEN,
     PastAccess,
+    Places,
     Shadow,
     Shadows,
     Span,
@@ -38,8 +40,6 @@ from .shadow import (
 )  # fmt: skip
 from .signals import ACQUIRES, RELEASES, Signals
 from .words import COPIED, READS, VOLATILE, VOLATILE_TILE
-
-_FEW = 16  # granules of a tile
 
 
 class Checker:
@@ -250,6 +250,11 @@ class Checker:
 
     # inside
 
+    def forget(self) -> None:
+        """Drop all histories after the run: collecting them as garbage would take longer."""
+        self._states, self._shadows = States(), Shadows(self._memory, self._signals.forget)
+        self._events.clear()
+
     def _event(
         self, program: Program, verb: str, writes: bool, tensor: bool, sem: str = "",
         scope: str = "", atomic: bool = False, proxy: bool = False, size: int = 0,
@@ -275,46 +280,47 @@ class Checker:
             for address in addresses.ravel().tolist():
                 self._access(event, self._one(address, size))
             return
-        shadow = self._shadow(region)
+        shadow, past = self._shadow(region), self._past(event)
         place = shadow.place(addresses.item(), size) if addresses.size == 1 else -1
         if place >= 0:  # most accesses
-            state = self._states[shadow.numbers.item(place)]
-            state = self._step(state, event, (region, shadow, slice(place, place + 1)), touch)
-            shadow.numbers[place] = self._states.number(state)
+            old = self._states[shadow.numbers.item(place)]
+            new = self._step(old, past, (region, shadow, slice(place, place + 1)), touch)
+            if new is not old:
+                shadow.numbers[place] = self._states.number(new)
             return
         places = shadow.places(addresses, size)
         numbers = shadow.numbers[places]
+        if numbers.size <= FEW:
+            self._access_each(past, touch, shadow, places, numbers.tolist())
+            return
         first = int(numbers[0])
-        if (numbers == first).all():
-            state = self._step(self._states[first], event, (region, shadow, places), touch)
+        if np.count_nonzero(numbers == first) == numbers.size:
+            state = self._step(self._states[first], past, (region, shadow, places), touch)
             shadow.numbers[places] = self._states.number(state)
             return
         if isinstance(places, slice):
             places = np.arange(places.start, places.stop)
-        if numbers.size <= _FEW:  # by hand: numpy takes longer to begin
-            granules = zip(places.tolist(), numbers.tolist(), strict=True)
-            self._access_each(event, touch, shadow, granules)
-            return
-        new = np.empty_like(numbers)
+        after_it = np.empty_like(numbers)
         heads = numbers[1:][numbers[1:] != numbers[:-1]].tolist()  # few: np.unique would sort all
         for number in sorted({first, *heads}):
             here = numbers == number
             span = region, shadow, places[here]
-            state = self._step(self._states[number], event, span, touch)
-            new[here] = self._states.number(state)
-        shadow.numbers[places] = new
+            state = self._step(self._states[number], past, span, touch)
+            after_it[here] = self._states.number(state)
+        shadow.numbers[places] = after_it
 
     def _access_each(
-        self, event: AccessEvent, touch: Touch, shadow: Shadow, granules: Iterable[tuple[int, int]]
+        self, past: PastAccess, touch: Touch, shadow: Shadow, places: Places, numbers: list[int]
     ) -> None:
-        """Do the same for a few granules, each with the number of its state."""
+        """Do the same for a few granules, by hand: numpy takes longer to begin."""
         assert touch.region is not None
+        which = range(places.start, places.stop) if isinstance(places, slice) else map(int, places)
         groups: dict[int, list[int]] = {}
-        for place, number in granules:
+        for place, number in zip(which, numbers, strict=True):
             groups.setdefault(number, []).append(place)
         for number in sorted(groups):
             span = touch.region, shadow, groups[number]
-            new = self._states.number(self._step(self._states[number], event, span, touch))
+            new = self._states.number(self._step(self._states[number], past, span, touch))
             for place in groups[number]:
                 shadow.numbers[place] = new
 
@@ -322,16 +328,17 @@ class Checker:
         region = self._memory.find(address, address + size)
         return Touch(np.array([address], np.uint64), size, region)
 
-    def _step(self, state: State, event: AccessEvent, span: Span, touch: Touch) -> State:
+    def _step(self, state: State, past: PastAccess, span: Span, touch: Touch) -> State:
         """Let the rules look at one access; return what the state of these bytes becomes."""
+        event = past.event
         if state.writes or state.reads or state.atomics or not state.written or event.writes:
             here = Encounter(event, state, self._clocks, span, touch)
-            for stored in here.payloads():
+            for stored in here.payloads() if event.verb == VOLATILE_TILE else ():
                 self._signals.hear_payload(event, stored, bounds(span)[0])
             for look in event.looks:
                 if found := look(here):
                     self._found(look, list(found), here)
-        return after(self._clocks, state, self._past(event))
+        return after(self._clocks, state, past)
 
     def _found(self, look: Look, found: list[Found], here: Encounter) -> None:
         event = here.event
@@ -355,9 +362,10 @@ class Checker:
 
     def _shadow(self, region: Region) -> Shadow:
         """Return a region's shadow; what its host did to it alone comes first."""
-        diary = self._shadows.read_diary(region)
-        shadow = self._shadows.of(region)
-        for past, touch in diary.entries if diary is not None else ():
+        if not self._shadows.has_diary(region):  # most
+            return self._shadows.of(region)
+        diary, shadow = self._shadows.read_diary(region), self._shadows.of(region)
+        for past, touch in diary.entries:
             places = shadow.places(touch.addresses, touch.size)
             found, which = np.unique(shadow.numbers[places], return_inverse=True)
             states = [after(self._clocks, self._states[n], past) for n in found.tolist()]

@@ -37,12 +37,10 @@ class Encounter(NamedTuple):
         return self.clocks.knows(self.event.actor, earlier.stamp) or self._is_validated(earlier)
 
     def payloads(self) -> list[PastAccess]:
-        """Return the stores of other programs that this volatile load reads whole.
+        """Return the stores of other programs that this volatile load of a tile reads whole.
 
         Such a word validates itself: its payload is its flag (Lamport). It publishes nothing else.
         """
-        if self.event.verb != VOLATILE_TILE:
-            return []
         return [each for each in self.state.writes if _are_of_a_word(each.event, self.event)]
 
     def _is_validated(self, earlier: PastAccess) -> bool:

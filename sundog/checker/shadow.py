@@ -40,6 +40,7 @@ class State(NamedTuple):
     atomics: tuple[PastAccess, ...] = ()
 
 
+FEW = 16  # elements or granules: up to this many, numpy takes longer to begin
 _DIARY = 256  # entries
 UNWRITTEN, CLEAN = 0, 1  # nobody wrote it; written before everything that we watch
 
@@ -79,7 +80,7 @@ class Shadow:
         """Return the granules that these accesses touch; a slice where they lie side by side."""
         flat = addresses.ravel()
         first = int(flat[0]) - self.start
-        if flat.size == 1 or (flat[1:] - flat[:-1] == size).all():
+        if _is_side_by_side(flat, size):
             if first % self.granule or size % self.granule:
                 self._refine(first, size)
             start = first // self.granule
@@ -97,6 +98,13 @@ class Shadow:
         finer = math.gcd(self.granule, size, offset)
         self.numbers = np.repeat(self.numbers, self.granule // finer)
         self.granule = finer
+
+
+def _is_side_by_side(flat: np.ndarray, size: int) -> bool:
+    if flat.size <= FEW:
+        at = flat.tolist()
+        return bool(at == [*range(at[0], at[0] + len(at) * size, size)])
+    return np.count_nonzero(flat[1:] - flat[:-1] != size) == 0
 
 
 Places = np.ndarray | list[int] | slice
@@ -213,11 +221,13 @@ class Shadows:
             return True
         return False
 
-    def read_diary(self, region: Region) -> Diary | None:
+    def has_diary(self, region: Region) -> bool:
+        return region.start in self._diaries
+
+    def read_diary(self, region: Region) -> Diary:
         """Return what must be done to the region first, once, and make its shadow."""
-        diary = self._diaries.pop(region.start, None)
-        if diary is not None:
-            self.allocated(region, diary.number)
+        diary = self._diaries.pop(region.start)
+        self.allocated(region, diary.number)
         return diary
 
     def meet(self, storage: torch.UntypedStorage, unwritten: int) -> None:

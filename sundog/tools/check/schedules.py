@@ -143,7 +143,10 @@ def check_once(
         machine.undefined = Undefined(machine, poisoned)
         checker = Checker(machine.memory, machine.schedule.pick)
         checker.trace = [] if trace else None
-        return machine, run_on(machine, checker, fn, world_size, heap_size, link, strict)
+        with _no_garbage_collection():
+            report = run_on(machine, checker, fn, world_size, heap_size, link, strict)
+            checker.forget()
+        return machine, report
 
     machine, report = run(() if zeros else None)
     loads = machine.undefined.loads
