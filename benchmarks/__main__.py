@@ -80,6 +80,17 @@ def checker(json: Json = "") -> None:
 
 
 @app.command()
+def mutants(
+    targets: Annotated[list[str] | None, typer.Argument(help="default: every op")] = None,
+    json: Json = "",
+) -> None:
+    """Time `sundog check --mutate`."""
+    from . import mutant_cost
+
+    mutant_cost.main(json, targets or [])
+
+
+@app.command()
 def dataset(
     json: Json = "",
     graphs: Annotated[bool, typer.Option(help="only print what the graph records hold")] = False,

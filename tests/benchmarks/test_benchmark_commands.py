@@ -26,6 +26,7 @@ def test_what_needs_a_gpu_says_so(words: str) -> None:
         ("bound --world 0", "'0': expected numbers from 1"),
         ("capture --backend sim", "'sim': expected virtual or symm"),
         ("simulator --json /proc/nowhere/f", "/proc/nowhere/f cannot be written"),
+        ("mutants gather.push --json /proc/nowhere/f", "/proc/nowhere/f cannot be written"),
         ("report nowhere", "'nowhere' does not exist"),
     ],
 )
