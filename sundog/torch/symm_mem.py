@@ -209,10 +209,10 @@ class Enabled:
     """What `enable` did. `patched` says it in words; `disable` undoes it."""
 
     def __init__(self, devices: tuple[str, ...], explain: bool) -> None:
+        self._had_nccl = _alive[0]._had_nccl if _alive else dist.is_nccl_available
         _alive.append(self)
         self.patched: list[str] = []
         self._library: Any = torch.library.Library("symm_mem", "IMPL")
-        self._had_nccl = dist.is_nccl_available
         for device in devices:
             for kernel in KERNELS:
                 if device == "CPU" or kernel not in _CPU_ONLY:
@@ -237,7 +237,8 @@ class Enabled:
         _alive.remove(self)
         self._library._destroy()
         self._aten._destroy()
-        dist.is_nccl_available = self._had_nccl
+        if not _alive:  # others still want it
+            dist.is_nccl_available = self._had_nccl
         self.patched.clear()
 
     def __enter__(self) -> Enabled:

@@ -141,3 +141,14 @@ def test_the_micro_pipeline_pass_fuses_on_a_cpu() -> None:
         return [name for name in fused if f"symm_mem.{name}" in code]
 
     assert job(main, 2) == [["fused_all_gather_matmul", "fused_matmul_reduce_scatter"]] * 2
+
+
+def test_it_may_be_enabled_twice_and_disabled_in_any_order() -> None:
+    """The second left is_nccl_available as the first had patched it, for good."""
+    had = dist.is_nccl_available
+    for order in ((0, 1), (1, 0)):
+        enabled = [sundog.torch.enable(), sundog.torch.enable()]
+        enabled[order[0]].disable()
+        assert dist.is_nccl_available()
+        enabled[order[1]].disable()
+        assert dist.is_nccl_available is had
