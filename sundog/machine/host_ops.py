@@ -68,7 +68,7 @@ class Sight:
 
     def set(self, on: bool) -> None:
         """Set it in the host's thread, below the modes that the host's code enters and leaves."""
-        if on == self._is_on:
+        if on == self._is_on or self._operators.is_inside:
             return
         functions, operators = pop_modes()
         if on:
@@ -142,6 +142,7 @@ class HostOperators(TorchDispatchMode):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
+        self.is_inside = False  # of an op of ours, entered a second time: it is not to be removed
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -150,8 +151,12 @@ class HostOperators(TorchDispatchMode):
         if (
             func.namespace == "sundog"
         ):  # its host makes, fills and launches: each is seen, as in a plain call
-            with self:
-                return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+            before, self.is_inside = self.is_inside, True
+            try:
+                with self:
+                    return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+            finally:
+                self.is_inside = before
         host = self.machine.host
         if host.recording is not None:
             return host.recording.operator(func, args, kwargs)

@@ -33,13 +33,15 @@ def _share(world: World, features: int, what: str) -> int:
     return features // world.size
 
 
-def _autocast(*given: Tensor | None) -> tuple[Tensor | None, ...]:
+def _autocast(
+    x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Convert as torch.autocast does for a linear layer; it knows torch's own ops alone."""
-    device = given[0].device.type if given[0] is not None else "cpu"
+    device = x.device.type
     if not torch.is_autocast_enabled(device):
-        return given
+        return x, weight, bias
     dtype = torch.get_autocast_dtype(device)
-    return tuple(None if x is None else x.to(dtype) for x in given)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -75,8 +77,8 @@ class RowParallelLinear(nn.Linear):
             whole = total(self.world, nn.functional.linear(x, self.weight))
             return whole if self.bias is None else whole + self.bias.to(whole.dtype)
         tokens = _share(self.world, x.shape[0], "the first dimension of x,")
-        bias = None if self.bias is None else replicated(self.world, self.bias)
-        rows, weight, bias = _autocast(x.reshape(-1, x.shape[-1]), self.weight, bias)
+        shared = None if self.bias is None else replicated(self.world, self.bias)
+        rows, weight, bias = _autocast(x.reshape(-1, x.shape[-1]), self.weight, shared)
         out = self.world.matmul_reduce_scatter(rows, weight.t(), bias)
         return out.view(tokens, *x.shape[1:-1], out.shape[-1])
 

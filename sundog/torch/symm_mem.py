@@ -209,7 +209,9 @@ class Enabled:
     """What `enable` did. `patched` says it in words; `disable` undoes it."""
 
     def __init__(self, devices: tuple[str, ...], explain: bool) -> None:
-        self._had_nccl = _alive[0]._had_nccl if _alive else dist.is_nccl_available
+        self._had_nccl: Callable[[], bool] = (
+            _alive[0]._had_nccl if _alive else dist.is_nccl_available
+        )
         _alive.append(self)
         self.patched: list[str] = []
         self._library: Any = torch.library.Library("symm_mem", "IMPL")

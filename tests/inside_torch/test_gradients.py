@@ -248,6 +248,22 @@ def test_a_result_that_one_rank_gets_is_differentiated_on_all(run: Run) -> None:
     assert run(main, 3) == [[5.0]] * 3
 
 
+def test_a_backward_on_another_stream(run: Run) -> None:
+    """What is pending there is watched, and the watching ended while an op was under way."""
+
+    def main(world: sundog.World) -> list[float]:
+        with world.stream(1):
+            x = torch.ones(3, device=world.device, requires_grad=True)
+            for _ in range(2):
+                world.all_reduce(world.all_reduce(x) * 2).sum().backward()
+            assert world.all_reduce(x.detach() * 3).tolist() == [6.0] * 3
+        world.synchronize()
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    assert run(main, 2) == [[16.0] * 3] * 2
+
+
 def test_what_has_no_formula_says_so(run: Run) -> None:
     def main(world: sundog.World) -> None:
         x = torch.ones(4, device=world.device, requires_grad=True)
