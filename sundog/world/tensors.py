@@ -143,10 +143,17 @@ class Symmetric:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Free what is allocated inside at the end, the latest first."""
+        """Free what is allocated inside at the end, the latest first.
+
+        Members of a group meet before: kernels may still use what its plans hold, which no user
+        sees. Not after an error, which may be this rank's alone.
+        """
         self._scopes.append([])
         try:
             yield
+            for group in [self.groups.get(offset) for offset in self._scopes[-1]]:
+                if group is not None and not group._closed:
+                    group.barrier()
         finally:
             self.end_scope()
 

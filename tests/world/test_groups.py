@@ -178,6 +178,24 @@ def test_a_group_ends_with_its_scope(run: Run) -> None:
     assert run(main, 3) == [0, 0, 0]
 
 
+def test_a_scope_ends_when_its_groups_kernels_have(run: Run) -> None:
+    """Their plans' memory is the world's next tensor, and a peer may still read it."""
+
+    def main(world: sundog.World) -> list[float]:
+        x = torch.full((1000,), world.rank + 1.0, device=world.device, requires_grad=True)
+        sums = []
+        for _ in range(3):
+            with world.scope():
+                group = world.group([2, 0])
+                result = None if group is None else group.all_reduce(x)
+            next_one = world.full((200_000,), -1.0)  # over all that the group had
+            sums.append(-1.0 if result is None else result.detach().unique().item())
+            world.free(next_one)
+        return sums
+
+    assert run(main, 3) == [[4.0] * 3, [-1.0] * 3, [4.0] * 3]
+
+
 def test_closing_a_group_leaves_the_world_open(run: Run) -> None:
     def main(world: sundog.World) -> torch.Tensor:
         group = world.group([0, 1], 1 << 16)
