@@ -147,10 +147,10 @@ class CudaEvent:
         self.point: Any = None
 
     def record(self, stream: CudaStream | None = None) -> None:
-        (stream or _current_stream(_rank())).record_event(self)
+        (stream or current_stream_of(_rank())).record_event(self)
 
     def wait(self, stream: CudaStream | None = None) -> None:
-        (stream or _current_stream(_rank())).wait_event(self)
+        (stream or current_stream_of(_rank())).wait_event(self)
 
     def synchronize(self) -> None:
         _rank().world.synchronize()
@@ -180,7 +180,7 @@ def _rank() -> Any:
     return rank
 
 
-def _current_stream(rank: Any, device: Any = None) -> CudaStream:
+def current_stream_of(rank: Any, device: Any = None) -> CudaStream:
     return CudaStream(number=rank.world.stream_number)
 
 
@@ -223,7 +223,7 @@ _FUNCTIONS: dict[str, Any] = {
     "set_stream": lambda rank, stream: stream and rank.set_stream(stream.number),
     "reset_peak_memory_stats": _nothing, "manual_seed": _nothing, "manual_seed_all": _nothing,
     "synchronize": lambda rank, device=None: rank.world.synchronize(),
-    "current_stream": _current_stream,
+    "current_stream": current_stream_of,
     "default_stream": lambda rank, device=None: CudaStream(number=0),
     "stream": _StreamContext,
     "get_device_properties": _properties,
@@ -257,11 +257,14 @@ def install(patches: Patches) -> None:
     everywhere = {
         name: for_ranks(call, getattr(torch.cuda, name)) for name, call in _FUNCTIONS.items()
     }
-    everywhere |= {name: _answered(getattr(torch.cuda, name)) for name in _ONLY_FOR_PROGRAMS}
     everywhere |= {
-        "CUDAGraph": _constructor(CudaGraph, torch.cuda.CUDAGraph),
-        "Stream": _constructor(CudaStream, torch.cuda.Stream),
-        "Event": _constructor(CudaEvent, torch.cuda.Event),
+        name: answered_with(lambda rank: True, getattr(torch.cuda, name))
+        for name in _ONLY_FOR_PROGRAMS
+    }
+    everywhere |= {
+        "CUDAGraph": constructor(CudaGraph, torch.cuda.CUDAGraph),
+        "Stream": constructor(CudaStream, torch.cuda.Stream),
+        "Event": constructor(CudaEvent, torch.cuda.Event),
     }
     patches.set_everywhere(torch.cuda, everywhere)
     compiler: Any = sys.modules.get("torch._dynamo.device_interface")
@@ -276,15 +279,17 @@ def install(patches: Patches) -> None:
     patches.set(torch.cuda, "_lazy_init", for_ranks(_refused, torch.cuda._lazy_init))
 
 
-def _answered(original: Any) -> Any:
-    def call() -> bool:
-        caller = sys._getframe(1).f_code.co_filename
-        return (current() is not None and not caller.startswith(_INSIDE)) or original()
+def answered_with(ours: Any, original: Any) -> Any:
+    """Return a function that calls ours where a rank's program calls it, and not torch."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rank = current() if _is_program() else None
+        return original(*args, **kwargs) if rank is None else ours(rank, *args, **kwargs)
 
     return call
 
 
-def _constructor(ours: Any, theirs: Any) -> Any:
+def constructor(ours: Any, theirs: Any) -> Any:
     """Return a class that makes ours in ranks. `isinstance` asks for either."""
 
     class Meta(type):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing.process
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 import torch.distributed.distributed_c10d as c10d
+import torch.multiprocessing
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from ..errors import CannotInterpret, SundogError
@@ -27,7 +29,8 @@ from .patches import Environment, Patches, PerRank, current, entered, for_ranks,
 _BACKENDS = ("nccl", "gloo", "undefined", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cuda:nccl")
 _PER_RANK = ("_group_name_to_workspace_tensor", "_group_name_to_store", "_backend_streams")
 _NEEDS_A_GPU = re.compile(
-    r"'torch\._C' has no attribute '_cuda|CUDA is not available|CUDA_HOME|compiled with(out)? CUDA|"
+    r"'torch\._C' has no attribute '_(cuda|nccl)|CUDA is not available|CUDA_HOME|"
+    r"compiled with(out)? CUDA|0 active drivers|find backend for device type cpu|"
     r"'CUDA' backend|NVIDIA driver|lib(cuda|cudart|nvrtc)\b"
 )
 
@@ -154,6 +157,7 @@ def install(patches: Patches, argv: Sequence[str] | None = None) -> list[Callabl
     patches.set(sys, "argv", [*(sys.argv if argv is None else argv)])
     patches.set(c10d, "_world", _Proxy(c10d._world))
     cuda.install(patches)
+    _install_host_calls(patches)
     patches.set_everywhere(
         c10d, {name: for_ranks(call, getattr(c10d, name)) for name, call in _FUNCTIONS.items()}
     )
@@ -246,3 +250,81 @@ _SYMMETRIC: dict[str, Any] = {
     "get_backend": lambda rank, device=None: rank.backend,
     "set_backend": lambda rank, name: setattr(rank, "backend", name),
 }
+
+
+# what else a program calls on the host
+
+
+def _cuda() -> torch.device:
+    with torch._C.DisableTorchFunction():  # to which it would be the CPU
+        return torch.device("cuda")
+
+
+_ACCELERATOR: dict[str, Any] = {
+    "is_available": lambda rank: True,
+    "device_count": lambda rank: rank.world.size,
+    "current_accelerator": lambda rank, check_available=False: _cuda(),
+    "current_device_index": lambda rank: rank.world.rank,
+    "current_device_idx": lambda rank: rank.world.rank,
+    "set_device_index": lambda rank, device: None,
+    "set_device_idx": lambda rank, device: None,
+    "synchronize": lambda rank, device=None: rank.world.synchronize(),
+    "current_stream": cuda.current_stream_of,
+    "set_stream": lambda rank, stream: rank.set_stream(stream.number),
+    "empty_cache": lambda rank: None,
+}
+
+
+def _refusing(what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise CannotInterpret(what)
+
+    return refuse
+
+
+_ONE_PROCESS = "sundog runs main() in every rank already: name the function that a rank runs"
+_PROFILER = (
+    "torch.profiler is not simulated, since there is no time here: leave it out, or use a GPU"
+)
+
+
+class NoStore:
+    """torch.distributed.TCPStore and FileStore, whose waits would stop all ranks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise CannotInterpret(
+            "a store of torch.distributed is not simulated: exchange values by all_gather_object, "
+            "or use GPUs"
+        )
+
+
+def _install_host_calls(patches: Patches) -> None:
+    """Answer torch.accelerator and autocast; refuse what hangs or crashes among threads."""
+    for name, call in _ACCELERATOR.items():
+        if hasattr(torch.accelerator, name):
+            patches.set(
+                torch.accelerator, name, cuda.answered_with(call, getattr(torch.accelerator, name))
+            )
+    stores = {
+        name: cuda.constructor(NoStore, getattr(dist, name)) for name in ("TCPStore", "FileStore")
+    }
+    patches.set_everywhere(dist, stores)
+    spawns = torch.multiprocessing
+    for name in ("spawn", "start_processes"):
+        refused = _refusing(f"torch.multiprocessing.{name}: {_ONE_PROCESS}")
+        patches.set(spawns, name, for_ranks(refused, getattr(spawns, name)))
+    process = multiprocessing.process.BaseProcess
+    started = _refusing(f"a process that main() starts: {_ONE_PROCESS}")
+    patches.set(process, "start", cuda.answered_with(started, process.start))
+    profile = torch.autograd.profiler.profile
+    patches.set(profile, "__init__", for_ranks(_refusing(_PROFILER), profile.__init__))
+    cast = torch.autocast.__init__
+
+    def of_the_cpu(
+        rank: Any, self: Any, kind: str, dtype: Any = None, *more: Any, **named: Any
+    ) -> None:
+        if kind == "cuda":
+            kind, dtype = "cpu", dtype or torch.float16
+        cast(self, kind, dtype, *more, **named)
+
+    patches.set(torch.autocast, "__init__", for_ranks(of_the_cpu, cast))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
@@ -80,3 +83,45 @@ def notes_for_a_profiler() -> None:
     assert issubclass(type("Graph", (torch.cuda.CUDAGraph,), {}), torch.cuda.CUDAGraph)
     torch.cuda.nvtx.range_push("step")
     torch.cuda.nvtx.range_pop()
+
+
+def profiler() -> None:
+    """Note times. torch's profiler crashes where another thread has begun one."""
+    dist.init_process_group("nccl")
+    with torch.profiler.profile():
+        torch.ones(3, device="cuda")
+
+
+def benchmark() -> None:
+    triton.testing.do_bench(lambda: None)
+
+
+def spawned() -> None:
+    torch.multiprocessing.spawn(print, nprocs=2)
+
+
+def started() -> None:
+    multiprocessing.Process(target=print).start()
+
+
+def store() -> None:
+    """Meet at a store: the first rank would wait for the others, and nobody would run them."""
+    dist.TCPStore("localhost", 29511, 2, True)
+
+
+def nccl_itself() -> None:
+    torch.cuda.nccl.all_reduce([torch.ones(3, device="cuda")])
+
+
+def any_accelerator() -> None:
+    """Name the device as programs do that are for every kind of GPU, and use autocast."""
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    assert device.type == "cuda"
+    assert torch.accelerator.device_count() == int(os.environ["WORLD_SIZE"])
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        product = torch.ones(4, 4, device=device) @ torch.ones(4, 4, device=device)
+    assert product.dtype == torch.bfloat16
+    torch.accelerator.current_stream().synchronize()
+    torch.accelerator.synchronize()

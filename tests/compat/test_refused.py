@@ -12,14 +12,20 @@ from sundog.cli import app
 
 PROGRAMS = Path(__file__).with_name("gpu_only.py")
 REFUSED = {
-    "unknown_driver_call": "gpu_only.py:21: cuda.bindings.driver.cuMemHostRegister is not simul",
-    "unknown_runtime_call": "gpu_only.py:26: torch.cuda.cudart is not simulated: run this program",
-    "shared_by_cuda": "gpu_only.py:31: RuntimeError: CUDA is not available: this needs a GPU, and",
-    "graph": "gpu_only.py:36: torch.cuda.CUDAGraph is not simulated: call the kernels without",
-    "time": "gpu_only.py:41: Event.elapsed_time: the simulator keeps no time; measure on a GPU",
-    "missing_import": "gpu_only.py:45: No module named 'a_library_that_nobody_has'. Install it",
-    "without_rendezvous": "gpu_only.py:16: load of symm_mem0 of rank 1 by a kernel of rank 0, wh",
+    "unknown_driver_call": "gpu_only.py:24: cuda.bindings.driver.cuMemHostRegister is not simul",
+    "unknown_runtime_call": "gpu_only.py:29: torch.cuda.cudart is not simulated: run this program",
+    "shared_by_cuda": "gpu_only.py:34: RuntimeError: CUDA is not available: this needs a GPU, and",
+    "graph": "gpu_only.py:39: torch.cuda.CUDAGraph is not simulated: call the kernels without",
+    "time": "gpu_only.py:44: Event.elapsed_time: the simulator keeps no time; measure on a GPU",
+    "missing_import": "gpu_only.py:48: No module named 'a_library_that_nobody_has'. Install it",
+    "without_rendezvous": "gpu_only.py:19: load of symm_mem0 of rank 1 by a kernel of rank 0, wh",
     "ordinary_tensor": "load of a tensor of rank 1 by a kernel of rank 0, which has no rendezvous",
+    "profiler": "torch.profiler is not simulated, since there is no time here: leave it out, or",
+    "benchmark": "0 active drivers ([]). There should only be one.: this needs a GPU, and is not",
+    "spawned": "torch.multiprocessing.spawn: sundog runs main() in every rank already: name the",
+    "started": "a process that main() starts: sundog runs main() in every rank already",
+    "store": "a store of torch.distributed is not simulated: exchange values by all_gather_object",
+    "nccl_itself": "has no attribute '_nccl_all_reduce': this needs a GPU, and is not simulated",
 }
 
 
@@ -36,7 +42,7 @@ def test_refused_with_a_sentence_and_status_2(name: str) -> None:
     assert status == 2
 
 
-@pytest.mark.parametrize("name", ["with_rendezvous", "notes_for_a_profiler"])
+@pytest.mark.parametrize("name", ["with_rendezvous", "notes_for_a_profiler", "any_accelerator"])
 def test_what_has_a_meaning_here_is_clean(name: str) -> None:
     status, output = checked(name)
     assert status == 0, output
