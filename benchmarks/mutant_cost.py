@@ -30,12 +30,12 @@ class Cost:
     target: str
     status: int
     killed: str  # of how many
-    alone: float  # in the first process: the kernel itself under all schedules
-    together: float  # in the forked ones: the mutants, on all cores
+    alone: float  # in the first process: imports, the kernel's first schedules, its mutants made
+    together: float  # in the forked ones, on all cores: other schedules, and the mutants
 
     @property
     def seconds(self) -> float:
-        """Return how long it takes on idle cores: only the mutants run side by side."""
+        """Return how long it takes on idle cores: only the forked processes run side by side."""
         return self.alone + self.together / CORES
 
 
@@ -46,11 +46,11 @@ def main(json_path: str, targets: list[str]) -> None:
     costs = sorted((_measured(target) for target in shown), key=lambda c: -c.seconds)
     text = (
         f"`sundog check OP --mutate` with its defaults: {RANKS} ranks, {SCHEDULES} schedules. The "
-        "kernel itself is checked in one process, its mutants in one for each core. Seconds of the "
-        f"processor, in one process and in the others, and what they make on {CORES} idle cores. "
-        f"Goal: at most {GOAL} s."
+        "kernel's first schedule runs in the first process, the others and the mutants in one for "
+        "each core. Seconds of the processor, in the first process and in the others, and what "
+        f"they make on {CORES} idle cores. Goal: at most {GOAL} s."
     )
-    head = ["target", "mutants killed", "status", "kernel", "mutants", f"on {CORES} cores"]
+    head = ["target", "mutants killed", "status", "first process", "others", f"on {CORES} cores"]
     rows = [
         [
             c.target,

@@ -13,7 +13,7 @@ from benchmarks.mutant_cost import Cost
 pytestmark = pytest.mark.sim_only
 
 
-def test_only_the_mutants_run_side_by_side() -> None:
+def test_only_forked_processes_run_side_by_side() -> None:
     assert Cost("gather.pull", 0, "3 of 3", alone=10.0, together=8.0).seconds == 14.0
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...checker.failures import ERROR
 from ...compat import provide
 from ...compat.rank import as_rank
 from ...report.page import check_page, write_page
@@ -25,14 +27,18 @@ from .._console import (
     progress,
     write_json,
 )
+from .._pool import Failure
 from .._subject import function_of, resolve
 from .check_options import CheckOptions
 from .exhaustive import check_all, small_calls
+from .forked import in_order
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
 from .schedules import CANNOT_INTERPRET, Report, check_once, tokens
 from .space_time import content_of
 
 __all__ = ["CheckOptions", "run"]
+
+_AT_ONCE = 16  # schedules
 
 
 @command("check")
@@ -105,13 +111,41 @@ def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
         )
     report = Report()
     with progress() as show, suppress(KeyboardInterrupt):
-        for token in tokens(options.schedules, options.seed, report, options.sms):
-            with _quiet() if report.schedules else nullcontext():
-                how = options.sms, 0, False, "", options.strict, report.zeros
-                report.merge(check_once(function, options.world, token, *how))
+        for once in _each_schedule(options, function, report):
+            report.merge(once)
             found = f"{len(report.findings)} findings"
             show("schedules", report.schedules, options.schedules, found)
     return report
+
+
+def _each_schedule(
+    options: CheckOptions, function: Callable[[World], Any], report: Report
+) -> Iterator[Report]:
+    """Yield what each schedule shows, in order. The first runs here, the others on all CPUs.
+
+    What the first ones have shown decides which the next ones are: on any machine the same.
+    """
+
+    def run(token: str) -> Report:
+        how = options.sms, 0, False, "", options.strict, report.zeros
+        return check_once(function, options.world, token, *how)
+
+    def run_elsewhere(number: int) -> Report:
+        with _quiet():
+            once = run(batch[number])
+        once.results = []  # they would go through a pipe for nothing
+        return once
+
+    left = tokens(options.schedules, options.seed, report, options.sms)
+    yield run(next(left))
+    while batch := list(itertools.islice(left, _AT_ONCE)):
+        yield from map(_or_error, in_order(run_elsewhere, len(batch)))
+
+
+def _or_error(reply: Report | Failure) -> Report:
+    return (
+        Report([ERROR.finding(reply.error)], schedules=1) if isinstance(reply, Failure) else reply
+    )
 
 
 def _mutate(

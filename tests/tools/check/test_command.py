@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.ops import load as ops
-from sundog.tools.check.schedules import Report, check_once
+from sundog.tools._subject import function_of
+from sundog.tools.check.forked import in_order
+from sundog.tools.check.schedules import Report, check, check_once
 
 RACY = "tests.tools.check.kernels:racy"
 
@@ -85,7 +88,11 @@ def test_ctrl_c_keeps_what_was_found(tmp_path, monkeypatch):
             return run(*given, **named)
         raise KeyboardInterrupt
 
+    def here(answer, count: int):
+        return ((number, answer(number)) for number in range(count))
+
     monkeypatch.setattr("sundog.tools.check.check_command.check_once", until_ctrl_c)
+    monkeypatch.setattr("sundog.tools.check.forked.each_forked", here)
     path = tmp_path / "found.json"
     code, text = call(RACY, "--world", "2", "--schedules", "5", "--json", str(path))
     assert code == 130
@@ -93,6 +100,36 @@ def test_ctrl_c_keeps_what_was_found(tmp_path, monkeypatch):
     assert "no CTA barrier before the release" in text
     assert json.loads(path.read_text())["findings"]
     assert text.count("rank's word") == 1, "of the first schedule"
+
+
+@pytest.mark.parametrize("cpus", [1, 3])
+def test_schedules_are_told_in_order_on_any_number_of_cpus(monkeypatch, cpus: int):
+    """Also where the number of schedules is not a multiple of what runs at once."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)))
+    report = check(function_of(RACY, 3), 3, schedules=21)
+    assert report.findings
+    assert str(report) in call(RACY, "--world", "3", "--schedules", "21")[1]
+
+
+def test_answers_of_processes_come_in_order():
+    def slow_at_first(number: int) -> int:
+        time.sleep(0.1 * (3 - number))
+        return number
+
+    assert list(in_order(slow_at_first, 4)) == [0, 1, 2, 3]
+
+
+def test_a_schedule_whose_process_dies_costs_only_itself(tmp_path):
+    """What a rank does to its process is its own finding; the other schedules go on."""
+    path = tmp_path / "dies.py"
+    path.write_text(
+        "import os\nstarted = os.getpid()\n\n"
+        "def main(world):\n    if os.getpid() != started:\n        os._exit(3)\n"
+    )
+    code, text = call(f"{path}:main", "--world", "2", "--schedules", "4")
+    assert code == 1
+    assert "4 schedules" in text
+    assert "the process ended with status 3" in text
 
 
 def test_kernel_that_cannot_be_interpreted_is_2_and_named():
