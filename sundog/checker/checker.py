@@ -36,6 +36,7 @@ from .shadow import (
     States,
     after,
     bounds,
+    each_place,
     index_range,
 )  # fmt: skip
 from .signals import ACQUIRES, RELEASES, Signals
@@ -273,7 +274,7 @@ class Checker:
         return found
 
     def _access(self, event: AccessEvent, touch: Touch) -> None:
-        addresses, size, region = touch
+        addresses, size, region, _ = touch
         if addresses.size == 0:
             return
         if region is None:  # a tile over several allocations
@@ -314,9 +315,8 @@ class Checker:
     ) -> None:
         """Do the same for a few granules, by hand: numpy takes longer to begin."""
         assert touch.region is not None
-        which = range(places.start, places.stop) if isinstance(places, slice) else map(int, places)
         groups: dict[int, list[int]] = {}
-        for place, number in zip(which, numbers, strict=True):
+        for place, number in zip(each_place(places), numbers, strict=True):
             groups.setdefault(number, []).append(place)
         for number in sorted(groups):
             span = touch.region, shadow, groups[number]
@@ -351,8 +351,7 @@ class Checker:
             if each.acquire is None:
                 self._report(each, event, here.span)
             else:
-                launch = self._running[event.actor]
-                self._suspicions.append(suspect(each, event, here.span, launch))
+                self._suspicions.append(suspect(each, event, here.span, self._running[event.actor]))
 
     def _past(self, event: AccessEvent) -> PastAccess:
         """Return an access that is made now, as later ones will see it."""
@@ -376,10 +375,7 @@ class Checker:
     def _look_by_lane(self, look: Look, here: Encounter) -> Iterator[Found]:
         """Look again at each lane of a tensor acquire: what it learns orders its own access."""
         _, shadow, places = here.span
-        touched = (
-            range(places.start, places.stop) if isinstance(places, slice) else map(int, places)
-        )
-        starts = [shadow.start + place * shadow.granule for place in touched]
+        starts = [shadow.start + place * shadow.granule for place in each_place(places)]
         for address in here.touch.addresses.ravel().tolist():
             if any(address <= start < address + here.touch.size for start in starts):
                 here.event.actor.lane = self._signals.reaching(here.event, address)

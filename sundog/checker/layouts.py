@@ -66,9 +66,11 @@ def _overlap(stored: Touch, loaded: Touch) -> bool:
 
 
 def _same_layout(stored: Touch, loaded: Touch) -> bool:
-    """Return whether one tile begins like the other: a mask may have cut the end of one of them."""
+    """Return whether the places that both have are the same: masks may have cut both ends."""
     if stored.size != loaded.size:
         return False
-    length = min(stored.addresses.size, loaded.addresses.size)
-    a, b = stored.addresses.ravel()[:length], loaded.addresses.ravel()[:length]
-    return bool((a == b).all())
+    first = max(stored.first, loaded.first)
+    a = stored.addresses.ravel()[first - stored.first :]
+    b = loaded.addresses.ravel()[first - loaded.first :]
+    length = min(a.size, b.size)
+    return length > 0 and bool((a[:length] == b[:length]).all())

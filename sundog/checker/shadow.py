@@ -9,7 +9,7 @@ hosts touch, as long as it lives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -109,6 +109,10 @@ def _is_side_by_side(flat: np.ndarray, size: int) -> bool:
 
 Places = np.ndarray | list[int] | slice
 Span = tuple[Region, Shadow, Places]  # the granules that an access touches
+
+
+def each_place(places: Places) -> Iterable[int]:
+    return range(places.start, places.stop) if isinstance(places, slice) else map(int, places)
 
 
 @dataclass

@@ -283,8 +283,9 @@ class Builder(Atomics):
         chosen = full_mask(mask, addresses)
         if volatile:
             return self._volatile_load(ptrs, chosen, other)
+        first = 0 if mask is None else int(chosen.argmax())
         self.machine.accesses.before_load(
-            _chosen(addresses, mask), dtype.itemsize, proxy, is_tile(addresses)
+            _chosen(addresses, mask), dtype.itemsize, proxy, is_tile(addresses), first
         )
         if self.machine.accesses.dry and is_tile(addresses) and element.is_floating():
             return Value(np.zeros(addresses.shape, dtype), element)
@@ -324,7 +325,8 @@ class Builder(Atomics):
         chosen = _chosen(addresses, mask)
         data = value.data
         tile = is_tile(addresses) if tile is None else tile
-        self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, tile)
+        first = 0 if mask is None else int(full_mask(mask, addresses).argmax())
+        self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, tile, first)
         if data.size > addresses.size:
             raise CannotInterpret("a value per thread (%tid) is stored to one address")
         moves = not is_tile(addresses) or not value.dtype.scalar.is_floating()

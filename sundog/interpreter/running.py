@@ -58,9 +58,14 @@ class MemoryPort(Protocol):
     def count(self) -> int:
         """Return the number of accesses so far: the simulator's clock."""
 
-    def before_load(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None: ...
+    def before_load(
+        self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
+    ) -> None:
+        """Check a load. `first`: the place in the tile of the first element that it reads."""
 
-    def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None: ...
+    def before_store(
+        self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
+    ) -> None: ...
 
     def after_store(self, addresses: np.ndarray, size: int) -> None: ...
 

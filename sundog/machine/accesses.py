@@ -45,6 +45,7 @@ class Touch(NamedTuple):
     addresses: np.ndarray
     size: int
     region: Region | None
+    first: int = 0  # the place in the tile of the first of them: a mask may leave out some before
 
 
 class StreamOrder(Protocol):
@@ -154,7 +155,9 @@ class Accesses:
     def skipped_load(self, first: int, last: int, count: int, size: int) -> None:
         """Note a load that `dry` skips."""
 
-    def before_load(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
+    def before_load(
+        self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
+    ) -> None:
         self.count += 1
         region = self._machine.memory.check(addresses, size, "load")
         if addresses.size == 1:
@@ -169,16 +172,20 @@ class Accesses:
             program = self._machine.program
             if addresses.size != 1:
                 program.site = site_of(kernel_frames())
-            self._machine.checker.load(program, Touch(addresses, size, region), tensor, proxy)
+            touch = Touch(addresses, size, region, first)
+            self._machine.checker.load(program, touch, tensor, proxy)
 
-    def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
+    def before_store(
+        self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
+    ) -> None:
         self.count += 1
         region = self._machine.memory.check(addresses, size, "store")
         if self._machine.checker is not None:
             program = self._machine.program
             program.site = site_of(kernel_frames())
             self._machine.repeats.spins |= may_poll(program.site)
-            self._machine.checker.store(program, Touch(addresses, size, region), tensor, proxy)
+            touch = Touch(addresses, size, region, first)
+            self._machine.checker.store(program, touch, tensor, proxy)
 
     def after_store(self, addresses: np.ndarray, size: int) -> None:
         self._wrote(addresses, size)

@@ -58,6 +58,31 @@ def transpose(barrier: bool, world: sundog.World) -> None:
 
 
 @triton.jit
+def scan(x, scratch, out, BLOCK: tl.constexpr, BARRIER: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    total = tl.load(x + at)
+    step = 1
+    while step < BLOCK:
+        tl.store(scratch + at, total)
+        if BARRIER:
+            tl.debug_barrier()  # all threads' stores before any thread's load
+        # wrong without it: the mask leaves out the first places, and the others are shifted
+        total += tl.load(scratch + at - step, mask=at >= step, other=0.0)
+        tl.debug_barrier()  # all threads' loads before the next store
+        step *= 2
+    tl.store(scratch + at, total)
+    # right without a barrier: each thread loads what it has stored, whatever the mask leaves out
+    part = tl.load(scratch + at, mask=(at >= 3) & (at < BLOCK - 1), other=0.0)
+    tl.store(out + at, tl.where(part == 0.0, total, part))
+
+
+def prefix_sums(barrier: bool, world: sundog.World) -> None:
+    x, scratch, out = torch.arange(1.0, BLOCK + 1), torch.zeros(BLOCK), torch.empty(BLOCK)
+    scan[(1,)](x, scratch, out, BLOCK, barrier)
+    assert torch.equal(out, x.cumsum(0))
+
+
+@triton.jit
 def pair_wrong(words, out, value):
     lane = tl.arange(0, 2)
     if tl.program_id(0) == 0:
@@ -125,6 +150,14 @@ PAIRS = [
         "transposed",
         partial(transpose, False),
         partial(transpose, True),
+        1,
+        READ_BACK_TILE,
+    ),
+    Pair(
+        "tile read back by other threads",
+        "shifted behind a mask",
+        partial(prefix_sums, False),
+        partial(prefix_sums, True),
         1,
         READ_BACK_TILE,
     ),

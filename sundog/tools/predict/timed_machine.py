@@ -174,8 +174,10 @@ class TimedAccesses(Accesses):
         self._changed = False  # memory, by the latest store or atomic
         self.dry = not with_data
 
-    def before_load(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
-        super().before_load(addresses, size, proxy, tensor)
+    def before_load(
+        self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
+    ) -> None:
+        super().before_load(addresses, size, proxy, tensor, first)
         track, clock = self._timed.track, self._timed.clock
         if not addresses.size:
             return
@@ -197,8 +199,10 @@ class TimedAccesses(Accesses):
         owner = (region or self._region(first)).rank
         self._timed.clock.load(self._timed.track, owner, count * size, (first, last, count))
 
-    def before_store(self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool) -> None:
-        super().before_store(addresses, size, proxy, tensor)
+    def before_store(
+        self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
+    ) -> None:
+        super().before_store(addresses, size, proxy, tensor, first)
         track, clock = self._timed.track, self._timed.clock
         for owner, count in self._owners(addresses) if addresses.size else ():
             clock.store(track, owner, max(count * size, _TRANSACTION))
