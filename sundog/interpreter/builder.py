@@ -21,7 +21,7 @@ from ..device import proxy, trace
 from ..errors import CannotInterpret, KernelError
 from .arithmetic import Arithmetic
 from .folding import corners
-from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, widen
+from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, same_bits, widen
 from .ptx import run_ptx
 
 EXTERNS: dict[str, Callable[..., Value]] = {}  # by symbol: functions of libraries that we know
@@ -81,7 +81,7 @@ class Atomics(Arithmetic):
         tile: bool | None = None,
     ) -> Value:
         element = ptr.get_element_ty()
-        expected, value = (_same_bits(each, element) for each in (expected, value))
+        expected, value = (same_bits(each, element) for each in (expected, value))
         if not expected.dtype.scalar == value.dtype.scalar == element:
             kinds = f"{expected.dtype.scalar} and {value.dtype.scalar}"
             raise ValueError(f"atomic_cas of {element} with {kinds}; cast them")
@@ -187,16 +187,6 @@ def full_mask(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
     return mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
 
 
-def _same_bits(value: Value, element: tl.dtype) -> Value:
-    """Return an integer as one of this type, if only the sign differs: compiled code has none."""
-    given = value.dtype.scalar
-    if given == element or not (given.is_int() and element.is_int()):
-        return value
-    if given.primitive_bitwidth != element.primitive_bitwidth:
-        return value
-    return Value(value.data.view(np_dtype(element)), element)
-
-
 def _spread(value: Value, ptr: Value) -> np.ndarray:
     """Return the value for every address, side by side in memory, as the native atomics want it."""
     data = value.data
@@ -283,10 +273,8 @@ class Builder(Atomics):
         chosen = full_mask(mask, addresses)
         if volatile:
             return self._volatile_load(ptrs, chosen, other)
-        first = 0 if mask is None else int(chosen.argmax())
-        self.machine.accesses.before_load(
-            _chosen(addresses, mask), dtype.itemsize, proxy, is_tile(addresses), first
-        )
+        kept, first = _kept(addresses, mask)
+        self.machine.accesses.before_load(kept, dtype.itemsize, proxy, is_tile(addresses), first)
         if self.machine.accesses.dry and is_tile(addresses) and element.is_floating():
             return Value(np.zeros(addresses.shape, dtype), element)
         if mask is None:
@@ -322,11 +310,10 @@ class Builder(Atomics):
         tile: bool | None = None,
     ) -> None:
         addresses = ptrs.data
-        chosen = _chosen(addresses, mask)
+        kept, first = _kept(addresses, mask)
         data = value.data
         tile = is_tile(addresses) if tile is None else tile
-        first = 0 if mask is None else int(full_mask(mask, addresses).argmax())
-        self.machine.accesses.before_store(chosen, data.dtype.itemsize, proxy, tile, first)
+        self.machine.accesses.before_store(kept, data.dtype.itemsize, proxy, tile, first)
         if data.size > addresses.size:
             raise CannotInterpret("a value per thread (%tid) is stored to one address")
         moves = not is_tile(addresses) or not value.dtype.scalar.is_floating()
@@ -334,7 +321,7 @@ class Builder(Atomics):
             if data.shape != addresses.shape:
                 data = np.broadcast_to(data, addresses.shape)
             native.store(addresses, data, full_mask(mask, addresses))
-        self.machine.accesses.after_store(chosen, data.dtype.itemsize)
+        self.machine.accesses.after_store(kept, data.dtype.itemsize)
 
     # descriptors: the same memory through the other proxy
 
@@ -426,8 +413,12 @@ class Builder(Atomics):
         return EXTERNS[symbol](self, *args)
 
 
-def _chosen(addresses: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    return addresses if mask is None else addresses[full_mask(mask, addresses)]
+def _kept(addresses: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, int]:
+    """Return the addresses that a mask keeps, and the place in the tile of the first of them."""
+    if mask is None:
+        return addresses, 0
+    full = full_mask(mask, addresses)
+    return addresses[full], int(full.argmax())
 
 
 def _padding(ptrs: Value, option: Any) -> Value:

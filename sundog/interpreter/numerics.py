@@ -128,6 +128,16 @@ def np_dtype(dtype: tl.dtype) -> np.dtype:
     return _NUMPY[scalar.name]
 
 
+def same_bits(value: Value, element: tl.dtype) -> Value:
+    """Return an integer as one of this type, if only the sign differs: compiled code has none."""
+    given = value.dtype.scalar
+    if given == element or not (given.is_int() and element.is_int()):
+        return value
+    if given.primitive_bitwidth != element.primitive_bitwidth:
+        return value
+    return Value(value.data.view(np_dtype(element)), element)
+
+
 def is_raw(dtype: tl.dtype) -> bool:
     """Return whether the numpy array holds bits rather than numbers."""
     return dtype.name in _RAW
