@@ -155,7 +155,7 @@ PAIRS = [
     ),
     Pair(
         "tile read back by other threads",
-        "shifted behind a mask",
+        "shifted, with a mask",
         partial(prefix_sums, False),
         partial(prefix_sums, True),
         1,
