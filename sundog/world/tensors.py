@@ -109,6 +109,10 @@ class Symmetric:
         self._add_to_scope(arena.offset)
         return arena
 
+    def own_groups(self) -> list[World]:
+        """Return the groups that this rank is a member of."""
+        return [group for group in self.groups.values() if group is not None]
+
     def free_tensor(self, tensor: torch.Tensor) -> None:
         block = self.block_of(tensor)
         inside = self.inside(tensor, block)

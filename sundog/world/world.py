@@ -89,6 +89,9 @@ class World:
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, backend={self.backend!r})"
 
+    def __deepcopy__(self, memo: object) -> World:
+        return self  # of a layer that knows its world, as torch does with a ProcessGroup
+
     # symmetric tensors
 
     def empty(
@@ -347,16 +350,14 @@ class World:
         self._mail = None
         if self._channel == "world":
             self._backend.after_drain(lambda: None)
-        for group in self._memory.groups.values():
-            if group is not None:
-                group._forget()
+        for group in self._memory.own_groups():
+            group._forget()
 
     def _end(self, why: str) -> None:
         self._closed = self._closed or why
         names.forget(self)
-        for group in self._memory.groups.values():
-            if group is not None:
-                group._end(why)
+        for group in self._memory.own_groups():
+            group._end(why)
 
     def __enter__(self) -> World:
         return self
@@ -404,9 +405,8 @@ class World:
         if self._waits.word.value and not self._closed:
             shown = functools.partial(self._progress.shown, self._plans.name_of, self._ranks)
             self._waits.raise_if_expired(self.rank, self._ranks, self._memory.name_of, shown)
-        for group in self._memory.groups.values():
-            if group is not None:
-                group._raise_if_expired()
+        for group in self._memory.own_groups():
+            group._raise_if_expired()
 
     def _refuse_in_capture(self, call: str, reason: str, instead: str) -> None:
         if self._backend.graph is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -132,5 +133,20 @@ def test_what_can_not_be_split_is_named(run: Run) -> None:
         x = torch.ones(2, device=world.device, requires_grad=True)
         replicated(world, x * (world.rank + 1)).sum().backward()
         assert x.grad.tolist() == [2.0 * (world.rank + 1)] * 2
+
+    run(main, 2)
+
+
+def test_a_copy_of_a_layer_has_its_own_weights(run: Run) -> None:
+    """And the same world, as a copy of torch's layers has the same process group."""
+
+    def main(world: sundog.World) -> None:
+        layer = ColumnParallelLinear(4, 8, world, device=world.device)
+        twin = copy.deepcopy(layer)
+        assert twin.world is world
+        x = torch.randn(4, 4, device=world.device)
+        assert torch.equal(twin(x), layer(x))
+        nn.init.zeros_(twin.weight)
+        assert layer.weight.any()
 
     run(main, 2)
