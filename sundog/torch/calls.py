@@ -37,7 +37,7 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def method(world: World, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing() or _is_recorded() or (args and _has_grad(args[0])):
+        if is_tracing() or is_recorded() or (args and _has_grad(args[0])):
             return graph_call(world, *args, **kwargs)
         try:
             return function(world, *args, **kwargs)
@@ -48,11 +48,13 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _is_recorded() -> bool:
-    """Return whether make_fx or torch.export watches, or a fake mode has torch compute shapes.
+def is_recorded() -> bool:
+    """Return whether torch.jit.trace, make_fx or torch.export watches, or a fake mode.
 
     They would see what the host does for a collective, and not the kernels.
     """
+    if torch._C._get_tracing_state() is not None:
+        return True
     if not torch._C._len_torch_dispatch_stack():
         return False
     keys = torch._C._TorchDispatchModeKey

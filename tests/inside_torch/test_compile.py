@@ -160,6 +160,35 @@ def refused(call: Callable[..., Any], *arguments: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.sim_only
+@pytest.mark.parametrize("has_grad", [False, True])
+def test_jit_trace_records_the_op(has_grad: bool) -> None:
+    """It watched what the host does for a collective, and the kernel read wrong sizes."""
+
+    def main(world: sundog.World) -> None:
+        ids = torch.zeros(4, 1, dtype=torch.int32)
+        weight, hidden = torch.ones(4), torch.ones(8, 4)
+
+        def call(x: Tensor) -> Tensor:
+            normed, _ = world.all_reduce_rms_norm(world.all_reduce(x), x, weight)
+            product = world.all_gather_matmul(normed, hidden)
+            tokens, _, handle = world.moe_dispatch(product, ids, weight.view(4, 1), experts=2)
+            return world.moe_combine(tokens, handle)
+
+        traced = torch.jit.trace(call, torch.ones(4, 4, requires_grad=has_grad))
+        assert "sundog::all_reduce_rms_norm" in str(traced.graph)
+        found = torch.randn(4, 4, requires_grad=has_grad)
+        expected = found.detach().clone().requires_grad_(has_grad)
+        out, whole = traced(found), call(expected)
+        assert torch.equal(out, whole)
+        if has_grad:
+            out.square().sum().backward()
+            whole.square().sum().backward()
+            assert torch.equal(found.grad, expected.grad)
+
+    sundog.run(main, 2, "sim")
+
+
 def test_bad_input_is_named_when_it_is_traced(run: Run) -> None:
     def main(world: sundog.World) -> None:
         x = torch.ones(3, 4, device=world.device)
