@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from .calls import is_recorded
 from .formulas import replicated, total
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class SequenceParallelNorm(nn.Module):
 class VocabParallelEmbedding(nn.Embedding):
     """An embedding of which each rank has some of the words. Every rank gets all tokens.
 
-    With `sequence_parallel` it returns this rank's part of the tokens, else all of them.
+    With `sequence_parallel` it returns this rank's part of the tokens, else all of them. A word
+    that no rank has raises on a CPU; on a GPU and compiled it gives zeros: the host would wait.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class VocabParallelEmbedding(nn.Embedding):
         self.world, self.sequence_parallel = world, sequence_parallel
 
     def forward(self, tokens: Tensor) -> Tensor:
+        _check_words(tokens, self.num_embeddings * self.world.size)
         local = tokens - self.world.rank * self.num_embeddings
         is_here = (local >= 0) & (local < self.num_embeddings)
         found = super().forward(local.where(is_here, torch.zeros_like(local)))
@@ -125,6 +128,20 @@ class VocabParallelEmbedding(nn.Embedding):
             return total(self.world, found)
         result: Tensor = self.world.reduce_scatter(found)
         return result
+
+
+def _check_words(tokens: Tensor, words: int) -> None:
+    """Refuse what no rank has. Not on a GPU, where the host would wait, nor in a graph."""
+    if tokens.device.type != "cpu" or not tokens.numel():
+        return
+    if torch.compiler.is_compiling() or is_recorded():
+        return
+    least, most = torch.aminmax(tokens)
+    if least < 0 or most >= words:
+        raise ValueError(
+            f"VocabParallelEmbedding: the tokens go from {least} to {most}, but there are {words} "
+            f"words (0 to {words - 1})"
+        )
 
 
 class Colwise(ParallelStyle):

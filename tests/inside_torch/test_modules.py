@@ -150,3 +150,21 @@ def test_a_copy_of_a_layer_has_its_own_weights(run: Run) -> None:
         assert layer.weight.any()
 
     run(main, 2)
+
+
+def test_a_word_that_no_rank_has_is_named(run: Run) -> None:
+    """It had a row of zeros."""
+
+    def main(world: sundog.World) -> None:
+        words = VocabParallelEmbedding(8, 4, world, device=world.device)
+        for wrong in (-1, 8):
+            tokens = torch.tensor([3, wrong], device=world.device)
+            if world.device.type != "cpu":  # the host does not wait for the tokens
+                assert words(tokens).any() == (world.rank == 0)
+                continue
+            with pytest.raises(ValueError, match=rf"go from .*{wrong}.* are 8 words \(0 to 7\)"):
+                words(tokens)
+        assert words(torch.tensor([0, 7], device=world.device)).shape == (1, 4)
+        assert words(torch.zeros(0, 2, dtype=torch.int64, device=world.device)).shape == (0, 2, 4)
+
+    run(main, 2)
