@@ -212,6 +212,11 @@ class Enabled:
         self._had_nccl: Callable[[], bool] = (
             _alive[0]._had_nccl if _alive else dist.is_nccl_available
         )
+        self._has_mm: bool = (
+            _alive[0]._has_mm
+            if _alive
+            else torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", "CPU")
+        )
         _alive.append(self)
         self.patched: list[str] = []
         self._library: Any = torch.library.Library("symm_mem", "IMPL")
@@ -220,8 +225,8 @@ class Enabled:
                 if device == "CPU" or kernel not in _CPU_ONLY:
                     self._register(kernel, device, explain)
         self._aten: Any = torch.library.Library("aten", "IMPL")
-        if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", "CPU"):
-            self._aten.impl("mm.dtype", _mm_dtype, "CPU")
+        if not self._has_mm:
+            self._aten.impl("mm.dtype", _mm_dtype, "CPU", allow_override=True)
             self.patched.append("torch.mm(..., out_dtype=...) has a CPU kernel")
         if not dist.is_nccl_available():
             dist.is_nccl_available = lambda: True  # else the micro-pipeline pass never fuses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from typing import Any
@@ -144,11 +145,17 @@ def test_the_micro_pipeline_pass_fuses_on_a_cpu() -> None:
 
 
 def test_it_may_be_enabled_twice_and_disabled_in_any_order() -> None:
-    """The second left is_nccl_available as the first had patched it, for good."""
-    had = dist.is_nccl_available
+    """The second left is_nccl_available patched for good, and the first took torch.mm's kernel."""
+    has_mm = functools.partial(
+        torch._C._dispatch_has_kernel_for_dispatch_key, "aten::mm.dtype", "CPU"
+    )
+    had, had_mm = dist.is_nccl_available, has_mm()
     for order in ((0, 1), (1, 0)):
         enabled = [sundog.torch.enable(), sundog.torch.enable()]
         enabled[order[0]].disable()
         assert dist.is_nccl_available()
+        half = torch.ones(2, 2, dtype=torch.bfloat16)
+        assert torch.mm(half, half, out_dtype=torch.float32).dtype == torch.float32
         enabled[order[1]].disable()
         assert dist.is_nccl_available is had
+        assert has_mm() == had_mm
