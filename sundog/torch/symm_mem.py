@@ -50,6 +50,13 @@ def world_of_group(name: str, is_cuda: bool) -> Any:
     return world
 
 
+def _dim(x: Tensor, dim: int, name: str) -> int:
+    """Count from 0. Refuse a dimension that x does not have, as torch's own kernels do."""
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"{name} {dim}: expected one from {-x.ndim} to {x.ndim - 1}")
+    return dim % x.ndim
+
+
 def _rows(x: Tensor, dim: int) -> Tensor:
     """View as a matrix whose rows start with dimension `dim`."""
     return x.movedim(dim, 0).flatten(0, -2)
@@ -69,7 +76,7 @@ def _gathered(world: Any, x: Tensor, dim: int) -> Tensor:
 def fused_all_gather_matmul(
     A: Tensor, Bs: list[Tensor], gather_dim: int, group_name: str, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    world, dim = world_of_group(group_name, A.is_cuda), gather_dim % A.ndim
+    world, dim = world_of_group(group_name, A.is_cuda), _dim(A, gather_dim, "gather_dim")
     whole = _gathered(world, A, dim) if return_A or A.dtype not in DTYPES else None
     if A.dtype not in DTYPES:
         assert whole is not None
@@ -84,7 +91,7 @@ def fused_all_gather_matmul(
 def fused_matmul_reduce_scatter(
     A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> Tensor:
-    world, dim = world_of_group(group_name, A.is_cuda), scatter_dim % A.ndim
+    world, dim = world_of_group(group_name, A.is_cuda), _dim(A, scatter_dim, "scatter_dim")
     if A.dtype not in DTYPES or dim == A.ndim - 1 or reduce_op not in ("sum", "avg"):
         return _scattered(world, A @ B, reduce_op, dim)
     rows, columns = _rows(A, dim), B
@@ -122,7 +129,7 @@ def fused_all_gather_scaled_matmul(
     group_name: str, biases: list[Tensor | None], result_scales: list[Tensor | None],
     out_dtypes: list[torch.dtype | None], use_fast_accum: list[bool],
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    world, dim = world_of_group(group_name, A.is_cuda), gather_dim % A.ndim
+    world, dim = world_of_group(group_name, A.is_cuda), _dim(A, gather_dim, "gather_dim")
     whole = _gathered(world, A.view(torch.uint8), dim).view(A.dtype)
     is_part = A_scale.numel() > 1 and A_scale.shape[:-1] == A.shape[:-1]
     scale = _gathered(world, A_scale, dim) if is_part else A_scale
@@ -144,7 +151,7 @@ def fused_scaled_matmul_reduce_scatter(
     product = _scaled_product(A, B, (A_scale, B_scale), bias, result_scale, out_dtype)
     if output_shape is not None:
         product = product.view(*output_shape[:-1], B.shape[1])
-    return _scattered(world, product, reduce_op, orig_scatter_dim % product.ndim)
+    return _scattered(world, product, reduce_op, _dim(product, orig_scatter_dim, "scatter_dim"))
 
 
 def one_shot_all_reduce(input: Tensor, reduce_op: str, group_name: str) -> Tensor:

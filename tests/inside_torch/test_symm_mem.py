@@ -159,3 +159,28 @@ def test_it_may_be_enabled_twice_and_disabled_in_any_order() -> None:
         enabled[order[1]].disable()
         assert dist.is_nccl_available is had
         assert has_mm() == had_mm
+
+
+def test_a_dimension_that_is_not_there_is_refused() -> None:
+    """It was taken modulo the number of dimensions; torch's own kernels refuse it."""
+
+    def main(world: sundog.World) -> None:
+        a, b, eight = torch.ones(4, 8), torch.ones(8, 8), torch.ones(4, 8).to(torch.float8_e4m3fn)
+        one, name = torch.tensor(1.0), world.name
+        for dim in (2, -3):
+            wrong = pytest.raises(ValueError, match=rf"_dim {dim}: expected one from -2 to 1")
+            with wrong:
+                ops.fused_all_gather_matmul(a, [b], dim, name)
+            with wrong:
+                ops.fused_matmul_reduce_scatter(a, b, "sum", dim, name)
+            with wrong:
+                ops.fused_all_gather_scaled_matmul(
+                    eight, [b], one, [one], dim, name, [None], [None], [None], [False]
+                )
+            with wrong:
+                ops.fused_scaled_matmul_reduce_scatter(
+                    eight, b, one, one, "sum", dim, dim, name, [4, 8]
+                )
+
+    with sundog.torch.enable():
+        sundog.run(main, 2, "sim")
