@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling as is_tracing
 
 from ..errors import RankMismatch
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_out, on_stream, packed
@@ -32,7 +33,7 @@ def gather_unequal(
     """Gather the ranks' tensors along the first dimension; rank r has splits[r] rows."""
     x = packed(world, "all_gather", x, options.explain)
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
-    _check_splits(world, splits, rows)
+    check_splits(world, splits, rows)
     if out is None:
         out = torch.empty((sum(splits), *x.shape[1:]), dtype=x.dtype, device=x.device)
     check_out("all_gather", x, out, sum(splits) * row)
@@ -55,16 +56,13 @@ def send_unequal(
     out_splits: Sequence[int] | None, options: CallOptions,
 ) -> Any:  # fmt: skip
     """Send part i of x to rank i. A rank knows its own splits and nobody else's."""
-    if in_splits is None or out_splits is None:
-        raise ValueError("all_to_all: give in_splits and out_splits, or neither")
-    _check_counts(world, "all_to_all: in_splits", in_splits, ", 0 or more")
-    _check_counts(world, "all_to_all: out_splits", out_splits, ", 0 or more")
+    in_splits, out_splits = check_pair(world, in_splits, out_splits)
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
-    _check_sums(world, "in_splits", in_splits, rows, "x")
+    check_sums(world, "in_splits", in_splits, rows, "x")
     num_out = sum(out_splits)
     if out is None:
         out = torch.empty((num_out, *x.shape[1:]), dtype=x.dtype, device=x.device)
-    _check_sums(world, "out_splits", out_splits, out.shape[0] if out.dim() else 1, "out")
+    check_sums(world, "out_splits", out_splits, out.shape[0] if out.dim() else 1, "out")
     check_out("all_to_all", x, out, num_out * row)
     told = messages(in_splits, out_splits, row * x.itemsize)
     result = out
@@ -116,8 +114,8 @@ def _compare_splits(everyone: list[Any]) -> None:
             )
 
 
-def _check_splits(world: World, splits: Sequence[int], rows: int) -> None:
-    _check_counts(world, "all_gather: splits", splits)
+def check_splits(world: World, splits: Sequence[int], rows: int) -> None:
+    check_counts(world, "all_gather: splits", splits)
     if splits[world.rank] != rows:
         raise ValueError(
             f"all_gather: x has {rows} rows, but splits {list(splits)} says "
@@ -136,13 +134,30 @@ def _compare_sent(everyone: list[Any]) -> None:
                 )
 
 
-def _check_counts(world: World, name: str, splits: Any, kind: str = " from 0 on") -> None:
+def check_counts(world: World, name: str, splits: Any, kind: str = " from 0 on") -> None:
+    """Raise ValueError unless there is a number per rank. Dynamo traces this too."""
     is_list = isinstance(splits, Sequence) and len(splits) == world.size
-    if not is_list or any(not hasattr(n, "__index__") or n < 0 for n in splits):
+    if not is_list or not all(_is_count(n) for n in splits):
         raise ValueError(f"{name} {splits!r} must be {world.size} numbers{kind}")
 
 
-def _check_sums(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
+def _is_count(n: Any) -> bool:
+    """Return whether it counts rows. Dynamo has no hasattr of ints, and may not know their sign."""
+    return (isinstance(n, int) or hasattr(n, "__index__")) and (is_tracing() or n >= 0)
+
+
+def check_pair(
+    world: World, in_splits: Any, out_splits: Any
+) -> tuple[Sequence[int], Sequence[int]]:  # fmt: skip
+    """Do so for both of all_to_all, and return them."""
+    if in_splits is None or out_splits is None:
+        raise ValueError("all_to_all: give in_splits and out_splits, or neither")
+    check_counts(world, "all_to_all: in_splits", in_splits, ", 0 or more")
+    check_counts(world, "all_to_all: out_splits", out_splits, ", 0 or more")
+    return in_splits, out_splits
+
+
+def check_sums(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
     if sum(splits) != rows:
         raise ValueError(
             f"all_to_all: {name} {list(splits)} add up to {sum(splits)}, but {tensor} has {rows} "

@@ -95,8 +95,7 @@ def check_matrices(
             f"{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}, expected "
             f"({b.shape[1]},), an element per column of b, contiguous"
         )
-    if activation not in _gemm.ACTIVATIONS:
-        raise ValueError(f"{op}: activation {activation!r}: expected None or 'silu'")
+    check_activation(op, activation)
     named = {"a": a, "b": b, "bias": bias}
     kinds = {name: t.dtype for name, t in named.items() if t is not None}
     if len(set(kinds.values())) > 1 or a.dtype not in _gemm.DTYPES or dtype not in _gemm.DTYPES:
@@ -114,6 +113,11 @@ def check_matrices(
         )
     _check_memory(op, named)
     return out
+
+
+def check_activation(op: str, activation: Any) -> None:
+    if activation not in _gemm.ACTIVATIONS:
+        raise ValueError(f"{op}: activation {activation!r}: expected None or 'silu'")
 
 
 def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:

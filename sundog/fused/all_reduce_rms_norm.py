@@ -311,9 +311,16 @@ def _problem(
         )
     has_bias, is_static = bias is not None, scale is not None
     return Problem(
-        tokens, hidden, x.dtype, world.size, float(eps), has_bias, gemma, quant, is_static, both,
+        tokens, hidden, x.dtype, world.size, number(eps), has_bias, gemma, quant, is_static, both,
         kind,
     )  # fmt: skip
+
+
+def number(eps: Any) -> float:
+    try:
+        return float(eps)
+    except (TypeError, ValueError):
+        raise ValueError(f"{OP}: eps {eps!r}: expected a number") from None
 
 
 def fp8_of(device: torch.device) -> torch.dtype:

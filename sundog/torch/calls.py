@@ -17,6 +17,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_dynamo_compiling as is_tracing
 
 from ..collectives._given import name_of
+from ..collectives._unequal import check_counts, check_pair
+from ..fused._call import check_activation
+from ..fused.all_reduce_rms_norm import number
 from ..fused.moe_dispatch import Handle, problem_of, with_scales, without_scales
 from ..ops.op import NoFormula
 from .library import ops
@@ -88,8 +91,8 @@ def all_gather(
     splits: Sequence[int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_gather", world, config, async_op, explain, out, x)
-    if not isinstance(splits, Sequence | None):
-        raise ValueError(f"all_gather: splits {splits!r} must be {world.size} numbers from 0 on")
+    if splits is not None:
+        check_counts(world, "all_gather: splits", splits)
     parts = None if splits is None else list(splits)
     return _into(out, ops.all_gather.default(x, parts, algo, world.name))
 
@@ -108,6 +111,8 @@ def all_to_all(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_to_all", world, config, async_op, explain, out, x)
+    if in_splits is not None or out_splits is not None:
+        check_pair(world, in_splits, out_splits)
     return _into(out, ops.all_to_all.default(x, in_splits, out_splits, algo, world.name))
 
 
@@ -161,6 +166,7 @@ def all_gather_matmul(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_gather_matmul", world, config, False, explain, out, a, b, bias)
+    check_activation("all_gather_matmul", activation)
     call = ops.all_gather_matmul.default
     return _into(out, call(a, b, bias, activation, out_dtype, shard, algo, world.name))
 
@@ -175,6 +181,7 @@ def _summed_or_gathered(name: str) -> Callable[..., torch.Tensor]:
         algo: str = "auto", config: Any = None, explain: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         _check_call(name, world, config, False, explain, out, a, b, bias)
+        check_activation(name, activation)
         op = getattr(ops, name).default
         return _into(out, op(a, b, bias, activation, out_dtype, algo, world.name))
 
@@ -192,7 +199,7 @@ def all_reduce_rms_norm(
     _refuse_out(name, out)
     _check_call(name, world, config, False, explain, out, x)
     call = ops.all_reduce_rms_norm.default
-    given = (x, residual, weight, eps, bias, gemma, quant, scale, both, fp8)
+    given = (x, residual, weight, number(eps), bias, gemma, quant, scale, both, fp8)
     return tuple(call(*given, algo, world.name))
 
 
@@ -227,6 +234,7 @@ def scaled_all_gather_matmul(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("scaled_all_gather_matmul", world, config, False, explain, out, a, b, bias)
+    check_activation("scaled_all_gather_matmul", activation)
     given = (a, b, a_scale, b_scale, bias, activation, out_dtype, shard)
     return _into(out, ops.scaled_all_gather_matmul.default(*given, algo, world.name))
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..collectives._given import has_views
 from ..collectives._quantized import wire_of
 from ..collectives._reduce import check
+from ..collectives._unequal import check_splits, check_sums
 from ..fused import all_reduce_rms_norm as rms_norm
 from ..fused import moe_dispatch as moe
 from ..fused._scaled import FP8
@@ -73,14 +74,11 @@ def whole_shape(x: Tensor, size: int) -> tuple[int, ...]:
 
 
 def gathered(x: Tensor, splits: list[int] | None, algo: str, world: str) -> Tensor:
-    size = _size(world)
     if splits is None:
-        return x.new_empty(whole_shape(x, size))
-    if len(splits) != size or (x.shape[0] if x.dim() else 1) not in splits:
-        raise ValueError(
-            f"all_gather: splits {list(splits)} for x of shape {tuple(x.shape)}: expected the rows "
-            f"of {size} ranks, x's own among them"
-        )
+        return x.new_empty(whole_shape(x, _size(world)))
+    rows = x.shape[0] if x.dim() else 1
+    if len(splits) != _size(world) or rows not in splits:  # ranks share a graph, so in any place
+        check_splits(find_world(world), list(splits), rows)
     return x.new_empty((sum(splits), *x.shape[1:]))
 
 
@@ -105,6 +103,9 @@ def _slice(op: str, x: Tensor, size: int) -> Tensor:
 def exchanged(
     x: Tensor, in_splits: list[int] | None, out_splits: list[int] | None, algo: str, world: str
 ) -> Tensor:
+    if in_splits is not None and all(isinstance(n, int) for n in in_splits):
+        rows = x.shape[0] if x.dim() else 1
+        check_sums(find_world(world), "in_splits", list(in_splits), rows, "x")
     return x.new_empty((x.shape[0] if out_splits is None else sum(out_splits), *x.shape[1:]))
 
 

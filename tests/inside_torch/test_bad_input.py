@@ -95,6 +95,50 @@ def test_of_arguments_that_torch_would_name_in_its_own_words(run: Run, how: str)
     run(main, 2)
 
 
+@HOW
+@pytest.mark.parametrize("has_grad", [False, True])
+def test_of_arguments_that_a_schema_has_no_type_for(run: Run, how: str, has_grad: bool) -> None:
+    """Some had torch's own words where the op of torch was called, or another sentence."""
+
+    def main(world: sundog.World) -> None:
+        x = torch.ones(4, 4, device=world.device, requires_grad=has_grad)
+        y = torch.ones(8, 4, device=world.device)
+        calls: dict[str, Callable[..., Any]] = {
+            "all_gather: splits [4] must be 2 numbers from 0 on": lambda x: world.all_gather(
+                x, splits=[4]
+            ),
+            "all_gather: splits [4, 'a'] must be 2 numbers from 0 on": lambda x: world.all_gather(
+                x, splits=[4, "a"]
+            ),
+            f"x has 4 rows, but splits [3, 3] says 3 for rank {world.rank}": (
+                lambda x: world.all_gather(x, splits=[3, 3])
+            ),
+            "all_to_all: in_splits [4, 'a'] must be 2 numbers, 0 or more": (
+                lambda x: world.all_to_all(x, in_splits=[4, "a"], out_splits=[4, 4])
+            ),
+            "all_to_all: in_splits [4, 4] add up to 8, but x has 4 rows": (
+                lambda x: world.all_to_all(x, in_splits=[4, 4], out_splits=[4, 4])
+            ),
+            "give in_splits and out_splits": lambda x: world.all_to_all(x, in_splits=[2, 2]),
+            "all_gather_matmul: activation 3: expected None or 'silu'": (
+                lambda x: world.all_gather_matmul(x, y, activation=3)
+            ),
+            "matmul_all_reduce: activation 'relu': expected None or 'silu'": (
+                lambda x: world.matmul_all_reduce(x, y[:4], activation="relu")
+            ),
+            "all_reduce_rms_norm: eps 'small': expected a number": (
+                lambda x: world.all_reduce_rms_norm(x, y[:4], y[0], "small")
+            ),
+            "all_reduce_rms_norm: eps None: expected a number": (
+                lambda x: world.all_reduce_rms_norm(x, y[:4], y[0], eps=None)
+            ),
+        }
+        for expected, call in calls.items():
+            assert expected in sentence(how, call, x)
+
+    run(main, 2)
+
+
 def test_of_a_nested_tensor_that_requires_grad(run: Run) -> None:
     def main(world: sundog.World) -> None:
         parts = [torch.ones(2, device=world.device), torch.ones(3, device=world.device)]

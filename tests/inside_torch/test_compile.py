@@ -161,6 +161,23 @@ def refused(call: Callable[..., Any], *arguments: Any) -> str:
 
 
 @pytest.mark.sim_only
+def test_splits_may_be_numbers_of_a_tensor() -> None:
+    """They are unknown while the function is traced: no check may ask for their sign."""
+
+    def main(world: sundog.World) -> None:
+        def exchange(x: Tensor, splits: Tensor) -> Tensor:
+            sent = splits.tolist()
+            return world.all_to_all(x, in_splits=sent, out_splits=sent)
+
+        x, splits = torch.arange(4.0) + 4 * world.rank, torch.tensor([2, 2])
+        compiled = torch.compile(exchange, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(x, splits), exchange(x, splits))
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        sundog.run(main, 2, "sim")
+
+
+@pytest.mark.sim_only
 @pytest.mark.parametrize("has_grad", [False, True])
 def test_jit_trace_records_the_op(has_grad: bool) -> None:
     """It watched what the host does for a collective, and the kernel read wrong sizes."""
