@@ -39,11 +39,7 @@ def by_rows(
     slices: int = 1,
 ) -> torch.Tensor:  # fmt: skip
     """Run an op on a of [..., k] as rows, by views; out has `times / slices` as many rows."""
-    if a.shape[0] % slices:
-        raise ValueError(
-            f"{op}: the first dimension of a, {a.shape[0]}, does not split into {slices} equal "
-            "slices; pass a.flatten(0, -2), or pad it"
-        )
+    first = first_dim(op, a, times, slices)
     room, rows = None if out is None else _rows_of(out), _rows_of(a)
     if out is not None and room is None:
         raise ValueError(
@@ -53,8 +49,17 @@ def by_rows(
     if rows is None:
         rows = packed(world, op, a, explain, "a").view(-1, a.shape[-1])
     result = run(rows, room)
-    first = a.shape[0] * times // slices
     return result.view(first, *a.shape[1:-1], result.shape[-1]) if out is None else out
+
+
+def first_dim(op: str, a: torch.Tensor, times: int, slices: int) -> int:
+    """Return the result's first dimension; raise ValueError if that of a does not split."""
+    if a.shape[0] % slices:
+        raise ValueError(
+            f"{op}: the first dimension of a, {a.shape[0]}, does not split into {slices} equal "
+            "slices; pass a.flatten(0, -2), or pad it"
+        )
+    return a.shape[0] * times // slices
 
 
 def _rows_of(tensor: torch.Tensor) -> torch.Tensor | None:

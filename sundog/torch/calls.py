@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling as is_tracing
 
 from ..collectives._given import name_of
 from ..collectives._unequal import check_counts, check_pair
-from ..fused._call import check_activation
+from ..fused._call import check_activation, first_dim
 from ..fused.all_reduce_rms_norm import number
 from ..fused.moe_dispatch import Handle, problem_of, with_scales, without_scales
 from ..ops.op import NoFormula
@@ -168,7 +168,21 @@ def all_gather_matmul(
     _check_call("all_gather_matmul", world, config, False, explain, out, a, b, bias)
     check_activation("all_gather_matmul", activation)
     call = ops.all_gather_matmul.default
-    return _into(out, call(a, b, bias, activation, out_dtype, shard, algo, world.name))
+    more = (b, bias, activation, out_dtype, shard, algo, world.name)
+    times = world.size if shard == "m" else 1
+    return _into(out, _by_rows("all_gather_matmul", a, lambda rows: call(rows, *more), times))
+
+
+def _by_rows(
+    name: str, a: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor], times: int = 1,
+    slices: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    """Do as by_rows of the fused ops: the op of torch takes a matrix, and views have gradients."""
+    if a.dim() <= 2:
+        return product(a)
+    first = first_dim(name, a, times, slices)
+    result = product(a.flatten(0, -2))
+    return result.view(first, *a.shape[1:-1], result.shape[-1])
 
 
 def _summed_or_gathered(name: str) -> Callable[..., torch.Tensor]:
@@ -182,8 +196,10 @@ def _summed_or_gathered(name: str) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:  # fmt: skip
         _check_call(name, world, config, False, explain, out, a, b, bias)
         check_activation(name, activation)
-        op = getattr(ops, name).default
-        return _into(out, op(a, b, bias, activation, out_dtype, algo, world.name))
+        op, more = getattr(ops, name).default, (b, bias, activation, out_dtype, algo, world.name)
+        times = world.size if name == "matmul_all_gather" else 1
+        slices = world.size if name == "matmul_reduce_scatter" else 1
+        return _into(out, _by_rows(name, a, lambda rows: op(rows, *more), times, slices))
 
     return call
 
@@ -305,15 +321,9 @@ def _check_call(
 ) -> None:  # fmt: skip
     """Raise for what a graph can't hold."""
     world._check_open()
-    first = inputs[0]
     for called, x in zip(("the input", "b"), inputs, strict=False):
         if not isinstance(x, torch.Tensor) and name != "scatter":  # which says more of it itself
             raise ValueError(f"{name}: {called} is a {type(x).__name__}, expected a tensor")
-    if "matmul" in name and first is not None and first.dim() > 2:
-        raise ValueError(
-            f"{name}: a of shape {tuple(first.shape)}: pass a.flatten(0, -2) where {name} is "
-            "differentiated or compiled"
-        )
     if config is not None or async_op or explain:
         option = "config" if config is not None else "async_op" if async_op else "explain"
         raise ValueError(
