@@ -1,4 +1,4 @@
-"""CUDA for a rank whose device is CPU memory: streams, events, and where tensors live.
+"""CUDA for a rank whose device is CPU memory: streams, events, and what torch.cuda answers.
 
 torch.cuda is replaced while a rank runs, and so is the driver's module of cuda-python.
 """
@@ -14,74 +14,15 @@ from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
-from torch.overrides import TorchFunctionMode
 
 from ..errors import CannotInterpret, SundogError
 from . import stream_kernels as kernels
+from .devices import INSIDE, answered_with, check_device
 from .patches import Patches, current, for_ranks
 
-_INSIDE = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (torch.__file__, triton.__file__, os.path.dirname(__file__))
-)
 _TORCH_CUDA = os.path.dirname(os.path.abspath(torch.cuda.__file__)) + os.sep
 _NAMES = ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtime")
-_DEVICE: Any = torch.Tensor.device.__get__
-_IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-
-
-def _is_program() -> bool:
-    """Return whether the caller's caller is the program, and not torch, Triton or sundog."""
-    return not sys._getframe(2).f_code.co_filename.startswith(_INSIDE)
-
-
-class CudaIsHere(TorchFunctionMode):
-    """In a rank: what goes to device `cuda` stays where it is, and says that it is there."""
-
-    def __init__(self, rank: Any) -> None:
-        super().__init__()
-        self._rank = rank
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            if func == _DEVICE and _is_program():
-                return torch.device("cuda", self._rank.world.rank)
-            if func == _IS_CUDA and _is_program():
-                return True
-            return func(*args, **kwargs)
-        if name == "get_device" and _is_program():
-            return self._rank.world.rank
-        if name == "data_ptr" and _is_program():
-            self._rank.hold(args[0])
-        if name in ("cuda", "pin_memory"):
-            return args[0]
-        if _moves_to_cpu(name, args, kwargs) and _is_program():
-            return func(args[0].clone(), *args[1:], **kwargs)  # the program takes it for a copy
-        if kwargs:
-            kwargs = {key: _here(value) for key, value in kwargs.items()}
-            if kwargs.get("pin_memory"):
-                del kwargs["pin_memory"]
-        return func(*map(_here, args), **kwargs)
-
-
-def _moves_to_cpu(name: str, args: tuple, kwargs: dict) -> bool:
-    given = map(str, (*args[1:], *kwargs.values()))
-    return name == "cpu" or (name == "to" and "cpu" in given)
-
-
-def _here(value: Any) -> Any:
-    """Return the CPU for a CUDA device, and anything else as it is."""
-    if type(value) is torch.device:
-        return torch.device("cpu") if value.type == "cuda" else value
-    if type(value) is str and (value == "cuda" or value.startswith("cuda:")):
-        return "cpu"
-    return value
 
 
 class CudaStream:
@@ -219,7 +160,7 @@ _FUNCTIONS: dict[str, Any] = {
     "current_device": lambda rank: rank.world.rank,
     "_exchange_device": lambda rank, device: rank.world.rank,  # `with torch.cuda.device(...)`
     "_maybe_exchange_device": lambda rank, device: rank.world.rank,
-    "set_device": _nothing, "init": _nothing, "empty_cache": _nothing, "_sleep": _nothing,
+    "set_device": check_device, "init": _nothing, "empty_cache": _nothing, "_sleep": _nothing,
     "set_stream": lambda rank, stream: stream and rank.set_stream(stream.number),
     "reset_peak_memory_stats": _nothing, "manual_seed": _nothing, "manual_seed_all": _nothing,
     "synchronize": lambda rank, device=None: rank.world.synchronize(),
@@ -246,7 +187,7 @@ def _refused(rank: Any, *args: Any, **kwargs: Any) -> Any:
     """Name the function of torch.cuda that a program called and that needs a GPU."""
     frame: Any = sys._getframe(1)
     name = "_lazy_init"
-    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
         if frame.f_code.co_filename.startswith(_TORCH_CUDA):
             name = frame.f_code.co_name
         frame = frame.f_back
@@ -277,16 +218,6 @@ def install(patches: Patches) -> None:
     keep = for_ranks(_nothing, torch.Tensor.record_stream)  # for the allocator, which is not here
     patches.set(torch.Tensor, "record_stream", keep)
     patches.set(torch.cuda, "_lazy_init", for_ranks(_refused, torch.cuda._lazy_init))
-
-
-def answered_with(ours: Any, original: Any) -> Any:
-    """Return a function that calls ours where a rank's program calls it, and not torch."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        rank = current() if _is_program() else None
-        return original(*args, **kwargs) if rank is None else ours(rank, *args, **kwargs)
-
-    return call
 
 
 def constructor(ours: Any, theirs: Any) -> Any:

@@ -23,6 +23,7 @@ from ..errors import CannotInterpret, SundogError
 from ..machine.launcher import current_machine
 from ..world.world import World
 from . import cuda, symmetric
+from .devices import CudaIsHere, answered_with, check_device
 from .groups import SimulatedGroup, WorldState, register_kernels, write_value
 from .patches import Environment, Patches, PerRank, current, entered, for_ranks, variables
 
@@ -121,7 +122,7 @@ def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Call
         symmetric.Reach.of(machine)
         with (
             entered(rank, functools.partial(install, argv=argv)),
-            cuda.CudaIsHere(rank),
+            CudaIsHere(rank),
             rank.streams,
         ):
             try:
@@ -255,19 +256,14 @@ _SYMMETRIC: dict[str, Any] = {
 # what else a program calls on the host
 
 
-def _cuda() -> torch.device:
-    with torch._C.DisableTorchFunction():  # to which it would be the CPU
-        return torch.device("cuda")
-
-
 _ACCELERATOR: dict[str, Any] = {
     "is_available": lambda rank: True,
     "device_count": lambda rank: rank.world.size,
-    "current_accelerator": lambda rank, check_available=False: _cuda(),
+    "current_accelerator": lambda rank, check_available=False: torch.device("cuda"),
     "current_device_index": lambda rank: rank.world.rank,
     "current_device_idx": lambda rank: rank.world.rank,
-    "set_device_index": lambda rank, device: None,
-    "set_device_idx": lambda rank, device: None,
+    "set_device_index": check_device,
+    "set_device_idx": check_device,
     "synchronize": lambda rank, device=None: rank.world.synchronize(),
     "current_stream": cuda.current_stream_of,
     "set_stream": lambda rank, stream: rank.set_stream(stream.number),
@@ -298,24 +294,33 @@ class NoStore:
         )
 
 
+class Generator:
+    """torch.Generator, whose numbers are the CPU's on any device."""
+
+    def __new__(cls, device: Any = None) -> Any:
+        return torch._C.Generator("cpu")
+
+
 def _install_host_calls(patches: Patches) -> None:
     """Answer torch.accelerator and autocast; refuse what hangs or crashes among threads."""
     for name, call in _ACCELERATOR.items():
         if hasattr(torch.accelerator, name):
             patches.set(
-                torch.accelerator, name, cuda.answered_with(call, getattr(torch.accelerator, name))
+                torch.accelerator, name, answered_with(call, getattr(torch.accelerator, name))
             )
     stores = {
         name: cuda.constructor(NoStore, getattr(dist, name)) for name in ("TCPStore", "FileStore")
     }
     patches.set_everywhere(dist, stores)
+    generator = cuda.constructor(Generator, torch.Generator)
+    patches.set_everywhere(torch, {"Generator": generator})
     spawns = torch.multiprocessing
     for name in ("spawn", "start_processes"):
         refused = _refusing(f"torch.multiprocessing.{name}: {_ONE_PROCESS}")
         patches.set(spawns, name, for_ranks(refused, getattr(spawns, name)))
     process = multiprocessing.process.BaseProcess
     started = _refusing(f"a process that main() starts: {_ONE_PROCESS}")
-    patches.set(process, "start", cuda.answered_with(started, process.start))
+    patches.set(process, "start", answered_with(started, process.start))
     profile = torch.autograd.profiler.profile
     patches.set(profile, "__init__", for_ranks(_refusing(_PROFILER), profile.__init__))
     cast = torch.autocast.__init__

@@ -125,3 +125,35 @@ def any_accelerator() -> None:
     assert product.dtype == torch.bfloat16
     torch.accelerator.current_stream().synchronize()
     torch.accelerator.synchronize()
+
+
+def a_gpu_too_many() -> None:
+    torch.ones(3, device="cuda:2")
+
+
+def a_gpu_too_many_for_this_rank() -> None:
+    torch.cuda.set_device(17)
+
+
+def devices() -> None:
+    """Name devices, and ask tensors for theirs, as programs assert it before a kernel."""
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    assert (device.type, device.index, str(device)) == ("cuda", rank, f"cuda:{rank}")
+    assert torch.device("cuda").type == "cuda"
+    assert torch.device(f"cuda:{rank}") == device != torch.device("cpu")
+    x = torch.ones(3, device=device)
+    assert x.is_cuda
+    assert x.device == device
+    assert x.device.type == "cuda"
+    with device:
+        assert torch.ones(3).device == device
+    torch.set_default_device(device)
+    assert torch.ones(3).device == device
+    torch.set_default_device(None)
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    generator = torch.Generator(device=device).manual_seed(3)
+    assert torch.equal(torch.rand(3, generator=generator, device=device), expected)
+    assert torch.nn.Linear(2, 2).to(device)(torch.ones(2, device=device)).device == device

@@ -25,8 +25,11 @@ REFUSED = {
     "spawned": "torch.multiprocessing.spawn: sundog runs main() in every rank already: name the",
     "started": "a process that main() starts: sundog runs main() in every rank already",
     "store": "a store of torch.distributed is not simulated: exchange values by all_gather_object",
+    "a_gpu_too_many": "device cuda:2: this world has 2 ranks, each with one GPU, cuda:0 to cuda:1",
+    "a_gpu_too_many_for_this_rank": "device cuda:17: this world has 2 ranks",
     "nccl_itself": "has no attribute '_nccl_all_reduce': this needs a GPU, and is not simulated",
 }
+CLEAN = ("with_rendezvous", "notes_for_a_profiler", "any_accelerator", "devices")
 
 
 def checked(name: str) -> tuple[int, str]:
@@ -42,7 +45,7 @@ def test_refused_with_a_sentence_and_status_2(name: str) -> None:
     assert status == 2
 
 
-@pytest.mark.parametrize("name", ["with_rendezvous", "notes_for_a_profiler", "any_accelerator"])
+@pytest.mark.parametrize("name", CLEAN)
 def test_what_has_a_meaning_here_is_clean(name: str) -> None:
     status, output = checked(name)
     assert status == 0, output

@@ -1,0 +1,110 @@
+"""Where a rank's tensors and devices are, as its program sees them: `cuda` is CPU memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from ..errors import CannotInterpret
+from .patches import current
+
+INSIDE = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, triton.__file__, os.path.dirname(__file__))
+)
+_DEVICE: Any = torch.Tensor.device.__get__
+_WITH_DEVICE = DeviceContext.__torch_function__.__code__
+_IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+def _caller() -> str:
+    """Return the file of the caller's caller's caller; `with torch.device(...)` stands between."""
+    frame: Any = sys._getframe(3)
+    while frame.f_code is _WITH_DEVICE:
+        frame = frame.f_back
+    file: str = frame.f_code.co_filename
+    return file
+
+
+def _is_program() -> bool:
+    """Return whether the caller's caller is the program, and not torch, Triton or sundog."""
+    return not _caller().startswith(INSIDE)
+
+
+def _is_torch() -> bool:
+    return _caller().startswith(INSIDE[0])
+
+
+class CudaIsHere(TorchFunctionMode):
+    """In a rank: what goes to device `cuda` stays where it is, and says that it is there."""
+
+    def __init__(self, rank: Any) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if func is torch.device and not _is_torch():
+            return func(*args, **kwargs)
+        if name == "__get__":
+            if func == _DEVICE and _is_program():
+                return torch.device("cuda", self._rank.world.rank)
+            if func == _IS_CUDA and _is_program():
+                return True
+            return func(*args, **kwargs)
+        if name == "get_device" and _is_program():
+            return self._rank.world.rank
+        if name == "data_ptr" and _is_program():
+            self._rank.hold(args[0])
+        if name in ("cuda", "pin_memory"):
+            return args[0]
+        if _moves_to_cpu(name, args, kwargs) and _is_program():
+            return func(args[0].clone(), *args[1:], **kwargs)  # the program takes it for a copy
+        if kwargs:
+            kwargs = {key: self._here(value) for key, value in kwargs.items()}
+            if kwargs.get("pin_memory"):
+                del kwargs["pin_memory"]
+        return func(*map(self._here, args), **kwargs)
+
+    def _here(self, value: Any) -> Any:
+        """Return the CPU for a CUDA device, and anything else as it is."""
+        if type(value) is str and (value == "cuda" or value.startswith("cuda:")):
+            value = torch.device(value)
+        if type(value) is not torch.device or value.type != "cuda":
+            return value
+        check_device(self._rank, value)
+        return torch.device("cpu")
+
+
+def check_device(rank: Any, device: torch.device | str | int) -> None:
+    """Refuse the number of a GPU that this world does not have."""
+    number = device if isinstance(device, int) else torch.device(device).index
+    if number is not None and number >= rank.world.size:
+        raise CannotInterpret(
+            f"device cuda:{number}: this world has {rank.world.size} ranks, each with one GPU, "
+            f"cuda:0 to cuda:{rank.world.size - 1}"
+        )
+
+
+def _moves_to_cpu(name: str, args: tuple, kwargs: dict) -> bool:
+    given = map(str, (*args[1:], *kwargs.values()))
+    return name == "cpu" or (name == "to" and "cpu" in given)
+
+
+def answered_with(ours: Any, original: Any) -> Any:
+    """Return a function that calls ours where a rank's program calls it, and not torch."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rank = current() if _is_program() else None
+        return original(*args, **kwargs) if rank is None else ours(rank, *args, **kwargs)
+
+    return call
