@@ -21,7 +21,7 @@ BUDGETS = {
     "backends": 4050,
     "checker": 4810,
     "collectives": 4050,
-    "compat": 2620,
+    "compat": 2660,
     "compiled": 1000,
     "dataset": 3810,
     "dataset/helion": 1830,

@@ -176,6 +176,7 @@ _FUNCTIONS: dict[str, Any] = {
     "is_bf16_supported": lambda rank, *args: True,
 }  # fmt: skip
 _NOTES = ("range_push", "range_pop", "mark", "range_start", "range_end")  # for profilers
+_ALLOCATOR = ("caching_allocator_alloc", "caching_allocator_delete")
 _ONLY_FOR_PROGRAMS = ("is_available", "is_initialized")  # torch and sundog want to know really
 
 
@@ -191,6 +192,10 @@ def _refused(rank: Any, *args: Any, **kwargs: Any) -> Any:
         if frame.f_code.co_filename.startswith(_TORCH_CUDA):
             name = frame.f_code.co_name
         frame = frame.f_back
+    _refused_by_name(name)
+
+
+def _refused_by_name(name: str, *args: Any, **kwargs: Any) -> Any:
     raise CannotInterpret(f"torch.cuda.{name} is not simulated: run this program on a GPU")
 
 
@@ -217,6 +222,9 @@ def install(patches: Patches) -> None:
     patches.set(torch.cuda.nccl, "version", for_ranks(_nccl_version, torch.cuda.nccl.version))
     keep = for_ranks(_nothing, torch.Tensor.record_stream)  # for the allocator, which is not here
     patches.set(torch.Tensor, "record_stream", keep)
+    for name in _ALLOCATOR:
+        refused = functools.partial(_refused_by_name, name)
+        patches.set(torch.cuda, name, for_ranks(refused, getattr(torch.cuda, name)))
     patches.set(torch.cuda, "_lazy_init", for_ranks(_refused, torch.cuda._lazy_init))
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 import torch.distributed.distributed_c10d as c10d
-import torch.multiprocessing
+import torch.multiprocessing.reductions
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from ..errors import CannotInterpret, SundogError
@@ -301,6 +301,11 @@ class Generator:
         return torch._C.Generator("cpu")
 
 
+def _uncompiled(rank: Rank, /, model: Any = None, **kwargs: Any) -> Any:
+    """Answer torch.compile, whose first call is for one thread; in a rank it compiles nothing."""
+    return (lambda function: function) if model is None else model
+
+
 def _install_host_calls(patches: Patches) -> None:
     """Answer torch.accelerator and autocast; refuse what hangs or crashes among threads."""
     for name, call in _ACCELERATOR.items():
@@ -314,6 +319,15 @@ def _install_host_calls(patches: Patches) -> None:
     patches.set_everywhere(dist, stores)
     generator = cuda.constructor(Generator, torch.Generator)
     patches.set_everywhere(torch, {"Generator": generator})
+    reduced = torch.multiprocessing.reductions.reduce_tensor
+    between = _refusing(
+        "reduce_tensor: memory is not shared between processes by CUDA here; rendezvous symmetric "
+        "memory, or use GPUs"
+    )
+    patches.set_everywhere(
+        torch.multiprocessing.reductions, {"reduce_tensor": answered_with(between, reduced)}
+    )
+    patches.set(torch, "compile", for_ranks(_uncompiled, torch.compile))
     spawns = torch.multiprocessing
     for name in ("spawn", "start_processes"):
         refused = _refusing(f"torch.multiprocessing.{name}: {_ONE_PROCESS}")

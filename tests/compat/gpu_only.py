@@ -157,3 +157,19 @@ def devices() -> None:
     generator = torch.Generator(device=device).manual_seed(3)
     assert torch.equal(torch.rand(3, generator=generator, device=device), expected)
     assert torch.nn.Linear(2, 2).to(device)(torch.ones(2, device=device)).device == device
+
+
+def allocator() -> None:
+    torch.cuda.caching_allocator_alloc(16)
+
+
+def shared_with_a_process() -> None:
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    reduce_tensor(torch.ones(3, device="cuda"))
+
+
+def compiled() -> None:
+    """Leave functions as they are: torch's first call of compile is not made for threads."""
+    assert torch.compile(triton.cdiv) is triton.cdiv
+    assert torch.compile(fullgraph=True)(triton.cdiv) is triton.cdiv

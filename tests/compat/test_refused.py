@@ -27,9 +27,11 @@ REFUSED = {
     "store": "a store of torch.distributed is not simulated: exchange values by all_gather_object",
     "a_gpu_too_many": "device cuda:2: this world has 2 ranks, each with one GPU, cuda:0 to cuda:1",
     "a_gpu_too_many_for_this_rank": "device cuda:17: this world has 2 ranks",
+    "allocator": "torch.cuda.caching_allocator_alloc is not simulated: run this program on a GPU",
+    "shared_with_a_process": "reduce_tensor: memory is not shared between processes by CUDA here",
     "nccl_itself": "has no attribute '_nccl_all_reduce': this needs a GPU, and is not simulated",
 }
-CLEAN = ("with_rendezvous", "notes_for_a_profiler", "any_accelerator", "devices")
+CLEAN = ("with_rendezvous", "notes_for_a_profiler", "any_accelerator", "devices", "compiled")
 
 
 def checked(name: str) -> tuple[int, str]:
