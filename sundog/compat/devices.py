@@ -20,7 +20,9 @@ INSIDE = tuple(
 )
 _DEVICE: Any = torch.Tensor.device.__get__
 _WITH_DEVICE = DeviceContext.__torch_function__.__code__
+_IS_CPU: Any = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_KINDS = (_DEVICE, _IS_CUDA, _IS_CPU)
 
 
 def _caller() -> str:
@@ -56,19 +58,27 @@ class CudaIsHere(TorchFunctionMode):
         if func is torch.device and not _is_torch():
             return func(*args, **kwargs)
         if name == "__get__":
+            if func in _KINDS and _is_on_cpu(args[0]):
+                return func(*args, **kwargs)
             if func == _DEVICE and _is_program():
                 return torch.device("cuda", self._rank.world.rank)
             if func == _IS_CUDA and _is_program():
                 return True
+            if func == _IS_CPU and _is_program():
+                return False
             return func(*args, **kwargs)
-        if name == "get_device" and _is_program():
+        if name == "get_device" and _is_program() and not _is_on_cpu(args[0]):
             return self._rank.world.rank
         if name == "data_ptr" and _is_program():
             self._rank.hold(args[0])
+        if name in ("cuda", "pin_memory", "to") and _is_on_cpu(args[0]):
+            args = (args[0].clone(), *args[1:])
         if name in ("cuda", "pin_memory"):
             return args[0]
         if _moves_to_cpu(name, args, kwargs) and _is_program():
-            return func(args[0].clone(), *args[1:], **kwargs)  # the program takes it for a copy
+            copy = func(args[0].clone(), *args[1:], **kwargs)  # the program takes it for a copy
+            copy.is_on_cpu = True
+            return copy
         if kwargs:
             kwargs = {key: self._here(value) for key, value in kwargs.items()}
             if kwargs.get("pin_memory"):
@@ -83,6 +93,11 @@ class CudaIsHere(TorchFunctionMode):
             return value
         check_device(self._rank, value)
         return torch.device("cpu")
+
+
+def _is_on_cpu(tensor: Any) -> bool:
+    """Return whether the program made this by x.cpu(); what it computes from it does not say so."""
+    return "is_on_cpu" in getattr(tensor, "__dict__", ())
 
 
 def check_device(rank: Any, device: torch.device | str | int) -> None:

@@ -147,6 +147,13 @@ def devices() -> None:
     assert x.is_cuda
     assert x.device == device
     assert x.device.type == "cuda"
+    copy = x.cpu()
+    assert copy.device.type == x.to("cpu").device.type == "cpu"
+    assert (copy.is_cpu, copy.is_cuda, x.is_cpu) == (True, False, False)
+    assert (copy.get_device(), x.get_device()) == (-1, rank)
+    assert copy.to(device).is_cuda
+    assert copy.cuda().is_cuda
+    assert not copy.is_cuda
     with device:
         assert torch.ones(3).device == device
     torch.set_default_device(device)
