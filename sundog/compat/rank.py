@@ -284,14 +284,29 @@ _PROFILER = (
 )
 
 
-class NoStore:
-    """torch.distributed.TCPStore and FileStore, whose waits would stop all ranks."""
+_STORE = (
+    "a store of torch.distributed is not simulated: exchange values by all_gather_object, or use "
+    "GPUs"
+)
+
+
+class NoTCPStore:
+    """torch.distributed.TCPStore, which waits for the other ranks when it is made."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise CannotInterpret(
-            "a store of torch.distributed is not simulated: exchange values by all_gather_object, "
-            "or use GPUs"
-        )
+        raise CannotInterpret(_STORE)
+
+
+class FileStore(dist.FileStore):
+    """torch.distributed.FileStore, of which a rank reads what is there; a wait would stop all."""
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return super().get(key)
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        if not self.check(keys):
+            raise CannotInterpret(_STORE)
 
 
 class Generator:
@@ -313,10 +328,9 @@ def _install_host_calls(patches: Patches) -> None:
             patches.set(
                 torch.accelerator, name, answered_with(call, getattr(torch.accelerator, name))
             )
-    stores = {
-        name: cuda.constructor(NoStore, getattr(dist, name)) for name in ("TCPStore", "FileStore")
-    }
-    patches.set_everywhere(dist, stores)
+    stores = {"TCPStore": NoTCPStore, "FileStore": FileStore}
+    made = {name: cuda.constructor(new, getattr(dist, name)) for name, new in stores.items()}
+    patches.set_everywhere(dist, made)
     generator = cuda.constructor(Generator, torch.Generator)
     patches.set_everywhere(torch, {"Generator": generator})
     reduced = torch.multiprocessing.reductions.reduce_tensor

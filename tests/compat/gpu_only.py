@@ -109,6 +109,11 @@ def store() -> None:
     dist.TCPStore("localhost", 29511, 2, True)
 
 
+def file_store() -> None:
+    """Wait for what another rank writes to a file: nobody would run that rank."""
+    dist.FileStore("/dev/null", 2).get("nobody's")
+
+
 def nccl_itself() -> None:
     torch.cuda.nccl.all_reduce([torch.ones(3, device="cuda")])
 

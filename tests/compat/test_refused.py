@@ -25,6 +25,7 @@ REFUSED = {
     "spawned": "torch.multiprocessing.spawn: sundog runs main() in every rank already: name the",
     "started": "a process that main() starts: sundog runs main() in every rank already",
     "store": "a store of torch.distributed is not simulated: exchange values by all_gather_object",
+    "file_store": "a store of torch.distributed is not simulated: exchange values by all_gather",
     "a_gpu_too_many": "device cuda:2: this world has 2 ranks, each with one GPU, cuda:0 to cuda:1",
     "a_gpu_too_many_for_this_rank": "device cuda:17: this world has 2 ranks",
     "allocator": "torch.cuda.caching_allocator_alloc is not simulated: run this program on a GPU",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -90,12 +91,17 @@ def test_functional_collectives_are_torchs() -> None:
     assert ranks(main) == [[total, whole, [total[r]]] for r in range(3)]
 
 
-def test_group_takes_torchs_keywords() -> None:
+@pytest.mark.parametrize("kind", ["HashStore", "FileStore"])
+def test_group_takes_torchs_keywords(kind: str, tmp_path: Path) -> None:
     def main() -> tuple[int, int]:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        file = (str(tmp_path / "store"), size) if kind == "FileStore" else ()
+        store = getattr(dist, kind)(*file)
         dist.init_process_group(
-            backend="nccl", init_method=None, rank=rank, world_size=size, store=dist.HashStore()
+            backend="nccl", init_method=None, rank=rank, world_size=size, store=store
         )
+        store.set(f"mine{rank}", "here")
+        assert store.get(f"mine{rank}") == b"here"
         return dist.get_rank(), dist.get_world_size()
 
     assert sundog.run(main, 2, "sim", torch=True) == [(0, 2), (1, 2)]
