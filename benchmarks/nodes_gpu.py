@@ -1,10 +1,13 @@
-"""Two groups of processes on one GPU that stand for machines, gloo between them.
+"""Two groups of processes on one GPU that stand for machines, gloo or NCCL between them.
 
     python3 scripts/gpu_env.py --mps python3 -m benchmarks.nodes_gpu OUT.json
+    python3 scripts/gpu_env.py --mps python3 -m benchmarks.nodes_gpu OUT.json --between nccl
     python -m benchmarks.nodes_gpu OUT.json --backend shm      # the same, on a CPU
 
 Every process counts itself as on the machine that its number says, so each group has a heap and
-kernels of its own, and data between the groups goes through host memory and gloo. Results are
+kernels of its own. Data between the groups goes through host memory and gloo, or by NCCL through
+sockets: NCCL refuses two ranks on one GPU, unless NCCL_HOSTID says that they are on two hosts.
+Results are
 compared with gloo's, bit by bit: reductions on whole numbers, which no order rounds. Times are of
 this arrangement alone: one GPU and one host do the work of all.
 
@@ -45,6 +48,8 @@ _TIMED = (1 << 16, 1 << 22)  # elements of bfloat16
 _SAMPLES = 7
 _HEAP = 128 << 20  # bytes of a rank
 _TIMEOUT = 30.0
+_GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+_ONE_HOST = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}  # each rank counts as a host
 
 
 def cases(world: Any) -> dict[str, Callable[[], bool]]:
@@ -146,6 +151,21 @@ def _refused(world: Any) -> bool:
     return False
 
 
+def _captured(world: Any) -> bool:
+    """A graph holds what NCCL sends: replays send what the input has then."""
+    x = torch.ones(_NUMEL, device=world.device)
+    world.all_reduce(x, config=_CHUNKED)  # plans, and opens NCCL's connections
+    with world.capture() as graph:
+        out = world.all_reduce(x, config=_CHUNKED)
+    found = []
+    for value in (2.0, 3.0):
+        x.fill_(value + world.rank)
+        graph.replay()
+        world.synchronize()
+        found.append(bool((out == sum(value + rank for rank in range(world.size))).all()))
+    return all(found)
+
+
 def timed(world: Any, numel: int) -> dict[str, Any]:
     """Median seconds of an all_reduce over all ranks, hierarchical and by gloo alone."""
     x = torch.ones(numel, dtype=torch.bfloat16, device=world.device)
@@ -174,7 +194,7 @@ class Report:
         self._begin = time.monotonic()
         self.content: dict[str, Any] = {
             "kind": "nodes", "machine": machine(), "backend": arguments.backend,
-            "nodes": arguments.nodes, "ranks": size // arguments.nodes, "between": "gloo",
+            "nodes": arguments.nodes, "ranks": size // arguments.nodes, "between": arguments.between,
             "same": [], "wrong": {}, "times": [], "is_done": False,
         }  # fmt: skip
 
@@ -205,7 +225,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with open(_stacks(arguments, rank), "w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-        dist.init_process_group("gloo")
+        dist.init_process_group(_GROUPS[arguments.between])
         report = Report(arguments, rank, size)
         report.say("opening the world ...")
         node = rank // (size // arguments.nodes)
@@ -234,7 +254,10 @@ def measure(world: Any, report: Report) -> None:
     report.say(f"open: {world!r}, {world.local._backend.num_sms} SMs a rank")
     for name, run in cases(world).items():
         report.case(name, run)
-    report.case("capture is refused", lambda: _refused(world))
+    if world._levels.between.is_ordered:
+        report.case("captured and replayed", lambda: _captured(world))
+    else:
+        report.case("capture is refused", lambda: _refused(world))
     for numel in _TIMED if world.device.type == "cuda" else _TIMED[:1]:
         report.time(world, numel)
 
@@ -246,10 +269,11 @@ def main(arguments: argparse.Namespace) -> int:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    given |= _ONE_HOST
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.nodes_gpu", *sys.argv[1:]],
-            env=os.environ | given | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | given | _identity(rank),
         )
         for rank in range(size)
     ]
@@ -271,6 +295,10 @@ def main(arguments: argparse.Namespace) -> int:
     return _print(json.loads(Path(arguments.out).read_text()))
 
 
+def _identity(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"host{rank}"}
+
+
 def _stacks(arguments: argparse.Namespace, rank: int) -> str:
     return f"{arguments.out}.rank{rank}"
 
@@ -287,7 +315,10 @@ def _show_stacks(arguments: argparse.Namespace, started: list[subprocess.Popen])
 
 
 def _print(content: dict[str, Any]) -> int:
-    print(f"{content['nodes']} machines of {content['ranks']} ranks on {content['backend']}")
+    print(
+        f"{content['nodes']} machines of {content['ranks']} ranks on {content['backend']}, "
+        f"{content['between']} between them"
+    )
     print(f"the same as gloo, bit by bit: {', '.join(content['same'])}")
     for row in content["times"]:
         ours, gloo = 1e3 * row["hierarchical_s"], 1e3 * row["gloo_on_host_s"]
@@ -301,6 +332,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
     parser.add_argument("--backend", default="symm")
+    parser.add_argument("--between", choices=list(_GROUPS), default="gloo")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=85)

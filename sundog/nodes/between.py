@@ -116,7 +116,7 @@ class Between:
     def broadcast(self, x: torch.Tensor, src: int) -> Transfer:
         """Return machine src's tensor."""
         sent = self._bytes(x)
-        if not self.is_ordered and src != self.node and sent.data_ptr() == x.data_ptr():
+        if src != self.node and sent.data_ptr() == x.data_ptr():
             sent = torch.empty_like(sent)  # x itself is only read
         works = [self._started(dist.broadcast, sent, group_src=src, async_op=True)]
         return self._transfer(works, x, sent, sent, x.shape)
