@@ -110,7 +110,8 @@ def _calls(
 ) -> Iterator[tuple[str, Callable[[], Any], Any]]:
     """Make calls of both ops' algorithms that take the size, and of the unfused form.
 
-    Name, call and config. Beyond a row for each SM also one_shot with two programs on an SM.
+    Name, call and config. Beyond a row for each SM also one_shot with two programs on an SM;
+    low_latency with every number of pieces that fits.
     """
     modules = {algo: module for algo, module in algorithms(OP).items() if algo in chosen}
     problem = next(iter(modules.values())).Problem(tokens, hidden, torch.bfloat16, world.size)
@@ -121,6 +122,11 @@ def _calls(
         if config.programs < tokens and algo == "one_shot":
             more = dataclasses.replace(config, programs=2 * config.programs)
             yield from _one(world, f"{OP}.{algo} x{more.programs}", module, problem, given, more)
+        for pieces in (1, 2, 4, 8) if algo == "low_latency" else ():
+            programs = min(config.programs, tokens, world.num_sms // pieces)
+            if programs:
+                more = dataclasses.replace(config, programs=programs, pieces=pieces)
+                yield from _one(world, f"{OP}.{algo} /{pieces}", module, problem, given, more)
     for algo, module in algorithms(PLAIN).items():
         x = given[0].view(-1)
         flat = module.Problem(x.numel(), torch.bfloat16, world.size)

@@ -54,37 +54,43 @@ def element(word, part: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def wait_words(words, boxes, stride, epoch, ctx, SIZE: tl.constexpr, POLL: tl.constexpr = _ATOMIC):
-    """Return every rank's words, once none is of an earlier epoch; bounded like `signal.wait`."""
+def wait_words(
+    words, boxes, stride, epoch, ctx, SIZE: tl.constexpr,
+    POLL: tl.constexpr = _ATOMIC, LANES: tl.constexpr = 1,
+):  # fmt: skip
+    """Return every rank's words, once none is of an earlier epoch; bounded like `signal.wait`.
+
+    A tile for each of SIZE ranks, and then tiles of which each rank in turn owes LANES lanes.
+    """
     limit = tl.cast(signal._LOOK_EVERY, tl.int64)
     polls = limit * 0
-    words, late = _look(words, boxes, stride, epoch, SIZE, POLL)
+    words, late = _look(words, boxes, stride, epoch, POLL)
     while (late > 0) & (polls < limit):
         polls += 1
         if polls % signal._LOOK_EVERY == 0:
             limit = signal._polls_allowed(ctx)
-        words, late = _look(words, boxes, stride, epoch, SIZE, POLL)
+        words, late = _look(words, boxes, stride, epoch, POLL)
     if late > 0:
-        _run_out(boxes, stride, words, epoch, ctx, SIZE)
+        _run_out(boxes, stride, words, epoch, ctx, SIZE, LANES)
     return words
 
 
 @triton.jit
-def _look(words, boxes, stride, epoch, SIZE: tl.constexpr, POLL: tl.constexpr):
+def _look(words, boxes, stride, epoch, POLL: tl.constexpr):
     """Load the missing words again, all at once; say whether some are still missing."""
     found = ()
-    for peer in tl.static_range(SIZE):
-        missing = _is_late(words[peer], epoch)
-        place = boxes + peer * stride
+    for n in tl.static_range(len(words)):
+        missing = _is_late(words[n], epoch)
+        place = boxes + n * stride
         # Relaxed: the word that has the epoch has the data.
         if POLL == "load":
             seen = tl.load(place, mask=missing, other=0, volatile=True)
         else:
-            seen = tl.atomic_add(place, words[peer] * 0, mask=missing, sem="relaxed", scope="sys")
-        found = found + (tl.where(missing, seen, words[peer]),)  # type: ignore[assignment]
+            seen = tl.atomic_add(place, words[n] * 0, mask=missing, sem="relaxed", scope="sys")
+        found = found + (tl.where(missing, seen, words[n]),)  # type: ignore[assignment]
     late = _is_late(found[0], epoch)  # type: ignore[misc]
-    for peer in tl.static_range(1, SIZE):
-        late |= _is_late(found[peer], epoch)
+    for n in tl.static_range(1, len(words)):
+        late |= _is_late(found[n], epoch)
     return found, tl.max(late.to(tl.int32), 0)
 
 
@@ -95,13 +101,19 @@ def _is_late(word, epoch):
 
 
 @triton.jit
-def _run_out(boxes, stride, words, epoch, ctx, SIZE: tl.constexpr):
-    """Leave a record of the last rank that is late."""
-    late, seen = 0, epoch
-    for peer in tl.static_range(SIZE):
-        is_late = _is_late(words[peer], epoch)
-        if tl.max(is_late.to(tl.int32), 0) > 0:
-            late = peer
-            seen = tl.min(tl.where(is_late, words[peer] >> BITS, epoch), 0)
-    flag = tl.min(boxes.to(tl.int64), 0).to(tl.pointer_type(tl.int64))
-    signal._run_out(flag + late * stride, late, epoch, seen, ctx)
+def _run_out(boxes, stride, words, epoch, ctx, SIZE: tl.constexpr, LANES: tl.constexpr):
+    """Leave a record of the last rank that is late, and of a word that it owes."""
+    WIDTH: tl.constexpr = words[0].shape[0]
+    late = tl.full((WIDTH,), 0, tl.int32)
+    place, seen = boxes.to(tl.int64), words[0] * 0
+    for n in tl.static_range(len(words)):
+        peer = n if n < SIZE else (n - SIZE) * (WIDTH // LANES) + tl.arange(0, WIDTH) // LANES
+        is_late = _is_late(words[n], epoch)
+        late = tl.where(is_late, peer, late)
+        place = tl.where(is_late, (boxes + n * stride).to(tl.int64), place)
+        seen = tl.where(is_late, words[n] >> BITS, seen)
+    last = tl.max(late, 0)
+    flag = tl.max(tl.where(late == last, place, 0), 0).to(tl.pointer_type(tl.int64))
+    signal._run_out(
+        flag, last, epoch, tl.max(tl.where(place == flag.to(tl.int64), seen, 0), 0), ctx
+    )

@@ -1,10 +1,11 @@
 """RMSNorm of one row by one program, and its FP8 scales: what the algorithms of all_reduce_rms_norm
-share. A row is a tuple of tiles, its parts, which its program holds in registers.
+share. A program holds its parts of a row in registers: a tuple of tiles.
 
 The order in which `tl.sum` adds depends on warps, block and layout, which the compiler chooses for
-each kernel. So squares are added as integers, which have no order: relative to the row's largest
-power of two, in units of 2^-29. Divisions and the root are those of IEEE 754. So a row's bits are
-the same wherever it is computed, also by `expected`, on the host.
+each kernel. So squares are added as integers, which have no order: for each group of 128 columns in
+units of 2^-22 of the group's largest power of two, squared; then for the row, in such units of the
+row's. Any program can measure a group, so several may share a row. Divisions and the root are those
+of IEEE 754. So a row's bits are the same wherever it is computed, also by `expected`, on the host.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ from ..collectives import _reduce
 from . import _gemm
 
 PROGRAMS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that a tuner may try
-GROUP = tl.constexpr(128)  # columns that share an FP8 scale
-_UNIT = tl.constexpr(2.0**29)  # of a sum of squares, each below 4
-_TOO_LARGE = tl.constexpr(254 << 23)  # bits of 2^127: the square of its power of two is no number
-_INFINITE = tl.constexpr(255 << 23)
+GROUP = tl.constexpr(128)  # columns whose squares are added together, and that share an FP8 scale
+_UNIT = tl.constexpr(2.0**22)  # of a sum of squares, each below 4: 128 of them are below 2^31
+_INFINITE = tl.constexpr(255 << 23)  # bits; those of a NaN are more
+# The level of numbers is the exponent of the largest, as float32 has it; of a NaN, one that no
+# number has. From 2^127 on the square of a power of two is no number.
+_TOO_LARGE = tl.constexpr(254)
+_NO_NUMBER = tl.constexpr(256)
+HALF = tl.constexpr(16)  # bits of each half of a group's sum
+LOWER = tl.constexpr((1 << 16) - 1)
 _LEAST_SCALE = tl.constexpr(2.0**-100)  # of rows of zeros
 _LEAST_BLOCK, _LARGEST_BLOCK = 256, 4096  # of the least, two halves are whole groups
 _MANTISSA = tl.constexpr(23)
@@ -52,7 +58,8 @@ class RowConstants(NamedTuple):
 
     hidden: tl.constexpr
     block: tl.constexpr  # elements of a part, a power of two
-    padded: tl.constexpr  # elements of all parts, `hidden` or more
+    parts: tl.constexpr  # that a program has of a row
+    stride: tl.constexpr  # columns from one of its parts to the next
     eps: tl.constexpr
     gemma: tl.constexpr
     quant: tl.constexpr  # what an FP8 scale is for; "": no FP8
@@ -77,14 +84,15 @@ def warps_of(hidden: int) -> int:
     return min(max(block_of(hidden) // (32 * 8), 1), 8)
 
 
-def constants(problem: Any, block: int, trace: Any) -> RowConstants:
-    """Return the constants for parts of `block` elements."""
-    padded = triton.cdiv(problem.hidden, block) * block
+def constants(problem: Any, block: int, trace: Any, stride: int = 0) -> RowConstants:
+    """Return the constants for parts of `block` elements, one each `stride` columns."""
+    stride = stride or block
     return _gemm.constants(
-        RowConstants, hidden=problem.hidden, block=block, padded=padded, eps=problem.eps,
-        gemma=problem.gemma, quant=problem.quant, normed=not problem.quant or problem.both,
-        groups=problem.groups, limit=float(torch.finfo(problem.fp8).max),
-        size=problem.size, trace=trace,
+        RowConstants, hidden=problem.hidden, block=block, stride=stride,
+        parts=triton.cdiv(problem.hidden, stride), eps=problem.eps, gemma=problem.gemma,
+        quant=problem.quant, normed=not problem.quant or problem.both,
+        groups=problem.groups, limit=float(torch.finfo(problem.fp8).max), size=problem.size,
+        trace=trace,
     )  # fmt: skip
 
 
@@ -100,21 +108,42 @@ def given(problem: Any, tensors: tuple[torch.Tensor, ...]) -> Given:
 
 def expected(added: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool) -> torch.Tensor:
     """Normalise and scale rows in float32, to the bits of the kernels."""
-    wide = added.float()
-    peak = _bits(wide).amax(-1, keepdim=True)
-    exponent = (254 - (peak >> 23)).clamp(0, _MOST_EXPONENT.value)
-    power = (exponent << 23).view(torch.float32)
-    scaled, is_number = wide * power, peak < _TOO_LARGE.value
-    squares = torch.where(is_number, scaled * scaled * _UNIT.value, 0.0).to(torch.int64)
+    wide, columns = added.float(), added.shape[-1]
+    grouped = torch.nn.functional.pad(wide, (0, -columns % GROUP.value))
+    levels, sums = _measured(grouped.view(len(added), -1, GROUP.value))
+    level = levels.amax(-1, keepdim=True)
+    shifts = (2 * (_exponent(levels) - _exponent(level))).clamp(max=31)
+    lower = sums & LOWER.value
+    total = ((lower >> shifts) + ((sums - lower) >> shifts)).sum(-1, keepdim=True)
     # By a tensor: of a number, torch multiplies by the inverse on a GPU.
-    mean = squares.sum(-1, keepdim=True).to(torch.float32) / _UNIT.value
-    mean = mean / torch.full_like(mean, wide.shape[-1])
+    mean = total.to(torch.float32) / _UNIT.value
+    mean = mean / torch.full_like(mean, columns)
     # In float64: torch's root of float32 is off by a bit now and then, on a CPU.
+    power = _power(level)
     root = (mean + torch.full_like(mean, eps) * power * power).double().sqrt().float()
-    inverse = torch.where(is_number, torch.ones_like(root) / root, 1.0)
-    inverse = torch.where(peak > _INFINITE.value, torch.nan, inverse)
+    inverse = torch.where(level < _TOO_LARGE.value, torch.ones_like(root) / root, 1.0)
+    inverse = torch.where(level == _NO_NUMBER.value, torch.nan, inverse)
     factor = weight.float() + 1 if gemma else weight.float()
-    return scaled * inverse * factor
+    return wide * power * inverse * factor
+
+
+def _measured(grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the level of each group, and the sum of its squares."""
+    peak = _bits(grouped).amax(-1)
+    levels = torch.where(peak > _INFINITE.value, _NO_NUMBER.value, peak >> 23)
+    scaled = grouped * _power(levels).unsqueeze(-1)
+    is_number = (levels < _TOO_LARGE.value).unsqueeze(-1)
+    squares = torch.where(is_number, scaled * scaled * _UNIT.value + 0.5, 0.0)
+    return levels, squares.to(torch.int64).sum(-1)
+
+
+def _exponent(level: torch.Tensor) -> torch.Tensor:
+    return (254 - level).clamp(0, _MOST_EXPONENT.value)
+
+
+def _power(level: torch.Tensor) -> torch.Tensor:
+    """Return the power of two that brings numbers of a level to between 1 and 2."""
+    return (_exponent(level) << 23).view(torch.float32)
 
 
 def expected_fp8(
@@ -173,11 +202,11 @@ def _others(out):
 
 
 @triton.jit
-def fetch_row(rows, token, tokens, cfg):
-    """Load the parts of a row; zeros for a row after the last."""
+def fetch_row(rows, token, tokens, first, cfg):
+    """Load parts of a row, from column `first` on; zeros for a row after the last."""
     parts = ()
-    for start in tl.static_range(0, cfg.padded, cfg.block):
-        column = start + tl.arange(0, cfg.block)
+    for n in tl.static_range(cfg.parts):
+        column = first + n * cfg.stride + tl.arange(0, cfg.block)
         at = token.to(tl.int64) * cfg.hidden + column
         mask = (column < cfg.hidden) & (token < tokens)
         parts = parts + (tl.load(rows + at, mask=mask, other=0.0),)
@@ -191,7 +220,8 @@ def add_row(rows, skip, token, given, cfg):
     `skip`: elements before the first row, at every rank.
     """
     parts = ()
-    for start in tl.static_range(0, cfg.padded, cfg.block):
+    for n in tl.static_range(cfg.parts):
+        start = n * cfg.stride
         column = start + tl.arange(0, cfg.block)
         inside = column < cfg.hidden
         at = token.to(tl.int64) * cfg.hidden + column
@@ -204,7 +234,8 @@ def add_row(rows, skip, token, given, cfg):
         for peer in tl.static_range(1, cfg.size):
             total = _reduce.combine(total, _reduce.widen(tiles[peer]), "sum")
         total = total.to(residual.dtype)
-        parts = parts + (add(total, residual, given.bias, start, cfg),)
+        part = add(total, residual, given.bias, start, cfg)
+        parts = parts + (tl.where(inside, part, 0.0).to(part.dtype),)
     return parts
 
 
@@ -219,25 +250,91 @@ def add(total, residual, bias, start, cfg):
 
 
 @triton.jit
-def finish_row(added, token, to, given, cfg, RANKS: tl.constexpr):
-    """Normalise and scale a row of the new residual; store both at RANKS ranks. Orders nothing."""
-    first = token.to(tl.int64) * cfg.hidden
+def finish_whole(added, token, to, given, cfg, RANKS: tl.constexpr):
+    """Finish a row of the new residual that this program has whole."""
     # Now, so that they come while the threads exchange what they have of the row.
-    weights = fetch_row(given.weight, token * 0, 1, cfg)
-    parts = ()
-    for n in tl.static_range(len(added)):
-        column = n * cfg.block + tl.arange(0, cfg.block)
-        inside = column < cfg.hidden
-        _store(to[1], first + column, added[n], inside, RANKS)
-        parts = parts + (tl.where(inside, added[n].to(tl.float32), 0.0),)  # type: ignore[assignment]
-    values = _normalise(parts, weights, cfg)
-    for n in tl.static_range(len(added)):
-        column = n * cfg.block + tl.arange(0, cfg.block)
-        if cfg.normed:
-            normed = values[n].to(to[0][0].dtype.element_ty)
-            _store(to[0], first + column, normed, column < cfg.hidden, RANKS)
+    weights = fetch_row(given.weight, token * 0, 1, 0, cfg)
+    store_row(added, token, 0, to[1], cfg, RANKS)
+    levels, sums = (), ()
+    for n in tl.static_range(cfg.parts):
+        level, total = measure(added[n])
+        levels, sums = levels + (level,), sums + (total,)  # type: ignore[assignment]
+    level, total = join(levels, sums)
+    finish_row(added, weights, level, total, token, 0, to, given, cfg, RANKS)
+
+
+@triton.jit
+def measure(part):
+    """Return the level of each group of a part, and the sum of its squares."""
+    GROUPS: tl.constexpr = part.shape[0] // GROUP
+    grouped = tl.reshape(part.to(tl.float32), (GROUPS, GROUP))
+    peak = tl.max(_absolute(grouped), 1)
+    level = tl.where(peak > _INFINITE, _NO_NUMBER, peak >> _MANTISSA)
+    scaled = grouped * tl.broadcast_to(_power_of(level)[:, None], grouped.shape)
+    is_number = tl.broadcast_to((level < _TOO_LARGE)[:, None], grouped.shape)
+    # Rounded. A product by a power of two is exact, so a fused addition has the same bits.
+    squares = tl.where(is_number, scaled * scaled * _UNIT + 0.5, 0.0)
+    return level, tl.sum(squares.to(tl.int32), 1)
+
+
+@triton.jit
+def join(levels, sums):
+    """Return the level of a row and the sum of its squares, from those of its groups.
+
+    Tiles are joined element by element before the threads exchange what they have.
+    """
+    highest = levels[0]
+    for n in tl.static_range(1, len(levels)):
+        highest = tl.maximum(highest, levels[n])
+    level = tl.max(highest, 0)
+    total = _lowered(levels[0], sums[0], level)
+    for n in tl.static_range(1, len(levels)):
+        total += _lowered(levels[n], sums[n], level)
+    return level, tl.sum(total, 0)
+
+
+@triton.jit
+def _lowered(levels, sums, level):
+    """Return sums of squares in units of the row's level instead of their own.
+
+    Each half on its own: low_latency has them in two words.
+    """
+    shift = tl.minimum(2 * (_exponent_of(levels) - _exponent_of(level)), 31)
+    return ((sums & LOWER) >> shift).to(tl.int64) + ((sums & ~LOWER) >> shift).to(tl.int64)
+
+
+@triton.jit
+def _exponent_of(level):
+    return tl.minimum(tl.maximum(254 - level, 0), _MOST_EXPONENT)
+
+
+@triton.jit
+def _power_of(level):
+    """Return the power of two that brings numbers of a level to between 1 and 2."""
+    return (_exponent_of(level) << _MANTISSA).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def finish_row(added, weights, level, total, token, first, to, given, cfg, RANKS: tl.constexpr):
+    """Normalise and scale parts of the new residual; store them at RANKS ranks. Orders nothing.
+
+    `level`, `total`: of the whole row.
+    """
+    values = _normalise(added, weights, level, total, cfg)
+    if cfg.normed:
+        store_row(values, token, first, to[0], cfg, RANKS)
     if cfg.quant != "":
-        _store_fp8(values, token, to, given.scale, cfg, RANKS)
+        _store_fp8(values, token, first, to, given.scale, cfg, RANKS)
+
+
+@triton.jit
+def store_row(parts, token, first, to, cfg, RANKS: tl.constexpr):
+    """Store parts of a row at RANKS ranks, from column `first` on. Orders nothing."""
+    begin = token.to(tl.int64) * cfg.hidden
+    for n in tl.static_range(cfg.parts):
+        column = first + n * cfg.stride + tl.arange(0, cfg.block)
+        tile = parts[n].to(to[0].dtype.element_ty)
+        _store(to, begin + column, tile, column < cfg.hidden, RANKS)
 
 
 @triton.jit
@@ -247,39 +344,22 @@ def _store(pointers, at, tile, mask, RANKS: tl.constexpr):
 
 
 @triton.jit
-def _normalise(parts, weights, cfg):
-    """Normalise and scale the parts of a row, in float32. `expected` does the same.
-
-    Parts are joined element by element before the threads compare or add: one exchange for each.
-    """
-    peak = _peak(parts)
-    exponent = tl.minimum(tl.maximum(254 - (peak >> _MANTISSA), 0), _MOST_EXPONENT)
-    power = (exponent << _MANTISSA).to(tl.float32, bitcast=True)
-    squares = _squares(parts[0], peak, power)
-    for n in tl.static_range(1, len(parts)):
-        squares += _squares(parts[n], peak, power)
-    total = tl.sum(squares, 0)
+def _normalise(added, weights, level, total, cfg):
+    """Normalise and scale parts of a row, in float32. `expected` does the same."""
+    power = _power_of(level)
     mean = total.to(tl.float32) * (1.0 / _UNIT)  # by a power of two: as exact as a division
     mean = tl.div_rn(mean, tl.full((), cfg.hidden, tl.float32))
     # By powers of two: a fused multiplication and addition has the same bits.
     root = tl.sqrt_rn(mean + tl.full((), cfg.eps, tl.float32) * power * power)
-    inverse = tl.where(peak < _TOO_LARGE, tl.div_rn(tl.full((), 1.0, tl.float32), root), 1.0)
-    inverse = tl.where(peak > _INFINITE, float("nan"), inverse)
+    inverse = tl.where(level < _TOO_LARGE, tl.div_rn(tl.full((), 1.0, tl.float32), root), 1.0)
+    inverse = tl.where(level == _NO_NUMBER, float("nan"), inverse)
     values = ()
-    for n in tl.static_range(len(parts)):
+    for n in tl.static_range(cfg.parts):
         factor = weights[n].to(tl.float32)
         if cfg.gemma:
             factor += 1.0
-        values = values + (parts[n] * power * inverse * factor,)
+        values = values + (added[n].to(tl.float32) * power * inverse * factor,)
     return values
-
-
-@triton.jit
-def _squares(part, peak, power):
-    """Integers, which have no order when they are added."""
-    scaled = part * power
-    square = tl.where(peak < _TOO_LARGE, scaled * scaled * _UNIT, 0.0)
-    return square.to(tl.int32).to(tl.int64)
 
 
 @triton.jit
@@ -298,23 +378,27 @@ def _peak(parts):
 
 
 @triton.jit
-def _store_fp8(values, token, to, scale, cfg, RANKS: tl.constexpr):
-    """Store a row in FP8 and its scales, which are given or those of its largest elements."""
-    first = token.to(tl.int64) * cfg.hidden
+def _store_fp8(values, token, first, to, scale, cfg, RANKS: tl.constexpr):
+    """Store a row in FP8 and its scales, which are given or those of its largest elements.
+
+    A scale of the whole row that is not given takes a program that has the whole row.
+    """
+    begin = token.to(tl.int64) * cfg.hidden
     if cfg.quant != "group":
         whole = _scale_of_row(values, token, to[3], scale, cfg, RANKS)
     for n in tl.static_range(len(values)):
         grouped = tl.reshape(values[n], (cfg.block // GROUP, GROUP))
+        start = first + n * cfg.stride
         if cfg.quant == "group":
-            used = _scales_of_groups(grouped, n * cfg.block, token, to[3], scale, cfg, RANKS)
+            used = _scales_of_groups(grouped, start, token, to[3], scale, cfg, RANKS)
             ratio = tl.div_rn(grouped, tl.broadcast_to(used[:, None], grouped.shape))
         else:
             ratio = tl.div_rn(grouped, tl.broadcast_to(whole, grouped.shape))
         ratio = tl.where(ratio > cfg.limit, cfg.limit, ratio)
         ratio = tl.where(ratio < -cfg.limit, -cfg.limit, ratio)
-        column = n * cfg.block + tl.arange(0, cfg.block)
+        column = start + tl.arange(0, cfg.block)
         tile = tl.reshape(ratio, (cfg.block,)).to(to[2][0].dtype.element_ty)
-        _store(to[2], first + column, tile, column < cfg.hidden, RANKS)
+        _store(to[2], begin + column, tile, column < cfg.hidden, RANKS)
 
 
 @triton.jit

@@ -233,18 +233,19 @@ def gaps(problem: Problem) -> list[slice]:
 
 def planned(
     world: World, problem: Problem, config: Config, kernel: Any, programs: int,
-    workspaces: Sequence[torch.Tensor], *sizes: int, block: int, num_warps: int,
+    workspaces: Sequence[torch.Tensor], *sizes: int, block: int, num_warps: int, stride: int = 0,
     mode: Callable[[int], int] = int, **more: Any,
 ) -> Plan:  # fmt: skip
     """Plan a kernel. `sizes`: its arguments after the tokens; `more`: after its constants.
 
-    `block`: elements of a part of a row. `mode`: the form of signals for the one that is asked for.
+    `block`: elements of a part of a row, of which there is one each `stride` columns. `mode`: the
+    form of signals for the one that is asked for.
     """
     between = gaps(problem)
 
     def launch(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *alike, out = rest
-        constants = _rms_norm.constants(problem, block, mode(world.kernel_mode))
+        constants = _rms_norm.constants(problem, block, mode(world.kernel_mode), stride)
         for gap in between:
             out[gap].zero_()
         kernel[(programs,)](

@@ -2,9 +2,10 @@
 
 As all_reduce.low_latency: a word of 64 bits holds up to 4 bytes of data and the epoch, so a reader
 that sees the epoch has the data. A row is as many parts as there are ranks, and a rank owns one of
-them. Every rank sends the owner its part; the owner adds them, and the residual, and sends the sum
-to all, who normalise the row. One program does that for a row. In one shot it would have to send
-and read the rows of all ranks, and its SM takes longer for those than a second message does.
+them. Every rank sends the owner its part. The owner adds them, and the residual; it sends the sum
+to all, with its measures: the level and the sum of squares of each group. They are all that a
+program has to know of the rest of a row, so several programs share one, each with a piece of every
+part: an SM takes longer to send and read the words of a whole row than a message takes.
 Nobody touches a peer's tensors: they may lie anywhere.
 """
 
@@ -22,6 +23,7 @@ from ..device import context, signal, trace
 from ..ops.op import Plan, agree
 from . import _rms_norm
 from . import all_reduce_rms_norm as norm
+from ._call import resident
 from .all_reduce_rms_norm import (
     OP,
     Problem,
@@ -39,35 +41,61 @@ if TYPE_CHECKING:
 SYMMETRIC = ()
 LARGEST = 256 << 10  # bytes of x: every one crosses as two, twice
 _WARPS = 8  # at most: a thread may then hold all 255 registers
-_WORDS = 32  # that a thread holds of a row: 64 registers, and as many while it polls
+_WORDS = 32  # that a thread holds of a row and its measures: 64 registers, as many while it polls
+_PIECES = (1, 2, 4, 8)
+_LEVEL = tl.constexpr(20)  # where a word of measures has its level, above a half of a sum
+_HALF_BITS = tl.constexpr((1 << 20) - 1)
 
 
 @dataclass(frozen=True)
 class Config(norm.Config):
+    """`programs`: as in the other algorithms, for each piece of a row."""
+
     poll: str = "load"  # or "atomic": see _words.POLLS
+    pieces: int = 1  # of a rank's part of a row, each by a program of its own
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    nbytes = problem.tokens * problem.hidden * problem.dtype.itemsize
+    nbytes, part = problem.tokens * problem.hidden * problem.dtype.itemsize, _part(problem)
     if nbytes > LARGEST:
         return f"low_latency of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
-    words = problem.size * _block(problem) // _per(problem)
-    if words > 32 * _WARPS * _WORDS:
-        return f"low_latency of rows of {problem.hidden} elements: too many words; use one_shot"
     if config.poll not in _words.POLLS:
         return f"poll {config.poll!r}: expected one of {', '.join(_words.POLLS)}"
+    if config.pieces not in _PIECES or config.pieces * _rms_norm.GROUP.value > part:
+        return f"pieces {config.pieces}: 1, 2, 4 or 8, each of 128 or more of {part} columns"
+    if config.pieces > 1 and problem.quant == "token" and not problem.is_static:
+        return f"pieces {config.pieces}: the scale of a token is that of its whole row; use 1"
+    if _held(problem, config.pieces) > _WORDS:
+        return (
+            f"low_latency of rows of {problem.hidden} elements in {config.pieces} pieces: too "
+            "many words; use more pieces, or one_shot"
+        )
     return norm.valid(problem, config)
 
 
 def space(problem: Problem) -> list[Config]:
-    return [Config(programs, poll) for programs in _rms_norm.PROGRAMS for poll in _words.POLLS]
+    return [
+        Config(programs, poll, pieces)
+        for programs in _rms_norm.PROGRAMS
+        for poll in _words.POLLS
+        for pieces in _PIECES
+    ]
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    return Config(norm.default(problem, num_sms).programs)
+    """Choose as many pieces as there are SMs for them."""
+    programs = norm.default(problem, num_sms).programs
+    configs = [Config(programs, pieces=pieces) for pieces in _PIECES]
+    fit = [each for each in configs if valid(problem, each) is None] or configs[:1]
+    rows = programs_of(fit[0], problem.tokens)
+    return max((each for each in fit if rows * each.pieces <= num_sms), default=fit[0], key=_pieces)
 
 
-def _block(problem: Problem) -> int:
+def _pieces(config: Config) -> int:
+    return config.pieces
+
+
+def _part(problem: Problem) -> int:
     """Count a part's elements: the owner's, a power of two. The last ranks may own nothing."""
     share = triton.next_power_of_2(triton.cdiv(problem.hidden, problem.size))
     return int(max(share, _rms_norm.GROUP.value))
@@ -78,93 +106,172 @@ def _per(problem: Problem) -> int:
     return 2 if problem.dtype.itemsize == 2 else 1
 
 
+def _warps(problem: Problem, pieces: int) -> int:
+    """Give a thread two words of each rank, or more: one warp has no barriers."""
+    return int(min(max(_part(problem) // pieces // _per(problem) // 64, 1), _WARPS))
+
+
+def _tiles(problem: Problem, pieces: int) -> int:
+    """Count the tiles that hold the measures of a row, each of as many words as a piece."""
+    words = _part(problem) // pieces // _per(problem)
+    lanes = 2 * _part(problem) // _rms_norm.GROUP.value
+    return int(triton.cdiv(triton.cdiv(problem.hidden, _part(problem)), words // lanes))
+
+
+def _held(problem: Problem, pieces: int) -> int:
+    """Count the words that a thread holds: a piece of every owner, and the measures."""
+    words = _part(problem) // pieces // _per(problem)
+    return (problem.size + _tiles(problem, pieces)) * words // (32 * _warps(problem, pieces))
+
+
 @triton.jit
 def _low_latency_kernel(
-    x, given, out, boxes, epochs, ctx, tokens, cfg, PER: tl.constexpr, POLL: tl.constexpr
-):
-    """`boxes`: for every rank, what it sends me of my part; then for every owner, its sum.
+    x, given, out, boxes, epochs, ctx, tokens, cfg,
+    PIECES: tl.constexpr, TILES: tl.constexpr, PER: tl.constexpr, POLL: tl.constexpr,
+):  # fmt: skip
+    """TILES: those that hold the measures of a row.
+
+    `boxes`: of every rank, its words of my part; of every owner, its sum; and its measures.
 
     One set of boxes serves all calls. An owner reads my words before it sends me its sum, and I
-    wait for that before I send again; it sends the next sum after it has my next words, which I
-    send when I have read the last one.
+    wait for that before I send again. It sends the next sum and measures after it has my next
+    words: then my last kernel is over, and so all of its programs have read the last ones.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    program, programs = tl.program_id(0), tl.num_programs(0) // PIECES
     # These loads wait for memory together: none needs what another one brings.
     epoch = tl.load(epochs + program) + 1
     rank = tl.load(ctx + context.RANK)
     theirs = ()
     for peer in tl.static_range(cfg.size):
         theirs = theirs + (signal.translate(boxes, peer, ctx),)  # type: ignore[assignment]
-    row = _rms_norm.fetch_row(x, program, tokens, cfg)
+    begin, piece, count = program // PIECES, program % PIECES, tokens * PIECES
+    first = piece * cfg.block
+    row = _rms_norm.fetch_row(x, begin, tokens, first, cfg)
     trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
-    for token in range(program, tokens, programs):
-        _send_parts(row, theirs, rank, token, tokens, epoch, cfg, PER)
-        row = _rms_norm.fetch_row(x, token + programs, tokens, cfg)
+    for token in range(begin, tokens, programs):
+        _send_parts(row, theirs, rank, first, token * PIECES + piece, count, epoch, cfg, PER)
+        row = _rms_norm.fetch_row(x, token + programs, tokens, first, cfg)
     trace.begin(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
-    for token in range(program, tokens, programs):
-        added = _add_part(given, boxes, rank, token, tokens, epoch, ctx, cfg, PER, POLL)
-        _send_sum(added, theirs, rank, token, tokens, epoch, cfg, PER)
-    for token in range(program, tokens, programs):
-        words = _receive_row(boxes, token, tokens, epoch, ctx, cfg, PER, POLL)
+    mine = rank * cfg.stride + first
+    for token in range(begin, tokens, programs):
+        box = boxes + (token * PIECES + piece) * (cfg.block // PER)
+        added = _add_part(given, box, mine, token, count, epoch, ctx, cfg, PER, POLL)
+        _send_sum(added, theirs, rank, mine, token * PIECES + piece, count, epoch, cfg, PER)
+        if mine < cfg.hidden:
+            _send_measures(added, theirs, rank, token, piece, count, epoch, cfg, PIECES, PER)
+    for token in range(begin, tokens, programs):
+        # Now, so that they come while the words do.
+        weights = _rms_norm.fetch_row(given.weight, token * 0, 1, first, cfg)
+        box = boxes + (token * PIECES + piece) * (cfg.block // PER)
+        words = _receive(box, first, count, epoch, ctx, cfg, PIECES, TILES, PER, POLL)
         row = _unpack(words, x.dtype.element_ty, cfg, PER)
-        _rms_norm.finish_row(row, token, _rms_norm.here(out), given, cfg, 1)
+        to = _rms_norm.here(out)
+        _rms_norm.store_row(row, token, first, to[1], cfg, 1)
+        level, total = _measures(words, cfg, TILES)
+        _rms_norm.finish_row(row, weights, level, total, token, first, to, given, cfg, 1)
     trace.end(trace.WAIT, epochs + program, epoch, trace.ALL, ctx, cfg.trace)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
 @triton.jit
-def _send_parts(row, theirs, rank, token, tokens, epoch, cfg, PER: tl.constexpr):
-    """Store each part of a row of x into its owner's box for this rank."""
-    for owner in tl.static_range(len(row)):
-        place = _box(theirs[owner], rank, token, tokens, cfg, PER)
-        inside = _inside(owner, cfg, PER)
+def _send_parts(row, theirs, rank, first, box, count, epoch, cfg, PER: tl.constexpr):
+    """Store my pieces of a row of x into their owners' boxes for this rank."""
+    for owner in tl.static_range(cfg.parts):
+        place = _boxes_of(theirs[owner], rank, box, count, cfg, PER)
+        inside = _inside(owner * cfg.stride + first, cfg, PER)
         # Relaxed: data and epoch are one word, and nothing else is published by it.
         signal.set_words(place, _pack(row[owner], epoch, cfg, PER), inside, cfg.trace)
 
 
 @triton.jit
 def _add_part(
-    given, boxes, rank, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
+    given, box, mine, token, count, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
 ):
-    """Add my part of a row from all ranks, once it is there, plus bias, plus residual."""
-    column = rank * cfg.block + tl.arange(0, cfg.block)
+    """Add my piece of a row from all ranks, once it is there, plus bias, plus residual."""
+    column = mine + tl.arange(0, cfg.block)
     at = token.to(tl.int64) * cfg.hidden + column
     residual = tl.load(given.residual + at, mask=column < cfg.hidden, other=0.0)
     words = ()
     for _ in tl.static_range(cfg.size):
-        words = words + (_awaited(_inside(rank, cfg, PER), epoch),)  # type: ignore[assignment]
-    first, stride = _box(boxes, 0, token, tokens, cfg, PER), tokens * (cfg.block // PER)
-    words = _words.wait_words(words, first, stride, epoch, ctx, cfg.size, POLL)
+        words = words + (_awaited(_inside(mine, cfg, PER), epoch),)  # type: ignore[assignment]
+    places = box + tl.arange(0, cfg.block // PER)
+    words = _words.wait_words(words, places, count * (cfg.block // PER), epoch, ctx, cfg.size, POLL)
     total = _sum(words, residual.dtype, cfg.size, PER)
-    return _rms_norm.add(total, residual, given.bias, rank * cfg.block, cfg)
+    return _rms_norm.add(total, residual, given.bias, mine, cfg)
 
 
 @triton.jit
-def _send_sum(added, theirs, rank, token, tokens, epoch, cfg, PER: tl.constexpr):
-    """Store my part of the new residual into all ranks' boxes for my sums."""
+def _send_sum(added, theirs, rank, mine, box, count, epoch, cfg, PER: tl.constexpr):
+    """Store my piece of the new residual into all ranks' boxes for my sums."""
     word = _pack(added, epoch, cfg, PER)
     for peer in tl.static_range(cfg.size):
-        place = _box(theirs[peer], cfg.size + rank, token, tokens, cfg, PER)
+        place = _boxes_of(theirs[peer], cfg.size + rank, box, count, cfg, PER)
         # Relaxed, as above.
-        signal.set_words(place, word, _inside(rank, cfg, PER), cfg.trace)
+        signal.set_words(place, word, _inside(mine, cfg, PER), cfg.trace)
 
 
 @triton.jit
-def _receive_row(boxes, token, tokens, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr):
-    """Wait for the words of a row of the new residual, which the owners send."""
-    OWNERS: tl.constexpr = cfg.padded // cfg.block
+def _send_measures(
+    added, theirs, rank, token, piece, count, epoch, cfg, PIECES: tl.constexpr, PER: tl.constexpr
+):
+    """Store the measures of my piece's groups where all programs of a row read them, at all ranks.
+
+    Two words for each group: its level, and the lower or the upper half of its sum of squares.
+    """
+    WORDS: tl.constexpr = cfg.block // PER
+    LANES: tl.constexpr = 2 * cfg.block // _rms_norm.GROUP
+    level, total = _rms_norm.measure(added)
+    upper, lower = total >> _rms_norm.HALF, total & _rms_norm.LOWER
+    data = (tl.interleave(level, level) << _LEVEL) | tl.interleave(lower, upper)
+    data = data.to(tl.int64)
+    word = tl.broadcast_to(((epoch << _words.BITS) | data)[None, :], (PIECES, LANES))
+    lane = (rank * PIECES + piece) * LANES + tl.arange(0, LANES)
+    readers = token * PIECES + tl.arange(0, PIECES)
+    sender = cfg.size + cfg.parts + lane // WORDS
+    at = (sender * count + readers[:, None]) * WORDS + lane % WORDS
+    for peer in tl.static_range(cfg.size):
+        # Relaxed, as above.
+        signal.set_words(theirs[peer] + at, word, word == word, cfg.trace)
+
+
+@triton.jit
+def _receive(
+    box, first, count, epoch, ctx, cfg,
+    PIECES: tl.constexpr, TILES: tl.constexpr, PER: tl.constexpr, POLL: tl.constexpr,
+):  # fmt: skip
+    """Wait for my pieces of a row of the new residual, and for the measures of all of it."""
+    WORDS: tl.constexpr = cfg.block // PER
+    LANES: tl.constexpr = 2 * cfg.block // _rms_norm.GROUP  # of the measures of a piece
     words = ()
-    for owner in tl.static_range(OWNERS):
-        words = words + (_awaited(_inside(owner, cfg, PER), epoch),)  # type: ignore[assignment]
-    first, stride = _box(boxes, cfg.size, token, tokens, cfg, PER), tokens * (cfg.block // PER)
-    return _words.wait_words(words, first, stride, epoch, ctx, OWNERS, POLL)
+    for owner in tl.static_range(cfg.parts):
+        inside = _inside(owner * cfg.stride + first, cfg, PER)
+        words = words + (_awaited(inside, epoch),)  # type: ignore[assignment]
+    lane = tl.arange(0, WORDS)
+    for tile in tl.static_range(TILES):
+        begin = (tile * WORDS + lane) // LANES * cfg.block  # of the piece that was measured
+        words = words + (_awaited(begin < cfg.hidden, epoch),)  # type: ignore[assignment]
+    places, stride = box + cfg.size * count * WORDS + lane, count * WORDS
+    return _words.wait_words(words, places, stride, epoch, ctx, cfg.parts, POLL, PIECES * LANES)
+
+
+@triton.jit
+def _measures(words, cfg, TILES: tl.constexpr):
+    """Return the level of a row and the sum of its squares, from the words of its measures."""
+    levels, sums = (), ()
+    for tile in tl.static_range(TILES):
+        word = words[cfg.parts + tile].to(tl.int32)
+        is_upper = tl.arange(0, word.shape[0]) % 2
+        levels = levels + (word >> _LEVEL,)  # type: ignore[assignment]
+        half = (word & _HALF_BITS) << (is_upper * _rms_norm.HALF)
+        sums = sums + (half,)  # type: ignore[assignment]
+    return _rms_norm.join(levels, sums)
 
 
 @triton.jit
 def _unpack(words, DTYPE: tl.constexpr, cfg, PER: tl.constexpr):
-    """Return the parts of a row that the words hold."""
+    """Return the pieces of a row that the words hold."""
     parts = ()
-    for owner in tl.static_range(cfg.padded // cfg.block):
+    for owner in tl.static_range(cfg.parts):
         part = _words.element(words[owner], 0, DTYPE)
         if PER == 2:
             part = tl.interleave(part, _words.element(words[owner], 1, DTYPE))
@@ -173,16 +280,16 @@ def _unpack(words, DTYPE: tl.constexpr, cfg, PER: tl.constexpr):
 
 
 @triton.jit
-def _box(boxes, sender, token, tokens, cfg, PER: tl.constexpr):
-    """Return where a sender's words of one part of a row are."""
+def _boxes_of(boxes, sender, box, count, cfg, PER: tl.constexpr):
+    """Return where a sender's words of one piece of a row are."""
     WORDS: tl.constexpr = cfg.block // PER
-    return boxes + (sender * tokens + token) * WORDS + tl.arange(0, WORDS)
+    return boxes + (sender * count + box) * WORDS + tl.arange(0, WORDS)
 
 
 @triton.jit
-def _inside(owner, cfg, PER: tl.constexpr):
-    """Return which words of an owner's part have data."""
-    return owner * cfg.block + PER * tl.arange(0, cfg.block // PER) < cfg.hidden
+def _inside(start, cfg, PER: tl.constexpr):
+    """Return which words of a piece that begins with column `start` have data."""
+    return start + PER * tl.arange(0, cfg.block // PER) < cfg.hidden
 
 
 @triton.jit
@@ -193,7 +300,7 @@ def _awaited(inside, epoch):
 
 @triton.jit
 def _pack(part, epoch, cfg, PER: tl.constexpr):
-    """Pack a part of a row as words of PER neighbours."""
+    """Pack a piece of a row as words of PER neighbours."""
     bits = _words.bits(part)
     if PER == 2:
         low, high = tl.split(tl.reshape(bits, (cfg.block // 2, 2)))
@@ -228,17 +335,19 @@ def _mode(asked: int, by_stores: bool) -> int:
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate boxes. The plan takes any contiguous tensors."""
-    agree(world, f"{OP}.low_latency", problem, config, valid(problem, config))
-    programs = programs_of(config, problem.tokens)
-    block, per = _block(problem), _per(problem)
-    boxes = world.signals((2, problem.size, problem.tokens * block // per), f"{OP}.boxes")
+    programs, refused = programs_of(config, problem.tokens) * config.pieces, valid(problem, config)
+    if config.pieces > 1:  # programs of a row wait for each other's measures
+        refused = resident(refused, programs, world.num_sms)
+    agree(world, f"{OP}.low_latency", problem, config, refused)
+    part, per = _part(problem), _per(problem)
+    boxes = world.signals((3, problem.size, problem.tokens * part // per), f"{OP}.boxes")
     epochs = world.signals(programs, f"{OP}.epochs")
     world.barrier()  # everybody's boxes are empty before the first word
-    num_warps = min(max(block // per // 32, 1), _WARPS)  # a word of each rank, or more, a thread
     # An SM has fewer atomics in a clock than stores. AMD's store has no mask, and was not measured.
     by_stores = not gpu_limits.here().is_amd
     return planned(
         world, problem, config, _low_latency_kernel, programs, (boxes, epochs),
-        block=block, num_warps=num_warps, mode=lambda asked: _mode(asked, by_stores),
-        PER=per, POLL=config.poll,
+        block=part // config.pieces, stride=part, num_warps=_warps(problem, config.pieces),
+        mode=lambda asked: _mode(asked, by_stores),
+        PIECES=config.pieces, TILES=_tiles(problem, config.pieces), PER=per, POLL=config.poll,
     )  # fmt: skip

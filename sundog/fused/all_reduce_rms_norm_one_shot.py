@@ -54,7 +54,7 @@ def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, 
     # These loads wait for memory together: none needs what another one brings.
     epoch = tl.load(epochs + program) + 1
     buffers = _reduce.everywhere(buffer, 0, ctx, cfg.size)
-    row = _rms_norm.fetch_row(x, program, tokens, cfg)
+    row = _rms_norm.fetch_row(x, program, tokens, 0, cfg)
     # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
     # this number; each of them signalled the last call's barrier after that, in the next kernel of
     # its stream, and this program has waited there for all of them.
@@ -62,7 +62,7 @@ def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, 
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):
         _show(buffer + half, row, token, cfg)
-        row = _rms_norm.fetch_row(x, token + programs, tokens, cfg)
+        row = _rms_norm.fetch_row(x, token + programs, tokens, 0, cfg)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     # My rows before the flags, for the peers' programs with this number, which read just those;
     # their rows before my loads.
@@ -70,7 +70,7 @@ def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, 
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):
         added = _rms_norm.add_row(buffers, half, token, given, cfg)
-        _rms_norm.finish_row(added, token, _rms_norm.here(out), given, cfg, 1)
+        _rms_norm.finish_whole(added, token, _rms_norm.here(out), given, cfg, 1)
     trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 

@@ -59,7 +59,7 @@ def _two_shot_kernel(x, given, out, ready, done, epochs, ctx, tokens, rows, cfg)
         # part, rank and tensor across the loop, and spill 160 bytes a thread of 8 ranks' 7168.
         token = tl.minimum(number, tokens - 1)
         added = _rms_norm.add_row(xs, 0, token, given, cfg)
-        _rms_norm.finish_row(added, token, outs, given, cfg, cfg.size)
+        _rms_norm.finish_whole(added, token, outs, given, cfg, cfg.size)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     # My loads of the peers' x, which they may overwrite then, and my stores to their out, which
     # they may read then, before the flags; the peers' before whatever follows this kernel here.

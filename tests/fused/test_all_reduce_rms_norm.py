@@ -26,8 +26,8 @@ ALGOS = tuple(algorithms(OP))
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
-def config(algo: str, programs: int) -> Any:
-    return find(f"{OP}.{algo}").Config(programs)
+def config(algo: str, programs: int, **more: Any) -> Any:
+    return find(f"{OP}.{algo}").Config(programs, **more)
 
 
 def rows(seed: int, tokens: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
@@ -171,6 +171,10 @@ def test_a_row_depends_on_that_row_alone(run: Run) -> None:
             for programs in (1, 3):
                 given = {"algo": algo, "config": config(algo, programs)}
                 found.append(world.all_reduce_rms_norm(x, residual, weight, **given)[0])
+        pieces = [config("low_latency", 1, pieces=n) for n in (2, 4) if n <= world.num_sms]
+        for shared in pieces:  # several programs have a row
+            part = {"algo": "low_latency", "config": shared}
+            found.append(world.all_reduce_rms_norm(x, residual, weight, **part)[0])
         with world.capture() as graph:
             normed, _ = world.all_reduce_rms_norm(x, residual, weight, **given)
         graph.replay()
@@ -308,6 +312,22 @@ def test_more_than_one_shot_and_low_latency_take() -> None:
     assert "hidden 65537" in str(two_shot.valid(Problem(1, 65537, BF16, 8), config("two_shot", 1)))
 
 
+def test_pieces_that_low_latency_refuses() -> None:
+    """What does not fit says what would. By default there are as many pieces as SMs for them."""
+    module = find(f"{OP}.low_latency")
+    one, long = Problem(1, 4096, BF16, 8), Problem(1, 65536, BF16, 8)
+    assert "each of 128 or more of 512 columns" in module.valid(
+        one, config("low_latency", 1, pieces=8)
+    )
+    assert "use more pieces" in module.valid(long, config("low_latency", 1, pieces=1))
+    whole = dataclasses.replace(one, quant="token")
+    assert "its whole row; use 1" in module.valid(whole, config("low_latency", 1, pieces=2))
+    chosen = {n: module.default(dataclasses.replace(one, tokens=n), 16).pieces for n in (1, 8, 16)}
+    assert chosen == {1: 4, 8: 2, 16: 1}
+    assert module.default(whole, 16).pieces == 1
+    assert module.valid(long, module.default(long, 16)) is None
+
+
 def test_outputs_are_aligned() -> None:
     """Whatever the sizes are: loads and stores of 16 bytes need it."""
     problem = Problem(3, 301, BF16, 2, quant="group", both=True)
@@ -327,11 +347,17 @@ def test_the_checker_finds_nothing_and_kills_every_mutant(algo: str, size: int) 
     The words of low_latency are atomics on AMD alone, and only those have orders to weaken.
     """
     module = find(f"{OP}.{algo}")
-    problem = Problem(3, 20 if algo != "low_latency" else 200, BF16, size)  # two parts
-    given = (2, "atomic") if algo == "low_latency" else (2,)
+    is_short = algo != "low_latency"
+    problem = Problem(3, 20 if is_short else 260 + 130 * (size == 3), BF16, size)
     small = type(module)("small", "one case")
     small.__dict__.update(module.__dict__ | {"cases": lambda size: [problem]})
-    small.default = lambda problem, num_sms: module.Config(*given)
+    given = (2,) if is_short else (1, "atomic")
+
+    def default(problem: Problem, num_sms: int) -> Any:
+        """Two pieces of a part of 256 columns, if both programs fit."""
+        return module.Config(*given, *(() if is_short else (min(num_sms, 2),)))
+
+    small.default = default
     function = exercise(small, size)
     places = "rms_norm", "_words.py", "set_words"
     with gpu_limits.aim("gfx942"):
