@@ -9,8 +9,9 @@ hbm_buffer wait for fetchers' flags (_workers.py). What a copy orders is in docs
 
 The epoch is copied from memory that `_begin_kernel` advances: no constant is a part of a graph, so
 every replay waits for its own copies. By default one SM stays free: torch makes a copy within one
-GPU by a kernel, and a worker that waits for it must not keep it out. Towards the end runs get
-shorter: what arrives last is multiplied last. Adds as hbm_buffer does, with the same bits.
+GPU by a kernel, and a worker that waits for it must not keep it out. Runs grow at first, so that
+workers begin soon, and get shorter at the end, where what arrives last is multiplied last; but not
+shorter than what one wave of workers multiplies. Adds as hbm_buffer does, with the same bits.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ ACCEPT = {
     "kernel follows, which is the end of all its threads",
 }
 _SIDE = 2  # the copies of stream 0 are on stream 2, those of stream 1 on stream 3
-_RUN = 8 << 20  # bytes: a copy and its words take some us, however short they are
+_RUN = 16 << 20  # bytes of a copy: each takes about 4 us beside its bytes (H200, PCIe)
 
 
 @dataclass(frozen=True)
 class Config(_gemm.Grid):
-    run: int = 8  # rows of tiles that are copied together
+    run: int = 8  # rows of tiles that are copied together, at most
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -66,12 +67,10 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Copy in runs of 8 MiB, and at least four of them."""
+    """Copy up to 16 MiB at once, and in at least four runs."""
     m, k = problem.shard_shape
     config = Config(**fitting(problem.m, m, problem.n, k, problem.dtype, num_sms))
     row = config.tile_m * k * problem.dtype.itemsize
-    if problem.shard == "k":
-        row *= problem.size - 1
     most = _workers.staged_tiles(problem, config)[0] // 4
     outputs = _workers.outputs(problem, config.tile_m, config.tile_n)
     programs = max(1, min(num_sms - 1, outputs))
@@ -181,20 +180,23 @@ def _fetch(
     """Put the copies on the current stream: rows of the peers' A, then the words of these rows."""
     peers = [(world.rank + step) % problem.size for step in range(1, problem.size)]
     theirs = [world._backend.copied_from(world.peer(a, peer), peer) for peer in peers]
-    for first, last in runs(_workers.staged_tiles(problem, config)[0], config.run):
+    wave = config.programs // max(triton.cdiv(problem.n, config.tile_n), 1)
+    for first, last in runs(_workers.staged_tiles(problem, config)[0], config.run, wave):
         for step, begin, end in _pieces(problem, config, first, last):
             buffer[step, begin:end].copy_(theirs[step][begin:end], non_blocking=True)
         # The rows before their words: copies on one stream are made one after the other.
         flags.staged[first:last].copy_(flags.epochs[: last - first], non_blocking=True)
 
 
-def runs(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield which rows of tiles are copied together; at the end half of what is left."""
-    first = 0
+def runs(rows: int, most: int, least: int) -> Iterator[tuple[int, int]]:
+    """Yield which rows of tiles are copied together: of `least` rows, then twice as many each time
+    up to `most`, and at the end half of what is left."""
+    first, least = 0, max(1, min(least, most))
+    grown = least
     while first < rows:
-        last = first + max(1, min(most, (rows - first) // 2))
+        last = min(first + max(least, min(grown, (rows - first) // 2)), rows)
         yield first, last
-        first = last
+        first, grown = last, min(2 * grown, most)
 
 
 def _pieces(

@@ -105,14 +105,16 @@ def all_gather_matmul_copy_engine(problem: Any, config: Any, ranks: Ranks) -> li
     rows, at_once = math.ceil(problem.shard_shape[0] / config.tile_m), others
     if problem.shard == "m":
         rows, at_once = rows * others, 1
-    runs = rows / config.run + math.log2(config.run)  # the last ones are halves
+    wave = max(config.programs // math.ceil(problem.n / config.tile_n), 1)  # rows of tiles
+    runs = rows / config.run + 2 * math.log2(max(config.run / wave, 1))  # they grow and get shorter
     far = problem.m * problem.k * _item(problem) * others / ranks.size
     link, bound = ranks.hardware.link, "link" if ranks.is_linked else "memory"
     rate = ranks.hardware.gpu.copy_rate / 2 / ranks.per_gpu
     rate = (link.copy_rate or link.rate) if ranks.is_linked else rate
     copies = Part("copies", bound, far / rate + _COPY_S * runs * at_once)
     workers = _product(problem, config, ranks, config.programs, _FLAGGED)
-    last = Part("last row", workers.bound, workers.seconds / math.ceil(problem.m / config.tile_m))
+    share = min(wave * config.tile_m / problem.m, 1.0)
+    last = Part("last wave", workers.bound, workers.seconds * share)
     both = beside("copy and multiply", [copies, workers])
     return [launch(ranks), barrier(ranks), launch(ranks), both, last]
 

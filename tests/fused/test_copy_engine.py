@@ -224,12 +224,16 @@ def test_the_checker_finds_copies_in_the_wrong_order(
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 64])
 @pytest.mark.parametrize("most", [1, 2, 8, 100])
-def test_runs_cover_all_rows_and_get_shorter(rows: int, most: int) -> None:
-    found = list(copy_engine.runs(rows, most))
+@pytest.mark.parametrize("least", [0, 1, 4])
+def test_runs_cover_all_rows_grow_and_get_shorter(rows: int, most: int, least: int) -> None:
+    found = list(copy_engine.runs(rows, most, least))
     assert [row for first, last in found for row in range(first, last)] == list(range(rows))
     lengths = [last - first for first, last in found]
-    assert lengths == sorted(lengths, reverse=True)
-    assert not lengths or (lengths[-1] == 1 and lengths[0] <= most)
+    top = lengths.index(max(lengths)) if lengths else 0
+    assert lengths[:top] == sorted(lengths[:top])
+    assert lengths[top:] == sorted(lengths[top:], reverse=True)
+    assert all(min(most, max(least, 1)) <= length <= most for length in lengths[:-1])
+    assert not lengths or lengths[-1] <= max(least, 1)
 
 
 @both_ways
@@ -240,7 +244,7 @@ def test_the_default_leaves_an_sm_and_copies_several_times(m: int, shard: str) -
     assert copy_engine.valid(problem, config) is None
     assert config.programs <= 131
     rows, _ = _workers.staged_tiles(problem, config)
-    assert len(list(copy_engine.runs(rows, config.run))) >= min(rows, 4)
+    assert len(list(copy_engine.runs(rows, config.run, 2))) >= min(rows, 4)
     assert len({*copy_engine.space(problem)}) >= 36
 
 
