@@ -237,13 +237,16 @@ def trace(
 def gemm(
     samples: Annotated[int, typer.Option(min=1, help="per variant")] = 30,
     unaligned: Annotated[bool, typer.Option(help="sizes that are not multiples of 8")] = False,
+    fp8: Annotated[bool, typer.Option(help="FP8 with scales, beside torch._scaled_mm")] = False,
+    sweep: Annotated[bool, typer.Option(help="more tiles for few rows, with --fp8")] = False,
     json: Json = "",
 ) -> None:
     """Compare the matrix product that the fused kernels share with torch.mm."""
     _need_gpu("gemm")
-    from . import gemm
+    from . import fp8_gemm, gemm
 
-    raise typer.Exit(gemm.main(samples, json, unaligned))
+    done = fp8_gemm.main(samples, json, sweep) if fp8 else gemm.main(samples, json, unaligned)
+    raise typer.Exit(done)
 
 
 @app.command()
