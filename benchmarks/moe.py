@@ -17,6 +17,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ import torch
 import typer
 
 from sundog import World, run
+from sundog.errors import NotResident
 from sundog.fused.moe_dispatch import Problem
 from sundog.ops.load import algorithms
 from sundog.ops.select import config_for
@@ -112,7 +114,9 @@ def _calls(
             if module.valid(problem, config) is None:
                 plan = module.plan(world, problem, config)
                 label = name if config == first else f"{name} {_short(config)}"
-                yield label, functools.partial(plan.launch, *given, out)
+                with suppress(NotResident):  # on every rank alike
+                    plan.launch(*given, out)
+                    yield label, functools.partial(plan.launch, *given, out)
     yield BARE, BASELINES[op][BARE].make(world, problem, given, out)
     if world.rank == 0 and has_gpu():
         source = torch.empty(256 << 20, dtype=torch.uint8, device=world.device)
@@ -123,11 +127,13 @@ def _calls(
 
 
 def _configs(config: Any) -> list[Any]:
-    """Return this one, one with twice the parts, and those with twice and half the warps."""
-    warps = [config.num_warps // 2, 2 * config.num_warps]
-    more: list[dict[str, int]] = [{"num_warps": each} for each in warps if 2 <= each <= 16]
-    more.append({"parts": 2 * config.parts})
-    return [config, *(dataclasses.replace(config, **each) for each in more)]
+    """Return this one, and others: up to four programs on an SM, and 4 to 16 warps of each."""
+    return [config] + [
+        dataclasses.replace(config, programs=times * config.programs, num_warps=warps)
+        for times in (1, 2, 3, 4)
+        for warps in (4, 8, 16)
+        if (times, warps) != (1, config.num_warps)
+    ]
 
 
 def _short(config: Any) -> str:

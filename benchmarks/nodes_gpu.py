@@ -152,7 +152,7 @@ def _refused(world: Any) -> bool:
 
 
 def _captured(world: Any) -> bool:
-    """A graph holds what NCCL sends: replays send what the input has then."""
+    """Replay a graph that holds NCCL's transfers: they send what the input has then."""
     x = torch.ones(_NUMEL, device=world.device)
     world.all_reduce(x, config=_CHUNKED)  # plans, and opens NCCL's connections
     with world.capture() as graph:
@@ -194,7 +194,8 @@ class Report:
         self._begin = time.monotonic()
         self.content: dict[str, Any] = {
             "kind": "nodes", "machine": machine(), "backend": arguments.backend,
-            "nodes": arguments.nodes, "ranks": size // arguments.nodes, "between": arguments.between,
+            "nodes": arguments.nodes, "ranks": size // arguments.nodes,
+            "between": arguments.between,
             "same": [], "wrong": {}, "times": [], "is_done": False,
         }  # fmt: skip
 
