@@ -2,7 +2,7 @@
 
 one_shot      every rank reads all ranks' rows and does all of it: one barrier
 two_shot      a row has one owner, who normalises it and stores it to all ranks: large results
-low_latency   one_shot in which every word carries its own flag: the smallest
+low_latency   two shots in which every word carries its own flag: the smallest
 
 A row's bits depend on that row alone: not on how many rows there are, nor on the algorithm, the
 config, the grid or the graph (_rms_norm.py says why). The new residual has the bits of all_reduce
