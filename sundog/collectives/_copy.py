@@ -1,15 +1,16 @@
-"""Moving bytes: every dtype as integers, 16 bytes at a time wherever the destination allows it.
+"""Move bytes of every dtype as integers, 16 bytes at a time wherever the destination allows it.
 
-Ops that only move data look at it as words: the widest integers, of at most 32 bits, that divide
-all sizes and addresses. So one kernel serves float8, bool and float64 alike. A span of words is
+Ops that only move data treat it as words: the widest integers, of at most 32 bits, that divide all
+sizes and addresses. So one kernel serves float8, bool and float64 alike. A span of words has three
+parts:
 
     head      up to the first cache line of its destination that begins in it
     chunks    whole 16 bytes: wide loads and stores, shifted where the source has another alignment
     tail      the rest
 
-Offsets are 64-bit: a tensor may have more than 2^31 elements. `plan_spans` is the whole of the ops
-in which every rank writes a span of its tensor to each peer: all-to-all, scatter and broadcast.
-`plan_pull` is that of the ops in which it loads one from each: all-gather and all-to-all, pulled.
+Offsets are 64-bit: a tensor may have more than 2^31 elements. `plan_spans` plans the ops in which
+every rank writes a span of its tensor to each peer: all-to-all, scatter and broadcast. `plan_pull`
+plans those in which it loads one from each peer: all-gather and all-to-all by pull.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _ROW = tl.constexpr(4)  # words of the table per peer: the fields of Span
 
 @dataclass(frozen=True)
 class Config:
-    """How a moving op goes over its data."""
+    """Tiles and programs of an op that moves data."""
 
     block: int = 16384  # bytes of a tile
     programs: int = 16
@@ -57,7 +58,7 @@ def wrong_config(config: Config) -> str | None:
 
 
 def configs() -> list[Config]:
-    """List what a tuner may try: 32 to 256 bytes of every thread in flight."""
+    """List what a tuner may try: every thread has 32 to 256 bytes in flight."""
     return [
         Config(block, programs, num_warps)
         for block in (4096, 8192, 16384, 32768, 65536)
@@ -68,7 +69,7 @@ def configs() -> list[Config]:
 
 
 def config_for(nbytes: int, num_sms: int) -> Config:
-    """Choose without measurements: no more programs than tiles or SMs, as all wait at once."""
+    """Choose without measurements: at most a program per tile and SM, since all wait at once."""
     share = triton.next_power_of_2(triton.cdiv(max(nbytes, 1), num_sms))
     block = min(max(share, _LEAST_TILE), _LARGEST_TILE)
     tiles = triton.cdiv(max(nbytes, 1), block)
@@ -89,16 +90,16 @@ def default(problem: Any, num_sms: int) -> Config:
 
 
 def as_words(nbytes: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], bool]:
-    """Flat tensors as words, and whether everything is a multiple of 16 bytes.
+    """View flat tensors as words; also return whether everything is a multiple of 16 bytes.
 
-    `nbytes`: every size and offset that the kernel will have, combined by bitwise or.
+    `nbytes` is the bitwise or of all sizes and offsets that the kernel will use.
     """
     for tensor in tensors:
         nbytes |= tensor.data_ptr()
     kind = _KINDS[nbytes & 3]
     try:
         return [tensor.view(kind) for tensor in tensors], nbytes % WIDE.value == 0
-    except RuntimeError:  # torch looks at strides and at offsets in the storage, not at addresses
+    except RuntimeError:  # torch checks strides and storage offsets, not addresses
         return _odd_words(nbytes, tensors)
 
 
@@ -114,9 +115,9 @@ def _odd_words(nbytes: int, tensors: Sequence[torch.Tensor]) -> tuple[list[torch
 def random_tensor(
     world: World, numel: int, dtype: torch.dtype, seed: int, exact: bool = True
 ) -> torch.Tensor:
-    """Return a symmetric input, different on every rank; without NaN, which differs from itself.
+    """Return a symmetric input, different on every rank, without NaN, which differs from itself.
 
-    Whole numbers, or where a time is to be taken (not `exact`) normal ones.
+    It has whole numbers if `exact`, else normally distributed ones, for timing.
     """
     if dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) and not exact:
         torch.manual_seed(seed * 1000 + world.rank)
@@ -130,9 +131,9 @@ def random_tensor(
 def copy(
     dsts, src, n, part, parts, COUNT: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """Store n words from `src` to each of COUNT `dsts`; this program does its part of them.
+    """Store this program's part of n words from `src` to each of COUNT `dsts`.
 
-    `dsts`: a tuple of pointers that are equal modulo 16. BLOCK: bytes of a tile. ALIGNED: all
+    `dsts` is a tuple of pointers that are equal modulo 16. A tile has BLOCK bytes. ALIGNED: all
     pointers, and n words, are multiples of 16 bytes. Orders nothing.
     """
     nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
@@ -158,12 +159,12 @@ def _copy_aligned(dsts, src, n, part, parts, COUNT: tl.constexpr, BLOCK: tl.cons
     nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     PER: tl.constexpr = WIDE // nbytes
     TILE: tl.constexpr = BLOCK // nbytes
-    body = n // PER * PER  # n itself, as a number of which the compiler knows a divisor
+    body = n // PER * PER  # n, with a divisor that the compiler knows
     for start in range(part.to(tl.int64) * TILE, body, parts * TILE):
         at = start + tl.arange(0, TILE)
         tile = tl.load(tl.multiple_of(src + at, WIDE), mask=at < body)
         for i in tl.static_range(COUNT):
-            # On the tile, not on its base: a hint on what a function was given is lost.
+            # On the tile, not on its base: a hint on a function's argument is lost.
             tl.store(tl.multiple_of(dsts[i] + at, WIDE), tile, mask=at < body)
 
 
@@ -192,7 +193,7 @@ def wrong_programs(config: Config, size: int) -> str | None:
 
 
 def default_config(nbytes: int, size: int, num_sms: int) -> Config:
-    """Choose for `nbytes` to each peer: as many programs per peer, or several peers per program."""
+    """Choose for `nbytes` to each peer: several programs per peer, or several peers per program."""
     each = config_for(nbytes, max(num_sms // size, 1))
     return dataclasses.replace(each, programs=min(each.programs * size, num_sms))
 
@@ -214,9 +215,9 @@ def _spans_kernel(
     x, out, table, ready, arrived, epochs, ctx, parts,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """Serve one peer at a time, another one on every rank. Where nothing goes, nobody
-    waits. `table`: a Span per peer. `parts` programs share what goes to a peer. Their
-    number follows the size, so it is no constant: a serving loop would compile for ever.
+    """Serve one peer at a time, a different one on every rank. Where nothing is sent, nobody waits.
+    `table` has a Span per peer. `parts` programs share what goes to a peer; their number follows
+    the size, so it is not a constant: a serving loop would never stop compiling.
     """
     nbytes: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     rank = tl.load(ctx + context.RANK)
@@ -258,7 +259,7 @@ def plan_spans(world: World, op: str, problem: Any, config: Config, spans: Seque
     for row in rows:
         for number in row:
             unit |= number
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if unit:
@@ -278,7 +279,7 @@ def _pull_kernel(
     x, out, ready, done, epochs, ctx, n, start,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """`n`: words that this rank gets from each peer, whose x has them from word `start` on."""
+    """Load n words from each peer, whose x has them from word `start` on."""
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
@@ -298,7 +299,7 @@ def _pull_kernel(
 def plan_pull(world: World, op: str, problem: Any, config: Config, parts: int) -> Plan:
     """Allocate flags. The plan takes a symmetric x, and any contiguous out.
 
-    `parts`: of x. Each rank gets one of them, or all get the only one.
+    x has `parts` parts. Each rank gets one of them, or all get the only one.
     """
     flags = barrier_flags(world, op, config.programs, "ready", "done")
 

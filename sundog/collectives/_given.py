@@ -1,5 +1,5 @@
-"""What a caller may give a reduction besides a name and real numbers: torch's ReduceOp values, and
-complex tensors, which a sum and an average see as pairs of real numbers.
+"""Reductions with more than a name and real numbers: torch's ReduceOp values, and complex tensors,
+which are summed and averaged as pairs of real numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..ops.dispatch import AsyncHandle, check_contiguous, packed
 
 
 def name_of(op: Any) -> str:
-    """Return the name of an operator: itself, or that of a value of torch.distributed.ReduceOp."""
+    """Return the name of an operator, which may be a value of torch.distributed.ReduceOp."""
     if isinstance(op, str):
         return op
     word = str(getattr(op, "op", op)).rpartition(".")[2].lower()  # RedOpType.SUM
@@ -22,7 +22,7 @@ def name_of(op: Any) -> str:
 
 
 def has_views(x: Any, op: str) -> bool:
-    """Return whether the real and the imaginary parts of x can be reduced each for itself."""
+    """Return whether the real and the imaginary parts of x can be reduced separately."""
     return isinstance(x, torch.Tensor) and x.is_complex() and x.dim() > 0 and op in ("sum", "avg")
 
 

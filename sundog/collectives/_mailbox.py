@@ -1,12 +1,12 @@
 """Mailboxes: messages of any size between ranks that know only their own side.
 
-A rank has SLOTS slots for every peer, on the heap. The sender fills a slot and says so, the
-receiver empties it and says so, chunk by chunk; a slot is filled again only when it is empty. So
-neither tensor need be symmetric, and a rank need not know what others send to each other: where
-that is known, writing straight to the place (_copy.py) moves less.
+A rank has SLOTS slots for every peer, on the heap. The sender fills a slot and signals it, the
+receiver empties it and signals that, chunk by chunk; a slot is filled again only when it is empty.
+So neither tensor need be symmetric, and a rank need not know what others send to each other. Where
+that is known, writing straight to the destination (_copy.py) moves less.
 
-The first word of a message is its length. A receiver that expected another one leaves the record of
-a wait that ran out, with both numbers, and the host raises it.
+The first word of a message is its length. A receiver that expected another length leaves the record
+of an expired wait, with both numbers, and the host raises it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def _mail_kernel(
     SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
-    """Send to one peer and receive from another in turn, so that nobody waits in a circle.
+    """Send to one peer and receive from another, alternately, so that ranks never wait in a circle.
 
-    `table`: a Message per peer. `flags`: the chunks that a peer has put here; of every slot at a
-    peer, the latest chunk that it has emptied; chunks sent to a peer so far, then chunks received.
+    `table` has a Message per peer. `flags` has, in this order: the chunks that a peer has put here;
+    for every slot at a peer, the latest chunk that it has emptied; the chunks sent to a peer so
+    far; the chunks received.
     """
     rank = tl.load(ctx + context.RANK)
     part = tl.program_id(0) % PARTS
@@ -59,7 +60,8 @@ def _mail_kernel(
         num_received = tl.load(table + writer * _ROW + 3)
         mine, to, by = rank * PARTS + part, peer * PARTS + part, writer * PARTS + part
         sent, received = counts + to, counts + SIZE * PARTS + by
-        # Only what this call has part in: a send and a receive may run at the same time.
+        # Only the sides that this call takes part in: a send and a receive may run at the same
+        # time.
         before_sent = tl.load(sent, mask=num_sent >= 0, other=0)
         before_received = tl.load(received, mask=num_received >= 0, other=0)
         out_chunks = _chunks(num_sent, PARTS, BLOCK)
@@ -102,14 +104,14 @@ def _offset(nbytes, ptr):
 
 @triton.jit
 def _chunks(nbytes, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Count each part's chunks: at least one, as an empty message has a length too."""
+    """Count each part's chunks: at least one, since an empty message has a length too."""
     chunks = tl.maximum((nbytes + PARTS * BLOCK - 1) // (PARTS * BLOCK), 1)
     return tl.where(nbytes < 0, 0, chunks)
 
 
 @triton.jit
 def _share(nbytes, chunk, part, ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return where a part's chunk of a message begins, and its length, in elements of `ptr`."""
+    """Return where a part's chunk begins in a message, and its length, in elements of `ptr`."""
     start = (chunk * PARTS + part).to(tl.int64) * BLOCK
     count = tl.maximum(tl.minimum(nbytes - start, BLOCK), 0)
     return _offset(start, ptr), _offset(count, ptr)
@@ -117,19 +119,19 @@ def _share(nbytes, chunk, part, ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _check_length(size, nbytes, writer, ctx):
-    """Leave a record if the writer's message has not the `nbytes` that this rank expects."""
+    """Leave a record unless the writer's message has the `nbytes` that this rank expects."""
     length = tl.load(size)
     if length != nbytes:
         signal._run_out(size, writer, nbytes, length, ctx)
 
 
 def default_mail(nbytes: int, size: int, num_sms: int) -> Config:
-    """Choose for messages of `nbytes`: enough programs that each has more chunks than slots."""
+    """Choose for messages of `nbytes`, such that each program has more chunks than slots."""
     return default_config(nbytes // SLOTS.value, size, num_sms)
 
 
 class Mail:
-    """A rank's boxes and flags. Serves one stream at a time; made by all ranks together."""
+    """A rank's boxes and flags. All ranks make them together. They serve one stream at a time."""
 
     def __init__(self, world: World, name: str, config: Config) -> None:
         self.config = config
@@ -178,7 +180,7 @@ class Mail:
 
 
 def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple[Message, ...]:
-    """Return one message per peer, from the splits, in units of `nbytes`."""
+    """Return one message per peer, from splits in units of `nbytes`."""
     starts = [nbytes * n for n in accumulate(sent, initial=0)]
     places = [nbytes * n for n in accumulate(received, initial=0)]
     return tuple(
@@ -187,11 +189,11 @@ def messages(sent: Sequence[int], received: Sequence[int], nbytes: int) -> tuple
     )
 
 
-# what a world has from its beginning, for messages between two ranks
+# what a world has from the start, for messages between two ranks
 
 
 def mailboxes(world: World, heap_size: int) -> Mail | None:
-    """Make a new world's boxes; None if they would take too much of its heap."""
+    """Make a new world's boxes. Return None if they would take too much of its heap."""
     most = heap_size // (_SHARE * SLOTS.value * world.size)
     if world.size == 1 or most < _SMALLEST:
         return None

@@ -3,12 +3,12 @@
     scale = largest / limit      limit: 127 of int8, 448 of float8_e4m3fn, 240 of float8_e4m3fnuz
     byte  = round(x * limit / largest), ties to even
 
-The error of an element, of which docs/quantized.md has the sums:
+The error of an element (docs/quantized.md adds the errors up):
 
     int8    at most largest / 254, whatever the element
     FP8     at most 1/16 of the element, and largest / 2^10 / limit of the smallest (1/8, fnuz)
 
-Of a group with a NaN or an infinity no element is finite afterwards. A group of zeros stays zeros.
+If a group has a NaN or an infinity, none of its elements is finite afterwards. Zeros stay zeros.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST = 64  # groups of a tile
 
 @dataclass(frozen=True)
 class Config:
-    """How a quantised op goes over its data."""
+    """Tiles and programs of a quantised op."""
 
     groups: int = 16  # of a tile
     programs: int = 16
@@ -76,7 +76,7 @@ def space(problem: Any) -> list[Config]:
 
 
 def default(numel: int, num_sms: int) -> Config:
-    """Choose a tile for every program, up to 32 groups, and 16 elements for each thread."""
+    """Choose one tile per program, of up to 32 groups, and 16 elements per thread."""
     share = triton.next_power_of_2(triton.cdiv(max(groups_of(numel), 1), num_sms))
     least = gpu_limits.here().warp_size * chunks.WIDE.value // GROUP.value
     groups = min(max(share, least), 32)
@@ -98,7 +98,7 @@ def random_input(world: World, numel: int, dtype: torch.dtype, seed: int) -> tor
     return x
 
 
-# what torch makes of it: the very bits
+# what torch computes: exactly the same bits
 
 
 def _limit(wire: torch.dtype) -> float:
@@ -112,12 +112,12 @@ def _grouped(x: torch.Tensor) -> torch.Tensor:
 
 
 def take(x: torch.Tensor, wire: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return bytes [groups, 128] and scales [groups] of a tensor, as the kernel makes them."""
+    """Return a tensor's bytes [groups, 128] and scales [groups], as the kernel computes them."""
     rows, limit = _grouped(x), torch.tensor(_limit(wire), device=x.device)
     peak = rows.abs().amax(1).clamp(min=_LEAST.value)
     peak = torch.where(rows.isnan().any(1), torch.nan, peak)
     inverse, scales = limit / peak, peak / limit
-    if wire == torch.int8:  # of the exact product: the kernel rounds once
+    if wire == torch.int8:  # from the exact product, since the kernel rounds once
         whole = torch.round(rows.double() * inverse.double()[:, None])
         return whole.nan_to_num(0.0).to(wire), scales
     return (rows * inverse[:, None]).to(wire), scales
@@ -130,7 +130,7 @@ def expected(x: torch.Tensor, wire: torch.dtype) -> torch.Tensor:
 
 
 def summed(parts: list[torch.Tensor], wire: torch.dtype) -> torch.Tensor:
-    """Return the sum of what arrives, in rank order; each product and its addition round once."""
+    """Return the sum of what arrives, in rank order. Each product and its addition round once."""
     total = expected(parts[0], wire)
     for part in parts[1:]:
         bits, scales = take(part, wire)
@@ -149,7 +149,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
     LIMIT: tl.constexpr = 127.0 if tl.int8 == KIND else 448.0 if tl.float8e4nv == KIND else 240.0
     limit = tl.full((values.shape[0],), LIMIT, tl.float32)
     peak = tl.maximum(tl.max(tl.abs(values), 1), _LEAST)
-    # The maximum may leave out a NaN.
+    # The maximum may ignore a NaN.
     peak = tl.where(tl.max((values != values).to(tl.int32), 1) > 0, float("nan"), peak)
     scale, inverse = tl.div_rn(peak, limit), tl.div_rn(limit, peak)
     if tl.int8 == KIND:
@@ -161,7 +161,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
     number = row + tl.arange(0, values.shape[0])
     at = number.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     for i in tl.static_range(COUNT):
-        # On the tile, not on its base: a hint on what a function was given is lost.
+        # On the tile, not on its base: a hint on a function's argument is lost.
         place = tl.multiple_of(places[i] + at, [1, chunks.WIDE])
         tl.store(place, bits, mask=(number < groups)[:, None])
         tl.store(tables[i] + number, scale, mask=number < groups)
@@ -169,7 +169,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
 
 @triton.jit
 def dequantised(place, table, row, groups, ROWS: tl.constexpr):
-    """Return bytes [rows, 128] as float32, and their scales, which are still to be multiplied."""
+    """Return bytes [rows, 128] as float32, and their scales, which the caller multiplies by."""
     number = row + tl.arange(0, ROWS)
     at = number.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = number < groups

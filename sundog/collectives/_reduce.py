@@ -33,7 +33,7 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class Config:
-    """How a reduction goes over its data."""
+    """Tiles and programs of a reduction."""
 
     block: int = 2048  # elements of a tile
     programs: int = 16
@@ -49,7 +49,7 @@ def configs(kind: type[Kind], *fields: tuple[int, ...]) -> list[Kind]:
 
 
 def is_unusual(x: Any, op: Any) -> bool:
-    """Return whether an operator is not a name, or x is complex: _given.py knows about those."""
+    """Return whether an operator is not a name, or x is complex; _given.py handles those."""
     return not isinstance(op, str) or (isinstance(x, torch.Tensor) and x.is_complex())
 
 
@@ -65,7 +65,7 @@ def check(name: str, op: str, dtype: torch.dtype) -> None:
 
 
 def refused(block: int, programs: int, num_warps: int) -> str | None:
-    """Say why a config can't be used, if so: every algorithm has tiles, programs and warps."""
+    """Return why a config can't be used, or None: every algorithm has tiles, programs and warps."""
     largest = tl.TRITON_MAX_TENSOR_NUMEL
     if block & (block - 1) or not 1 <= block <= largest:
         return f"block {block} is not a power of two from 1 to {largest}"
@@ -81,15 +81,16 @@ def valid(problem: Any, config: Config) -> str | None:
 
 
 def tiling(numel: int, dtype: torch.dtype, num_sms: int) -> tuple[int, int, int]:
-    """Block, programs and warps where nothing was measured: a rule that held on an H200.
+    """Choose block, programs and warps where nothing was measured, by a rule that held on an H200.
 
-    16 bytes a thread of every rank's tile, and 32 of large tensors: with 4 warps an SM, 2048
-    elements in flight, reduce_scatter of 64 MB on 8 ranks reached 50 % of the limit, with 16 warps
-    and 8192 elements 92 %. Of small ones as many programs as there are SMs, down to tiles of 2 KB.
-    No more programs than SMs: all of them wait for their peers at once.
+    A thread takes 16 bytes of every rank's tile, and 32 if tensors are large: reduce_scatter of 64
+    MB on 8 ranks reached 50 % of the limit with 4 warps an SM and 2048 elements in flight, and 92 %
+    with 16 warps and 8192 elements. Small tensors get as many programs as there are SMs, down to
+    tiles of 2 KB. There are no more programs than SMs, since all of them wait for their peers at
+    once.
     """
     share = triton.next_power_of_2(triton.cdiv(max(numel, 1) * dtype.itemsize, num_sms))
-    # Bytes are accumulated in words of 8: with 16 warps there are not enough registers for that.
+    # Bytes are accumulated in words of 8 bytes, for which 16 warps have too few registers.
     largest = _LARGEST_TILE if dtype.itemsize > 1 else _LARGEST_TILE // 4
     tile = min(max(share, _LEAST_TILE), largest)
     block = tile // dtype.itemsize
@@ -102,18 +103,18 @@ def _warp_bytes() -> int:
 
 
 def slice_of(numel: int, dtype: torch.dtype, size: int) -> int:
-    """Count a rank's elements: a multiple of 128 bytes, so the last ranks may have fewer."""
+    """Count a rank's elements: a multiple of 128 bytes. The last ranks may have fewer."""
     line = 128 // dtype.itemsize
     return triton.cdiv(triton.cdiv(numel, size), line) * line
 
 
 def operator(op: str, dtype: torch.dtype) -> str:
-    """Name what the kernel does: on truth values, 0 and 1, a sum is `or`, a product `and`."""
+    """Return the kernel's operator: for bool, as 0 and 1, a sum is max and a product is min."""
     return {"sum": "max", "prod": "min"}.get(op, op) if dtype == torch.bool else op
 
 
 def kind(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that the kernel sees: truth values are bytes."""
+    """Return the dtype that the kernel sees: bytes for bool."""
     return torch.uint8 if dtype == torch.bool else dtype
 
 
@@ -125,7 +126,7 @@ def is_aligned(nbytes: int, *tensors: torch.Tensor) -> bool:
 
 
 def block_of(config: Config, dtype: torch.dtype, aligned: bool) -> int:
-    """Return a kernel's tile: half of it where each chunk is two loads, to save registers."""
+    """Return a kernel's tile: half as large where each chunk is two loads, to save registers."""
     least = config.num_warps * _warp_bytes() // dtype.itemsize
     return config.block if aligned or config.block // 2 < least else config.block // 2
 
@@ -138,9 +139,9 @@ def storage(tensor: torch.Tensor) -> torch.Tensor:
 def plan_framed(
     world: World, op: str, problem: Any, config: Config, kernel: Any, numel: int, apart: int = 0
 ) -> Plan:
-    """Allocate flags, and plan a kernel that a barrier begins and another one ends.
+    """Allocate flags, and plan a kernel that begins and ends with a barrier.
 
-    `numel`: its argument. `apart`: bytes between the slices of x, where it has any.
+    `numel` is the kernel's argument, `apart` the bytes between the slices of x, if it has any.
     """
     flags = barrier_flags(world, op, config.programs, "ready", "done")
     how = operator(problem.op, problem.dtype)
@@ -158,14 +159,14 @@ def plan_framed(
 
 
 def reference(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Reduce the ranks' tensors by torch: to the bits of every deterministic algorithm."""
+    """Reduce the ranks' tensors by torch, with the bits of every deterministic algorithm."""
     return rounded(op, accumulated(op, parts), len(parts), parts[0].dtype)
 
 
 def accumulated(
     op: str, parts: Sequence[torch.Tensor], total: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the sum (minimum, ...) before rounding; `total` is that of earlier ranks."""
+    """Return the sum (minimum, ...) before rounding; `total` is the sum of earlier ranks."""
     for part in parts:
         wide = part.flatten().to(accumulator(part.dtype))
         total = wide if total is None else _COMBINE[operator(op, part.dtype)](total, wide)
@@ -182,12 +183,12 @@ def rounded(op: str, total: torch.Tensor, size: int, dtype: torch.dtype) -> torc
 
 
 def randomize(x: torch.Tensor, op: str, exact: bool) -> torch.Tensor:
-    """Fill `x` at random; `exact` takes integers so small that no order of reducing rounds."""
+    """Fill `x` at random. `exact` takes integers so small that no order of reducing rounds."""
     if x.dtype.is_floating_point and not exact:
         return x.normal_()
     if x.dtype == torch.bool:
         return x.random_(0, 2)
-    if op == "prod":  # 8 ranks: up to 256, which bfloat16 holds
+    if op == "prod":  # with 8 ranks up to 256, which bfloat16 holds
         values = torch.tensor([-2, -1, 1, 2], device=x.device).to(x.dtype)
         return x.copy_(values[torch.randint(0, 4, x.shape, device=x.device)])
     return x.random_(0 if x.dtype == torch.uint8 else -9, 10)
@@ -208,14 +209,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 @triton.jit
 def slice_length(numel, NBYTES: tl.constexpr, SIZE: tl.constexpr):
-    """Compute `slice_of` in a kernel: for elements of NBYTES bytes, over SIZE ranks."""
+    """Compute `slice_of` in a kernel, for elements of NBYTES bytes over SIZE ranks."""
     LINE: tl.constexpr = 128 // NBYTES
     return tl.cdiv(tl.cdiv(tl.cast(numel, tl.int64), SIZE), LINE) * LINE
 
 
 @triton.jit
 def everywhere(ptr, first, ctx, SIZE: tl.constexpr):
-    """Translate a place to every rank, from rank `first` on: once, before a loop."""
+    """Translate an address to every rank, from rank `first` on: once, before a loop."""
     pointers = ()
     for step in tl.static_range(SIZE):
         peer = (first + step) % SIZE
@@ -225,9 +226,9 @@ def everywhere(ptr, first, ctx, SIZE: tl.constexpr):
 
 @triton.jit
 def reduce_ranks(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    """Reduce the tile at `at`, a multiple of 16 bytes, over all ranks in their order."""
+    """Reduce the tile at `at`, a multiple of 16 bytes, over all ranks in rank order."""
     tiles = ()
-    for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
+    for peer in tl.static_range(SIZE):  # all loads first, to be in flight together
         # On the tile, not on its base: a hint on what a function was given is lost.
         tile = tl.load(tl.multiple_of(pointers[peer] + at, chunks.WIDE), mask=mask)
         tiles = tiles + (tile,)  # type: ignore[assignment]
@@ -242,12 +243,13 @@ def reduce_span(
     outs, pointers, n, part, parts, OP: tl.constexpr, SIZE: tl.constexpr, COUNT: tl.constexpr,
     BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Reduce n elements over all ranks into each of COUNT `outs`; this program does its part.
+    """Reduce this program's part of n elements over all ranks into each of COUNT `outs`.
 
     `outs` are equal modulo 16, and so are `pointers`. ALIGNED: the pointers are multiples of 16, so
-    tile i is elements i * BLOCK on; else a tile begins where the first of the outs is a multiple of
-    128. The last part does the ends too. In place: an element is stored only after it was loaded
-    from all ranks, and where outs are the pointers no chunk is loaded by two programs.
+    tile i begins at element i * BLOCK; otherwise a tile begins where the first of the outs is a
+    multiple of 128. The last part also does the ends. It works in place: an element is stored only
+    after it was loaded from all ranks, and where outs are the pointers no two programs load the
+    same chunk.
     """
     PER: tl.constexpr = chunks.WIDE // (outs[0].dtype.element_ty.primitive_bitwidth // 8)
     if ALIGNED:
@@ -280,7 +282,7 @@ def _store_all(outs, tile, at, mask, COUNT: tl.constexpr):
 
 @triton.jit
 def reduce_few(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    """Do as `reduce_ranks`, for a few elements anywhere."""
+    """Do as `reduce_ranks`, for a few elements at any address."""
     total = widen(tl.load(pointers[0] + at, mask=mask))
     for peer in tl.static_range(1, SIZE):
         total = combine(total, widen(tl.load(pointers[peer] + at, mask=mask)), OP)
@@ -289,10 +291,10 @@ def reduce_few(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _reduce_chunks(pointers, head, skew, chunk, mask, OP: tl.constexpr, SIZE: tl.constexpr):
-    """Reduce the chunks over all ranks in their order, element by element, as words."""
+    """Reduce chunks over all ranks in rank order, element by element, and return them as words."""
     DTYPE: tl.constexpr = pointers[0].dtype.element_ty
     words = ()
-    for peer in tl.static_range(SIZE):  # all loads first: they wait for memory together
+    for peer in tl.static_range(SIZE):  # all loads first, to be in flight together
         word = chunks.load(pointers[peer] + head, skew, chunk, mask)
         words = words + (word,)  # type: ignore[assignment]
     result = words[0] * 0  # type: ignore[misc]
@@ -306,7 +308,7 @@ def _reduce_chunks(pointers, head, skew, chunk, mask, OP: tl.constexpr, SIZE: tl
 
 @triton.jit
 def widen(tile):
-    """Convert to what is accumulated: float32, float64 for float64, int64 for integers."""
+    """Convert to the accumulator's dtype: float32, float64 for float64, int64 for integers."""
     if tile.dtype == tl.float64:
         wide = tile
     elif tile.dtype.is_floating():
@@ -318,7 +320,7 @@ def widen(tile):
 
 @triton.jit
 def combine(total, tile, OP: tl.constexpr):
-    """Add one rank more. A NaN of any rank is a NaN in the result."""
+    """Add one more rank. A NaN on any rank gives a NaN."""
     if OP == "sum" or OP == "avg":
         total = total + tile
     elif OP == "min":
@@ -333,10 +335,10 @@ def combine(total, tile, OP: tl.constexpr):
 
 @triton.jit
 def finish(total, OP: tl.constexpr, SIZE: tl.constexpr):
-    """Divide an average's sum by the number of ranks; integers round towards zero."""
+    """Divide an average's sum by the number of ranks. Integers round towards zero."""
     if OP == "avg":
         if total.dtype == tl.float32:
-            # `/` would be the fast, not the correctly rounded division
+            # `/` would be the fast division, which is not correctly rounded
             total = tl.div_rn(total, tl.full((), SIZE, tl.float32))
         elif total.dtype == tl.float64:
             total = total / SIZE

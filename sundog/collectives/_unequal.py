@@ -1,6 +1,6 @@
-"""Parts that differ in size, by mail (_mailbox.py): all_to_all with splits, all_gather with splits.
+"""Parts of different sizes, by mail (_mailbox.py): all_to_all with splits, all_gather with splits.
 
-They go in chunks through boxes that do not depend on the sizes, from and to any tensor. So new
+They go in chunks through boxes that do not depend on the sizes, from and to any tensor, so new
 sizes need no new plan.
 """
 
@@ -23,7 +23,7 @@ from ._mailbox import Mail, default_mail, messages
 if TYPE_CHECKING:
     from ..world.world import World
 
-_USUAL = 1 << 20  # bytes of a part that the boxes are made for; any others go through them too
+_USUAL = 1 << 20  # bytes of a part that the boxes are sized for; others go through them too
 
 
 def gather_unequal(
@@ -55,7 +55,7 @@ def send_unequal(
     world: World, x: torch.Tensor, out: torch.Tensor | None, in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None, options: CallOptions,
 ) -> Any:  # fmt: skip
-    """Send part i of x to rank i. A rank knows its own splits and nobody else's."""
+    """Send part i of x to rank i. A rank knows only its own splits."""
     in_splits, out_splits = check_pair(world, in_splits, out_splits)
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
     check_sums(world, "in_splits", in_splits, rows, "x")
@@ -78,7 +78,7 @@ def send_unequal(
 def _mail_plan(
     world: World, op: str, options: CallOptions, mine: Any, compare: Callable[[list[Any]], None]
 ) -> Plan:
-    """Return this stream's boxes, for any sizes. `compare` gets every rank's `mine`."""
+    """Return a plan with this stream's boxes, for any sizes. `compare` gets every rank's `mine`."""
     if options.algo not in ("auto", "mail"):
         raise ValueError(f"{op}: algo {options.algo!r} takes equal parts only; use mail")
     config = options.config
@@ -100,12 +100,12 @@ def _mail_plan(
 
 def _make(world: World, op: str, config: Config) -> Plan:
     mail = Mail(world, op, config)
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
     return Plan(world, "unequal parts", config, mail.workspaces, mail.launch)
 
 
 def _compare_splits(everyone: list[Any]) -> None:
-    """Compare the first splits; the kernel, which knows the lengths, compares later ones."""
+    """Compare the first call's splits; the kernel compares later ones, by their lengths."""
     for rank, splits in enumerate(everyone):
         if list(splits) != list(everyone[0]):
             raise RankMismatch(
@@ -124,7 +124,7 @@ def check_splits(world: World, splits: Sequence[int], rows: int) -> None:
 
 
 def _compare_sent(everyone: list[Any]) -> None:
-    """Compare the first splits; the kernel compares later ones."""
+    """Compare the first call's splits; the kernel compares those of later calls."""
     for i, ours in enumerate(everyone):
         for j, theirs in enumerate(everyone):
             if ours[j][1] != theirs[i][3]:
@@ -149,7 +149,7 @@ def _is_count(n: Any) -> bool:
 def check_pair(
     world: World, in_splits: Any, out_splits: Any
 ) -> tuple[Sequence[int], Sequence[int]]:  # fmt: skip
-    """Do so for both of all_to_all, and return them."""
+    """Check both splits of all_to_all, and return them."""
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")
     check_counts(world, "all_to_all: in_splits", in_splits, ", 0 or more")

@@ -12,15 +12,15 @@ import triton.language as tl
 from ..device import signal
 
 BITS = tl.constexpr(32)  # of data in a word, below the epoch
-# How a reader looks at a word: by an atomic that adds nothing, which the cache works on in turn, or
-# by a volatile load, which is a relaxed access too and may bring several words at once.
+# How a reader polls a word: by an atomic that adds 0, which the cache serves one at a time, or by a
+# volatile load, which is a relaxed access too and may bring several words at once.
 POLLS = ("atomic", "load")
 _ATOMIC = tl.constexpr(POLLS[0])
 
 
 @triton.jit
 def load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
-    """Load elements `at` and, of 16 bits, those STEP further, as 32 bits of data."""
+    """Load elements `at`, and if they have 16 bits also those STEP further, as 32 bits of data."""
     word = bits(tl.load(x + at, mask=at < numel, other=0))
     if PER == 2:
         second = tl.load(x + at + STEP, mask=at + STEP < numel, other=0)
@@ -58,9 +58,9 @@ def wait_words(
     words, boxes, stride, epoch, ctx, SIZE: tl.constexpr,
     POLL: tl.constexpr = _ATOMIC, LANES: tl.constexpr = 1,
 ):  # fmt: skip
-    """Return every rank's words, once none is of an earlier epoch; bounded like `signal.wait`.
+    """Return every rank's words, once none is of an earlier epoch. Bounded like `signal.wait`.
 
-    A tile for each of SIZE ranks, and then tiles of which each rank in turn owes LANES lanes.
+    There is a tile for each of SIZE ranks, then tiles of which each rank in turn owes LANES lanes.
     """
     limit = tl.cast(signal._LOOK_EVERY, tl.int64)
     polls = limit * 0
@@ -77,12 +77,12 @@ def wait_words(
 
 @triton.jit
 def _look(words, boxes, stride, epoch, POLL: tl.constexpr):
-    """Load the missing words again, all at once; say whether some are still missing."""
+    """Load the missing words again, all at once. Return also whether some are still missing."""
     found = ()
     for n in tl.static_range(len(words)):
         missing = _is_late(words[n], epoch)
         place = boxes + n * stride
-        # Relaxed: the word that has the epoch has the data.
+        # Relaxed suffices: the word that has the epoch has the data.
         if POLL == "load":
             seen = tl.load(place, mask=missing, other=0, volatile=True)
         else:
@@ -96,7 +96,7 @@ def _look(words, boxes, stride, epoch, POLL: tl.constexpr):
 
 @triton.jit
 def _is_late(word, epoch):
-    """Return whether a word is of an earlier epoch, by signed difference of 32 bits."""
+    """Return whether a word is of an earlier epoch, by the signed difference of 32 bits."""
     return (word >> BITS).to(tl.int32) - epoch.to(tl.int32) < 0
 
 

@@ -1,6 +1,6 @@
 """All-gather: every rank gets all ranks' tensors, one after the other.
 
-What the op is; its algorithms are in the files all_gather_*.py beside this one.
+This file says what the op is. Its algorithms are in the files all_gather_*.py beside it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def all_gather(
 ) -> Any:  # fmt: skip
     """Gather the ranks' tensors along the first dimension, like torch's all_gather_into_tensor.
 
-    They are equal in size, or rank r has splits[r] rows: give the same splits on all ranks. Unequal
-    ones go through mailboxes, from and to any tensor.
+    The tensors are equal in size, or rank r has splits[r] rows: pass the same splits on all ranks.
+    Unequal ones go through mailboxes, from and to any tensor.
 
     Without `out` the result is an ordinary tensor. Tensors that must be on the symmetric heap are
     staged through a copy if they are not: push, partitioned and gluon need `out` there, pull needs

@@ -1,18 +1,18 @@
 """All-gather in Gluon: like push, with the layout of elements over threads written down.
 
-A rank's tensor is a matrix whose rows are as long as the programs' shares side by side, so each
-program walks down a strip of its own and all of them share the last, shorter rows. A tile is
-block_m rows of a strip, laid out in one dimension: `vector` bytes a thread side by side, rows and
-columns by division and remainder. It is loaded once and stored W times, beginning with another peer
-on every rank. Flags and barriers are push's.
+A rank's tensor is a matrix whose rows hold the programs' shares side by side, so each program walks
+down its own strip and all of them share the last, shorter rows. A tile is block_m rows of a strip,
+laid out in one dimension: `vector` contiguous bytes a thread, rows and columns by division and
+remainder. It is loaded once and stored W times, beginning with a different peer on every rank.
+Flags and barriers are those of push.
 
 On an H200 it takes as long as push: 0.984 to 1.015 times as fast in 30 of 34 rows on 2, 4 and 8
 ranks, and 0.975 to 0.98 in the other four, which last 5 to 10 us (docs/measured.md). The machine
-code says what differs. Both loops have the same loads, stores and predicates, 4 LDG.E.128 and 16
+code shows what differs. Both loops have the same loads, stores and predicates, 4 LDG.E.128 and 16
 STG.E.128 on four ranks, in 76 instructions here and 77 in push, and the barriers are equal. Before
 its loop this kernel has 24 instructions more (832 to 808 in all; 55 registers to 48): rows lie a
 pitch apart, so each row needs an address of its own in each destination, where push has one address
-and constant offsets. A call pays that once, about 0.1 us, so only short ones show it. (sm_90,
+and constant offsets. A call pays that once, about 0.1 us, so only short calls show it. (sm_90,
 Triton 3.7.1, 131,072 elements on 4 ranks: `sundog isa all_gather.gluon --target sm_90 --world 4
 --problem numel=131072`, then `nvdisasm -c` on the cubin in Triton's cache.)
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SYMMETRIC = ("out",)
 WIDE, HEAD = chunks.WIDE, chunks.HEAD
-_ROW = 2048  # bytes of a tile's row, where nothing was measured
+_ROW = 2048  # bytes of a row of a tile, where nothing was measured
 _MOST_THREADS = 1024
 
 
@@ -49,7 +49,7 @@ class Config:
     programs: int = 16
     num_warps: int = 8
     threads_per_warp: int = 32  # 64 on AMD's CDNA
-    vector: int = 16  # bytes of a thread side by side: 8, 16, or 32, which sm_100 moves at once
+    vector: int = 16  # contiguous bytes of a thread: 8, 16, or 32, which sm_100 moves at once
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -105,7 +105,7 @@ def _gluon_kernel(
     program = gl.program_id(0)
     rank = gl.load(ctx + context.RANK)
     epoch = gl.load(epochs + program) + 1
-    # Where my tensor goes at every rank, once: 64-bit, since the rank is.
+    # Computed once, where my tensor goes at every rank. 64-bit, since the rank is.
     places = ()
     for step in gl.static_range(SIZE):
         there = device.translate(out + rank * n, (rank + step) % SIZE, ctx)
@@ -126,16 +126,16 @@ def _copy(
     dsts, src, n, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     VECTOR: gl.constexpr,
 ):  # fmt: skip
-    """Store n words from `src` to each of COUNT `dsts`, which are equal modulo 16. As words.copy.
+    """Store n words from `src` to each of COUNT `dsts`, which are equal modulo 16, as _copy.copy.
 
-    VECTOR: bytes of a thread side by side where all pointers, and n words, are multiples of 16
-    bytes; 0 where they are not. Orders nothing.
+    VECTOR: contiguous bytes of a thread where all pointers, and n words, are multiples of 16 bytes;
+    0 where they are not. Orders nothing.
     """
     nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     if VECTOR:
         PER: gl.constexpr = VECTOR // nbytes
         COLUMNS: gl.constexpr = BLOCK_N // nbytes
-        body = n // (WIDE // nbytes) * (WIDE // nbytes)  # n, as a number with a known divisor
+        body = n // (WIDE // nbytes) * (WIDE // nbytes)  # n, with a divisor that the compiler knows
         place = gl.arange(0, BLOCK_M * COLUMNS, device.lane_layout(PER, gl.num_warps()))
         pitch = gl.num_programs(0).to(gl.int64) * COLUMNS  # a row of the matrix
         inside = place // COLUMNS * pitch + place % COLUMNS
@@ -151,13 +151,13 @@ def _copy(
         head, skew, count = chunks.span(dsts[0], src, n)
         if gl.program_id(0) == gl.num_programs(0) - 1:
             _copy_ends(dsts, src, n, head, count, COUNT)
-        # Half as many bytes as above: each chunk is two loads, and more registers.
+        # Half as many bytes as above, since each chunk is two loads and takes more registers.
         _copy_chunks(dsts, src, head, skew, count, COUNT, BLOCK_M * BLOCK_N // WIDE // 2)
 
 
 @gluon.jit
 def _copy_chunks(dsts, src, head, skew, count, COUNT: gl.constexpr, TILE: gl.constexpr):
-    """Do as chunks.load and chunks.store, with a layout: a thread has whole chunks."""
+    """Do as chunks.load and chunks.store, in a layout that gives a thread whole chunks."""
     nbytes: gl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     pairs: gl.constexpr = device.pair_layout(gl.num_warps())
     chunk = gl.arange(0, TILE, device.slice_layout(1, pairs))
@@ -215,7 +215,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def _wrong_warps(world: World, config: Config) -> str | None:
-    """Say why, if the layout is for another kind of GPU; the simulator takes both."""
+    """Return why the layout does not suit this GPU, or None. The simulator takes both kinds."""
     if world.device.type == "cpu":
         return None
     here, asked = torch.cuda.get_device_properties(world.device), config.threads_per_warp

@@ -1,7 +1,7 @@
-"""All-gather, partitioned: programs split by destination, each copies my tensor to one peer.
+"""All-gather, partitioned: each program copies my tensor to one peer.
 
-Every rank loads its tensor W times, most of them from the cache, and each program waits for one
-peer instead of all: a rank that is late holds up only what goes to it.
+Every rank loads its tensor W times, mostly from the cache. Each program waits for one peer instead
+of all, so a late rank holds up only what goes to it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """All-gather, pull: load every rank's tensor, store it here.
 
-As push the other way round: a barrier says that the peers' tensors are there, a second one that all
-have read mine. The output is touched by this rank only and may lie anywhere. Reads wait for the
-link where writes need not, so it wins only where the output is an ordinary tensor, and staging it
-for push would cost more.
+The reverse of push: a barrier says that the peers' tensors are there, a second one that all ranks
+have read mine. Only this rank touches the output, which may be any tensor. Reads wait for the link
+where writes need not, so pull wins only where the output is an ordinary tensor and staging it for
+push would cost more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All-reduce: every rank gets the sum (average, minimum, maximum, product) of all ranks' tensors.
 
 This file says what the op is. Its algorithms are in the files all_reduce_*.py beside it:
-low_latency is for the smallest tensors, one_shot for small ones, two_shot for large ones. These
-three accumulate in rank order and give the same bits, at every grid and config.
+low_latency for the smallest tensors, one_shot for small ones, two_shot for large ones. These three
+accumulate in rank order and give the same bits at every grid and config.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Problem:
 
 
 def cost(problem: Problem) -> Cost:
-    """Count: each rank sends all slices but its own, and its own, reduced, to the others."""
+    """Count: each rank sends all slices but its own, then its own slice, reduced, to the others."""
     nbytes = problem.numel * problem.dtype.itemsize
     others = problem.size - 1
     return Cost(problem.numel * others, nbytes, nbytes, 2 * nbytes * others // problem.size)
@@ -46,7 +46,7 @@ def cases(size: int) -> list[Problem]:
 
 def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tuple[torch.Tensor]:
     torch.manual_seed(seed * 1000 + world.rank)
-    skew = int(problem.numel == 1)  # off a boundary of 16 bytes: narrow loads run in the cases too
+    skew = int(problem.numel == 1)  # off a multiple of 16 bytes, so that narrow loads run too
     x = world.empty((skew + problem.numel,), problem.dtype, "x")[skew:]
     return (_reduce.randomize(x, problem.op, exact),)
 
@@ -63,12 +63,12 @@ def all_reduce(
     """Reduce over the ranks like torch's all_reduce, but into `out`; `out=x` works in place.
 
     `op` is sum, avg, min, max or prod, or a value of torch.distributed.ReduceOp. Complex tensors
-    have a sum and an average. An integer average is cut towards zero, as NCCL does; of
-    bool, sum is `or` and prod `and`. Without `out` the result is an ordinary tensor. Tensors
-    that must be on the symmetric heap are staged through a copy if they are not: one_shot and
-    low_latency need none, two_shot both, ring and atomic `out`. With `async_op=True`, returns a
-    handle; `handle.wait()` returns the result. ring and atomic sum in an order of their own, so
-    their bits differ: they run only if `algo` names them.
+    have a sum and an average. An integer average rounds towards zero, as in NCCL; for bool, sum is
+    `or` and prod is `and`. Without `out` the result is an ordinary tensor. Tensors that must be on
+    the symmetric heap are staged through a copy if they are not: two_shot needs both there, ring
+    and atomic need `out`, one_shot and low_latency neither. With `async_op=True`, returns a handle;
+    `handle.wait()` returns the result. ring and atomic add in their own order, so their bits
+    differ, and they run only if `algo` names them.
     """
     if _reduce.is_unusual(x, op):
         from . import _given  # most calls need none of it

@@ -1,8 +1,8 @@
 """All-reduce, atomic: every rank adds its tensor to every rank's output, by atomics at the peer.
 
-Sums only, and the order in which the ranks' parts arrive is chance: floats differ from run to run
-in their last bits, also between ranks, and 16-bit ones are rounded at every addition. It runs only
-if it is asked for. Nothing is read from a peer: for links where loads wait long.
+It takes sums only. The order in which the ranks' parts arrive is random, so floats differ in their
+last bits from run to run and between ranks, and 16-bit ones are rounded at every addition. It runs
+only if `algo` names it. Nothing is read from a peer, which suits links where loads wait long.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def _atomic_kernel(
         tl.store(out + at, tl.zeros((BLOCK,), out.dtype.element_ty), mask=at < body)
     tl.store(out + last, tl.zeros((PER,), out.dtype.element_ty), mask=has_last)
     # My zeros before the flags, for the peers' programs with this number, which add to just those
-    # tiles; the peers' zeros before my adding.
+    # tiles; the peers' zeros before my additions.
     signal.barrier_ranks(zeroed + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with another peer
+    outs = _reduce.everywhere(out, rank, ctx, SIZE)  # each rank begins with a different peer
     for start in range(first, body, step):
         at = start + tl.arange(0, BLOCK)
         _add(outs, tl.load(x + at, mask=at < body), at, at < body, SIZE)
@@ -89,12 +89,12 @@ def _atomic_kernel(
 @triton.jit
 def _add(outs, tile, at, mask, SIZE: tl.constexpr):
     for place in tl.static_range(SIZE):
-        # Relaxed: additions need no order, and the barrier after them publishes them.
+        # Relaxed suffices: additions need no order, and the barrier after them publishes them.
         tl.atomic_add(outs[place] + at, tile, mask=mask, sem="relaxed", scope="sys")
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate flags. Takes any contiguous x, and a symmetric out, which is not x."""
+    """Allocate flags. The plan takes any contiguous x, and a symmetric out, which is not x."""
     refused = valid(problem, config)
     if world.kernel_mode >= signal.STORE.value:
         refused = "it adds to peers' memory by atomics, and signals='store' rules them out"

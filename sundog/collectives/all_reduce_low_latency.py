@@ -1,9 +1,10 @@
 """All-reduce, low latency: one shot in which every word carries its own flag.
 
 A word of 64 bits holds up to 4 bytes of data and the epoch. It arrives whole, so a reader that sees
-the epoch has the data: no fence, no barrier, no second round of loads, which is most of what
-one_shot waits for. But every byte crosses as two, and every rank reads W tensors: for the smallest
-only. Nobody touches a peer's x or out: they may lie anywhere, and out may be x.
+the epoch has the data. That saves the fence, the barrier and the second round of loads, which are
+most of what one_shot waits for. But every byte crosses as two, and every rank reads W tensors, so
+it is for the smallest tensors only. No rank touches a peer's x or out: they may be any tensors, and
+out may be x.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 SYMMETRIC = ()
-LARGEST = 64 << 10  # bytes: one program has one tile, and all of them are resident at once
+LARGEST = 64 << 10  # bytes: each program has one tile, and all programs are resident at once
 
 
 @dataclass(frozen=True)
 class Config:
-    block: int = 256  # elements of a program, all of them at once
+    block: int = 256  # elements of a program, all handled at once
     num_warps: int = 1
     poll: str = "atomic"  # or "load": see _words.POLLS
 
@@ -58,12 +59,12 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Choose a word or two per thread: polls are atomics, which take turns in the cache."""
+    """Choose a word or two per thread: polls are atomics, which the cache serves one at a time."""
     return Config(128, 2) if problem.size > 2 else Config(128, 1)
 
 
 def cases(size: int) -> list[Problem]:
-    """Return all_reduce's cases, without what does not fit in a word."""
+    """Return all_reduce's cases whose elements fit in a word."""
     return [
         Problem(37, torch.float32, size, "sum"),
         Problem(519, torch.bfloat16, size, "avg"),
@@ -77,10 +78,10 @@ def _low_latency_kernel(
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     POLL: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """`boxes`: of two epochs, for every rank, `stride` words."""
+    """Send words, await the peers'. `boxes`: for two epochs and every rank, `stride` words."""
     PER: tl.constexpr = 2 if x.dtype.element_ty.primitive_bitwidth == 16 else 1  # in a word
     program = tl.program_id(0)
-    # These loads wait for memory together: none needs what another one brings.
+    # These loads are in flight together: none needs the result of another.
     at = program * BLOCK + tl.arange(0, BLOCK // PER)
     data = _words.load_word(x, at, numel, BLOCK // PER, PER)
     epoch = tl.load(epochs + program) + 1
@@ -88,14 +89,15 @@ def _low_latency_kernel(
     mine = ()
     for peer in tl.static_range(SIZE):
         mine = mine + (signal.translate(boxes, peer, ctx),)  # type: ignore[assignment]
-    # Nobody looks at these boxes any more: the last but one call's, whose words every peer's
-    # program with this number had seen before it sent those of the last call, which I have seen.
+    # Nobody polls these boxes any more. They are those of the call before the last. Every peer's
+    # program with this number had seen their words before it sent those of the last call, which I
+    # have seen.
     box = (epoch % 2) * SIZE * stride + program * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
     word = (epoch << _words.BITS) | data
     trace.begin(trace.SIGNAL, epochs + program, epoch, trace.ALL, ctx, TRACE)
     words = ()
     for peer in tl.static_range(SIZE):
-        # Relaxed: data and epoch are one word, and nothing else is published by it.
+        # Relaxed suffices: data and epoch are one word, and nothing else is published by it.
         place = mine[peer] + rank * stride + box
         others = (at < numel) & (peer != rank)
         signal.set_words(place, word, others, TRACE)
@@ -122,7 +124,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     stride = programs * (config.block // per)
     boxes = world.signals((2, problem.size, stride), "all_reduce.boxes")
     epochs = world.signals(programs, "all_reduce.epochs")
-    world.barrier()  # everybody's boxes are empty before the first word
+    world.barrier()  # every rank's boxes are empty before the first word
     op = _reduce.operator(problem.op, problem.dtype)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

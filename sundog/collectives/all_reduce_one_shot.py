@@ -1,7 +1,8 @@
 """All-reduce, one shot: every rank shows its tensor to all, then reads and reduces all of them.
 
-One barrier and one round of reads: the least latency, but every rank reads W tensors in full, so it
-wins for small ones only. Nobody touches a peer's x or out: they may lie anywhere, and out may be x.
+One barrier and one round of reads give a low latency, but every rank reads W tensors in full, so it
+wins for small ones only. No rank touches a peer's x or out: they may be any tensors, and out may be
+x.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 SYMMETRIC = ()
-LARGEST = 64 << 20  # bytes: the plan holds twice as much, and two_shot reads less from far below
-# Bytes up to which it is taken where nothing was measured. On an H200 two_shot was faster from
-# 512 KB on 8 ranks, 2 MB on 4, 8 MB on 2.
+LARGEST = 64 << 20  # bytes: the plan holds twice as much; two_shot wins long before this size
+# Bytes up to which it is chosen where nothing was measured. On an H200 two_shot was faster from 512
+# KB on 8 ranks, from 2 MB on 4, and from 8 MB on 2.
 USUAL = 512 << 10
 
 
@@ -60,14 +61,14 @@ def _one_shot_kernel(
     first = program.to(tl.int64) * BLOCK
     # Whole chunks of 16 bytes: a mask that ends there does not cut one.
     body = tl.cast(numel, tl.int64) // PER * PER
-    # These loads wait for memory together: none needs what another one brings.
+    # These loads are in flight together: none needs the result of another.
     epoch = tl.load(epochs + program) + 1
     buffers = _reduce.everywhere(buffer, 0, ctx, SIZE)
     mine = first + tl.arange(0, BLOCK)
     tile = tl.load(x + mine, mask=mine < body)
-    # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
-    # this number; each of them signalled the last call's barrier after that, in the next kernel of
-    # its stream, and this program has waited there for all of them.
+    # Nobody reads this half of my buffer any more. The programs with this number read it two calls
+    # ago. After that, in the next kernel of its stream, each of them signalled the last call's
+    # barrier, where this program waited for all of them.
     half = (epoch % 2) * stride
     halves = ()
     for peer in tl.static_range(SIZE):
@@ -85,7 +86,7 @@ def _one_shot_kernel(
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     signal.barrier_ranks(flags + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
-    # The buffers are multiples of 16 bytes, so tiles are the same as above, wherever out lies.
+    # The buffers begin at multiples of 16 bytes, so tiles are the same as above, whatever out is.
     _reduce.reduce_span((out,), halves, numel, program, programs, OP, SIZE, 1, BLOCK, True)
     trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     tl.store(epochs + program, epoch)  # read by the next call on the stream

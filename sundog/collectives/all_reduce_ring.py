@@ -1,11 +1,11 @@
 """All-reduce, ring: partial sums of W slices go round, then the finished slices go round.
 
-Every rank talks to its two neighbours only, 2 (W - 1) steps; each link carries 2 (W - 1) / W of the
-tensor, the least there can be, so it wins where all ranks together can't use every link at once.
+Every rank talks only to its two neighbours, in 2 (W - 1) steps. Each link carries 2 (W - 1) / W of
+the tensor, the least possible, so it wins where all ranks together can't use every link at once.
 
-The order of the sum is another one for every slice (it begins with the slice's own rank), and a
-partial sum is rounded to the dtype at every step, as NCCL's ring does. So its bits are not those of
-one_shot and two_shot, though the same in every run, and it runs only if it is asked for.
+The order of addition differs from slice to slice (it begins with the slice's own rank), and a
+partial sum is rounded to the dtype at every step, as in NCCL's ring. So its bits are the same in
+every run, but not those of one_shot and two_shot, and it runs only if `algo` names it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def _ring_kernel(
     x, out, inbox, arrived, epochs, ctx, numel, slice_numel,
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """Program p of a rank talks to programs p of its neighbours, about tiles p of every slice.
+    """Pass tiles p of every slice on: program p of a rank talks to programs p of its neighbours.
 
-    No flag says that an inbox or an out may be written: the rank before me finishes no slice, and
-    ends no call, without my part of it. So when it writes my out I have launched this call, and
-    when it writes my inbox in the next call I have read all of it in this one.
+    No flag is needed to say that an inbox or an out may be written: the rank before me finishes no
+    slice, and ends no call, without my part of it. So when it writes my out, I have launched this
+    call; and when it writes my inbox in the next call, I have read all of it in this one.
     """
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
@@ -63,7 +63,7 @@ def _ring_kernel(
     after, before = (rank + 1) % SIZE, (rank + SIZE - 1) % SIZE
     next_inbox, next_out = memory.translate(inbox, after, ctx), memory.translate(out, after, ctx)
     flags = arrived + program * 2 * SIZE  # a flag per step
-    for step in range(SIZE - 1):  # slice rank - step goes on, with my part added
+    for step in range(SIZE - 1):  # slice rank - step moves on, with my part added
         place = (rank + SIZE - step) % SIZE
         if step == 0:
             _step(next_inbox, None, x, None, place, numel, slice_numel, OP, SIZE, BLOCK)
@@ -77,7 +77,7 @@ def _ring_kernel(
         _step(next_out, out, x, None, after, numel, slice_numel, OP, SIZE, BLOCK)
     else:
         _step(next_out, out, x, inbox, after, numel, slice_numel, OP, SIZE, BLOCK)
-    for step in range(SIZE - 1):  # slice rank - step arrives finished, and goes on
+    for step in range(SIZE - 1):  # slice rank - step arrives finished, and moves on
         # My finished slice before the flag, for the rank after me; that of the rank before me
         # before my loads, and before whatever follows this kernel here.
         signal.signal(flags + SIZE + step, after, epoch, ctx, TRACE)
@@ -93,9 +93,9 @@ def _step(
     to, own, x, inbox, place, numel, slice_numel,
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Slice `place` of x, added to the inbox's if there is one, goes to the next rank.
+    """Send slice `place` of x to the next rank, added to the inbox's if there is one.
 
-    With `own`, it is finished here, and goes there too.
+    With `own`, the slice is finished here, and is also stored there.
     """
     PER: tl.constexpr = chunks.WIDE // (x.dtype.element_ty.primitive_bitwidth // 8)
     begin = place * slice_numel
@@ -122,12 +122,12 @@ def _tile(to, own, x, inbox, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate an inbox, of x's size, and flags. Takes any contiguous x, and a symmetric out."""
+    """Allocate flags and an inbox of x's size. The plan takes a contiguous x, a symmetric out."""
     agree(world, "all_reduce.ring", problem, config, valid(problem, config))
     inbox = world.empty((problem.numel,), _reduce.kind(problem.dtype), "all_reduce.inbox")
     arrived = world.signals((config.programs, 2, problem.size), "all_reduce.arrived")
     epochs = world.signals(config.programs, "all_reduce.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
     op = _reduce.operator(problem.op, problem.dtype)
     slice_numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
 

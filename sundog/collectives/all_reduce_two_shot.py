@@ -1,7 +1,7 @@
 """All-reduce, two shots in one kernel: rank r reduces slice r of all tensors and stores it to all.
 
-Every byte is read once and written once: the fastest for large tensors. Two barriers of the
-programs with one number frame it. out may be x.
+Every byte is read once and written once, which is fastest for large tensors. Two barriers of the
+programs with the same number frame it. out may be x.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _two_shot_kernel(
     length = _reduce.slice_length(numel, NBYTES, SIZE)
     begin = rank * length
     xs = _reduce.everywhere(x + begin, 0, ctx, SIZE)
-    outs = _reduce.everywhere(out + begin, rank, ctx, SIZE)  # each rank begins with another peer
+    outs = _reduce.everywhere(out + begin, rank, ctx, SIZE)  # each rank begins elsewhere
     count = tl.maximum(tl.minimum(length, numel - begin), 0)
-    # My x is written and my out is free: what came before on the stream is over. The peers'
+    # My x is written and my out is free, since all earlier work on the stream has ended. The peers'
     # programs with this number touch them only after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    # In place, too: nobody but this program touches these elements on any rank.
+    # This works in place too: only this program touches these elements, on all ranks.
     _reduce.reduce_span(
         outs, xs, count, program, tl.num_programs(0), OP, SIZE, SIZE, BLOCK, ALIGNED
     )

@@ -1,9 +1,9 @@
 """All-reduce, two shots, the second one pulled: reduce slice r, then load the others' slices.
 
-As two_shot, but no rank writes another one's out, so out may be an ordinary tensor without a copy:
-with n bytes a tensor it moves 3n + n/W at each rank, where two_shot and a copy of its out move 4n.
-With out on the heap two_shot is the faster one, with 2n. Two barriers of the programs with one
-number frame the first shot. out may be x.
+As two_shot, but no rank writes another rank's out, so out may be an ordinary tensor without a copy.
+With n bytes a tensor it moves 3n + n/W at each rank, where two_shot and a copy of its out move 4n.
+With out on the heap two_shot is faster, with 2n. Two barriers of the programs with the same number
+frame the first shot. out may be x.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _two_shot_pull_kernel(
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
-    """`reduced`: this rank's slice of the result, for the peers. `flags`: of two barriers."""
+    """Reduce this rank's slice into `reduced`, which the peers load. `flags`: of two barriers."""
     NBYTES: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
@@ -55,14 +55,14 @@ def _two_shot_pull_kernel(
     mine = tl.maximum(tl.minimum(length, numel - rank * length), 0)
     ready = flags + program * SIZE
     there = ready + programs * SIZE
-    # My x is written: what came before on the stream is over. The peers' programs with this number
-    # read it after this barrier.
+    # My x is written, since all earlier work on the stream has ended. The peers' programs with this
+    # number read it after this barrier.
     signal.barrier_ranks(ready, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # The peers' programs with this number load just the tiles that this one stores here.
     if ALIGNED:
         _reduce.reduce_span((reduced,), xs, mine, program, programs, OP, SIZE, 1, BLOCK, True)
-    else:  # of the same tiles, narrow
+    else:  # the same tiles, by narrow loads
         for start in range(program.to(tl.int64) * BLOCK, mine, programs * BLOCK):
             at = start + tl.arange(0, BLOCK)
             tile = _reduce.reduce_few(xs, at, at < mine, OP, SIZE)
@@ -77,8 +77,9 @@ def _two_shot_pull_kernel(
         count = tl.maximum(tl.minimum(length, numel - begin), 0)
         source = memory.translate(reduced, peer, ctx)
         _pull(out + begin, source, count, program, programs, BLOCK, ALIGNED)
-    # No barrier says that the slices were read: a peer stores to its slice again after the next
-    # call's first barrier, which the program here with its number comes to after these loads.
+    # No barrier is needed to say that the slices were read: a peer stores to its slice again only
+    # after the next call's first barrier, which the program here with its number reaches after
+    # these loads.
     tl.store(epochs + program, epoch)  # read by the next call on the stream
 
 
@@ -103,11 +104,11 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     reduced = world.empty((max(slice_numel, 1),), kind, "all_reduce.reduced")
     flags = world.signals((2, config.programs, problem.size), "all_reduce.flags")
     epochs = world.signals(config.programs, "all_reduce.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
     op = _reduce.operator(problem.op, problem.dtype)
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        aligned = _reduce.is_aligned(0, x)  # on all ranks or on none: x is at one place of heaps
+        aligned = _reduce.is_aligned(0, x)  # alike on all ranks: x has one offset in all heaps
         _two_shot_pull_kernel[(config.programs,)](
             _reduce.storage(x), _reduce.storage(out), reduced, flags, epochs, world.ctx,
             problem.numel, OP=op, SIZE=problem.size, BLOCK=config.block, ALIGNED=aligned,

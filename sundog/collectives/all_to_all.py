@@ -1,8 +1,8 @@
 """All-to-all: every rank sends a part of its tensor to each rank, and gets one from each.
 
-What the op is. Equal parts go straight to their place (all_to_all_push.py), others through
-mailboxes (all_to_all_mail.py): where a part goes in the peer's output depends on what the others
-send there, which a rank does not know.
+This file says what the op is. Equal parts go straight to their destination (all_to_all_push.py),
+unequal ones through mailboxes (all_to_all_mail.py): where a part belongs in the peer's output
+depends on what the others send there, which a rank does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    numel: int  # of what a rank sends to each rank, if all is equal
+    numel: int  # of what a rank sends to each rank, if all parts are equal
     dtype: torch.dtype
     size: int  # ranks
     splits: tuple[tuple[int, ...], ...] | None = None  # else elements from rank (row) to rank
@@ -71,10 +71,11 @@ def all_to_all(
 ) -> Any:  # fmt: skip
     """Send part i of `x` along the first dimension to rank i, like torch's all_to_all_single.
 
-    Parts are equal, or `in_splits[i]` rows for rank i and `out_splits[i]` from it: give both, on
-    all ranks. Without `out` the result is an ordinary tensor. Equal parts go straight to a
-    symmetric `out`, and by way of one if it is not; others through mailboxes (_mailbox.py), from
-    and to any tensor. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
+    Parts are equal, or `in_splits[i]` rows go to rank i and `out_splits[i]` come from it: pass
+    both, on all ranks. Without `out` the result is an ordinary tensor. Equal parts go straight to a
+    symmetric `out`, or through a symmetric copy if it is not. Unequal ones go through mailboxes
+    (_mailbox.py), from and to any tensor. With `async_op=True`, returns a handle; `handle.wait()`
+    returns the result.
     """
     asked, options = ("all_to_all", out is None), CallOptions(algo, config, async_op, explain)
     if in_splits is None is out_splits:

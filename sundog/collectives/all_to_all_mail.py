@@ -1,7 +1,7 @@
 """All-to-all, mail: chunk by chunk through the receivers' mailboxes.
 
-Nothing need be symmetric, and no rank need know what the others send to each other: the one for
-unequal parts. Every byte is written once more than push writes it, most of them to the cache.
+Nothing need be symmetric, and no rank need know what the others send to each other, so it serves
+unequal parts. It writes every byte once more than push does, mostly to the cache.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cases(size: int) -> list[Problem]:
-    """Empty messages and odd ones, and one that is longer than all slots.
+    """Return small problems: empty and odd messages, and one that is longer than all slots.
 
-    Only one: if all were as long, each would tell its sender how far the others are, and no sender
+    Only one is long: if all were, each would show its sender how far the others are, and no sender
     would have to wait for an empty slot.
     """
     row = [0, 37, 1, 5, 0, 2, 301, 3]
@@ -56,7 +56,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     sent = problem.matrix[world.rank]
     received = [row[world.rank] for row in problem.matrix]
     told = messages(sent, received, problem.dtype.itemsize)
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         mail.launch(x, out, told)

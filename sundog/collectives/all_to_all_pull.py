@@ -1,8 +1,8 @@
 """All-to-all, pull: every part is loaded from the peer that has it.
 
-As push the other way round: only this rank writes its output, which may be an ordinary tensor
-without a copy; the peers read x. Reads wait for the link where writes need not. Moves every byte
-once: with n bytes a tensor 2n at each rank, where push and a copy of its output move 4n.
+The reverse of push: only this rank writes its output, which may be an ordinary tensor without a
+copy, and the peers read x. Reads wait for the link where writes need not. With n bytes a tensor it
+moves 2n at each rank, where push and a copy of its output move 4n.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""All-to-all, push: every part is stored straight to its place in the peer's output.
+"""All-to-all, push: store every part straight to its place in the peer's output.
 
-Programs split by destination, another one on every rank at a time. Moves every byte once.
+Programs are split by destination, and each rank begins with a different one. It moves every byte
+once.
 """
 
 from __future__ import annotations

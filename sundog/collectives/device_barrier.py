@@ -1,6 +1,6 @@
-"""A barrier of all ranks on the device: on the stream, without the host, so a graph may have it.
+"""A barrier of all ranks on the stream, without the host, so that a graph may contain it.
 
-What was on any rank's stream before it comes before what is on any rank's stream after it.
+All work enqueued before it on any rank's stream happens before all work enqueued after it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ ACCEPT = {
 @triton.jit
 def _barrier_kernel(flags, epochs, ctx, SIZE: tl.constexpr, TRACE: tl.constexpr):
     epoch = tl.load(epochs) + 1
-    # Releases what came before this kernel on its stream, acquires the same of all ranks.
+    # Releases what came before this kernel on its stream, and acquires the same from all ranks.
     signal.barrier_ranks(flags, epoch, ctx, SIZE, TRACE)
     tl.store(epochs, epoch)  # read by the next barrier on the stream
 
 
 def device_barrier(world: World) -> None:
-    """Wait for all ranks on the current stream. The host does not; `world.barrier()` makes it.
+    """Wait for all ranks on the current stream. The host does not wait; `world.barrier()` makes it.
 
-    The first one on a stream makes the flags, which is a collective on the host.
+    The first call on a stream makes the flags, which is a collective on the host.
     """
     key = ("device_barrier", world.stream_number)
     plan = world._plans.plan(key, "device_barrier", f"{world.size} ranks", lambda: _plan(world))
@@ -44,7 +44,7 @@ def device_barrier(world: World) -> None:
 def _plan(world: World) -> Plan:
     flags = world.signals(world.size, "device_barrier.flags")
     epochs = world.signals(1, "device_barrier.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
 
     def launch() -> None:
         _barrier_kernel[(1,)](

@@ -1,9 +1,9 @@
 """All-gather with one byte per element on the wire: int8 or FP8, a scale for each 128 elements.
 
-Every rank quantises its tensor and stores bytes and scales to all ranks; after one barrier of the
-programs with one number each restores what has arrived, its own part too: the bits are the same
-everywhere. Half the bytes of bfloat16 cross the links. Not exact: collectives/_quantized.py has the
-error, docs/quantized.md when to use it.
+Every rank quantises its tensor and stores bytes and scales to all ranks. After one barrier of the
+programs with the same number, each rank restores what has arrived, its own part too, so the bits
+are the same everywhere. Half the bytes of bfloat16 cross the links. The result is not exact:
+collectives/_quantized.py states the error, and docs/quantized.md says when to use the op.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """Count: all that arrives is written, and read again to be restored."""
+    """Count: everything that arrives is written, and read again to be restored."""
     nbytes, sent = problem.numel * problem.dtype.itemsize, problem.wire_bytes
     size = problem.size
     return Cost(
@@ -75,8 +75,8 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on every rank: what a byte per element keeps of all ranks' inputs."""
-    if parts[rank].is_meta:  # only its shape is asked for
+    """Return the answer on every rank: all ranks' inputs, as a byte per element keeps them."""
+    if parts[rank].is_meta:  # only its shape is wanted
         return parts[rank].new_empty(problem.size * problem.numel)
     return torch.cat([_quantized.expected(x, problem.wire) for x in parts]).to(problem.dtype)
 
@@ -86,11 +86,11 @@ def _gather_kernel(
     x, out, wire, scales, flags, epochs, ctx, numel, groups,
     SIZE: tl.constexpr, ROWS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
-    """ROWS: groups of a tile."""
+    """Store bytes and scales to all ranks, then restore what arrived, by tiles of ROWS groups."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    half = (epoch % 2) * SIZE * groups  # the other one is being read by late peers
+    half = (epoch % 2) * SIZE * groups  # late peers still read the other half
     places = _reduce.everywhere(wire + (half + rank * groups) * GROUP, rank, ctx, SIZE)
     tables = _reduce.everywhere(scales + half + rank * groups, rank, ctx, SIZE)
     trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
@@ -99,8 +99,8 @@ def _gather_kernel(
         values = tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)
         _quantized.spread(places, tables, values, row, groups, SIZE)
     trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
-    # My bytes before the flags, the peers' before my loads. And my loads of the call before, so
-    # that the call after this may store to the half that they were from.
+    # My bytes before the flags, the peers' before my loads. My loads of the previous call also come
+    # before the flags, so that the next call may store to the half that they read.
     signal.barrier_ranks(flags + program * SIZE, epoch, ctx, SIZE, TRACE)
     for step in range(SIZE):
         peer = (rank + step) % SIZE
@@ -143,8 +143,8 @@ def quantized_all_gather(
 ) -> Any:  # fmt: skip
     """Gather bfloat16, float16 or float32 like all_gather, with a byte per element on the wire.
 
-    `wire`: "fp8" or "int8". Each 128 elements share a scale. Of int8 an element is off by at most
-    1/254 of the largest of its group, of FP8 by at most 1/16 of itself.
+    `wire` is "fp8" or "int8". Each 128 elements share a scale. With int8 an element is off by at
+    most 1/254 of the largest of its group, with FP8 by at most 1/16 of itself.
     """
     x = packed(world, OP, x, explain)
     if out is None:

@@ -1,10 +1,10 @@
 """All-reduce with one byte per element on the wire: int8 or FP8, a scale for each 128 elements.
 
-Rank r gets slice r of all ranks, quantised; it adds them in float32 and in rank order, quantises
-the sum and stores it to all ranks. Two barriers of the programs with one number stand between. So
-an element is rounded twice; its bits are the same on all ranks, at every grid and config. Half the
-bytes of bfloat16 cross the links. collectives/_quantized.py has the error, docs/quantized.md when
-to use it.
+Rank r gets slice r of all ranks, quantised. It adds them in float32 in rank order, quantises the
+sum and stores it to all ranks. A barrier of the programs with the same number follows each of the
+two steps. An element is rounded twice, and its bits are the same on all ranks, at every grid and
+config. Half the bytes of bfloat16 cross the links. collectives/_quantized.py states the error, and
+docs/quantized.md says when to use the op.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def groups(self) -> int:
-        """The groups of a slice."""
+        """Return the number of groups in a slice."""
         return int(triton.cdiv(_quantized.groups_of(self.numel), self.size))
 
 
@@ -54,7 +54,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """Count: what arrives is written and read again, all slices to be added, and all sums."""
+    """Count: all slices and all sums that arrive are written and read again."""
     nbytes = problem.numel * problem.dtype.itemsize
     slices = problem.size * problem.groups * (GROUP.value + 4)
     far = 2 * slices * (problem.size - 1) // problem.size
@@ -75,7 +75,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
     """Return the answer on every rank."""
-    if parts[rank].is_meta:  # only its shape is asked for
+    if parts[rank].is_meta:  # only its shape is wanted
         return parts[rank].new_empty(problem.numel)
     total = _quantized.summed(parts, problem.wire)
     total = total / problem.size if problem.op == "avg" else total
@@ -83,7 +83,7 @@ def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.T
 
 
 class _Boxes(NamedTuple):
-    """What arrives here: bytes and scales, of each rank's slice for me, and of each rank's sum."""
+    """What arrives here: bytes and scales of each rank's slice for me, and of each rank's sum."""
 
     parts: torch.Tensor
     part_scales: torch.Tensor
@@ -103,7 +103,7 @@ def _send(x, boxes, program, numel, groups, ctx, SIZE: tl.constexpr, ROWS: tl.co
     programs = tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
     for step in range(SIZE):
-        peer = (rank + step) % SIZE  # each rank begins with another one
+        peer = (rank + step) % SIZE  # each rank begins with a different one
         place = memory.translate(boxes.parts + rank.to(tl.int64) * groups * GROUP, peer, ctx)
         table = memory.translate(boxes.part_scales + rank * groups, peer, ctx)
         first = peer * groups  # 64 bits, since a rank has
@@ -134,7 +134,7 @@ def _add(boxes, program, groups, ctx, OP: tl.constexpr, SIZE: tl.constexpr, ROWS
             bits, scale = _quantized.dequantised(
                 boxes.parts + first * GROUP, boxes.part_scales + first, row, groups, ROWS
             )
-            # One rounding, said so: the compiler would choose.
+            # An explicit fma, since the compiler may otherwise round once or twice.
             total = tl.fma(bits, tl.broadcast_to(scale, bits.shape), total)
         total = _reduce.finish(total, OP, SIZE)
         _quantized.spread(places, tables, total, row, groups, SIZE)
@@ -150,17 +150,17 @@ def _reduce_kernel(
     epoch = tl.load(flags.epochs + program) + 1
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My boxes are free: the peers' programs with this number have passed the second barrier of the
-    # call before, which mine reached after it had read the slices.
+    # previous call, which mine reached after it had read the slices.
     _send(x, boxes, program, numel, groups, ctx, SIZE, ROWS)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
-    # My bytes before the flags, the peers' before my loads; and my loads of the sums of the call
-    # before, which the peers store to after this.
+    # My bytes before the flags, the peers' before my loads. My loads of the previous call's sums,
+    # which the peers overwrite after this, also come before the flags.
     signal.barrier_ranks(flags.ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
     _add(boxes, program, groups, ctx, OP, SIZE, ROWS)
     trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, TRACE)
-    # My sums before the flags, the peers' before my loads; and my loads of the slices, which the
-    # peers store to in the next call.
+    # My sums before the flags, the peers' before my loads. My loads of the slices, which the peers
+    # overwrite in the next call, also come before the flags.
     signal.barrier_ranks(flags.done + program * SIZE, epoch, ctx, SIZE, TRACE)
     for peer in range(SIZE):
         first = tl.cast(groups, tl.int64) * peer
@@ -205,9 +205,9 @@ def quantized_all_reduce(
 ) -> Any:  # fmt: skip
     """Reduce like all_reduce (sum or avg), with a byte per element on the wire.
 
-    `wire`: "fp8" or "int8". Each 128 elements share a scale. An element is off by what each rank's
-    rounding and that of the sum add up to: of int8 1/254 of the largest of its group for each, of
-    FP8 1/16 of itself. `out` may be x.
+    `wire` is "fp8" or "int8". Each 128 elements share a scale. Each rank rounds once, and the sum
+    is rounded once; these errors add up. With int8 each is at most 1/254 of the largest of the
+    group, with FP8 at most 1/16 of the element. `out` may be x.
     """
     x = packed(world, OP, x, explain)
     out = torch.empty_like(x) if out is None else out
