@@ -3,13 +3,15 @@ share. A program holds its parts of a row in registers: a tuple of tiles.
 
 The order in which `tl.sum` adds depends on warps, block and layout, which the compiler chooses for
 each kernel. So squares are added as integers, which have no order: for each group of 128 columns in
-units of 2^-22 of the group's largest power of two, squared; then for the row, in such units of the
-row's. Any program can measure a group, so several may share a row. Divisions and the root are those
-of IEEE 754. So a row's bits are the same wherever it is computed, also by `expected`, on the host.
+units of 2^-22 of the group's largest power of two, squared; then for the row, in units of 2^-44 of
+the row's. Any program can measure a group, so several may share a row. Divisions and the root are
+those of IEEE 754. So a row's bits are the same wherever it is computed, also in torch, by
+_rms_norm_reference.py.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -21,18 +23,19 @@ from . import _gemm
 
 PROGRAMS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that a tuner may try
 GROUP = tl.constexpr(128)  # columns whose squares are added together, and that share an FP8 scale
-_UNIT = tl.constexpr(2.0**22)  # of a sum of squares, each below 4: 128 of them are below 2^31
-_INFINITE = tl.constexpr(255 << 23)  # bits; those of a NaN are more
+UNIT = tl.constexpr(2.0**20)  # of a group's sum of squares, each below 16: 128 are below 2^31
+FINER = tl.constexpr(22)  # bits by which a row's unit is finer: 512 groups are below 2^63
+ROW_UNIT = tl.constexpr(2.0**42)
+INFINITE = tl.constexpr(255 << 23)  # bits; those of a NaN are more
 # The level of numbers is the exponent of the largest, as float32 has it; of a NaN, one that no
-# number has. From 2^127 on the square of a power of two is no number.
-_TOO_LARGE = tl.constexpr(254)
-_NO_NUMBER = tl.constexpr(256)
+# number has.
+TOO_LARGE = tl.constexpr(255)
+NO_NUMBER = tl.constexpr(256)
 HALF = tl.constexpr(16)  # bits of each half of a group's sum
 LOWER = tl.constexpr((1 << 16) - 1)
-_LEAST_SCALE = tl.constexpr(2.0**-100)  # of rows of zeros
+LEAST_SCALE = tl.constexpr(2.0**-100)  # of rows of zeros
 _LEAST_BLOCK, _LARGEST_BLOCK = 256, 4096  # of the least, two halves are whole groups
-_MANTISSA = tl.constexpr(23)
-_MOST_EXPONENT = tl.constexpr(127 + 60)  # of smaller rows the squares are nothing beside any eps
+MANTISSA = tl.constexpr(23)
 
 
 class Given(NamedTuple):
@@ -61,6 +64,7 @@ class RowConstants(NamedTuple):
     parts: tl.constexpr  # that a program has of a row
     stride: tl.constexpr  # columns from one of its parts to the next
     eps: tl.constexpr
+    most: tl.constexpr  # exponent, as float32 has it, of the power that scales the smallest rows
     gemma: tl.constexpr
     quant: tl.constexpr  # what an FP8 scale is for; "": no FP8
     normed: tl.constexpr  # are rows in x's dtype wanted?
@@ -89,11 +93,20 @@ def constants(problem: Any, block: int, trace: Any, stride: int = 0) -> RowConst
     stride = stride or block
     return _gemm.constants(
         RowConstants, hidden=problem.hidden, block=block, stride=stride,
-        parts=triton.cdiv(problem.hidden, stride), eps=problem.eps, gemma=problem.gemma,
+        parts=triton.cdiv(problem.hidden, stride), eps=problem.eps,
+        most=most_exponent(problem.eps), gemma=problem.gemma,
         quant=problem.quant, normed=not problem.quant or problem.both,
         groups=problem.groups, limit=float(torch.finfo(problem.fp8).max), size=problem.size,
         trace=trace,
     )  # fmt: skip
+
+
+def most_exponent(eps: float) -> int:
+    """Bound the power of two that scales a row, so that eps times its square is a float32.
+
+    Of rows that are smaller, the squares are nothing beside eps.
+    """
+    return min(127 + (126 - math.frexp(eps)[1]) // 2, 254) if eps else 254
 
 
 def given(problem: Any, tensors: tuple[torch.Tensor, ...]) -> Given:
@@ -101,74 +114,6 @@ def given(problem: Any, tensors: tuple[torch.Tensor, ...]) -> Given:
     residual, weight, *rest = tensors
     bias = rest.pop(0) if problem.has_bias else None
     return Given(residual, weight, bias, rest[0] if problem.is_static else None)
-
-
-# the same arithmetic, by torch
-
-
-def expected(added: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool) -> torch.Tensor:
-    """Normalise and scale rows in float32, to the bits of the kernels."""
-    wide, columns = added.float(), added.shape[-1]
-    grouped = torch.nn.functional.pad(wide, (0, -columns % GROUP.value))
-    levels, sums = _measured(grouped.view(len(added), -1, GROUP.value))
-    level = levels.amax(-1, keepdim=True)
-    shifts = (2 * (_exponent(levels) - _exponent(level))).clamp(max=31)
-    lower = sums & LOWER.value
-    total = ((lower >> shifts) + ((sums - lower) >> shifts)).sum(-1, keepdim=True)
-    # By a tensor: of a number, torch multiplies by the inverse on a GPU.
-    mean = total.to(torch.float32) / _UNIT.value
-    mean = mean / torch.full_like(mean, columns)
-    # In float64: torch's root of float32 is off by a bit now and then, on a CPU.
-    power = _power(level)
-    root = (mean + torch.full_like(mean, eps) * power * power).double().sqrt().float()
-    inverse = torch.where(level < _TOO_LARGE.value, torch.ones_like(root) / root, 1.0)
-    inverse = torch.where(level == _NO_NUMBER.value, torch.nan, inverse)
-    factor = weight.float() + 1 if gemma else weight.float()
-    return wide * power * inverse * factor
-
-
-def _measured(grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the level of each group, and the sum of its squares."""
-    peak = _bits(grouped).amax(-1)
-    levels = torch.where(peak > _INFINITE.value, _NO_NUMBER.value, peak >> 23)
-    scaled = grouped * _power(levels).unsqueeze(-1)
-    is_number = (levels < _TOO_LARGE.value).unsqueeze(-1)
-    squares = torch.where(is_number, scaled * scaled * _UNIT.value + 0.5, 0.0)
-    return levels, squares.to(torch.int64).sum(-1)
-
-
-def _exponent(level: torch.Tensor) -> torch.Tensor:
-    return (254 - level).clamp(0, _MOST_EXPONENT.value)
-
-
-def _power(level: torch.Tensor) -> torch.Tensor:
-    """Return the power of two that brings numbers of a level to between 1 and 2."""
-    return (_exponent(level) << 23).view(torch.float32)
-
-
-def expected_fp8(
-    value: torch.Tensor, scale: torch.Tensor | None, quant: str, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows in FP8 and their scales."""
-    limit, columns = torch.finfo(dtype).max, value.shape[-1]
-    width = GROUP.value if quant == "group" else columns
-    padded = torch.nn.functional.pad(value, (0, -columns % width))
-    grouped = padded.view(len(value), -1, width)
-    if scale is None:
-        peak = _bits(grouped).amax(-1).view(torch.float32)
-        scale = peak / torch.full_like(peak, limit)
-        scale = torch.where(scale < _LEAST_SCALE.value, _LEAST_SCALE.value, scale)
-    ratio = grouped / (scale.view(-1, 1, 1) if scale.numel() == 1 else scale.unsqueeze(-1))
-    ratio = torch.where(ratio > limit, limit, torch.where(ratio < -limit, -limit, ratio))
-    return ratio.view(len(value), -1)[:, :columns].to(dtype), scale
-
-
-def _bits(wide: torch.Tensor) -> torch.Tensor:
-    """View as integers: they are in the same order, and a NaN is the largest."""
-    return wide.abs().contiguous().view(torch.int32)
-
-
-# in a kernel
 
 
 @triton.jit
@@ -257,28 +202,28 @@ def finish_whole(added, token, to, given, cfg, RANKS: tl.constexpr):
     store_row(added, token, 0, to[1], cfg, RANKS)
     levels, sums = (), ()
     for n in tl.static_range(cfg.parts):
-        level, total = measure(added[n])
+        level, total = measure(added[n], cfg)
         levels, sums = levels + (level,), sums + (total,)  # type: ignore[assignment]
-    level, total = join(levels, sums)
+    level, total = join(levels, sums, cfg)
     finish_row(added, weights, level, total, token, 0, to, given, cfg, RANKS)
 
 
 @triton.jit
-def measure(part):
+def measure(part, cfg):
     """Return the level of each group of a part, and the sum of its squares."""
     GROUPS: tl.constexpr = part.shape[0] // GROUP
     grouped = tl.reshape(part.to(tl.float32), (GROUPS, GROUP))
     peak = tl.max(_absolute(grouped), 1)
-    level = tl.where(peak > _INFINITE, _NO_NUMBER, peak >> _MANTISSA)
-    scaled = grouped * tl.broadcast_to(_power_of(level)[:, None], grouped.shape)
-    is_number = tl.broadcast_to((level < _TOO_LARGE)[:, None], grouped.shape)
+    level = tl.where(peak > INFINITE, NO_NUMBER, peak >> MANTISSA)
+    scaled = grouped * tl.broadcast_to(_power_of(level, cfg)[:, None], grouped.shape)
+    is_number = tl.broadcast_to((level < TOO_LARGE)[:, None], grouped.shape)
     # Rounded. A product by a power of two is exact, so a fused addition has the same bits.
-    squares = tl.where(is_number, scaled * scaled * _UNIT + 0.5, 0.0)
+    squares = tl.where(is_number, scaled * scaled * UNIT + 0.5, 0.0)
     return level, tl.sum(squares.to(tl.int32), 1)
 
 
 @triton.jit
-def join(levels, sums):
+def join(levels, sums, cfg):
     """Return the level of a row and the sum of its squares, from those of its groups.
 
     Tiles are joined element by element before the threads exchange what they have.
@@ -287,31 +232,32 @@ def join(levels, sums):
     for n in tl.static_range(1, len(levels)):
         highest = tl.maximum(highest, levels[n])
     level = tl.max(highest, 0)
-    total = _lowered(levels[0], sums[0], level)
+    total = _lowered(levels[0], sums[0], level, cfg)
     for n in tl.static_range(1, len(levels)):
-        total += _lowered(levels[n], sums[n], level)
+        total += _lowered(levels[n], sums[n], level, cfg)
     return level, tl.sum(total, 0)
 
 
 @triton.jit
-def _lowered(levels, sums, level):
-    """Return sums of squares in units of the row's level instead of their own.
+def _lowered(levels, sums, level, cfg):
+    """Return sums of squares in the row's units instead of their own.
 
     Each half on its own: low_latency has them in two words.
     """
-    shift = tl.minimum(2 * (_exponent_of(levels) - _exponent_of(level)), 31)
-    return ((sums & LOWER) >> shift).to(tl.int64) + ((sums & ~LOWER) >> shift).to(tl.int64)
+    shift = tl.minimum(2 * (_exponent_of(levels, cfg) - _exponent_of(level, cfg)), 63)
+    lower, upper = (sums & LOWER).to(tl.int64), (sums & ~LOWER).to(tl.int64)
+    return (lower << FINER >> shift) + (upper << FINER >> shift)
 
 
 @triton.jit
-def _exponent_of(level):
-    return tl.minimum(tl.maximum(254 - level, 0), _MOST_EXPONENT)
+def _exponent_of(level, cfg):
+    return tl.minimum(tl.maximum(255 - level, 0), cfg.most)
 
 
 @triton.jit
-def _power_of(level):
-    """Return the power of two that brings numbers of a level to between 1 and 2."""
-    return (_exponent_of(level) << _MANTISSA).to(tl.float32, bitcast=True)
+def _power_of(level, cfg):
+    """Return the power of two that brings numbers of a level to between 2 and 4."""
+    return (_exponent_of(level, cfg) << MANTISSA).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -345,14 +291,14 @@ def _store(pointers, at, tile, mask, RANKS: tl.constexpr):
 
 @triton.jit
 def _normalise(added, weights, level, total, cfg):
-    """Normalise and scale parts of a row, in float32. `expected` does the same."""
-    power = _power_of(level)
-    mean = total.to(tl.float32) * (1.0 / _UNIT)  # by a power of two: as exact as a division
+    """Normalise and scale parts of a row, in float32. The reference does the same."""
+    power = _power_of(level, cfg)
+    mean = total.to(tl.float32) * (1.0 / ROW_UNIT)  # by a power of two: as exact as a division
     mean = tl.div_rn(mean, tl.full((), cfg.hidden, tl.float32))
     # By powers of two: a fused multiplication and addition has the same bits.
     root = tl.sqrt_rn(mean + tl.full((), cfg.eps, tl.float32) * power * power)
-    inverse = tl.where(level < _TOO_LARGE, tl.div_rn(tl.full((), 1.0, tl.float32), root), 1.0)
-    inverse = tl.where(level == _NO_NUMBER, float("nan"), inverse)
+    inverse = tl.where(level < TOO_LARGE, tl.div_rn(tl.full((), 1.0, tl.float32), root), 1.0)
+    inverse = tl.where(level == NO_NUMBER, float("nan"), inverse)
     values = ()
     for n in tl.static_range(cfg.parts):
         factor = weights[n].to(tl.float32)
@@ -430,4 +376,4 @@ def _scale(peak, limit):
     """Return the scale that makes the largest element, with bits `peak`, the largest FP8."""
     value = peak.to(tl.float32, bitcast=True)
     scale = tl.div_rn(value, tl.full(value.shape, limit, tl.float32))
-    return tl.where(scale < _LEAST_SCALE, _LEAST_SCALE, scale)
+    return tl.where(scale < LEAST_SCALE, LEAST_SCALE, scale)

@@ -12,6 +12,7 @@ followed by torch's additions.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,7 @@ from ..ops.op import Cost, Plan
 from . import _rms_norm
 from ._call import check_apart, check_tensors
 from ._rms_norm import GROUP, Outputs
+from ._rms_norm_reference import expected, expected_fp8
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -34,6 +36,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALES = ("", "tensor", "token", "group")
 LONGEST = 1 << 16  # elements of a row: a program holds it in its registers
+LARGEST_EPS = torch.finfo(torch.float32).max
 _ALIGNED = 16  # bytes, of every output in the room for all
 
 
@@ -163,7 +166,7 @@ def reference(
     if problem.has_bias:
         total = total + rest.pop(0)
     added = total + residual[rank]
-    value = _rms_norm.expected(added, weight[rank], problem.eps, problem.gemma)
+    value = expected(added, weight[rank], problem.eps, problem.gemma)
     out = torch.zeros(packed_bytes(problem), dtype=torch.uint8, device=added.device)
     to = split(problem, out)
     to.residual.copy_(added)
@@ -171,7 +174,7 @@ def reference(
         to.normed.copy_(value.to(problem.dtype))
     if to.quantised is not None:
         scale = rest[0] if problem.is_static else None
-        quantised, scales = _rms_norm.expected_fp8(value, scale, problem.quant, problem.fp8)
+        quantised, scales = expected_fp8(value, scale, problem.quant, problem.fp8)
         to.quantised.view(torch.uint8).copy_(quantised.view(torch.uint8))
         if to.scales is not None:
             to.scales.copy_(scales)
@@ -319,9 +322,12 @@ def _problem(
 
 def number(eps: Any) -> float:
     try:
-        return float(eps)
+        value = float(eps)
     except (TypeError, ValueError):
-        raise ValueError(f"{OP}: eps {eps!r}: expected a number") from None
+        value = math.nan
+    if not 0 <= value <= LARGEST_EPS or isinstance(eps, bool):
+        raise ValueError(f"{OP}: eps {eps!r}: expected a number from 0 to {LARGEST_EPS:.1e}")
+    return value
 
 
 def fp8_of(device: torch.device) -> torch.dtype:

@@ -220,7 +220,7 @@ def _send_measures(
     """
     WORDS: tl.constexpr = cfg.block // PER
     LANES: tl.constexpr = 2 * cfg.block // _rms_norm.GROUP
-    level, total = _rms_norm.measure(added)
+    level, total = _rms_norm.measure(added, cfg)
     upper, lower = total >> _rms_norm.HALF, total & _rms_norm.LOWER
     data = (tl.interleave(level, level) << _LEVEL) | tl.interleave(lower, upper)
     data = data.to(tl.int64)
@@ -264,7 +264,7 @@ def _measures(words, cfg, TILES: tl.constexpr):
         levels = levels + (word >> _LEVEL,)  # type: ignore[assignment]
         half = (word & _HALF_BITS) << (is_upper * _rms_norm.HALF)
         sums = sums + (half,)  # type: ignore[assignment]
-    return _rms_norm.join(levels, sums)
+    return _rms_norm.join(levels, sums, cfg)
 
 
 @triton.jit

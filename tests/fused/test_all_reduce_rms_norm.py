@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import sundog
 from sundog import gpu_limits, testing
 from sundog.compiled.recorded import compile_launch
-from sundog.fused import _rms_norm
+from sundog.fused import _rms_norm_reference
 from sundog.fused.all_reduce_rms_norm import Problem, packed_bytes, reference, split
 from sundog.ops.load import algorithms, find
 from sundog.tools import isa
@@ -152,7 +153,7 @@ def test_a_row_of_7168_is_not_spilled_and_no_access_is_narrow(algo: str) -> None
 def test_fp8_is_near_the_normalised_rows(quant: str) -> None:
     """By what float8_e4m3fn rounds, relative to the scale."""
     value = rows(1, 5, 300, F32)
-    quantised, scales = _rms_norm.expected_fp8(value, None, quant, torch.float8_e4m3fn)
+    quantised, scales = _rms_norm_reference.expected_fp8(value, None, quant, torch.float8_e4m3fn)
     wide = scales.repeat_interleave(128 if quant == "group" else 300, 1)[:, :300]
     error = (quantised.float() * wide - value).abs()
     assert (error <= value.abs() / 16 + wide * 2**-10).all()
@@ -197,8 +198,10 @@ def test_the_sum_of_squares_has_no_order() -> None:
     x = rows(5, 6, 4100, F32)
     order = torch.randperm(4100, generator=torch.Generator().manual_seed(1))
     ones = torch.ones(4100)
-    first = _rms_norm.expected(x, ones, 1e-6, False)
-    assert torch.equal(first[:, order], _rms_norm.expected(x[:, order], ones, 1e-6, False))
+    first = _rms_norm_reference.expected(x, ones, 1e-6, False)
+    assert torch.equal(
+        first[:, order], _rms_norm_reference.expected(x[:, order], ones, 1e-6, False)
+    )
 
 
 def test_rows_of_zeros_infinities_and_no_numbers(run: Run) -> None:
@@ -217,6 +220,59 @@ def test_rows_of_zeros_infinities_and_no_numbers(run: Run) -> None:
             torch.testing.assert_close(out, norm, rtol=1e-5, atol=1e-30, equal_nan=True)
             assert out[1].isnan().all()
             assert out[2].isnan().sum() == 1
+
+
+def exactly(added: torch.Tensor, eps: float) -> torch.Tensor:
+    """The norm of rows in float64, whose squares have room for any float32."""
+    wide = added.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+# The largest number, how much larger than the others, eps. Where eps counts, rows are below 1e-30.
+EXTREME = [(3.4e38, 1, 1e-6), (2e38, 3, 0.0), (6e4, 2900, 1e-6), (1e-25, 9, 0.0),
+           (1e-37, 9, 0.0), (1e-30, 1e4, 1e-6), (1e-20, 2, 1e4), (1e-38, 2, 1e-38),
+           (1, 2**13.5, 1e-12)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("most", "times", "eps"), EXTREME)
+def test_extreme_rows_are_rounded_and_never_wrong(
+    run: Run, most: float, times: float, eps: float
+) -> None:
+    """Every element is near the one in float64, by what docs/norm.md says."""
+    hidden = 400
+    x = torch.full((1, hidden), most / times)
+    x[0, ::150] = -most
+
+    def main(world: sundog.World) -> list[torch.Tensor]:
+        mine = (x if world.rank else torch.zeros_like(x)).to(world.device)
+        zero, one = torch.zeros_like(mine), torch.ones(hidden, device=world.device)
+        return [world.all_reduce_rms_norm(mine, zero, one, eps, algo=a)[0].cpu() for a in ALGOS]
+
+    eps = torch.tensor(eps).item()
+    for out in itertools.chain(*run(main, 2)):
+        torch.testing.assert_close(out.double(), exactly(x, eps), rtol=2**-17, atol=2**-149)
+
+
+@pytest.mark.parametrize("hidden", [129, 8192, 1 << 16])
+def test_a_large_number_beside_others_costs_no_row_its_accuracy(hidden: int) -> None:
+    """Groups whose squares are far below the largest still count, however many there are."""
+    for power in range(1, 20):
+        x = torch.full((1, hidden), 1.9 * 2.0**-power)
+        x[0, 0] = 1
+        out = _rms_norm_reference.expected(x, torch.ones(hidden), 1e-12, False)
+        torch.testing.assert_close(out.double(), exactly(x, 1e-12), rtol=2**-17, atol=0)
+
+
+@pytest.mark.parametrize("eps", [-1e-6, float("nan"), float("inf"), 1e39, True, "a"])
+def test_an_eps_that_is_none(run: Run, eps: Any) -> None:
+    """One that is no number would make a plan with each call, since it is not itself."""
+
+    def main(world: sundog.World) -> None:
+        x, row = torch.ones(1, 8, device=world.device), torch.ones(8, device=world.device)
+        with pytest.raises(ValueError, match=r"eps .*: expected a number from 0 to 3.4e\+38"):
+            world.all_reduce_rms_norm(x, x.clone(), row, eps)
+
+    run(main, 1)
 
 
 def test_shapes_outputs_and_nothing_to_do(run: Run) -> None:
