@@ -44,12 +44,12 @@ class Encounter(NamedTuple):
         return [each for each in self.state.writes if _are_of_a_word(each.event, self.event)]
 
     def _is_validated(self, earlier: PastAccess) -> bool:
-        """Return whether they load and store such a word, or its reader overwrites it."""
+        """Return whether they load and store such a word, or it is overwritten after its reader."""
         event, other = self.event, earlier.event
         if _are_of_a_word(other, event) or _are_of_a_word(event, other):
             return True
-        return event.verb == other.verb == "store" and any(
-            past.event.actor is event.actor and _are_of_a_word(other, past.event)
+        return (event.writes and not event.atomic) and any(
+            _are_of_a_word(other, past.event) and self.clocks.knows(event.actor, past.stamp)
             for past in self.state.atomics
         )
 

@@ -25,9 +25,10 @@ def push_words(table, x, peer, slot, BLOCK: tl.constexpr, EXTRA: tl.constexpr):
 
 @triton.jit
 def take_words(
-    table, out, rank, slot, BLOCK: tl.constexpr, EXTRA: tl.constexpr, VOLATILE: tl.constexpr
-):
-    """Poll all words, take them, and make them empty again."""
+    table, out, rank, slot, BLOCK: tl.constexpr, EXTRA: tl.constexpr, VOLATILE: tl.constexpr,
+    EMPTIES: tl.constexpr,
+):  # fmt: skip
+    """Poll all words, take them, and make them empty again unless something later does."""
     at = tl.arange(0, BLOCK)
     mine = tl.load(table + rank).to(tl.pointer_type(tl.int32)) + slot * 2 * BLOCK
     words = tl.load(mine + at, volatile=VOLATILE)
@@ -36,14 +37,24 @@ def take_words(
     if EXTRA:
         words += tl.load(mine + BLOCK + at)
     tl.store(out + at, words)
-    tl.store(mine + at, tl.full([BLOCK], EMPTY, tl.int32))
+    if EMPTIES:
+        tl.store(mine + at, tl.full([BLOCK], EMPTY, tl.int32))
 
 
-def program(extra: bool = False, volatile: bool = True, slots: int = 2) -> Callable[[], list[int]]:
+@triton.jit
+def empty_words(table, rank, slot, BLOCK: tl.constexpr):
+    mine = tl.load(table + rank).to(tl.pointer_type(tl.int32)) + slot * 2 * BLOCK
+    tl.store(mine + tl.arange(0, BLOCK), tl.full([BLOCK], EMPTY, tl.int32))
+
+
+def program(
+    extra: bool = False, volatile: bool = True, slots: int = 2, empties: str = "reader"
+) -> Callable[[], list[int]]:  # fmt: skip
     """Return a program that exchanges words between two ranks, over and over.
 
-    With two slots a rank writes a slot again only when the peer has taken what was in it: it has
-    read the peer's next words, which the peer sent after that. With one slot it does not wait.
+    The reader empties them, or a later kernel, or the host. With two slots a rank writes a slot
+    again only when the peer has taken what was in it: it has read the peer's next words, which the
+    peer sent after that. With one slot it does not wait.
     """
 
     def main() -> list[int]:
@@ -57,7 +68,14 @@ def program(extra: bool = False, volatile: bool = True, slots: int = 2) -> Calla
         for call in range(3):
             slot = call % slots
             push_words[(1,)](table, x, 1 - rank, slot, BLOCK=n, EXTRA=extra)
-            take_words[(1,)](table, out, rank, slot, BLOCK=n, EXTRA=extra, VOLATILE=volatile)
+            take_words[(1,)](
+                table, out, rank, slot, BLOCK=n, EXTRA=extra, VOLATILE=volatile,
+                EMPTIES=empties == "reader",
+            )  # fmt: skip
+            if empties == "kernel":
+                empty_words[(1,)](table, rank, slot, BLOCK=n)
+            elif empties == "host":
+                buffer[slot * 2 * n : (slot * 2 + 1) * n].fill_(-1)
         return out.tolist()
 
     return main

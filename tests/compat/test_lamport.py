@@ -22,8 +22,9 @@ def test_words_arrive() -> None:
     assert found == [[n + 1 for n in range(64)], [*range(64)]]
 
 
-def test_self_validating_words_rely_on_the_kernel_boundary() -> None:
-    report = checked()
+@pytest.mark.parametrize("empties", ["reader", "kernel", "host"])
+def test_self_validating_words_rely_on_the_kernel_boundary(empties: str) -> None:
+    report = checked(empties=empties)
     assert not report.findings, report
     assert {finding.rule for finding in report.remarks} == {"relies on the kernel boundary"}
     assert "self-validating" in report.remarks[0].why
@@ -35,8 +36,9 @@ def test_self_validating_words_rely_on_the_kernel_boundary() -> None:
         ({"extra": True}, "self-validating word for other data"),
         ({"volatile": False}, "no order"),
         ({"slots": 1}, "no order"),
+        ({"slots": 1, "empties": "kernel"}, "no order"),
     ],
-    ids=["other data", "plain poll", "slot written too early"],
+    ids=["other data", "plain poll", "slot written too early", "and emptied by a kernel"],
 )
 def test_what_words_do_not_cover_is_found(how: dict, rule: str) -> None:
     report = checked(**how)
