@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from .encounter import Encounter, Found
@@ -108,7 +109,7 @@ def look(here: Encounter) -> list[Found]:
 
 def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
     """Say which edge is missing between an earlier access and this one."""
-    event, (lo, hi) = here.event, bounds(here.span)
+    event = here.event
     actor, other = event.actor, old.event.actor
     unwaited = getattr(actor, "unwaited", None)
     if unwaited is not None and here.clocks.covers(unwaited, old.stamp):
@@ -129,25 +130,24 @@ def _explain(here: Encounter, old: PastAccess) -> tuple[Rule, str]:
     heard, learner = actor.heard.get(other), actor
     if heard is None:
         heard, learner = _heard_through(actor, other)
+    boundary = _boundary(here, old, heard, learner)
+    if boundary is not None:
+        return KERNEL_BOUNDARY, (
+            f"the signal at {chain(boundary.signal.event)} ({_order(boundary)}) was read at "
+            f"{chain(boundary.event)} ({boundary.event.sem}), and the {old.event.verb} was made "
+            "before the signalling kernel began: the memory model gives no order, the end of a "
+            "kernel gives one on today's GPUs"
+        )
     if heard is None:
-        heard = _heard_from_later_kernel(here, old)
+        heard = next(_heard_of_later_kernels(here, old), None)
     mixed = old.event.atomic != event.atomic
-    if heard is not None and not (mixed and any(lo <= a < hi for a in heard.signal.addresses)):
+    if heard is not None and not (mixed and _is_on(heard, here)):
         if _ended_with(heard, learner, old):
             return KERNEL_BOUNDARY, (
                 f"the signal at {chain(heard.signal.event)} ({heard.signal.event.sem}) was read at "
                 f"{chain(heard.event)} ({heard.event.sem}) by a kernel that ended, and a later one "
                 "on its stream relies on it: the memory model gives no order, the end of a kernel "
                 "gives one on today's GPUs"
-            )
-        begun = heard.signal.actor.begun or {}
-        waited = event.writes or _waited(heard, learner)
-        if waited and _is_boundary(heard) and here.clocks.covers(begun, old.stamp):
-            return KERNEL_BOUNDARY, (
-                f"the signal at {chain(heard.signal.event)} ({_order(heard)}) was read at "
-                f"{chain(heard.event)} ({heard.event.sem}), and the {old.event.verb} was made "
-                "before the signalling kernel began: the memory model gives no order, the end of "
-                "a kernel gives one on today's GPUs"
             )
         rule, why = _explain_heard(heard, old, learner)
         weak = _LACKS.get(rule, "")
@@ -230,12 +230,38 @@ def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
     return chain[0] if len(chain) > 2 else (None, actor)
 
 
-def _heard_from_later_kernel(here: Encounter, old: PastAccess) -> Heard | None:
-    """Find a signal of a program that came after the old access: its kernel began after it."""
-    for heard in here.event.actor.heard.values():
-        if here.clocks.covers(heard.signal.actor.begun or {}, old.stamp):
-            return heard
+def _boundary(
+    here: Encounter, old: PastAccess, heard: Heard | None, learner: Any
+) -> Heard | None:  # fmt: skip
+    """Find a signal of a later kernel that was waited for, and whose semantics alone are too weak.
+
+    It counts whatever else the program that made the access has signalled.
+    """
+    actor, mixed = here.event.actor, old.event.atomic != here.event.atomic
+    found = [(each, actor) for each in _heard_of_later_kernels(here, old)]
+    if heard is not None and _is_later(heard, here, old):
+        found.append((heard, learner))
+    for each, by in found:
+        waited = here.event.writes or _waited(each, by)
+        if waited and _is_boundary(each) and not (mixed and _is_on(each, here)):
+            return each
     return None
+
+
+def _heard_of_later_kernels(here: Encounter, old: PastAccess) -> Iterator[Heard]:
+    """Yield what was heard of programs whose kernels began after the old access."""
+    return (each for each in here.event.actor.heard.values() if _is_later(each, here, old))
+
+
+def _is_later(heard: Heard, here: Encounter, old: PastAccess) -> bool:
+    """Return whether the kernel that signalled began after the old access."""
+    return here.clocks.covers(heard.signal.actor.begun or {}, old.stamp)
+
+
+def _is_on(heard: Heard, here: Encounter) -> bool:
+    """Return whether a signal is a word of the bytes that are looked at."""
+    lo, hi = bounds(here.span)
+    return any(lo <= address < hi for address in heard.signal.addresses)
 
 
 def fault(heard: Heard) -> Rule | None:

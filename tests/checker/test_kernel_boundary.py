@@ -88,3 +88,27 @@ def test_what_the_same_kernel_wrote_is_a_race() -> None:
 def test_a_load_that_may_be_made_before_the_poll_is_a_race(poll: str) -> None:
     report = run(poll, False, strict=False, meet=False)
     assert RELAXED_RELEASE.name in rules(report.findings)
+
+
+@triton.jit
+def meet_and_write(data, flag, peer, ctx, SEND: tl.constexpr, BLOCK: tl.constexpr):
+    """Meet the peer, then write what a later kernel of this rank stands for."""
+    memory.atomic_xchg(flag + 1, 1, peer, ctx, sem=SEND)
+    while tl.atomic_add(flag + 1, 0, sem="acquire", scope="sys") < 1:
+        pass
+    tl.store(data + tl.arange(0, BLOCK), 3)
+
+
+@pytest.mark.parametrize("send", ["relaxed", "release"])
+def test_an_earlier_signal_does_not_hide_the_boundary(send: str) -> None:
+    def main(world: sundog.World) -> None:
+        data, flag = world.zeros((BLOCK,), torch.float32, "data"), world.signals((2,), "flag")
+        out, peer = torch.empty(BLOCK), 1 - world.rank
+        world.barrier()
+        meet_and_write[(1,)](data, flag, peer, world.ctx, send, BLOCK)
+        meet_and_read[(1,)](data, flag, out, peer, world.ctx, "acquire", False, False, BLOCK)
+        assert out[0].item() == 3
+
+    report = check(main, 2, 4, heap_size=256 << 10)
+    assert not report.findings, report
+    assert rules(report.remarks) == {KERNEL_BOUNDARY.name}
