@@ -32,7 +32,7 @@ BUDGETS = {
     "interpreter": 3625,
     "learn": 415,
     "machine": 3760,
-    "nodes": 1680,
+    "nodes": 1725,
     "ops": 1920,
     "predict": 1355,
     "report": 540,

@@ -1,9 +1,10 @@
 """Transfers between ranks of the same number on different machines, by a group of torch's.
 
 A transfer is started, and waited for later: meanwhile kernels run. Tensors travel as bytes, so
-every dtype does. With NCCL a transfer is ordered on streams and the host waits for nothing. With
-gloo the host waits, looks at the clock meanwhile, and whether another rank has reported a loss; a
-GPU's tensors go through host memory.
+every dtype does. With NCCL a transfer is ordered on streams, and the host waits for it only where
+it must know that the transfer has ended. With gloo the host always waits; a GPU's tensors go
+through host memory. A host that waits looks at the clock meanwhile, and whether another rank has
+reported a loss.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NetworkFailure(SundogError):
 
 @dataclass(frozen=True)
 class Transfer:
-    """Bytes on their way. `wait` returns what arrives."""
+    """Bytes on their way. `wait` and `wait_on_host` return what arrives."""
 
     works: list[Any]
     kept: tuple[torch.Tensor, ...]  # memory that is in use until then
@@ -38,8 +39,23 @@ class Transfer:
     between: Between
 
     def wait(self) -> torch.Tensor:
+        """Let what is launched from here on find the bytes; with NCCL the host goes on at once."""
         self.between.wait(self.works)
         return self.result()
+
+    def wait_on_host(self) -> torch.Tensor:
+        """Hold up the host until the bytes are here, whatever carries them."""
+        self.between.wait(self.works, on_host=True)
+        return self.result()
+
+
+def backend_for(group: Any, device: torch.device) -> str:
+    """Name what carries this device's tensors in a group, also one made with no backend's name.
+
+    torch calls that group's backend "undefined"; its config says "cpu:gloo,cuda:nccl".
+    """
+    pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return dict(pairs).get(device.type, "none")
 
 
 def _reason(error: RuntimeError) -> str:
@@ -86,6 +102,7 @@ class Between:
         self.is_ordered = self.backend == "nccl"  # on streams, so a graph can hold it
         self._limit, self._settle, self._is_lost = limit, settle, is_lost
         self._travels_on = device if self.is_ordered else torch.device("cpu")
+        self._under_way: list[Any] = []  # works on streams that nobody has seen end
 
     # what is sent
 
@@ -154,15 +171,22 @@ class Between:
         shape: tuple[int, ...],
     ) -> Transfer:  # fmt: skip
         dtype, device = like.dtype, like.device
+        if self.is_ordered and not self._is_capturing():
+            self._under_way = [work for work in self._under_way if not work.is_completed()] + works
         return Transfer(works, (sent, got), lambda: got.view(dtype).view(shape).to(device), self)
+
+    def _is_capturing(self) -> bool:
+        """Return whether a graph takes what is launched now, whose end nobody can ask for."""
+        return self._travels_on.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     # waiting
 
-    def wait(self, works: list[Any]) -> None:
+    def wait(self, works: list[Any], on_host: bool = False) -> None:
         """Wait until all have ended; NetworkFailure if one failed or a rank was lost."""
+        holds_up = on_host or not self.is_ordered
         deadline, nap = time.monotonic() + self._limit, 1e-5
         for work in works:
-            while not self.is_ordered and not work.is_completed():
+            while holds_up and not work.is_completed():
                 if self._is_lost():
                     raise NetworkFailure("another rank was lost")
                 if time.monotonic() > deadline:
@@ -173,3 +197,12 @@ class Between:
                 work.wait()  # of NCCL: orders streams; raises if it failed
             except RuntimeError as error:
                 raise NetworkFailure(_reason(error)) from None
+
+    def wait_for_all(self) -> None:
+        """Hold up the host until every transfer has ended, those of graphs excepted.
+
+        Who waits for a stream instead waits for ever if a machine has vanished.
+        """
+        for work in self._under_way:  # each has the limit for itself: kernels ran between them
+            self.wait([work], on_host=True)
+        self._under_way = []

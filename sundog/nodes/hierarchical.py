@@ -180,19 +180,23 @@ def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
 def all_gather(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
     """Gather this machine's tensors while the network brings those of the others."""
     source, target = x.view(-1), out.view(*levels.shape, -1)
-    others = [node for node in range(levels.between.count) if node != levels.between.node]
+    node = levels.between.node
 
     def gather_own(chunk: Chunk, _: Any) -> Transfer:
         part = source[chunk.start : chunk.stop]
         coming = levels.between.all_gather(part)
         own = levels.local.all_gather(part).view(levels.local.size, -1)
-        target[levels.between.node, :, chunk.start : chunk.stop] = own
+        target[node, :, chunk.start : chunk.stop] = own
         return coming
 
     def gather_others(chunk: Chunk, coming: Transfer) -> None:
-        whole = levels.local.all_gather(coming.wait()[others].view(-1))
+        # Slices, no list of numbers: a GPU would fetch that from the host, which no graph can hold.
+        arrived = coming.wait()
+        others = torch.cat([arrived[:node], arrived[node + 1 :]])
+        whole = levels.local.all_gather(others.view(-1))
         parts = whole.view(levels.local.size, len(others), -1).transpose(0, 1)
-        target[others, :, chunk.start : chunk.stop] = parts
+        target[:node, :, chunk.start : chunk.stop] = parts[:node]
+        target[node + 1 :, :, chunk.start : chunk.stop] = parts[node:]
 
     parts = chunks(x.numel(), x.element_size(), config.chunk_bytes)
     pipelined(parts, gather_own, gather_others)

@@ -33,7 +33,7 @@ from ..torch.calls import routed
 from ..world.capture import Graph
 from ..world.world import World
 from . import span_calls
-from .between import Between, NetworkFailure
+from .between import Between, NetworkFailure, backend_for
 from .machines import Machines, Opening, local_store, sorted_by_machine
 from .pipeline import Levels
 from .roll_call import RollCall, own_address
@@ -43,8 +43,8 @@ _ASKING = 0.1  # of the timeout: how long a rank may take to answer whether it i
 _LOCAL = (
     "as_symmetric", "empty", "empty_like", "free", "free_plans", "full", "is_capturing",
     "is_symmetric", "max_plans", "num_sms", "offset_of", "passive", "randn", "rank_stride",
-    "record_event", "scope", "signals", "stream", "stream_number", "synchronize", "wait_event",
-    "zeros", "zeros_like",
+    "record_event", "scope", "signals", "stream", "stream_number", "wait_event", "zeros",
+    "zeros_like",
 )  # fmt: skip
 
 
@@ -134,13 +134,22 @@ class SpanningWorld:
 
     # ranks together
 
+    def synchronize(self) -> None:
+        """Wait for what this rank launched, and for its transfers between machines."""
+        self._refuse_in_capture("world.synchronize")
+        with self._naming("world.synchronize"):
+            self._levels.between.wait_for_all()
+            self.local.synchronize()
+
     def barrier(self) -> None:
         """Wait for what this rank launched, then for all ranks of all machines. On the host."""
         self._refuse_in_capture("world.barrier")
+        between = self._levels.between
         with self._naming("a barrier"):
+            between.wait_for_all()
             self.local.barrier()
             # My counterparts send this after their machines' barriers, so everybody has come.
-            self._levels.between.all_gather(torch.zeros(1, device=self.device)).wait()
+            between.all_gather(torch.zeros(1, device=self.device)).wait_on_host()
 
     def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
         """Return every rank's value, by rank. A collective on the host; see World.exchange."""
@@ -160,10 +169,10 @@ class SpanningWorld:
         """Return every counterpart's bytes, by machine."""
         between = self._levels.between
         length = torch.tensor([len(data)], device=self.device)
-        lengths = [int(n) for n in between.all_gather(length).wait().view(-1).tolist()]
+        lengths = [int(n) for n in between.all_gather(length).wait_on_host().view(-1).tolist()]
         mine = torch.zeros(max(lengths), dtype=torch.uint8)
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        rows = between.all_gather(mine.to(self.device)).wait().cpu()
+        rows = between.all_gather(mine.to(self.device)).wait_on_host().cpu()
         return [bytes(row[:n].tolist()) for row, n in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
@@ -355,10 +364,9 @@ def _joined(members: Members, machines: Machines, local: World, timeout: float) 
     resolve: Any = dist.distributed_c10d._resolve_process_group
     whole = resolve(members.group) if members.group else dist.group.WORLD
     ranks = dist.get_process_group_ranks(whole)
-    on_gpu = local.device.type == "cuda"
     return dist.new_group(
         [ranks[each] for each in machines.counterparts(local.rank)],
         timeout=timedelta(seconds=timeout),
-        backend="nccl" if on_gpu and "nccl" in dist.get_backend(whole) else "gloo",
+        backend="nccl" if backend_for(whole, local.device) == "nccl" else "gloo",
         use_local_synchronization=True,
     )
