@@ -159,7 +159,7 @@ def _copy_aligned(dsts, src, n, part, parts, COUNT: tl.constexpr, BLOCK: tl.cons
     nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     PER: tl.constexpr = WIDE // nbytes
     TILE: tl.constexpr = BLOCK // nbytes
-    body = n // PER * PER  # n, with a divisor that the compiler knows
+    body = n // PER * PER  # the same, with a divisor that the compiler knows
     for start in range(part.to(tl.int64) * TILE, body, parts * TILE):
         at = start + tl.arange(0, TILE)
         tile = tl.load(tl.multiple_of(src + at, WIDE), mask=at < body)

@@ -229,7 +229,7 @@ def reduce_ranks(pointers, at, mask, OP: tl.constexpr, SIZE: tl.constexpr):
     """Reduce the tile at `at`, a multiple of 16 bytes, over all ranks in rank order."""
     tiles = ()
     for peer in tl.static_range(SIZE):  # all loads first, to be in flight together
-        # On the tile, not on its base: a hint on what a function was given is lost.
+        # On the tile, not on its base: a hint on a function's argument is lost.
         tile = tl.load(tl.multiple_of(pointers[peer] + at, chunks.WIDE), mask=mask)
         tiles = tiles + (tile,)  # type: ignore[assignment]
     total = widen(tiles[0])  # type: ignore[misc]

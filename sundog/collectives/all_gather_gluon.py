@@ -135,7 +135,7 @@ def _copy(
     if VECTOR:
         PER: gl.constexpr = VECTOR // nbytes
         COLUMNS: gl.constexpr = BLOCK_N // nbytes
-        body = n // (WIDE // nbytes) * (WIDE // nbytes)  # n, with a divisor that the compiler knows
+        body = n // (WIDE // nbytes) * (WIDE // nbytes)  # with a divisor known when compiled
         place = gl.arange(0, BLOCK_M * COLUMNS, device.lane_layout(PER, gl.num_warps()))
         pitch = gl.num_programs(0).to(gl.int64) * COLUMNS  # a row of the matrix
         inside = place // COLUMNS * pitch + place % COLUMNS
@@ -144,7 +144,7 @@ def _copy(
             source = gl.multiple_of(gl.max_contiguous(src + at, WIDE // nbytes), WIDE)
             tile = gl.load(source, mask=at < body)
             for i in gl.static_range(COUNT):
-                # On the tile, not on its base: a hint on what a function was given is lost.
+                # On the tile, not on its base: a hint on a function's argument is lost.
                 there = gl.max_contiguous(dsts[i] + at, WIDE // nbytes)
                 gl.store(gl.multiple_of(there, WIDE), tile, mask=at < body)
     else:
@@ -168,7 +168,7 @@ def _copy_chunks(dsts, src, head, skew, count, COUNT: gl.constexpr, TILE: gl.con
     for start in range(first, count, gl.num_programs(0).to(gl.int64) * TILE):
         at = gl.expand_dims(start + chunk, 1) * 2 + word
         mask = at < 2 * count
-        # On the tile, not on its base: a hint on what a function was given is lost.
+        # On the tile, not on its base: a hint on a function's argument is lost.
         here = gl.multiple_of(gl.max_contiguous(words + at, (1, 2)), (16, 16))
         after = gl.multiple_of(gl.max_contiguous(words + 2 + at, (1, 2)), (16, 16))
         a, b = gl.split(gl.load(here, mask=mask))

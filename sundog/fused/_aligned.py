@@ -1,10 +1,10 @@
-"""Aligned copies of matrices whose rows do not begin at multiples of 16 bytes.
+"""Copy matrices whose rows do not begin at multiples of 16 bytes to ones whose rows do.
 
-TMA takes no such matrix, and a thread may load no more than an element at a time of it. One copy is
-linear in the matrix, and the product reads it many times: 8 shapes on an H200 took 0.26 to 0.77 of
-the time with copies, the one with 16 rows too (docs/measured.md, gemm in place). The copy's rows
-are padded with zeros, up to where the next one may begin, so that masks do not make accesses narrow
-either: a padded K adds products of zeros.
+TMA refuses such a matrix, and a thread may load only one element of it at a time. A copy reads the
+matrix once, and the product reads it many times: with copies 8 shapes on an H200 took 0.26 to 0.77
+of the time, also the one with 16 rows (docs/measured.md, gemm in place). The copy's rows are padded
+with zeros, up to where the next one may begin, so that masks do not make accesses narrow either: a
+padded K adds products of zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 _ROWS, _COLS = 16, 256  # of a tile of the copy
-_PER_SM = 8  # programs: while some load, others store; none waits, so not all must be resident
+_PER_SM = 8  # programs: some load while others store; none waits, so not all must be resident
 
 
 @triton.jit
@@ -35,9 +35,9 @@ def _align_kernel(x, room, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 def padded(length: int, itemsize: int, descriptors: bool) -> int:
-    """Count a row's elements with its padding, such that all rows are aligned.
+    """Count a row's elements with its padding, which aligns all rows.
 
-    Without descriptors to 16 elements, which is what Triton asks of a stride at a launch.
+    Without descriptors rows are aligned to 16 elements, as Triton asks of strides at a launch.
     """
     unit = _gemm.ALIGNED // itemsize if descriptors and gpu_limits.here().has_tma else 16
     return triton.cdiv(length, unit) * unit
@@ -46,7 +46,7 @@ def padded(length: int, itemsize: int, descriptors: bool) -> int:
 def room_for(
     world: World, shape: tuple[int, int], dtype: torch.dtype, config: _gemm.Tiles, name: str
 ) -> torch.Tensor | None:
-    """Allocate heap memory for an aligned copy; None if a contiguous matrix is aligned."""
+    """Allocate heap memory for an aligned copy. Return None if a contiguous matrix is aligned."""
     width = padded(shape[1], dtype.itemsize, config.descriptors)
     return None if width == shape[1] else world.empty((shape[0], width), dtype, name)
 
@@ -54,22 +54,22 @@ def room_for(
 def aligned(
     matrix: torch.Tensor, room: torch.Tensor | None, config: _gemm.Tiles, programs: int
 ) -> torch.Tensor:
-    """Return the matrix if its rows are aligned or there is no room, else its copy there."""
+    """Return the matrix if its rows are aligned or there is no room, else its copy in the room."""
     if room is None or matrix.stride(1) != 1 or _is_wide(matrix, config):
         return matrix
     return _copy(matrix, room, programs)
 
 
 def dense(matrix: torch.Tensor, room: torch.Tensor, programs: int) -> torch.Tensor:
-    """Return the matrix if its rows lie as those of the room, else its copy there."""
+    """Return the matrix if its rows are laid out like the room's, else its copy in the room."""
     return matrix if matrix.stride() == room.stride() else _copy(matrix, room, programs)
 
 
 class Rooms:
-    """Memory of a plan for aligned copies of operands that only this rank reads.
+    """A plan's memory for aligned copies of operands that only this rank reads.
 
-    Strides are not part of a problem, so room is made with the first matrix that needs it; a graph
-    under capture, where nothing is allocated, reads such a matrix as it is.
+    Strides are not part of a problem, so room is made for the first matrix that needs it. A
+    capture, which allocates nothing, reads such a matrix in place.
     """
 
     def __init__(self, world: World, config: _gemm.Tiles, programs: int) -> None:
@@ -77,7 +77,7 @@ class Rooms:
         self._made: dict[tuple[int, torch.Size, bool], torch.Tensor] = {}
 
     def wide(self, *operands: torch.Tensor) -> list[torch.Tensor]:
-        """Return each operand, or an aligned copy that zeros may make longer."""
+        """Return each operand, or its aligned copy, which may be longer by zeros."""
         return [self._wide(place, operand) for place, operand in enumerate(operands)]
 
     def matmul(

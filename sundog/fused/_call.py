@@ -1,4 +1,4 @@
-"""What the fused ops share on the host: checks of their matrices, and the choice of tiles."""
+"""What the fused ops share on the host: they check matrices and choose tiles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_rows(
     run: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor], times: int = 1,
     slices: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    """Run an op on a of [..., k] as rows, by views; out has `times / slices` as many rows."""
+    """Run an op on `a`, of [..., k], as rows, by views. `out` has `times / slices` as many rows."""
     first = first_dim(op, a, times, slices)
     room, rows = None if out is None else _rows_of(out), _rows_of(a)
     if out is not None and room is None:
@@ -53,7 +53,7 @@ def by_rows(
 
 
 def first_dim(op: str, a: torch.Tensor, times: int, slices: int) -> int:
-    """Return the result's first dimension; raise ValueError if that of a does not split."""
+    """Return the result's first dimension. Raise ValueError if that of `a` does not divide."""
     if a.shape[0] % slices:
         raise ValueError(
             f"{op}: the first dimension of a, {a.shape[0]}, does not split into {slices} equal "
@@ -63,7 +63,7 @@ def first_dim(op: str, a: torch.Tensor, times: int, slices: int) -> int:
 
 
 def _rows_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor as a matrix of rows; None if its strides allow no such view."""
+    """Return the tensor as a matrix of rows, or None if its strides allow no such view."""
     try:
         return tensor.view(math.prod(tensor.shape[:-1]), tensor.shape[-1])
     except RuntimeError:
@@ -71,7 +71,7 @@ def _rows_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def check_tensors(world: World, op: str, **tensors: torch.Tensor | None) -> None:
-    """Raise ValueError unless all are tensors on this rank's device; None was not given."""
+    """Raise ValueError unless all are tensors on this rank's device. None stands for no tensor."""
     for name, tensor in tensors.items():
         if tensor is None and name in ("bias", "out"):
             continue
@@ -89,7 +89,7 @@ def check_matrices(
     op: str, a: torch.Tensor, b: torch.Tensor, k: int, bias: torch.Tensor | None,
     activation: str | None, out: torch.Tensor | None, rows: int, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Raise ValueError if these can't be multiplied; return the output, of `rows` rows."""
+    """Raise ValueError if these can't be multiplied. Return the output, of `rows` rows."""
     if b.dim() != 2 or b.shape[0] != k:
         raise ValueError(
             f"{op}: b has shape {tuple(b.shape)}, expected {k} rows and two dimensions"
@@ -148,7 +148,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
-    """Say what `valid` says, else whether the programs, which wait, can't all run at once."""
+    """Return what `valid` says, else why not all programs, which wait, fit at once, or None."""
     if refused is not None or programs <= num_sms:
         return refused
     return (
@@ -158,7 +158,7 @@ def resident(refused: str | None, programs: int, num_sms: int) -> str | None:
 
 
 def hint_of(matrix: torch.Tensor) -> tuple[int, int]:
-    """Say what may be promised of a matrix: see `tiles.hinted`."""
+    """Return what the compiler may be promised about a matrix: see `tiles.hinted`."""
     many = _WIDEST // matrix.itemsize
     if matrix.data_ptr() % _WIDEST == 0:
         if matrix.stride(1) == 1 and matrix.stride(0) % many == matrix.shape[1] % many == 0:
@@ -174,12 +174,12 @@ class _Tile(NamedTuple):
     k: int
     num_warps: int
     num_stages: int
-    speed: float  # of an SM, over that with the largest tile, on a GPU of its own
+    speed: float  # of an SM, relative to the largest tile, where a rank has a GPU to itself
     shared_speed: float  # the same where ranks share a GPU, and its L2 cache
 
 
-# Of 16-bit types on sm_90. The two largest as measured; the others rough, so that those come out
-# that were fastest with 16, 64 and 256 rows (docs/measured.md).
+# For 16-bit types on sm_90. The two largest were measured. The others are rough, fitted so that the
+# tiles that were fastest with 16, 64 and 256 rows are chosen (docs/measured.md).
 _TILES = (
     _Tile(128, 256, 64, 8, 3, 1.0, 1.0),
     _Tile(128, 128, 64, 4, 4, 0.98, 0.70),
@@ -189,13 +189,13 @@ _TILES = (
     _Tile(64, 32, 128, 4, 4, 0.25, 0.22),
     _Tile(16, 32, 128, 2, 5, 0.10, 0.03),  # of 16 rows: 21 us where a box of 64 took 41
 )
-FEW_SMS = 64  # of a rank: it has a part of a GPU
+FEW_SMS = 64  # of a rank, which then has a part of a GPU
 
 
 def fitting(
     rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
 ) -> dict[str, Any]:
-    """Choose tiles that should end first: the last wave may leave most SMs without work."""
+    """Choose the tiles that should finish first: the last wave may leave most SMs without work."""
     if not gpu_limits.here().has_tma or dtype.itemsize > 2:
         return _halved(rows, shard_rows, cols, k, dtype, num_sms)
     shards = rows // max(shard_rows, 1)
@@ -218,7 +218,7 @@ def fitting(
 def _halved(
     rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
 ) -> dict[str, Any]:
-    """Choose tiles without spills, halved until every SM has one. Not measured: AMD, float32."""
+    """Choose tiles that do not spill, halved until every SM has one. AMD, float32: not measured."""
     here, wide = gpu_limits.here(), dtype.itemsize > 2
     is_amd = here.is_amd
     tile_m, tile_n = (64, 64) if wide else (128, 128 if is_amd else 256)  # wide: no tensor cores
@@ -237,5 +237,5 @@ def _halved(
         num_stages=2 if is_amd else 3,
     )
     while _gemm.shared_bytes(_gemm.Tiles(**made), dtype.itemsize) > here.shared:
-        made["num_stages"] -= 1  # one stage of any of these tiles fits every target
+        made["num_stages"] -= 1  # every target has room for one stage of these tiles
     return made

@@ -1,13 +1,13 @@
-"""What the algorithms share that leave the product to torch.mm, which is cuBLAS or hipBLASLt.
+"""What algorithms share that multiply by torch.mm, which is cuBLAS or hipBLASLt.
 
-They need a GPU for each rank: cuBLAS takes the SMs that it likes, and where ranks share a GPU those
-may be held by programs that wait for this very product (seen with 8 ranks on an H200, which hung).
-`world.owns_gpu` says so: on `symm` the ranks compare the identity of their GPUs when a world opens,
-on `virtual` one rank has the GPU, or rank 0 with its peers across a link. `auto` leaves these out
-elsewhere, and a plan refuses.
+Each rank needs a GPU to itself. cuBLAS takes the SMs that it likes; where ranks share a GPU,
+programs that wait for this very product may hold them (8 ranks on an H200 hung so).
+`world.owns_gpu` says whether each has one: on `symm` the ranks compare the identity of their GPUs
+when a world opens; on `virtual` a single rank has the GPU, or rank 0 does with its peers across a
+link. Elsewhere `auto` leaves these algorithms out, and a plan refuses.
 
-cuBLAS adds in an order of its own, which may change with the shape and the version: bits are the
-same from call to call and on all ranks, but not those of our own products.
+cuBLAS adds in its own order, which may change with the shape and the version. Bits are the same
+from call to call and on all ranks, but not those of our own products.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """Nothing to choose: the product is cuBLAS's, and the collective chooses for itself."""
+    """There is nothing to choose: cuBLAS multiplies, and the collective chooses its own config."""
 
 
 def valid(problem: Any, config: Config) -> str | None:
@@ -58,7 +58,7 @@ def matmul(
 
 
 def refused(world: World, reason: str | None) -> str | None:
-    """Say what `valid` says, else whether the ranks share a GPU."""
+    """Return what `valid` says, else why ranks that share a GPU can't use this, or None."""
     if reason is not None or world.owns_gpu:
         return reason
     return (

@@ -1,4 +1,4 @@
-"""What the algorithms of moe_dispatch share: flags, and how kernels read and send tokens."""
+"""What the algorithms of moe_dispatch share: flags, and the reading and sending of tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DispatchShape(NamedTuple):
 
 
 class DispatchFlags(NamedTuple):
-    """What the ranks' programs tell each other, and what is refused."""
+    """What the ranks' programs signal to each other, and what is refused."""
 
     ready: torch.Tensor  # by program and rank: its out is free
     arrived: torch.Tensor  # by program and rank: its tokens are here
@@ -54,7 +54,7 @@ def flags_of(world: World, problem: Problem, config: Config) -> DispatchFlags:
 
 
 def launch_shape(problem: Problem, config: Config, itemsize: int, aligned: bool) -> DispatchShape:
-    """`itemsize`: bytes of a word."""
+    """Return the constants of a problem and a config. A word has `itemsize` bytes."""
     per = WIDE.value // itemsize
     words = triton.cdiv(triton.cdiv(problem.row // itemsize, config.parts), per) * per
     return constants(
@@ -66,11 +66,11 @@ def launch_shape(problem: Problem, config: Config, itemsize: int, aligned: bool)
 
 @triton.jit
 def columns(part, n, shape):
-    """Return the words of a row that are a part of it, and which of them are there."""
+    """Return where the words of a part of a row are, and which of them exist."""
     at = part * shape.width + tl.arange(0, shape.block)
     end = tl.minimum((part + 1) * shape.width, n)
     if shape.aligned:
-        end = end // 4 * 4  # itself, as a number of which the compiler knows a divisor
+        end = end // 4 * 4  # the same, with a divisor that the compiler knows
     return at, at < end
 
 
@@ -86,7 +86,7 @@ def fetch(x, item, items, n, shape):
 
 @triton.jit
 def routed(expert, slot, out, n, rank, ctx, shape):
-    """Return where an expert has this token of `rank`, and whether it has it."""
+    """Return where an expert stores this token of `rank`, and whether it does."""
     nbytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     is_there = slot < shape.slots
     expert = tl.where(is_there, expert, 0)
@@ -108,7 +108,7 @@ def store_all(tile, places, sent, part, n, shape):
 
 @triton.jit
 def emit_counts(out, expert, count, flags, rank, ctx, shape):
-    """Store counts to the experts' ranks; leave a record if one is above the slots."""
+    """Store counts to the experts' ranks. Leave a record if one exceeds the slots."""
     is_one = expert < shape.experts
     known = tl.where(is_one, expert, 0)
     there = out.to(tl.pointer_type(tl.int32)) + (known % shape.local) * shape.size + rank
@@ -121,8 +121,8 @@ def emit_counts(out, expert, count, flags, rank, ctx, shape):
 
 @triton.jit
 def refuse_unknown(ids, pairs, flags, ctx, shape):
-    """Leave a record of an entry that is no expert, and not -1. After the first barrier: a record
-    ends the waits of this rank, and what is stored after them must find the peers' out free."""
+    """Leave a record of an entry that is neither an expert nor -1. Call it after the first barrier:
+    a record ends this rank's waits, and what is stored after them must find the peers' out free."""
     for start in range(tl.program_id(0) * IDS, pairs, tl.num_programs(0) * IDS):
         at = start + tl.arange(0, IDS)
         chosen = tl.load(ids + at, mask=at < pairs, other=-1).to(tl.int64)

@@ -1,9 +1,9 @@
 """Fetchers: programs that pull the peers' parts of a sharded matrix into a staging buffer.
 
-The remote part is a grid of tiles, rows by blocks along K: of all peers side by side where the
-matrix is sharded along K, one below the other along M. The next rank's part comes first, so every
-rank begins with another peer. Between two units a fetcher has nothing on its way, for Triton
-pipelines no loop with a barrier in it.
+The remote part is a grid of tiles, rows by blocks along K. The peers' shards are side by side where
+the matrix is sharded along K, and one below the other where it is sharded along M. The next rank's
+part comes first, so every rank begins with a different peer. Between two units a fetcher has no
+loads in flight, for Triton does not pipeline a loop with a barrier in it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ class Flags(NamedTuple):
     """Epochs by which the programs of a call, on all ranks, wait for each other."""
 
     ready: torch.Tensor  # by rank: its part of A may be read
-    done: torch.Tensor  # by fetcher and rank: has read all that it will of this rank's A
-    staged: torch.Tensor  # by row and group of blocks: is in the staging buffer
+    done: torch.Tensor  # by fetcher and rank: it has read all that it will of this rank's A
+    staged: torch.Tensor  # by row and group of blocks: it is in the staging buffer
     tickets: torch.Tensor  # how many output tiles were asked for, by all calls
     epochs: torch.Tensor  # by program: how often it has run
 
 
 class Sharded(NamedTuple):
-    """This rank's shard of a matrix, as a view, and the staging buffer: a shard per other rank."""
+    """A view of this rank's shard of a matrix, and the staging buffer: a shard per other rank."""
 
     ptr: torch.Tensor
     rows: int
     cols: int
-    row_stride: int  # in elements, as all distances here
+    row_stride: int  # in elements, like all distances here
     col_stride: int
     staged: torch.Tensor  # the first of the staged shards, which is the next rank's
     staged_row_stride: int
     staged_col_stride: int
     apart: int  # between two staged shards
-    own_at: int  # where this rank's is in a descriptor of both (_workers.py)
+    own_at: int  # where this rank's shard is in a descriptor of both (_workers.py)
 
 
 class Fetch(NamedTuple):
@@ -58,15 +58,15 @@ class Fetch(NamedTuple):
     first_fetchers: tl.constexpr  # ... and that fetch the first of `stages` parts of the rows
     most_fetchers: tl.constexpr  # the larger of the two
     stages: tl.constexpr
-    ahead: tl.constexpr  # tiles that a fetcher has on their way at once
+    ahead: tl.constexpr  # tiles that a fetcher has in flight at once
     hint: tl.constexpr  # see tiles.hinted
-    scope: tl.constexpr  # of the flags' wait: "gpu"; "sys" where it is not programs that fetch
+    scope: tl.constexpr  # of the flags' wait: "gpu"; "sys" where the copy engine fetches
     trace: tl.constexpr  # the clock of trace points, or 0
 
 
 @triton.jit
 def remote(a, cfg, shape):
-    """Count rows of remote tiles, blocks in such a row, and flags of such a row."""
+    """Return the rows of remote tiles, and the blocks and flags of such a row."""
     rows, blocks = tl.cdiv(a.rows, shape.tile_m), cfg.per_shard
     if cfg.by_k:
         blocks *= cfg.size - 1
@@ -77,13 +77,13 @@ def remote(a, cfg, shape):
 
 @triton.jit
 def fetch(a, flags, epoch, ctx, cfg, shape):
-    """Copy this program's share of the remote tiles, in the order in which workers want them.
+    """Copy this program's share of the remote tiles, in the order in which workers need them.
 
-    Return its number of units, which is the same on all ranks.
+    Return how many units it copied, which is the same on all ranks.
     """
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     rows, blocks, groups = remote(a, cfg, shape)
-    # The peers' A is complete, as program 0 of each of them says.
+    # The peers' A is complete, as program 0 of each peer signals.
     signal.wait_all(flags.ready, epoch, ctx, cfg.size, cfg.trace)
     units = rows * groups
     first = tl.cdiv(rows, cfg.stages) * groups  # units of the first stage
@@ -95,16 +95,17 @@ def fetch(a, flags, epoch, ctx, cfg, shape):
     for n in range(mine + more):
         later = first + program + (n - mine) * cfg.fetchers
         unit = tl.where(n < mine, program + n * cfg.first_fetchers, later)
-        # A band of rows flag by flag, as `swizzle` lets the workers go over its columns.
+        # A band of rows flag by flag, in the order in which `swizzle` takes the workers over its
+        # columns.
         row, group = _gemm.swizzle(unit, rows, groups, shape.group_m)
         last = tl.minimum((group + 1) * cfg.per_flag, blocks)
         trace.begin(trace.FETCH, unit, 0, rank, ctx, cfg.trace)
-        # By tiles of cfg.wide blocks and as many times fewer rows: long rows suit the memory.
+        # By tiles of cfg.wide blocks and as many times fewer rows, since long rows suit the memory.
         for step in tl.range(group * cfg.per_flag, last, num_stages=cfg.ahead):
             part, block = step % cfg.wide, step // cfg.wide * cfg.wide
             _fetch_tile(a, row, part, block, rank, away, cfg, shape)
         trace.end(trace.FETCH, unit, 0, rank, ctx, cfg.trace)
-        # The tiles of this group, stored by all warps, before the flag: workers wait for it.
+        # The tiles of this group, stored by all warps, before the flag that workers wait for.
         flag = flags.staged + row * groups + group
         local.signal(flag, epoch, ctx, cfg.trace)
         if n == mine + more - 1:
@@ -119,18 +120,18 @@ def fetch(a, flags, epoch, ctx, cfg, shape):
 def tell_all(flags, epoch, ctx, cfg):
     """Set `flags[my rank]` to `epoch` at every rank.
 
-    As signal.signal_all without its CTA barrier, for what came before this kernel, or before a
-    signal right before this: there it would order nothing, so no check could miss it.
+    Like signal.signal_all without its CTA barrier. Use it for what came before this kernel, or
+    right after another signal: there the barrier would order nothing.
     """
     lane = tl.arange(0, triton.next_power_of_2(cfg.size))
     trace.begin(trace.SIGNAL, flags, epoch, trace.ALL, ctx, cfg.trace)
-    # Releases it to the programs of all ranks that wait for these flags.
+    # Releases that to the programs of all ranks that wait for these flags.
     signal._set_lanes(flags, lane, epoch, ctx, cfg.trace)
 
 
 @triton.jit
 def _fetch_tile(a, row, part, block, rank, away, cfg, shape):
-    """Fetch part `part` of cfg.wide of the rows of cfg.wide blocks, which are of one rank."""
+    """Fetch part `part` of cfg.wide of the rows of cfg.wide blocks, all of one rank."""
     ROWS: tl.constexpr = shape.tile_m // cfg.wide
     COLS: tl.constexpr = shape.tile_k * cfg.wide
     if cfg.by_k:
@@ -147,16 +148,16 @@ def _fetch_tile(a, row, part, block, rank, away, cfg, shape):
 
 @triton.jit
 def staged_part(a, step):
-    """Return what was staged of the rank that is `step` + 1 after this one."""
+    """Return the staged shard of the rank that is `step` + 1 after this one."""
     ptr = a.staged + tl.full((), 1, tl.int64) * step * a.apart
     return tiles.View(ptr, a.rows, a.cols, a.staged_row_stride, a.staged_col_stride)
 
 
 @triton.jit
 def arrived(flags, count, epoch, SCOPE: tl.constexpr, LANES: tl.constexpr):
-    """Count how many of `count` flags are set, up to the first that is not; at most LANES.
+    """Count the flags that are set, of `count`, up to the first that is not; at most LANES.
 
-    Orders: what the fetchers of those stored before, before all that this program does after.
+    Orders what the fetchers of those flags stored before all that this program does afterwards.
     """
     lane = tl.arange(0, LANES)
     zero = tl.zeros((LANES,), tl.int64)

@@ -2,14 +2,13 @@
 
     out = activation(A @ B + bias), accumulated in float32
 
-A and B are views by strides: NN, NT, TN and TT are one kernel, nothing is copied. An operand comes
-as a tensor descriptor, made by the host, where the target has TMA and the tensor is aligned for it,
-else as pointers (`operand`); so does the output (`target`). float32 is multiplied as it is, without
-tf32.
+A and B are views by strides, so one kernel serves NN, NT, TN and TT without copies. The host passes
+an operand as a tensor descriptor where the target has TMA and the tensor is aligned for it, else as
+pointers (`operand`); so too the output (`target`). float32 is multiplied without tf32.
 
-One plain loop over K, so that Triton pipelines it: waits stand outside of it, since their CTA
-barrier ends the pipelining of a loop that has one (docs/memory_model.md), and a short loop is
-mostly filling and draining. Where all comes by descriptors, the loops over tiles and over K are one
+There is one plain loop over K, so that Triton pipelines it. Waits stand outside of it: Triton does
+not pipeline a loop with their CTA barrier (docs/memory_model.md), and a short loop would mostly
+fill and drain. Where everything comes by descriptors, the loops over tiles and over K are one
 (`flatten`), so that the next tile is loaded while this one is written; but not where there is no
 room for both (`room_beside`), as for 128 x 256 in float32.
 """
@@ -29,19 +28,19 @@ from ..device import tiles
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ACTIVATIONS = (None, "silu")
-# How an operand is given: as a view, or as a descriptor of the matrix or of its transpose.
+# How an operand is passed: as a view, or as a descriptor of the matrix or of its transpose.
 VIEW, ROWS, COLUMNS = "view", "rows", "columns"
-ALIGNED = 16  # bytes, that TMA asks of the base and of every stride but the last
+ALIGNED = 16  # bytes: TMA wants the base, and every stride but the last, at multiples of it
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """What every config of a fused op has."""
+    """The fields of every config of a fused op."""
 
     tile_m: int = 128
     tile_n: int = 256
     tile_k: int = 64
-    group_m: int = 8  # row tiles whose columns are taken together, for the L2 cache
+    group_m: int = 8  # row tiles whose columns are processed together, for the L2 cache
     descriptors: bool = True  # where the target has TMA and the tensors are aligned for it
     num_warps: int = 8
     num_stages: int = 3
@@ -49,13 +48,13 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Grid(Tiles):
-    """And how many programs take the tiles in turn."""
+    """Tiles, and the number of programs that take them in turn."""
 
     programs: int = 132
 
 
 def unfit(problem: Any) -> str | None:
-    """Say why no config takes a problem of any op."""
+    """Return why no config of any op takes this problem, or None."""
     for dtype in (problem.dtype, problem.out_dtype or problem.dtype):
         if dtype not in DTYPES:
             return f"{dtype}: expected one of float16, bfloat16 and float32"
@@ -65,14 +64,14 @@ def unfit(problem: Any) -> str | None:
 
 
 def valid_grid(config: Grid, dtype: torch.dtype) -> str | None:
-    """Return None, or why this can't be used."""
+    """Return why this config can't be used, or None."""
     if config.programs < 1:
         return f"programs {config.programs}: at least one must do the work"
     return valid(config, dtype)
 
 
 def valid(config: Tiles, dtype: torch.dtype) -> str | None:
-    """Return None, or why these tiles can't be used."""
+    """Return why these tiles can't be used, or None."""
     for name in ("tile_m", "tile_n", "tile_k"):
         size = getattr(config, name)
         if size < 16 or size & (size - 1):
@@ -97,11 +96,11 @@ def valid(config: Tiles, dtype: torch.dtype) -> str | None:
     return here.refuse_warps(config.num_warps)
 
 
-_BARRIERS = 1 << 10  # of shared memory, at most, for what else a kernel keeps there
+_BARRIERS = 1 << 10  # bytes of shared memory, at most, for what else a kernel keeps there
 
 
 def shared_bytes(config: Tiles, itemsize: int) -> int:
-    """Count the shared memory for the blocks of A and B that are on their way.
+    """Count the bytes of shared memory for the blocks of A and B that are in flight.
 
     AMD's compiler keeps one stage in registers.
     """
@@ -120,9 +119,9 @@ _TRIED_BY_AMD = tuple(
 
 
 def tried(*nvidia: tuple[int, int, int, int]) -> list[dict[str, Any]]:
-    """List what a tuner may try on the target: (tile_m, tile_n, num_warps, num_stages), or AMD's.
+    """List what a tuner may try on a target: (tile_m, tile_n, num_warps, num_stages), or AMD's.
 
-    AMD's have fewer stages, since a workgroup has less shared memory: those that fit are used.
+    Only those that fit are used: AMD's have fewer stages, since a workgroup has less shared memory.
     """
     here = gpu_limits.here()
     names = ("tile_m", "tile_n", "tile_k", "num_warps", "num_stages", "descriptors")
@@ -134,7 +133,7 @@ def tried(*nvidia: tuple[int, int, int, int]) -> list[dict[str, Any]]:
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for: constants, as one argument."""
+    """The constants that a kernel is compiled for, as one argument."""
 
     tile_m: tl.constexpr
     tile_n: tl.constexpr
@@ -150,7 +149,7 @@ Kind = TypeVar("Kind")
 
 
 def constants(kind: type[Kind], **values: Any) -> Kind:
-    """Make a named tuple of constants, as a kernel takes it."""
+    """Return a named tuple of constants, as a kernel takes it."""
     return kind(**{name: tl.constexpr(value) for name, value in values.items()})
 
 
@@ -165,10 +164,10 @@ def shape_of(
 
 
 def room_beside(config: Tiles, itemsize: int, out_itemsize: int) -> bool:
-    """Return whether a tile can be stored by pointers while the next one's inputs are there.
+    """Return whether a tile can be stored by pointers beside the next tile's inputs.
 
-    On its way it goes through shared memory, to where a thread has what lies side by side: in one
-    piece, but wide ones of 16 bits in halves (seen with Triton 3.6 to 3.9).
+    It passes through shared memory, so that a thread gets contiguous elements: in one piece, but
+    wide tiles of 16 bits in halves (seen with Triton 3.6 to 3.9).
     """
     is_halved = out_itemsize == 2 and config.tile_n >= 256 and config.tile_m <= 128
     pieces = 2 if is_halved and config.num_warps <= 8 else 1
@@ -177,14 +176,14 @@ def room_beside(config: Tiles, itemsize: int, out_itemsize: int) -> bool:
 
 
 def kind_of(tensor: torch.Tensor, descriptors: bool) -> str:
-    """Return which way a kernel takes a matrix: VIEW, ROWS or COLUMNS."""
+    """Return how a kernel takes a matrix: VIEW, ROWS or COLUMNS."""
     if descriptors and _describable(tensor):
         return ROWS
     return COLUMNS if descriptors and _describable(tensor.T) else VIEW
 
 
 def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> tuple[Any, str]:
-    """Return a matrix as a kernel takes it, and which way."""
+    """Return a matrix as a kernel takes it, and how."""
     kind = kind_of(tensor, descriptors)
     if kind == VIEW:
         return tiles.view(tensor), kind
@@ -194,9 +193,9 @@ def operand(tensor: torch.Tensor, block: tuple[int, int], descriptors: bool) -> 
 
 
 def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True) -> Any:
-    """Describe the output, or return None where its tiles do not fit the shared memory.
+    """Describe the output. Return None where its tiles do not fit the shared memory.
 
-    `beside`: while the inputs of the next tile are there already.
+    `beside`: the inputs of the next tile are there at the same time.
     """
     inputs, tile = shared_bytes(config, itemsize), config.tile_m * config.tile_n * out.itemsize
     fits = (inputs + tile if beside else max(inputs, tile)) + _BARRIERS <= gpu_limits.here().shared
@@ -205,7 +204,7 @@ def target(out: torch.Tensor, config: Tiles, itemsize: int, beside: bool = True)
 
 
 def _describable(matrix: torch.Tensor) -> bool:
-    """Return whether the target has TMA, and it takes the matrix."""
+    """Return whether the target has TMA that takes this matrix."""
     step = matrix.stride(0) * matrix.itemsize
     if not gpu_limits.here().has_tma:
         return False
@@ -215,7 +214,7 @@ def _describable(matrix: torch.Tensor) -> bool:
 
 @triton.jit
 def swizzle(tile, rows, cols, GROUP_M: tl.constexpr):
-    """Return row and column of a tile's number: GROUP_M rows of tiles go column by column."""
+    """Return row and column of a tile by number: GROUP_M rows of tiles go column by column."""
     first = tile // (GROUP_M * cols) * GROUP_M
     height = tl.minimum(rows - first, GROUP_M)  # the last group may have fewer
     within = tile % (GROUP_M * cols)
@@ -256,7 +255,7 @@ def finish(bias, acc, col, cols, shape):
 
 @triton.jit
 def emit(out, to, bias, acc, row, col, shape):
-    """Write a tile of the result: bias per column, activation, the output's type.
+    """Add the bias per column, apply the activation, convert, and store a tile of the result.
 
     `to` is the output's descriptor, which takes whole tiles, or None.
     """
@@ -271,7 +270,7 @@ def emit(out, to, bias, acc, row, col, shape):
 
 @triton.jit
 def ticket(tickets):
-    """Take a number that no other program has, and none had in an earlier call. Orders nothing."""
+    """Take a number that no other program takes, in this call or an earlier one. Orders nothing."""
     return tl.atomic_add(tickets, tl.full((), 1, tl.int64), sem="relaxed", scope="gpu")
 
 
@@ -290,7 +289,7 @@ def matmul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
     activation: str | None, config: Tiles, programs: int,
 ) -> torch.Tensor:  # fmt: skip
-    """Launch a GEMM into `out`. What the tensors must be is the caller's to check."""
+    """Launch a GEMM into `out`. The caller has checked the tensors."""
     grid = triton.cdiv(out.shape[0], config.tile_m) * triton.cdiv(out.shape[1], config.tile_n)
     if grid > 0:
         _gemm_kernel[(min(grid, programs),)](

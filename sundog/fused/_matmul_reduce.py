@@ -1,13 +1,14 @@
 """What GEMM + reduce-scatter and GEMM + all-reduce share.
 
-Rank r has a part A_r of the columns of A and B_r of the rows of B; wanted is the sum of A_r @ B_r,
-plus bias, activated. A partial, a rank's product of a tile, goes to the owner of its rows, into a
-slot of its own, in the type of the input; the owner adds the slots in rank order in float32. So the
-bits are those of a GEMM followed by the collective, whatever the grid. Tiles know nothing of
-slices: one may have rows of several owners.
+Rank r has a part A_r of the columns of A and a part B_r of the rows of B. The result is the sum of
+A_r @ B_r, plus bias, activated. A partial, a rank's product of a tile, goes to the owner of its
+rows, into its own slot, in the type of the input. The owner adds the slots in rank order in
+float32, so the bits are those of a GEMM followed by the collective, whatever the grid. Tiles do not
+follow slices: one may have rows of several owners.
 
-All products come first, in one loop as in _gemm.py, and are stored to the owners meanwhile; then
-every program counts itself at all ranks, waits for all programs of all ranks, and adds its share.
+All products come first, in one loop as in _gemm.py, and are stored to the owners meanwhile. Then
+every program adds one to a count at all ranks, waits for all programs of all ranks, and adds its
+share of the partials.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Config(_gemm.Grid):
-    """A type of its own: it says which algorithms take a config."""
+    """Its type says which algorithms take it."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -53,7 +54,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def uneven(problem: Problem) -> str | None:
-    """Say why its rows can't be scattered."""
+    """Return why the rows can't be scattered, or None."""
     even = problem.m % problem.size == 0
     return None if even else f"m {problem.m} does not divide by {problem.size} ranks"
 
@@ -80,7 +81,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def slice_rows(problem: Problem) -> int:
-    """Count the rows of the result that a rank adds; the last ranks may have fewer."""
+    """Count the rows of the result that a rank adds. The last ranks may have fewer."""
     return triton.cdiv(problem.m, problem.size)
 
 
@@ -101,7 +102,7 @@ def inputs(
 def sum_of(
     problem: Problem, a: list[torch.Tensor], b: list[torch.Tensor], bias: list[torch.Tensor] | None
 ) -> torch.Tensor:
-    """Return all of the result, from all ranks' inputs; partials rounded as they travel."""
+    """Return all of the result, from all ranks' inputs, with partials rounded as they travel."""
     partials = [(x.double() @ y.double()).to(problem.dtype) for x, y in zip(a, b, strict=True)]
     whole = torch.stack([partial.double() for partial in partials]).sum(0)
     if bias is not None:
@@ -116,7 +117,7 @@ def call_op(
     activation: str | None, out_dtype: torch.dtype | None, out: torch.Tensor | None,
     options: CallOptions, times: int = 1, slices: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    """Check the tensors and run the op; its result has `times / slices` as many rows as a."""
+    """Check the tensors and run the op. Its result has `times / slices` as many rows as a."""
     if isinstance(a, torch.Tensor) and a.dim() > 2:
 
         def run(rows: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
@@ -151,26 +152,27 @@ def given(
 
 # the kernels
 
-# Rows that are added at a time: a whole tile, of several ranks, would not fit the registers.
+# Rows that are added at a time: whole tiles of several ranks would not fit the registers.
 STRIP = tl.constexpr(16)
 
 
 class Constants(NamedTuple):
-    """What the kernels are compiled for, besides _gemm.Shape."""
+    """The constants that the kernels are compiled for, besides _gemm.Shape."""
 
     size: tl.constexpr  # ranks
     owners: tl.constexpr  # of a tile's rows, at most
-    ahead: tl.constexpr  # strips that are on their way at once
+    ahead: tl.constexpr  # strips that are in flight at once
     trace: tl.constexpr  # the clock of trace points, or 0
 
 
 def constants(world: World, problem: Problem, config: Config, rows: int) -> Constants:
     """Return the constants of ranks that add `rows` rows each."""
-    last = rows - math.gcd(rows, config.tile_m)  # of a slice, that a tile can begin with
+    last = rows - math.gcd(rows, config.tile_m)  # last row of a slice to begin a tile
     owners = min(world.size, (last + config.tile_m - 1) // max(rows, 1) + 1)
     strips = triton.cdiv(rows, STRIP.value) * triton.cdiv(problem.n, config.tile_n)
-    # Through shared memory: 601 us against 606 with M=1024, and 121 against 119 with one strip.
-    # Of three two are on their way, of every rank: with more than 14 that may be too much.
+    # Through shared memory: 601 us instead of 606 with M=1024, and 121 instead of 119 with one
+    # strip. Of three strips, two are in flight from every rank: with more than 14 ranks that may be
+    # too much.
     nbytes = 2 * world.size * STRIP.value * config.tile_n * problem.dtype.itemsize
     ahead = 3 if strips > 2 * config.programs and nbytes <= gpu_limits.here().shared else 1
     return _gemm.constants(
@@ -181,7 +183,7 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
 class InboxFlags(NamedTuple):
     """Epochs by which the programs of a call, on all ranks, wait for each other."""
 
-    # By rank: how often a program of it has sent all its partials, over all calls. See count_all.
+    # By rank: how often its programs have sent all their partials, over all calls. See count_all.
     sent: torch.Tensor
     epochs: torch.Tensor  # by program: how often it has run
 
@@ -195,14 +197,14 @@ def plan_inbox(
     world: World, op: str, problem: Problem, config: Config, kernel: Any, flags: Any, rows: int,
     parts: int,
 ) -> Plan:  # fmt: skip
-    """Plan a kernel that sends partials to an inbox, of `rows` rows for each rank's, and adds them.
+    """Plan a kernel that sends partials to an inbox, with `rows` rows per rank, and adds them.
 
-    Rows are padded to 16 elements, for wide accesses. Two `parts`: see half_of.
+    Rows are padded to 16 elements, for wide accesses. With two `parts`, see half_of.
     """
     cols = triton.cdiv(problem.n, 16) * 16
     inbox = world.empty((parts * problem.size * rows, cols), problem.dtype, f"{op}.inbox")
-    view = tiles.View(inbox, rows, cols, cols, 1)  # of one rank's partials, the first
-    world.barrier()  # everybody's flags are zero before the first signal
+    view = tiles.View(inbox, rows, cols, cols, 1)  # of the first rank's partials
+    world.barrier()  # every rank's flags are zero before the first signal
     rooms = _aligned.Rooms(world, config, config.programs)
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -220,17 +222,18 @@ def plan_inbox(
 
 @triton.jit
 def half_of(inbox, epoch, cfg):
-    """Return the half of an inbox that this call uses; the last call used the other.
+    """Return the half of an inbox that this call uses; the last call used the other one.
 
-    So nobody has to say that an inbox was read: when this rank ended the last call all ranks had
-    begun it, for it waited for what they sent; so they had ended the call before, which used this.
+    So no rank has to signal that an inbox was read. When this rank ended the last call, it had
+    waited for what all ranks sent in it, so all had begun it. So they had ended the call before
+    that one, which used this half.
     """
     return tiles.part(inbox, epoch % 2 * cfg.size * inbox.rows, inbox.rows)
 
 
 @triton.jit
 def slot(inbox, source):
-    """Return what an inbox has of rank `source`."""
+    """Return the slot of rank `source` in an inbox."""
     return tiles.part(inbox, source * inbox.rows, inbox.rows)
 
 
@@ -245,12 +248,12 @@ def product(a, b, row, col, K, shape):
 def push(a, b, inbox, M, N, K, ctx, cfg, shape):
     """Multiply this program's tiles and store them to the owners.
 
-    Nothing in the loop signals or waits, so that Triton makes one pipelined loop of two.
+    Nothing in the loops signals or waits, so Triton makes them one pipelined loop.
     """
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     away = tiles.distances(ctx, cfg.size)
     rows, cols = tl.cdiv(M, shape.tile_m), tl.cdiv(N, shape.tile_n)
-    first = (rank + 1) * inbox.rows // shape.tile_m  # each rank begins with another owner
+    first = (rank + 1) * inbox.rows // shape.tile_m  # each rank begins with a different owner
     trace.begin(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)
     for n in tl.range(program, rows * cols, tl.num_programs(0), flatten=shape.flat):
         i, j = _gemm.swizzle(n, rows, cols, shape.group_m)
@@ -277,7 +280,7 @@ def store(matrix, row, col, acc, shape):
 
 @triton.jit
 def _store_rows(matrix, row, col, tile, is_rank):
-    """Do as tiles.store, but the tile may begin above the matrix, or there is no such rank."""
+    """Do as tiles.store, but the tile may begin above the matrix, or the rank may not exist."""
     ROWS: tl.constexpr = tile.shape[0]
     COLS: tl.constexpr = tile.shape[1]
     below = row + tl.arange(0, ROWS)[:, None] >= 0
@@ -290,9 +293,9 @@ def _store_rows(matrix, row, col, tile, is_rank):
 def count_all(counts, epoch, ctx, cfg):
     """Add one to `counts[my rank]` at every rank, after all that this program did before.
 
-    As signal.signal_all, for all programs of a rank at once: a program that waits until there are
-    epoch * programs sees what every one of them did before. Where signals are stores, the programs
-    count in a word of this rank, `counts[size]`, and the last one stores the number.
+    Like signal.signal_all, for all programs of a rank at once: a program that waits for epoch *
+    programs sees what each of them did before. Where signals are stores, the programs count in a
+    word of this rank, `counts[size]`, and the last one stores the number.
     """
     value = epoch * tl.num_programs(0)
     trace.begin(trace.SIGNAL, counts, value, trace.ALL, ctx, cfg.trace)
@@ -304,7 +307,7 @@ def count_all(counts, epoch, ctx, cfg):
         one = tl.full((LANES,), 1, tl.int64)
         tl.atomic_add(there, one, mask=lane < cfg.size, sem="release", scope="sys")
     else:
-        # Releases what this program did to the last one, which acquires it and releases it all.
+        # Releases what this program did to the last one, which acquires it and releases everything.
         one = tl.full((), 1, tl.int64)
         before = tl.atomic_add(counts + cfg.size, one, sem="acq_rel", scope="gpu")
         if before + 1 == value:
@@ -313,12 +316,12 @@ def count_all(counts, epoch, ctx, cfg):
 
 @triton.jit
 def total(inbox, row, col, rows, cfg, shape):
-    """STRIP rows of the sum of all ranks' partials, of slots of which `rows` rows are filled.
+    """Return STRIP rows of the sum of all ranks' partials, from slots with `rows` rows.
 
-    In rank order, beginning with rank 0's, as the collectives add.
+    Partials are added in rank order, beginning with rank 0's, as in the collectives.
     """
     parts = ()
-    for source in tl.static_range(cfg.size):  # all loads first: they wait for memory together
+    for source in tl.static_range(cfg.size):  # all loads first, to be in flight together
         here = tiles.part(inbox, source * inbox.rows, rows)
         parts = parts + (tiles.load(here, row, col, STRIP, shape.tile_n),)
     acc = parts[0].to(tl.float32)
@@ -329,7 +332,7 @@ def total(inbox, row, col, rows, cfg, shape):
 
 @triton.jit
 def add_all(out, bias, inbox, ctx, cfg, shape):
-    """Add this program's share of what is in the inbox, into `out`."""
+    """Add this program's share of the inbox into `out`."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     strips, cols = tl.cdiv(out.rows, STRIP), tl.cdiv(out.cols, shape.tile_n)
     trace.begin(trace.FETCH, program, 0, rank, ctx, cfg.trace)

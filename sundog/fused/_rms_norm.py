@@ -1,12 +1,12 @@
-"""RMSNorm of one row by one program, and its FP8 scales: what the algorithms of all_reduce_rms_norm
-share. A program holds its parts of a row in registers: a tuple of tiles.
+"""What the algorithms of all_reduce_rms_norm share: RMSNorm of rows, and FP8 scales. A program
+holds its parts of a row in registers, as a tuple of tiles.
 
 The order in which `tl.sum` adds depends on warps, block and layout, which the compiler chooses for
-each kernel. So squares are added as integers, which have no order: for each group of 128 columns in
-units of 2^-22 of the group's largest power of two, squared; then for the row, in units of 2^-44 of
-the row's. Any program can measure a group, so several may share a row. Divisions and the root are
-those of IEEE 754. So a row's bits are the same wherever it is computed, also in torch, by
-_rms_norm_reference.py.
+each kernel. So squares are added as integers, whose sum does not depend on the order: first in each
+group of 128 columns, in units of 2^-22 of the group's largest power of two, squared; then over the
+row, in units of 2^-44 of the row's. Any program can measure a group, so several may share a row.
+Divisions and the root are those of IEEE 754. So a row's bits are the same wherever it is computed,
+also in torch, by _rms_norm_reference.py.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ UNIT = tl.constexpr(2.0**20)  # of a group's sum of squares, each below 16: 128 
 FINER = tl.constexpr(22)  # bits by which a row's unit is finer: 512 groups are below 2^63
 ROW_UNIT = tl.constexpr(2.0**42)
 INFINITE = tl.constexpr(255 << 23)  # bits; those of a NaN are more
-# The level of numbers is the exponent of the largest, as float32 has it; of a NaN, one that no
+# The level of numbers is the exponent of the largest, as float32 stores it; a NaN has one that no
 # number has.
 TOO_LARGE = tl.constexpr(255)
 NO_NUMBER = tl.constexpr(256)
 HALF = tl.constexpr(16)  # bits of each half of a group's sum
 LOWER = tl.constexpr((1 << 16) - 1)
 LEAST_SCALE = tl.constexpr(2.0**-100)  # of rows of zeros
-_LEAST_BLOCK, _LARGEST_BLOCK = 256, 4096  # of the least, two halves are whole groups
+_LEAST_BLOCK, _LARGEST_BLOCK = 256, 4096  # both halves of the least are whole groups
 MANTISSA = tl.constexpr(23)
 
 
 class Given(NamedTuple):
-    """What all ranks have alike; None where there is none."""
+    """The inputs that are the same on all ranks; None for one that is missing."""
 
     residual: Any
     weight: Any
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Rows in x's dtype, rows in FP8 and their scales; None where there is none."""
+    """Rows in x's dtype, rows in FP8 and their scales; None for one that is missing."""
 
     normed: Any
     residual: Any
@@ -57,7 +57,7 @@ class Outputs(NamedTuple):
 
 
 class RowConstants(NamedTuple):
-    """What a kernel is compiled for: constants, as one argument."""
+    """The constants that a kernel is compiled for, as one argument."""
 
     hidden: tl.constexpr
     block: tl.constexpr  # elements of a part, a power of two
@@ -67,7 +67,7 @@ class RowConstants(NamedTuple):
     most: tl.constexpr  # exponent, as float32 has it, of the power that scales the smallest rows
     gemma: tl.constexpr
     quant: tl.constexpr  # what an FP8 scale is for; "": no FP8
-    normed: tl.constexpr  # are rows in x's dtype wanted?
+    normed: tl.constexpr  # rows in x's dtype are wanted
     groups: tl.constexpr  # FP8 scales of a row
     limit: tl.constexpr  # the largest number of FP8
     size: tl.constexpr  # ranks
@@ -75,21 +75,21 @@ class RowConstants(NamedTuple):
 
 
 def block_of(hidden: int) -> int:
-    """Count a part's elements. They and the warps follow from the size of a row alone.
+    """Count a part's elements. They and the warps depend on the size of a row alone.
 
-    All ranks' loads of a part are on their way at once: with 8 ranks and 4096 elements they take 64
-    registers of a thread. A row of 7168 in one part would spill them.
+    All ranks' loads of a part are in flight at once: with 8 ranks and 4096 elements they take 64
+    registers of a thread. A row of 7168 in one part would spill.
     """
     return min(max(triton.next_power_of_2(hidden), _LEAST_BLOCK), _LARGEST_BLOCK)
 
 
 def warps_of(hidden: int) -> int:
-    """8 elements a thread of short rows, 16 of long ones."""
+    """Choose the warps: 8 elements per thread for short rows, 16 for long ones."""
     return min(max(block_of(hidden) // (32 * 8), 1), 8)
 
 
 def constants(problem: Any, block: int, trace: Any, stride: int = 0) -> RowConstants:
-    """Return the constants for parts of `block` elements, one each `stride` columns."""
+    """Return the constants for parts of `block` elements, `stride` columns apart."""
     stride = stride or block
     return _gemm.constants(
         RowConstants, hidden=problem.hidden, block=block, stride=stride,
@@ -104,13 +104,13 @@ def constants(problem: Any, block: int, trace: Any, stride: int = 0) -> RowConst
 def most_exponent(eps: float) -> int:
     """Bound the power of two that scales a row, so that eps times its square is a float32.
 
-    Of rows that are smaller, the squares are nothing beside eps.
+    The squares of smaller rows are nothing beside eps.
     """
     return min(127 + (126 - math.frexp(eps)[1]) // 2, 254) if eps else 254
 
 
 def given(problem: Any, tensors: tuple[torch.Tensor, ...]) -> Given:
-    """Residual, weight, and then those of bias and scale that the problem has."""
+    """Return residual, weight, and then bias and scale where the problem has them."""
     residual, weight, *rest = tensors
     bias = rest.pop(0) if problem.has_bias else None
     return Given(residual, weight, bias, rest[0] if problem.is_static else None)
@@ -125,7 +125,7 @@ def here(out):
 
 @triton.jit
 def there(out, first, ctx, SIZE: tl.constexpr):
-    """Return every rank's outputs, from rank `first` on: each rank begins with another peer."""
+    """Return every rank's outputs, from rank `first` on: each rank begins with a different peer."""
     normed, quantised, scales = _others(out)
     return (
         _reduce.everywhere(normed, first, ctx, SIZE),
@@ -170,7 +170,7 @@ def add_row(rows, skip, token, given, cfg):
         column = start + tl.arange(0, cfg.block)
         inside = column < cfg.hidden
         at = token.to(tl.int64) * cfg.hidden + column
-        # All loads first: they wait for memory together.
+        # All loads first, to be in flight together.
         residual = tl.load(given.residual + at, mask=inside, other=0.0)
         tiles = ()
         for peer in tl.static_range(cfg.size):

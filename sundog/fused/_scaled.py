@@ -1,16 +1,17 @@
 """FP8 products with scales: what the ops scaled_* share.
 
-    out = activation(sum over k of a * scale(a) * b * scale(b) + bias), added up in float32
+    out = activation(sum over k of a * scale(a) * b * scale(b) + bias), accumulated in float32
 
     scaling      scale of a                 scale of b
     "tensor"     one number                 one number
     "row"        [m]                        [n]
     "block"      [m, k / 128]               [k / 128, n / 128]
 
-The first two are multiplied in the epilogue. Blocks scale what 128 columns of A add, block by
-block. For wgmma b is a transposed view (`weight.T`), as torch._scaled_mm asks for too. On NVIDIA
-tensor cores add FP8 products with fewer digits than float32: with `fast_accum` all of them, else
-128 at a time, as torch's use_fast_accum. To get FP8 out in some scale, fold that scale into a's.
+The first two kinds are multiplied in the epilogue. Block scales are applied to the sum over each
+128 columns of A. wgmma wants b as a transposed view (`weight.T`), as torch._scaled_mm does.
+NVIDIA's tensor cores add FP8 products with fewer digits than float32: all of them with
+`fast_accum`, else 128 at a time, like torch's use_fast_accum. For an FP8 output in some scale, fold
+that scale into a's.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 SCALINGS = ("tensor", "row", "block")
 BLOCK = tl.constexpr(128)
-_NARROW = 0.93  # speed of an SM with tiles of 128 columns, over that with 256 (H200)
+_NARROW = 0.93  # speed of an SM with tiles of 128 columns, relative to 256 (H200)
 
 
 @dataclass(frozen=True)
 class Config(_gemm.Grid):
-    """Tiles as for any product, and how tensor cores add."""
+    """Tiles as for any product, and how tensor cores accumulate."""
 
     fast_accum: bool = True
 
 
 def unfit(problem: Any) -> str | None:
-    """Say why no config takes a problem."""
+    """Return why no config takes a problem, or None."""
     if problem.dtype not in FP8:
         return f"{problem.dtype}: expected float8_e4m3fn or float8_e4m3fnuz"
     if problem.scaling not in SCALINGS:
@@ -86,7 +87,7 @@ def default(problem: Any, num_sms: int) -> Config:
     if is_narrow and _is_wider_faster(problem, num_sms):
         base |= dict(tile_n=256, num_warps=8, num_stages=3)
     base["tile_k"] = 128
-    if problem.scaling == "block":  # a second accumulator: of 256 columns it would be spilled
+    if problem.scaling == "block":  # a second accumulator, which would spill with 256 columns
         base["tile_n"] = min(base["tile_n"], 128)
     while _gemm.shared_bytes(_gemm.Tiles(**base), 1) > gpu_limits.here().shared:
         base["num_stages"] -= 1
@@ -95,7 +96,7 @@ def default(problem: Any, num_sms: int) -> Config:
 
 
 def _is_wider_faster(problem: Any, num_sms: int) -> bool:
-    """Compare waves of tiles of 256 columns and of 128, which take more than half as long."""
+    """Compare waves of tiles with 256 columns and with 128, which take more than half as long."""
     rows = triton.cdiv(problem.m, 128)
     wide, narrow = (triton.cdiv(rows * triton.cdiv(problem.n, n), num_sms) for n in (256, 128))
     return 2 * _NARROW * wide < narrow
@@ -119,7 +120,7 @@ def check(
     bias: torch.Tensor | None, k: int, out: torch.Tensor | None, rows: int,
     out_dtype: torch.dtype | None,
 ) -> tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Raise ValueError if these can't be multiplied; return scaling, both scales and the output."""
+    """Raise ValueError if these can't be multiplied. Return scaling, both scales and the output."""
     given = scales if isinstance(scales, tuple | list) else ()
     if len(given) != 2 or not all(isinstance(each, torch.Tensor) for each in given):
         raise ValueError(f"{op}: {a.dtype} takes two scales, of a and of b, and they are tensors")
@@ -149,9 +150,9 @@ def check(
 def _scaling_of(
     op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor
 ) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    """Return which scaling has scales of these shapes, and its shapes."""
+    """Return the scaling whose scales have these shapes, and its shapes."""
     m, k = a.shape
-    of_b = b.shape[0]  # of a sharded A, B has more rows than A columns
+    of_b = b.shape[0]  # where A is sharded, B has more rows than A has columns
     for scaling in SCALINGS:
         wanted = (
             scale_shapes(scaling, m, b.shape[1], k)[0],
@@ -170,7 +171,7 @@ def _scaling_of(
 
 
 def _plain(scale: torch.Tensor, wanted: tuple[int, ...], is_of_b: bool) -> tuple[int, ...]:
-    """Return a scale's shape; `wanted` if it has but a 1 more, where torch._scaled_mm wants it.
+    """Return a scale's shape, or `wanted` if only a 1 is added where torch._scaled_mm wants it.
 
     That is (m, 1) and (1, n). (n, 1) is also the shape of blocks that are one column wide.
     """
@@ -180,11 +181,11 @@ def _plain(scale: torch.Tensor, wanted: tuple[int, ...], is_of_b: bool) -> tuple
     return wanted if is_one or shape == beside else shape
 
 
-# inputs, and what torch makes of them
+# inputs, and what torch computes from them
 
 
 def inputs(world: World, problem: Any, seed: int, exact: bool = True) -> tuple[torch.Tensor, ...]:
-    """Make a rank's part of A, on the heap; its B, transposed; the scales of both.
+    """Make a rank's part of A on the heap, its B, transposed, and the scales of both.
 
     `exact` takes powers of two.
     """
@@ -196,7 +197,7 @@ def inputs(world: World, problem: Any, seed: int, exact: bool = True) -> tuple[t
     b = made[1].to(problem.dtype).T
     of_a = scale_shapes(problem.scaling, m, n, k)[0]
     of_b = scale_shapes(problem.scaling, m, n, whole)[1]
-    # Where ranks share A's columns the scales are those of all of A: the same on every rank.
+    # Where A is sharded along K, the scales are those of all of A: the same on every rank.
     if problem.scaling != "block":
         torch.manual_seed(seed)
     scales = [
@@ -219,14 +220,14 @@ def product(
 
 
 def saturated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert to `dtype`; what FP8 has no number for becomes its largest."""
+    """Convert to `dtype`. What exceeds FP8 becomes its largest number."""
     if dtype in FP8:
         most = torch.finfo(dtype).max
         value = value.clamp(-most, most)
     return value.to(dtype)
 
 
-# what the two ops share that add over the ranks
+# what the two ops that add over the ranks share
 
 
 @dataclass(frozen=True)
@@ -239,14 +240,14 @@ class Problem(_matmul_reduce.Problem):
 
 
 def valid_sum(problem: Problem, config: Config) -> str | None:
-    """Say why not: bias and activation belong after the sum, which is rounded here."""
+    """Return why not, or None: bias and activation belong after the sum, which is rounded here."""
     if problem.has_bias or problem.activation:
         return f"bias or activation {problem.activation!r} after a sum that is rounded to bfloat16"
     return valid(problem, config)
 
 
 def sum_of(problem: Problem, rank: int, *given: list[torch.Tensor]) -> torch.Tensor:
-    """Return all of the result, from all ranks' inputs; partials rounded as they travel."""
+    """Return all of the result, from all ranks' inputs, with partials rounded as they travel."""
     out_dtype = problem.out_dtype or torch.bfloat16
     if given[0][rank].is_meta:  # only its shape is asked for
         return given[0][rank].new_empty((problem.m, problem.n), dtype=out_dtype)
@@ -258,7 +259,7 @@ def sum_of(problem: Problem, rank: int, *given: list[torch.Tensor]) -> torch.Ten
 
 
 def plan_sum(world: World, collective: str, problem: Problem, config: Config, rows: int) -> Plan:
-    """Plan a product and a collective that adds, of which a rank gets `rows` rows."""
+    """Plan a product and a collective that adds it up; a rank gets `rows` rows."""
     rooms = _aligned.Rooms(world, config, config.programs)
 
     def multiply(a: tuple, b: tuple, partial: torch.Tensor, *_: None) -> None:
@@ -278,7 +279,7 @@ def plan_sum(world: World, collective: str, problem: Problem, config: Config, ro
         total = out if spare is None else spare
         then.launch((a, a_scale), (b, b_scale), total)
         if spare is not None:
-            if out.dtype in FP8:  # a wider type has infinities, or no number too large
+            if out.dtype in FP8:  # a wider type has infinities, or holds every sum
                 most = torch.finfo(out.dtype).max
                 spare.clamp_(-most, most)
             out.detach().copy_(spare)
@@ -336,8 +337,8 @@ def _block_product(acc, a, b, of_a, of_b, row, col, K, shape):
 def _scaled_kernel(
     a, b, of_a, of_b, out, to, bias, K, shape, SCALING: tl.constexpr, AT_ONCE: tl.constexpr
 ):
-    """`of_a`, `of_b`: views of the scales; a stride of 0 is one number for all. AT_ONCE: products
-    that tensor cores add with fewer digits; None: all of them."""
+    """Multiply, with `of_a` and `of_b` as views of the scales, where a stride of 0 means one number
+    for all. Tensor cores add AT_ONCE products with fewer digits; None: all of them."""
     rows, cols = tl.cdiv(out.rows, shape.tile_m), tl.cdiv(out.cols, shape.tile_n)
     for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=shape.flat):
         i, j = _gemm.swizzle(tile, rows, cols, shape.group_m)
@@ -367,7 +368,7 @@ def matmul(
     a: torch.Tensor, b: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor],
     out: torch.Tensor, bias: torch.Tensor | None, problem: Any, config: Config,
 ) -> torch.Tensor:  # fmt: skip
-    """Launch a product into `out`. What the tensors must be is the caller's to check."""
+    """Launch a product into `out`. The caller has checked the tensors."""
     x, a_kind = _gemm.operand(a, (config.tile_m, config.tile_k), config.descriptors)
     y, b_kind = _gemm.operand(b, (config.tile_k, config.tile_n), config.descriptors)
     to = _gemm.target(out, config, 1)
@@ -385,7 +386,7 @@ def matmul(
 
 
 def _view(scale: torch.Tensor) -> tiles.View:
-    """View a matrix as it is, a row as a column, one number as a column without a step."""
+    """View a matrix as it is, a row as a column, one number as a column with a stride of 0."""
     if scale.dim() == 2 and scale.shape[1] > 1:
         return tiles.view(scale)
     return tiles.View(scale, scale.numel(), 1, int(scale.numel() > 1), 1)

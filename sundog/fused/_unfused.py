@@ -1,6 +1,6 @@
-"""A product, then a collective: what the algorithms share whose kernels know nothing of each other.
+"""A product, then a collective: what algorithms share whose kernels do not wait for each other.
 
-That is `barrier`, `cublas` and those with scales. They differ in how they multiply.
+They are `barrier`, `cublas` and those with scales, and differ in how they multiply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def valid(problem: Problem, config: Config) -> str | None:
-    """Say why not, where the sum is rounded before anything is added to it."""
+    """Return why not, or None: the sum is rounded before anything could be added to it."""
     wanted = problem.out_dtype or problem.dtype
     if problem.has_bias or problem.activation or wanted != problem.dtype:
         return (
@@ -32,7 +32,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
-    """Plan a collective, with the algorithm and config that a call of it would choose."""
+    """Plan a collective with the algorithm and config that a call of it would choose."""
     problem = find(op).Problem(numel, dtype, world.size)
     _, module, config, _ = decide(world, op, problem, CallOptions())
     made: Plan = module.plan(world, problem, config)
@@ -42,14 +42,14 @@ def collective(world: World, op: str, numel: int, dtype: torch.dtype) -> Plan:
 def product_then(
     world: World, op: str, problem: Problem, config: Any, multiply: Callable[..., None]
 ) -> Plan:
-    """Plan a product and then `op`, a collective of it; an out with gaps is copied."""
+    """Plan a product and then `op`, a collective of it. An out with gaps is copied."""
     kind = problem.out_dtype or problem.dtype
     product = world.empty((problem.m, problem.n), kind, f"matmul_{op}.product")
     rows = problem.m // problem.size if op == "reduce_scatter" else problem.m
     then = collective(world, op, rows * problem.n, kind)
     spaces = [product]
     if op == "all_reduce":
-        spare = product  # all_reduce may overwrite what it adds
+        spare = product  # all_reduce may overwrite its input
     elif op == "all_gather":
         spare = world.empty((problem.size * rows, problem.n), kind, f"matmul_{op}.whole")
         spaces.append(spare)  # on the heap: the peers store to it

@@ -1,8 +1,8 @@
 """Workers: programs that multiply a sharded matrix as its shards arrive in a staging buffer.
 
-A worker takes output tiles from a queue. It first multiplies what is there of a tile: its own part
-of A, in place, and whatever flags say has been staged; then it waits for the next flag. Once a
-row is staged, that is one plain loop over K, which the compiler pipelines.
+A worker takes output tiles from a queue. For each tile it first multiplies what has arrived: its
+own part of A, in place, and what flags say has been staged. Then it waits for the next flag. Once a
+row is staged, this is one plain loop over K, which the compiler pipelines.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from .all_gather_matmul import Problem
 
-_LANES = tl.constexpr(32)  # flags that are looked at together
+_LANES = tl.constexpr(32)  # flags that are polled together
 
 
 def outputs(problem: Problem, tile_m: int, tile_n: int) -> int:
-    """Count output tiles, on the host. Along M a tile is of one rank."""
+    """Count output tiles, on the host. Along M a tile has rows of one rank only."""
     rows = triton.cdiv(problem.shard_shape[0], tile_m)
     return (rows if problem.shard == "k" else problem.size * rows) * triton.cdiv(problem.n, tile_n)
 
@@ -34,11 +34,12 @@ def outputs(problem: Problem, tile_m: int, tile_n: int) -> int:
 def others(
     problem: Problem, config: _gemm.Tiles, b: torch.Tensor, out: torch.Tensor, beside: bool
 ) -> tuple[Any, str, Any]:
-    """Return, on the host, what a sharded A does not change: B, its kind, the output's descriptor.
+    """Return, on the host, what A's shards do not change: B, its kind, the output's descriptor.
 
-    A block of A that ends before a tile does is zero there, and a descriptor of B would go on in
-    the next shard: 0 times infinity is not 0. So would one of the output, along M. `beside`: in a
-    `for` loop over tiles Triton writes one while the next is loaded.
+    Where a shard's columns end inside a block, A reads as zero, but a descriptor of B would read on
+    into the next shard, and 0 times infinity is not 0. Along M a descriptor of the output would
+    write on in the same way. `beside`: in a `for` loop over tiles Triton writes one while it loads
+    the next.
     """
     rows, cols = problem.shard_shape
     is_k, alone = problem.shard == "k", problem.size == 1
@@ -60,7 +61,7 @@ def staged_tiles(problem: Problem, config: _gemm.Tiles) -> tuple[int, int]:
 def sharded(
     config: _gemm.Tiles, a: torch.Tensor, buffer: torch.Tensor
 ) -> tuple[_fetchers.Sharded, Any, str]:
-    """Return A's own and staged shards, one descriptor if they are laid out alike, and its kind."""
+    """Return A's own and staged shards, one descriptor if they are laid out alike, its kind."""
     block = (config.tile_m, config.tile_k)
     kind = _gemm.kind_of(a, config.descriptors)
     if a.stride() != buffer.stride()[1:] or buffer.data_ptr() % 16:
@@ -73,7 +74,7 @@ def sharded(
     )
     if kind == _gemm.VIEW:
         return given, None, kind
-    # Which (own or staged), the other rank, and a shard: TMA takes any distance between two.
+    # Dimensions: own or staged, the other rank, and a shard. TMA takes any distance between two.
     rows = a if kind == _gemm.ROWS else a.T
     shape = [2, max(1, buffer.shape[0]), *rows.shape]
     steps = [abs(distance) or apart, apart, *rows.stride()]
@@ -82,7 +83,7 @@ def sharded(
 
 
 def multiply_nothing(problem: Problem, config: Any) -> Callable[..., torch.Tensor]:
-    """Apply bias and activation to zeros by a plain GEMM: with K = 0 nothing is fetched."""
+    """Apply bias and activation to zeros, by a plain GEMM: with K = 0 nothing is fetched."""
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
@@ -97,19 +98,19 @@ def work(a, parts, b, out, to, bias, flags, epoch, ctx, cfg, shape):
     """Compute output tiles from the queue until it is empty."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     rows, cols = grid(a, out, cfg, shape)
-    # Every program asks once too often, so this is what former calls have asked.
+    # Every program takes one ticket too many, so this is what earlier calls have taken.
     before = (epoch - 1) * (rows * cols + tl.num_programs(0))
     tile = _gemm.ticket(flags.tickets) - before
     while tile < rows * cols:
         i, j = _gemm.swizzle(tile.to(tl.int32), rows, cols, shape.group_m)
         acc = _product(a, parts, b, i, j * shape.tile_n, flags, epoch, ctx, cfg, shape)
-        tile = _gemm.ticket(flags.tickets) - before  # the answer comes while this one is written
+        tile = _gemm.ticket(flags.tickets) - before  # it arrives while this tile is written
         emit(a, out, to, bias, acc, i, j * shape.tile_n, rank, cfg, shape)
 
 
 @triton.jit
 def grid(a, out, cfg, shape):
-    """Count rows and columns of output tiles. Along M a tile is of one rank."""
+    """Count rows and columns of output tiles. Along M a tile has rows of one rank only."""
     rows, cols = tl.cdiv(a.rows, shape.tile_m), tl.cdiv(out.cols, shape.tile_n)
     if not cfg.by_k:
         rows *= cfg.size
@@ -145,7 +146,7 @@ def _needs(a, i, cfg, shape):
 
 @triton.jit
 def _product(a, parts, b, i, col, flags, epoch, ctx, cfg, shape):
-    """Compute an output tile of row of tiles `i`: all blocks along K as they arrive."""
+    """Compute an output tile in row of tiles `i`: all blocks along K as they arrive."""
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     _, _, total, _ = _needs(a, i, cfg, shape)
     acc = tl.zeros((shape.tile_m, shape.tile_n), tl.float32)
@@ -161,7 +162,7 @@ def _product(a, parts, b, i, col, flags, epoch, ctx, cfg, shape):
 
 @triton.jit
 def _available(a, i, begin, flags, epoch, ctx, cfg, shape):
-    """Up to which block an output tile can be multiplied from `begin` on; waits for the next."""
+    """Wait for the next block of an output tile; return up to which one it can be multiplied."""
     groups = _fetchers.remote(a, cfg, shape)[2]
     row, here, total, wanted = _needs(a, i, cfg, shape)
     group = tl.maximum(begin - here, 0) // cfg.per_flag
@@ -175,7 +176,7 @@ def _available(a, i, begin, flags, epoch, ctx, cfg, shape):
         local.wait(first, epoch, ctx, cfg.trace, cfg.scope)
         end = tl.minimum(begin + cfg.per_flag, total)
     if shape.a_kind != "view":
-        proxy.fence()  # and before those by descriptor
+        proxy.fence()  # and before my loads by descriptor
     return end
 
 
@@ -199,8 +200,8 @@ def _multiply(acc, a, parts, b, i, col, begin, end, rank, cfg, shape):
 
 @triton.jit
 def _blocks(a, parts, b, i, block, col, rank, cfg, shape):
-    """Load a block of A and the one of B that it meets; by pointers, of a staged shard. Along K
-    every shard has its own blocks."""
+    """Load a block of A, of a staged shard by pointers, and the block of B that it is multiplied
+    by. Along K every shard has its own blocks."""
     own_rows = tl.cdiv(a.rows, shape.tile_m)
     row, step, k = i % own_rows * shape.tile_m, i // own_rows, block
     if cfg.by_k:
@@ -226,12 +227,12 @@ def _described(a, parts, step, row, k, shape):
 
 @triton.jit
 def block_of_b(b, a, step, block, col, rank, cfg, shape):
-    """Load what meets a block of the rank `step` after `rank`; along K, B has rows for each."""
+    """Load B's block for a block of the rank `step` after `rank`. Along K, B has rows for each."""
     k = block * shape.tile_k
     if not cfg.by_k or cfg.size == 1:
         return _gemm.block_of(b, k, col, shape.b_kind, shape.tile_k, shape.tile_n)
     first = (rank + step) % cfg.size * cfg.cols
-    if shape.b_kind == "view":  # a part: what belongs to the next shard reads as zero
+    if shape.b_kind == "view":  # a part: the next shard's rows read as zero
         return tiles.load(tiles.part(b, first, cfg.cols), k, col, shape.tile_k, shape.tile_n)
     else:
         return _gemm.block_of(b, first + k, col, shape.b_kind, shape.tile_k, shape.tile_n)

@@ -6,7 +6,7 @@ own B. Along M (shard="m"), a tensor-parallel linear layer: rank r has rows [r*M
     barrier       gather all of A, then multiply
     hbm_buffer    one kernel: some programs fetch the peers' tiles, the others multiply them as
                   they arrive
-    direct        multiply the peers' tiles where they are: for ranks that share a GPU
+    direct        multiply the peers' tiles in place: for ranks that share a GPU
     copy_engine   the copy engine fetches the peers' rows, all programs multiply them as they arrive
 
 docs/fused.md lists what else was tried.
@@ -44,14 +44,14 @@ class Problem:
 
     @property
     def shard_shape(self) -> tuple[int, int]:
-        """The shape of a rank's part of A."""
+        """Return the shape of a rank's part of A."""
         if self.shard == "k":
             return self.m, self.k // self.size
         return self.m // self.size, self.k
 
 
 def unsplit(problem: Problem) -> str | None:
-    """Say why A can't be sharded so."""
+    """Return why A can't be sharded so, or None."""
     if problem.shard not in ("k", "m"):
         return f"shard {problem.shard!r}: expected 'k' or 'm'"
     length = problem.k if problem.shard == "k" else problem.m
@@ -61,7 +61,7 @@ def unsplit(problem: Problem) -> str | None:
 
 
 def unfit(problem: Problem) -> str | None:
-    """Say why no config takes it."""
+    """Return why no config takes it, or None."""
     return unsplit(problem) or _gemm.unfit(problem)
 
 
@@ -83,9 +83,9 @@ def cases(size: int) -> list[Problem]:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """Make a rank's A, B and bias; `exact` takes whole numbers that add up without rounding.
+    """Make a rank's A, B and bias. `exact` takes whole numbers that add up without rounding.
 
-    On the heap where peers read them, and that is A.
+    A, which peers read, is on the heap.
     """
     torch.manual_seed(seed * 1000 + world.rank)
     a = world.empty(problem.shard_shape, problem.dtype, "a")
@@ -116,12 +116,12 @@ def all_gather_matmul(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(A @ b + bias) on every rank, where `a` is this rank's part of A.
+    """Return activation(A @ b + bias) on every rank, where `a` is this rank's part of A.
 
-    a is [..., k] and the result [..., n]: rows, by views.
-    Any strides: the weight of a linear layer is `weight.T`. `bias` has an element per column,
-    `activation` is None or "silu". An `a` that is not symmetric is copied to the heap. Without
-    `out` the result is an ordinary tensor. float32 is multiplied without tf32.
+    `a` is [..., k] and the result [..., n]; both are taken as rows, by views. Strides are free:
+    pass a linear layer's weight as `weight.T`. `bias` has an element per column, and `activation`
+    is None or "silu". An `a` that is not symmetric is copied to the heap. Without `out` the result
+    is an ordinary tensor. float32 is multiplied without tf32.
     """
     if isinstance(a, torch.Tensor) and a.dim() > 2:
 

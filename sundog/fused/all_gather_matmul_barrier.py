@@ -1,7 +1,7 @@
-"""All-gather, then GEMM: the baseline. Wins where there is little to hide, as with a small M.
+"""All-gather, then GEMM: the baseline. It wins where there is little to hide, as with a small M.
 
 A kernel pulls all ranks' parts of A into one matrix, framed by two barriers of the programs with
-one number; a plain GEMM follows on the stream. All ranks add in the same order.
+the same number. A plain GEMM follows on the stream. All ranks add in the same order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 SYMMETRIC = ("a",)
 _TILE = 65536  # bytes of the gather's largest tile
 _LEAST_TILE = 2048  # elements of its smallest
-_LONGEST = 1024  # side of a tile, along which elements are contiguous
+_LONGEST = 1024  # elements of a tile along the contiguous dimension
 
 
 @dataclass(frozen=True)
 class Config(_gemm.Grid):
-    """A type of its own: it says which algorithms take a config."""
+    """Its type says which algorithms take it."""
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -70,18 +70,19 @@ def _gather_kernel(
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(epochs + program) + 1
     rows, cols = tl.cdiv(a.rows, ROWS), tl.cdiv(a.cols, COLS)
-    # My A is complete: what came before on the stream is over. The peers' programs with this number
-    # read it after this barrier.
+    # My A is complete, since all earlier work on the stream has ended. The peers' programs with
+    # this number read it after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for n in range(program, SIZE * rows * cols, tl.num_programs(0)):
-        # Each rank begins with another peer. A tile of all of them before the next tile: ranks that
-        # share a GPU then read the same tiles at about the same time, out of its L2 cache.
+        # Each rank begins with a different peer. The same tile of all peers comes before the next
+        # tile: ranks that share a GPU then read the same tiles at about the same time, from its L2
+        # cache.
         peer, tile = (rank + n) % SIZE, n // SIZE
         row, col = tile // cols * ROWS, tile % cols * COLS
         data = tiles.gather(a, row, col, peer, ctx, ROWS, COLS, HINT)
         if BY_K:
-            mask = tiles.inside(a, row, col, ROWS, COLS)  # what is outside belongs to the next one
+            mask = tiles.inside(a, row, col, ROWS, COLS)  # beyond it is the next one
             at = tiles.at(whole, row, peer * a.cols + col, ROWS, COLS)
             tl.store(at, data, mask=mask)
         else:
@@ -96,13 +97,13 @@ class Gather(NamedTuple):
     """All of A on this rank, and what fills it."""
 
     whole: torch.Tensor
-    padded: torch.Tensor  # the same with what its aligned rows have more, which is zero
+    padded: torch.Tensor  # the same with the zeros that align its rows
     workspaces: tuple[torch.Tensor, ...]
     launch: Callable[[torch.Tensor], None]
 
 
 def gather(world: World, problem: Problem, programs: int, descriptors: bool = True) -> Gather:
-    """Allocate flags and the gathered A; `launch` takes a symmetric a. A collective on the host."""
+    """Allocate flags and the gathered A. `launch` takes a symmetric a. A collective on the host."""
     width = _aligned.padded(problem.k, problem.dtype.itemsize, descriptors)
     flags = barrier_flags(world, "all_gather_matmul", programs, "ready", "done")
     padded = world.empty((problem.m, width), problem.dtype, "all_gather_matmul.gathered")
@@ -127,7 +128,7 @@ def gather(world: World, problem: Problem, programs: int, descriptors: bool = Tr
 
 
 def _tile(shard: torch.Size, share: int, hint: tuple[int, int]) -> tuple[int, int]:
-    """Choose the gather's tile: long along what is contiguous, and within a program's share."""
+    """Choose the gather's tile: long in the contiguous dimension, and within a program's share."""
     down = hint[0] > 1
     numel = max(_LEAST_TILE, triton.next_power_of_2(share))
     length = min(_LONGEST, triton.next_power_of_2(max(1, shard[0 if down else 1])))
@@ -143,7 +144,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *bias, out = rest
-        [y] = rooms.wide(b)  # on a passive rank too, and first: it launches what rank 0 does
+        [y] = rooms.wide(b)  # on a passive rank too, and first: all launch the same kernels
         fill(a)
         if not world.passive:
             added = bias[0] if bias else None

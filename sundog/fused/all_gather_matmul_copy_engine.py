@@ -5,13 +5,13 @@
 
 For each run of rows the host puts two copies on the other stream: the peers' rows into the staging
 buffer, then an epoch into the words of these rows. Workers wait for the words as those of
-hbm_buffer wait for fetchers' flags (_workers.py). What a copy orders is in docs/memory_model.md.
+hbm_buffer wait for fetchers' flags (_workers.py). docs/memory_model.md says what a copy orders.
 
-The epoch is copied from memory that `_begin_kernel` advances: no constant is a part of a graph, so
-every replay waits for its own copies. By default one SM stays free: torch makes a copy within one
-GPU by a kernel, and a worker that waits for it must not keep it out. Runs grow at first, so that
-workers begin soon, and get shorter at the end, where what arrives last is multiplied last; but not
-shorter than what one wave of workers multiplies. Adds as hbm_buffer does, with the same bits.
+The epoch is copied from memory that `_begin_kernel` advances, so that a graph has no constant epoch
+and every replay waits for its own copies. By default one SM stays free: torch copies within one GPU
+by a kernel, which the workers that wait for it must not keep out. Runs grow at first, so that
+workers begin soon, and shrink at the end, where what arrives last is multiplied last, but never
+below what one wave of workers multiplies. It adds in the order of hbm_buffer, with the same bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACCEPT = {
     "kernel follows, which is the end of all its threads",
 }
 _SIDE = 2  # the copies of stream 0 are on stream 2, those of stream 1 on stream 3
-_RUN = 16 << 20  # bytes of a copy: each takes about 4 us beside its bytes (H200, PCIe)
+_RUN = 16 << 20  # bytes of a copy: each takes about 4 us besides its bytes (H200, PCIe)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 class _Arrivals(NamedTuple):
-    """Constants of the waiting, named as those of _fetchers.Fetch."""
+    """The constants of the waits, named like those of _fetchers.Fetch."""
 
     size: tl.constexpr
     by_k: tl.constexpr
@@ -93,26 +93,27 @@ class _Flags(NamedTuple):
     """Epochs by which the ranks, and the copies and the workers of one, wait for each other."""
 
     ready: torch.Tensor  # by rank: its part of A may be read
-    done: torch.Tensor  # by rank: has read all that it will of this rank's A
-    staged: torch.Tensor  # by row of tiles: is in the staging buffer
+    done: torch.Tensor  # by rank: it has read all that it will of this rank's A
+    staged: torch.Tensor  # by row of tiles: it is in the staging buffer
     tickets: torch.Tensor  # how many output tiles were asked for, by all calls
-    epochs: torch.Tensor  # how often the op has run, as many times as a run has rows of tiles
+    epochs: torch.Tensor  # how often the op has run, a copy for each row of tiles of a run
 
 
 @triton.jit
 def _begin_kernel(flags, ctx, SIZE: tl.constexpr, WORDS: tl.constexpr, TRACE: tl.constexpr):
     epoch = tl.load(flags.epochs) + 1
-    # My A is complete, by what came before on the stream; and so are the peers', for the copies.
+    # My A is complete, since all earlier work on the stream has ended; so are the peers', for the
+    # copies.
     signal.barrier_ranks(flags.ready, epoch, ctx, SIZE, TRACE)
-    # Read by the copies and by the workers, which come after this kernel, by an event and on the
-    # stream.
+    # Read by the copies, which an event orders after this kernel, and by the workers, which follow
+    # on the stream.
     tl.store(flags.epochs + tl.arange(0, WORDS), tl.zeros((WORDS,), tl.int64) + epoch)
 
 
 @triton.jit
 def _end_kernel(flags, ctx, SIZE: tl.constexpr, TRACE: tl.constexpr):
-    # My copies of the peers' A came before on this stream. They may overwrite it when their other
-    # stream, which waits for this, has joined.
+    # My copies of the peers' A came before on this stream. The peers may overwrite it when their
+    # other stream, which waits for this, has joined.
     signal.barrier_ranks(flags.done, tl.load(flags.epochs), ctx, SIZE, TRACE)
 
 
@@ -136,7 +137,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     )
     flags = _flags(world, problem, config)
     rooms = _aligned.Rooms(world, config, config.programs)
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
@@ -145,8 +146,8 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         [b] = rooms.wide(b)
         _begin_kernel[(1,)](flags, world.ctx, WORDS=flags.epochs.numel(), **constants)
         begun = world.record_event()
-        # The copies first: CUDA does not know that the workers wait for them. Where it runs one
-        # thing after the other, it is in this order.
+        # The copies are enqueued first: CUDA does not know that the workers wait for them, and
+        # where it runs one after the other, it keeps this order.
         with world.stream(_SIDE + world.stream_number):
             world.wait_event(begun)
             if not world.passive:
@@ -177,20 +178,20 @@ def _fetch(
     world: World, problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor,
     flags: _Flags,
 ) -> None:  # fmt: skip
-    """Put the copies on the current stream: rows of the peers' A, then the words of these rows."""
+    """Put copies on the current stream: rows of the peers' A, then the words of these rows."""
     peers = [(world.rank + step) % problem.size for step in range(1, problem.size)]
     theirs = [world._backend.copied_from(world.peer(a, peer), peer) for peer in peers]
     wave = config.programs // max(triton.cdiv(problem.n, config.tile_n), 1)
     for first, last in runs(_workers.staged_tiles(problem, config)[0], config.run, wave):
         for step, begin, end in _pieces(problem, config, first, last):
             buffer[step, begin:end].copy_(theirs[step][begin:end], non_blocking=True)
-        # The rows before their words: copies on one stream are made one after the other.
+        # The rows before their words: copies on one stream run one after the other.
         flags.staged[first:last].copy_(flags.epochs[: last - first], non_blocking=True)
 
 
 def runs(rows: int, most: int, least: int) -> Iterator[tuple[int, int]]:
-    """Yield which rows of tiles are copied together: of `least` rows, then twice as many each time
-    up to `most`, and at the end half of what is left."""
+    """Yield which rows of tiles are copied together: first `least` rows, then twice as many each
+    time up to `most`, and at the end half of what is left."""
     first, least = 0, max(1, min(least, most))
     grown = least
     while first < rows:
@@ -202,9 +203,9 @@ def runs(rows: int, most: int, least: int) -> Iterator[tuple[int, int]]:
 def _pieces(
     problem: Problem, config: Config, first: int, last: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield, for a run of rows of tiles, places in the staging buffer and the rows of a shard."""
+    """Yield, for a run of rows of tiles, their places in the staging buffer and rows of a shard."""
     rows, others = problem.shard_shape[0], problem.size - 1
-    if problem.shard == "k":  # a row of tiles is of all peers
+    if problem.shard == "k":  # a row of tiles has parts of all peers
         yield from ((step, first * config.tile_m, last * config.tile_m) for step in range(others))
         return
     per_shard = triton.cdiv(rows, config.tile_m)

@@ -1,6 +1,6 @@
-"""All-gather, then cuBLAS: where each rank has a GPU to itself, and the link is soon done.
+"""All-gather, then cuBLAS: where each rank has a GPU to itself and the link is fast.
 
-The gather is that of `barrier`. See _cublas.py for why ranks that share a GPU cannot use it.
+The gather is that of `barrier`. _cublas.py says why ranks that share a GPU cannot use it.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 It wins where peers' memory is as near as local memory, as for ranks that share a GPU: nothing is
 moved first, and nothing is staged. One descriptor of three dimensions (rank, row, column), whose
-first stride is the distance between two heaps, makes it the loop of _gemm.py. Elsewhere (AMD, heaps
-that are not evenly spaced) blocks are read by pointers, peer by peer. Over a link every block of A
-would cross N / tile_n times: hbm_buffer moves it once.
+first stride is the distance between two heaps, lets it use the loop of _gemm.py. Elsewhere (AMD,
+heaps that are not evenly spaced) blocks are read by pointers, peer by peer. Over a link every block
+of A would cross N / tile_n times, where hbm_buffer moves it once.
 
-Ranks that share a GPU take the blocks in the same order, rank 0's shard first: they read the same
-ones at about the same time, out of its L2 cache; and bits are those of a GEMM with A gathered, the
-same on all ranks with the same B. Ranks with a GPU each begin with their own shard (`own_first`),
-so that no two of them read from one peer at a time; along K, two ranks with the same B may then
-differ in the last bit. docs/fused.md has the times.
+Ranks that share a GPU take the blocks in the same order, rank 0's shard first, so that they read
+the same ones at about the same time, from its L2 cache. Their bits are those of a GEMM with A
+gathered, the same on all ranks with the same B. Ranks with a GPU each begin with their own shard
+(`own_first`), so that no two of them read from one peer at a time; along K, two ranks with the same
+B may then differ in the last bit. docs/fused.md has the times.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 SYMMETRIC = ("a",)
-AUTO_ON = ("virtual",)  # `symm` maps heaps where it finds room: by pointers, which was not measured
-_GROUP = 16  # rows of tiles: of A all ranks read the same, so that more of B is worth reading once
-_FARTHEST = 1 << 40  # bytes: a stride of TMA is less
+AUTO_ON = ("virtual",)  # `symm` may need pointers, which were not measured
+_GROUP = 16  # rows of tiles: all ranks read the same A, so it pays to reuse more of B
+_FARTHEST = 1 << 40  # bytes: TMA's strides are below this
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 class _Flags(NamedTuple):
     ready: torch.Tensor  # by rank: its part of A may be read
-    done: torch.Tensor  # by program and rank: has read all that it will of this rank's A
+    done: torch.Tensor  # by program and rank: it has read all that it will of this rank's A
     epochs: torch.Tensor  # by program: how often it has run
 
 
 class _Shards(NamedTuple):
-    """Constants of A's shards."""
+    """The constants of A's shards."""
 
     size: tl.constexpr  # ranks
     by_k: tl.constexpr  # A is sharded along K, else along M
@@ -89,10 +89,10 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, cfg, shape):
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(flags.epochs + program) + 1
     if program == 0:
-        # My A is complete: what wrote it came before this kernel on the stream. The peers' programs
-        # read it only when they have seen this.
+        # My A is complete: it was written before this kernel on the stream. The peers' programs
+        # read it only after they have seen this.
         signal.signal_all(flags.ready, epoch, ctx, cfg.size, cfg.trace)
-    # The peers' A is complete, as program 0 of each of them says.
+    # The peers' A is complete, as program 0 of each peer signals.
     signal.wait_all(flags.ready, epoch, ctx, cfg.size, cfg.trace)
     if shape.a_kind != "view":
         proxy.fence()  # what the peers wrote, before my loads by descriptor
@@ -114,7 +114,7 @@ def _direct_kernel(a, parts, b, out, to, bias, flags, ctx, cfg, shape):
 
 @triton.jit
 def _multiply(acc, a, parts, b, i, col, first, away, cfg, shape):
-    """acc + A @ B, all blocks along K of row of tiles `i`; shards are counted from rank `first`."""
+    """Return acc + A @ B over all blocks of row of tiles `i`, from rank `first`'s shard on."""
     per_peer = tl.cdiv(a.rows, shape.tile_m)
     row, owner = i % per_peer * shape.tile_m, i // per_peer
     if shape.a_kind == "view":
@@ -158,13 +158,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     name = "all_gather_matmul.aligned"
     room = _aligned.room_for(world, problem.shard_shape, problem.dtype, config, name)
     rooms = _aligned.Rooms(world, config, config.programs)
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
-        # Peers read the copy: my kernel, which follows it, says that it is there.
+        # Peers read the copy; my kernel, which follows it, signals that it is there.
         a = _aligned.aligned(a, room, config, config.programs)
-        [b] = rooms.wide(b)  # on a passive rank too: all launch as many kernels, one for one
+        [b] = rooms.wide(b)  # on a passive rank too: all launch the same number of kernels
         if world.passive:
             stand_in(world, *flags)
             return out
@@ -184,7 +184,7 @@ def arguments(
     problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
     bias: torch.Tensor | None, flags: _Flags, world: World,
 ) -> tuple:  # fmt: skip
-    """Return the kernel's arguments: `isa` and the tests compile what a plan launches."""
+    """Return the kernel's arguments; `isa` and the tests compile what a plan launches."""
     parts, a_kind = _all_ranks(config, a, world)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=True)
     shards = _gemm.constants(
@@ -198,7 +198,7 @@ def arguments(
 
 
 def _all_ranks(config: Config, a: torch.Tensor, world: World) -> tuple[Any, str]:
-    """Describe all ranks' A, if they are evenly spaced; return the descriptor and its kind."""
+    """Return a descriptor of all ranks' A, if they are evenly spaced, and its kind."""
     block = (config.tile_m, config.tile_k)
     kind, apart = _gemm.kind_of(a, config.descriptors), world.rank_stride
     if kind == _gemm.VIEW or apart is None or apart % 16 or apart >= _FARTHEST:

@@ -1,14 +1,14 @@
 """All-gather + GEMM in one kernel: fetchers pull the peers' tiles of A, workers multiply them.
 
-It wins over a link; where peers' memory is as near as local memory, `direct` does. A fetcher copies
-`k_per_flag` blocks of a row of tiles (0: the whole row) into the staging buffer and publishes a
-flag (_fetchers.py). A worker multiplies its rank's part, in place, and what was staged, as far as
-there are flags for it (_workers.py). A fetcher that has nothing left to fetch becomes a worker.
+It wins over a link; where peers' memory is as near as local memory, `direct` wins. A fetcher copies
+`k_per_flag` blocks of a row of tiles (0: the whole row) into the staging buffer and sets a flag
+(_fetchers.py). A worker multiplies its rank's part, in place, and what was staged, as far as its
+flags are set (_workers.py). A fetcher that has nothing left to fetch becomes a worker.
 
-Own and staged shards that lie alike are read by one descriptor of four dimensions, so that the loop
-over K is one. Elsewhere (AMD, or A in another order than the staging buffer) they are read by
-pointers, in two loops. Deterministic; but each rank adds its own part first, so two ranks with the
-same B may differ in the last bit.
+Own and staged shards that are laid out alike are read by one descriptor of four dimensions, in one
+loop over K. Elsewhere (AMD, or A in another order than the staging buffer) they are read by
+pointers, in two loops. The result is deterministic, but each rank adds its own part first, so two
+ranks with the same B may differ in the last bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SYMMETRIC = ("a",)
 _LONGEST = 1024  # elements of a row that a fetcher copies at once
-_IN_FLIGHT = 128 << 10  # bytes that a fetcher may have on their way
+_IN_FLIGHT = 128 << 10  # bytes that a fetcher may have in flight
 LAYOUTS = ("k_contiguous", "m_contiguous")
 # Tiles, warps and stages that a tuner tries.
 _TRIED = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 256, 8, 3), (128, 256, 8, 4))
@@ -97,7 +97,7 @@ def default(problem: Problem, num_sms: int) -> Config:
         programs = max(1, min(num_sms, max(outputs, rows * blocks)))
         return replace(config, k_per_flag=8, fetchers=programs, programs=programs)
     most = max(1, num_sms // 8)
-    # With fewer rows than fetchers, a row is shared by several of them.
+    # With fewer rows than fetchers, several of them share a row.
     per_flag = 0 if rows >= most else triton.cdiv(rows * blocks, most)
     fetchers = max(1, min(most, rows * blocks))
     programs = min(num_sms, fetchers + outputs)
@@ -109,16 +109,16 @@ def _hbm_buffer_kernel(a, parts, b, out, to, bias, flags, ctx, cfg, shape):
     program = tl.program_id(0)
     epoch = tl.load(flags.epochs + program) + 1
     if program == 0:
-        # My part of A is complete: what wrote it came before this kernel on the stream. The peers'
-        # fetchers read it only when they have seen this.
+        # My part of A is complete: it was written before this kernel on the stream. The peers'
+        # fetchers read it only after they have seen this.
         _fetchers.tell_all(flags.ready, epoch, ctx, cfg)
     units = 0
     if program < cfg.most_fetchers:
         units = _fetchers.fetch(a, flags, epoch, ctx, cfg, shape)
     _workers.work(a, parts, b, out, to, bias, flags, epoch, ctx, cfg, shape)
     if units > 0:
-        # The peers' fetchers with my number, which fetch as many units, have read my A: it is free
-        # when this kernel has ended.
+        # The peers' fetchers with my number, which fetch as many units, have read my A, so it is
+        # free when this kernel has ended.
         done = flags.done + program * cfg.size
         signal.wait_all(done, epoch, ctx, cfg.size, cfg.trace)
     tl.store(flags.epochs + program, epoch)  # read by the next call on the stream
@@ -151,13 +151,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     )
     buffer = storage if is_k else storage.transpose(1, 2)
     busy = _busy_fetchers(rows, groups, config)
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *given, out = rest
-        # Peers fetch from the copy: my kernel, which follows it, says that it is there.
+        # Peers fetch from the copy; my kernel, which follows it, signals that it is there.
         a = _aligned.aligned(a, room, config, config.programs)
-        [b] = rooms.wide(b)  # on a passive rank too: all launch as many kernels, one for one
+        [b] = rooms.wide(b)  # on a passive rank too: all launch the same number of kernels
         if world.passive:
             stand_in(world, flags.ready, flags.done[:busy], flags.epochs)
             return out
@@ -174,7 +174,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
 
 def _busy_fetchers(rows: int, groups: int, config: Config) -> int:
-    """Count programs that have something to fetch: only these say `done`."""
+    """Count the programs that have something to fetch: only these signal `done`."""
     first = triton.cdiv(rows, config.fetch_stages) * groups
     at_first = min(config.first_fetchers or config.fetchers, first)
     return max(at_first, min(config.fetchers, rows * groups - first))
@@ -189,7 +189,7 @@ def arguments(
     problem: Problem, config: Config, a: torch.Tensor, buffer: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor, bias: torch.Tensor | None, flags: _fetchers.Flags, world: World,
 ) -> tuple:  # fmt: skip
-    """Return the kernel's arguments: `isa` and the tests compile what a plan launches."""
+    """Return the kernel's arguments; `isa` and the tests compile what a plan launches."""
     given, parts, a_kind = _workers.sharded(config, a, buffer)
     y, b_kind, to = _workers.others(problem, config, b, out, beside=False)
     shape = _gemm.shape_of(config, a_kind, b_kind, problem.activation)
@@ -206,7 +206,7 @@ def arguments(
 
 
 def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
-    """Count blocks that a fetcher copies together: of one shard and flag, if contiguous."""
+    """Count the blocks that a fetcher copies together: of one shard and flag, if contiguous."""
     per_shard = triton.cdiv(problem.shard_shape[1], config.tile_k)
     common = math.gcd(
         per_shard, _per_flag(problem, config), config.tile_m, _LONGEST // config.tile_k
@@ -215,7 +215,7 @@ def _wide(problem: Problem, config: Config, hint: tuple[int, int]) -> int:
 
 
 def _ahead(config: Config, a: torch.Tensor) -> int:
-    """Count tiles that a fetcher has on their way, in shared memory that a worker uses later."""
+    """Count the tiles that a fetcher has in flight, in shared memory that a worker uses later."""
     if gpu_limits.here().is_amd:
         return 1
     return max(1, min(8, _IN_FLIGHT // (config.tile_m * config.tile_k * a.itemsize)))

@@ -1,8 +1,8 @@
-"""All-reduce, residual and RMSNorm in one kernel: how every layer of a tensor-parallel model ends.
+"""All-reduce, residual and RMSNorm in one kernel, with which a tensor-parallel layer ends.
 
-one_shot      every rank reads all ranks' rows and does all of it: one barrier
-two_shot      a row has one owner, who normalises it and stores it to all ranks: large results
-low_latency   two shots in which every word carries its own flag: the smallest
+    one_shot      every rank reads all ranks' rows and computes everything: one barrier
+    two_shot      a row has one owner, who normalises it and stores it to all ranks: large results
+    low_latency   two shots in which every word carries its own flag: the smallest
 
 A row's bits depend on that row alone: not on how many rows there are, nor on the algorithm, the
 config, the grid or the graph (_rms_norm.py says why). The new residual has the bits of all_reduce
@@ -37,7 +37,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALES = ("", "tensor", "token", "group")
 LONGEST = 1 << 16  # elements of a row: a program holds it in its registers
 LARGEST_EPS = torch.finfo(torch.float32).max
-_ALIGNED = 16  # bytes, of every output in the room for all
+_ALIGNED = 16  # bytes: each output in their shared memory begins at a multiple
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Problem:
 
     @property
     def groups(self) -> int:
-        """FP8 scales of a row."""
+        """Return the number of FP8 scales of a row."""
         return triton.cdiv(self.hidden, GROUP.value) if self.quant == "group" else 1
 
 
 def unfit(problem: Problem) -> str | None:
-    """Say why no algorithm takes a problem."""
+    """Return why no algorithm takes a problem, or None."""
     if problem.dtype not in DTYPES:
         return f"{problem.dtype}: expected one of bfloat16, float16 and float32"
     if not 1 <= problem.hidden <= LONGEST:
@@ -82,9 +82,9 @@ def unfit(problem: Problem) -> str | None:
 
 @dataclass(frozen=True)
 class Config:
-    """Warps and block follow from the size of a row."""
+    """Warps and block depend on the size of a row."""
 
-    programs: int = 16  # at most: as many as there are rows, if there are fewer
+    programs: int = 16  # at most: never more than rows
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -98,7 +98,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Choose no more programs than SMs: all of them wait for their peers at once."""
+    """Choose no more programs than SMs, since all of them wait for their peers at once."""
     return Config(max(num_sms, 1))
 
 
@@ -108,7 +108,7 @@ def programs_of(config: Config, rows: int) -> int:
 
 
 def cost(problem: Problem) -> Cost:
-    """Count: each rank reads its x and the residual that it normalises; all get all outputs."""
+    """Count: each rank reads its x and the residual that it normalises, and gets all outputs."""
     numel, size = problem.tokens * problem.hidden, problem.size
     item, others = problem.dtype.itemsize, size - 1
     own = triton.cdiv(problem.tokens, size) * problem.hidden * item
@@ -132,9 +132,9 @@ def cases(size: int) -> list[Problem]:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """Make a rank's rows; residual, weight, bias and scale, which all ranks have.
+    """Make a rank's rows, and the residual, weight, bias and scale that all ranks have.
 
-    The reference has the very bits for any data, so `exact` only asks for smaller numbers.
+    The reference has the same bits for any data, so `exact` only asks for smaller numbers.
     """
     torch.manual_seed(seed * 1000 + world.rank)
     shape, dtype = (problem.tokens, problem.hidden), problem.dtype
@@ -181,7 +181,7 @@ def reference(
     return out
 
 
-# all outputs in one tensor: one place on the heap, one copy if it is staged
+# all outputs in one tensor: one offset on the heap, and one copy if it is staged
 
 
 class _Field(NamedTuple):
@@ -215,13 +215,13 @@ def _outputs(problem: Problem) -> Iterator[tuple[str, tuple[int, int], torch.dty
 
 
 def packed_bytes(problem: Problem) -> int:
-    """Count bytes of all outputs."""
+    """Count the bytes of all outputs."""
     *_, last = _fields(problem)
     return last.end
 
 
 def split(problem: Problem, out: torch.Tensor) -> Outputs:
-    """View the outputs in the bytes that hold them all; None where a problem has none."""
+    """View the outputs in the bytes that hold them all; None for one that the problem lacks."""
     found: dict[str, Any] = dict.fromkeys(Outputs._fields)
     for each in _fields(problem):
         found[each.name] = out[each.begin : each.end].view(each.dtype).view(each.shape)
@@ -229,7 +229,7 @@ def split(problem: Problem, out: torch.Tensor) -> Outputs:
 
 
 def gaps(problem: Problem) -> list[slice]:
-    """Find bytes between two outputs, if the sizes are odd. A launch zeroes them."""
+    """Find the bytes between outputs, where sizes are odd. A launch zeroes them."""
     pairs = itertools.pairwise(_fields(problem))
     return [slice(one.end, two.begin) for one, two in pairs if one.end < two.begin]
 
@@ -239,10 +239,10 @@ def planned(
     workspaces: Sequence[torch.Tensor], *sizes: int, block: int, num_warps: int, stride: int = 0,
     mode: Callable[[int], int] = int, **more: Any,
 ) -> Plan:  # fmt: skip
-    """Plan a kernel. `sizes`: its arguments after the tokens; `more`: after its constants.
+    """Plan a kernel. `sizes` are its arguments after the tokens, `more` those after its constants.
 
-    `block`: elements of a part of a row, of which there is one each `stride` columns. `mode`: the
-    form of signals for the one that is asked for.
+    A part of a row has `block` elements; parts are `stride` columns apart. `mode` maps the form of
+    signals that the world asks for to the one that the kernel takes.
     """
     between = gaps(problem)
 
@@ -267,17 +267,17 @@ def all_reduce_rms_norm(
     fp8: torch.dtype | None = None, out: torch.Tensor | None = None,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """RMSNorm of the sum over ranks of x, plus bias, plus residual; and that sum, the new residual.
+    """Return RMSNorm of x summed over ranks, plus bias, plus residual; and the new residual.
 
     Returns (normed, residual). With `quant` the normalised rows are FP8, with a scale per "tensor",
-    "token" or "group" of 128 columns: (quantised, scales, residual); with `scale`, a float32 tensor
-    that is used as it is, (quantised, residual); with `both`, normed comes first. `fp8` is the
+    "token" or "group" of 128 columns: (quantised, scales, residual). With `scale`, a float32 tensor
+    that is used as it is: (quantised, residual). With `both`, normed comes first. `fp8` is the
     dtype, by default this GPU's. `gemma` scales by 1 + weight. All but x are the same on all ranks.
 
     x is [..., hidden], and so are the results. They share the memory of `out`, if given: a
     contiguous tensor of as many bytes; without FP8, of x's dtype and twice its size. two_shot wants
-    x and `out` on the heap, else it copies. A strided input is copied too. Bits: see the file's
-    first lines.
+    x and `out` on the heap, else it copies. A strided input is copied too. The top of this file
+    says what a row's bits depend on.
     """
     shared = {} if scale is None else {"scale": scale}
     given = {"x": x, "residual": residual, "weight": weight, "bias": bias, **shared}
@@ -331,7 +331,7 @@ def number(eps: Any) -> float:
 
 
 def fp8_of(device: torch.device) -> torch.dtype:
-    """MI300 multiplies e4m3fnuz only."""
+    """Return the dtype of FP8 here: MI300 multiplies only e4m3fnuz."""
     if torch.version.hip is None or device.type != "cuda":
         return torch.float8_e4m3fn
     name = torch.cuda.get_device_properties(device).gcnArchName
@@ -381,7 +381,7 @@ def _room(problem: Problem, x: torch.Tensor, out: torch.Tensor | None) -> torch.
 
 
 def _results(to: Outputs, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what there is: normed, quantised, scales, residual; rows in the shape of x."""
+    """Return which there are of normed, quantised, scales, residual; rows in the shape of x."""
     shape = x.shape[:-1]
     given = (to.normed, to.quantised, to.scales, to.residual)
     return tuple(each.view(*shape, each.shape[-1]) for each in given if each is not None)

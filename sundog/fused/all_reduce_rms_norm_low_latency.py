@@ -1,12 +1,12 @@
 """All-reduce and RMSNorm, low latency: two shots in which every word carries its own flag.
 
-As all_reduce.low_latency: a word of 64 bits holds up to 4 bytes of data and the epoch, so a reader
-that sees the epoch has the data. A row is as many parts as there are ranks, and a rank owns one of
-them. Every rank sends the owner its part. The owner adds them, and the residual; it sends the sum
-to all, with its measures: the level and the sum of squares of each group. They are all that a
-program has to know of the rest of a row, so several programs share one, each with a piece of every
-part: an SM takes longer to send and read the words of a whole row than a message takes.
-Nobody touches a peer's tensors: they may lie anywhere.
+As in all_reduce.low_latency, a word of 64 bits holds up to 4 bytes of data and the epoch, so a
+reader that sees the epoch has the data. A row is divided into as many parts as there are ranks, and
+each rank owns one. Every rank sends each owner its part. The owner adds them and the residual, and
+sends the sum to all ranks, with its measures: the level and the sum of squares of each group. A
+program need not know more of the rest of a row, so several programs may share one, each with a
+piece of every part: one SM would take longer to send and read the words of a whole row than a
+message takes. No rank touches a peer's tensors, which may be anywhere.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 SYMMETRIC = ()
-LARGEST = 256 << 10  # bytes of x: every one crosses as two, twice
+LARGEST = 256 << 10  # bytes of x: each crosses as two bytes, twice
 _WARPS = 8  # at most: a thread may then hold all 255 registers
-_WORDS = 32  # that a thread holds of a row and its measures: 64 registers, as many while it polls
+_WORDS = 32  # of a row and its measures in a thread: 64 registers, and as many again while it polls
 _PIECES = (1, 2, 4, 8)
-_LEVEL = tl.constexpr(20)  # where a word of measures has its level, above a half of a sum
+_LEVEL = tl.constexpr(20)  # bit where a measure's level begins, above half of a sum
 _HALF_BITS = tl.constexpr((1 << 20) - 1)
 
 
 @dataclass(frozen=True)
 class Config(norm.Config):
-    """`programs`: as in the other algorithms, for each piece of a row."""
+    """`programs` is that of the other algorithms, for each piece of a row."""
 
     poll: str = "load"  # or "atomic": see _words.POLLS
-    pieces: int = 1  # of a rank's part of a row, each by a program of its own
+    pieces: int = 1  # of a rank's part of a row, each for its own program
 
 
 def valid(problem: Problem, config: Config) -> str | None:
@@ -96,7 +96,7 @@ def _pieces(config: Config) -> int:
 
 
 def _part(problem: Problem) -> int:
-    """Count a part's elements: the owner's, a power of two. The last ranks may own nothing."""
+    """Count the elements of an owner's part, a power of two. The last ranks may own nothing."""
     share = triton.next_power_of_2(triton.cdiv(problem.hidden, problem.size))
     return int(max(share, _rms_norm.GROUP.value))
 
@@ -107,12 +107,12 @@ def _per(problem: Problem) -> int:
 
 
 def _warps(problem: Problem, pieces: int) -> int:
-    """Give a thread two words of each rank, or more: one warp has no barriers."""
+    """Give a thread at least two words of each rank: a single warp needs no barriers."""
     return int(min(max(_part(problem) // pieces // _per(problem) // 64, 1), _WARPS))
 
 
 def _tiles(problem: Problem, pieces: int) -> int:
-    """Count the tiles that hold the measures of a row, each of as many words as a piece."""
+    """Count the tiles that hold the measures of a row; a tile has as many words as a piece."""
     words = _part(problem) // pieces // _per(problem)
     lanes = 2 * _part(problem) // _rms_norm.GROUP.value
     return int(triton.cdiv(triton.cdiv(problem.hidden, _part(problem)), words // lanes))
@@ -129,16 +129,16 @@ def _low_latency_kernel(
     x, given, out, boxes, epochs, ctx, tokens, cfg,
     PIECES: tl.constexpr, TILES: tl.constexpr, PER: tl.constexpr, POLL: tl.constexpr,
 ):  # fmt: skip
-    """TILES: those that hold the measures of a row.
+    """Reduce and normalise. The measures of a row take TILES tiles.
 
-    `boxes`: of every rank, its words of my part; of every owner, its sum; and its measures.
+    `boxes` hold every rank's words of my part, every owner's sum, and every owner's measures.
 
     One set of boxes serves all calls. An owner reads my words before it sends me its sum, and I
-    wait for that before I send again. It sends the next sum and measures after it has my next
-    words: then my last kernel is over, and so all of its programs have read the last ones.
+    wait for that sum before I send again. It sends its next sum and measures only after it has my
+    next words. By then my last kernel has ended, so all its programs have read the last ones.
     """
     program, programs = tl.program_id(0), tl.num_programs(0) // PIECES
-    # These loads wait for memory together: none needs what another one brings.
+    # These loads are in flight together: none needs the result of another.
     epoch = tl.load(epochs + program) + 1
     rank = tl.load(ctx + context.RANK)
     theirs = ()
@@ -160,7 +160,7 @@ def _low_latency_kernel(
         if mine < cfg.hidden:
             _send_measures(added, theirs, rank, token, piece, count, epoch, cfg, PIECES, PER)
     for token in range(begin, tokens, programs):
-        # Now, so that they come while the words do.
+        # Loaded now, so that they arrive while the words do.
         weights = _rms_norm.fetch_row(given.weight, token * 0, 1, first, cfg)
         box = boxes + (token * PIECES + piece) * (cfg.block // PER)
         words = _receive(box, first, count, epoch, ctx, cfg, PIECES, TILES, PER, POLL)
@@ -179,7 +179,7 @@ def _send_parts(row, theirs, rank, first, box, count, epoch, cfg, PER: tl.conste
     for owner in tl.static_range(cfg.parts):
         place = _boxes_of(theirs[owner], rank, box, count, cfg, PER)
         inside = _inside(owner * cfg.stride + first, cfg, PER)
-        # Relaxed: data and epoch are one word, and nothing else is published by it.
+        # Relaxed suffices: data and epoch are one word, and nothing else is published by it.
         signal.set_words(place, _pack(row[owner], epoch, cfg, PER), inside, cfg.trace)
 
 
@@ -187,7 +187,7 @@ def _send_parts(row, theirs, rank, first, box, count, epoch, cfg, PER: tl.conste
 def _add_part(
     given, box, mine, token, count, epoch, ctx, cfg, PER: tl.constexpr, POLL: tl.constexpr
 ):
-    """Add my piece of a row from all ranks, once it is there, plus bias, plus residual."""
+    """Add up my piece of a row from all ranks, once it is there, plus bias, plus residual."""
     column = mine + tl.arange(0, cfg.block)
     at = token.to(tl.int64) * cfg.hidden + column
     residual = tl.load(given.residual + at, mask=column < cfg.hidden, other=0.0)
@@ -214,9 +214,10 @@ def _send_sum(added, theirs, rank, mine, box, count, epoch, cfg, PER: tl.constex
 def _send_measures(
     added, theirs, rank, token, piece, count, epoch, cfg, PIECES: tl.constexpr, PER: tl.constexpr
 ):
-    """Store the measures of my piece's groups where all programs of a row read them, at all ranks.
+    """Store the measures of my piece's groups at all ranks, where all programs of a row read them.
 
-    Two words for each group: its level, and the lower or the upper half of its sum of squares.
+    Each group takes two words: its level with the lower, and with the upper half of its sum of
+    squares.
     """
     WORDS: tl.constexpr = cfg.block // PER
     LANES: tl.constexpr = 2 * cfg.block // _rms_norm.GROUP
@@ -294,13 +295,13 @@ def _inside(start, cfg, PER: tl.constexpr):
 
 @triton.jit
 def _awaited(inside, epoch):
-    """Return words of which those inside are yet to come."""
+    """Return words of which those inside are still awaited."""
     return (epoch - inside.to(tl.int64)) << _words.BITS
 
 
 @triton.jit
 def _pack(part, epoch, cfg, PER: tl.constexpr):
-    """Pack a piece of a row as words of PER neighbours."""
+    """Pack a piece of a row as words of PER neighbouring elements."""
     bits = _words.bits(part)
     if PER == 2:
         low, high = tl.split(tl.reshape(bits, (cfg.block // 2, 2)))
@@ -329,21 +330,21 @@ def _sum_part(words, part: tl.constexpr, DTYPE: tl.constexpr, SIZE: tl.constexpr
 
 
 def _mode(asked: int, by_stores: bool) -> int:
-    """Return the form of signals for a launch: stores in any case, if `by_stores`."""
+    """Return the form of signals for a launch: always stores if `by_stores`."""
     return asked + signal.STORE.value if by_stores and asked < signal.STORE.value else asked
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate boxes. The plan takes any contiguous tensors."""
     programs, refused = programs_of(config, problem.tokens) * config.pieces, valid(problem, config)
-    if config.pieces > 1:  # programs of a row wait for each other's measures
+    if config.pieces > 1:  # a row's programs wait for each other's measures
         refused = resident(refused, programs, world.num_sms)
     agree(world, f"{OP}.low_latency", problem, config, refused)
     part, per = _part(problem), _per(problem)
     boxes = world.signals((3, problem.size, problem.tokens * part // per), f"{OP}.boxes")
     epochs = world.signals(programs, f"{OP}.epochs")
-    world.barrier()  # everybody's boxes are empty before the first word
-    # An SM has fewer atomics in a clock than stores. AMD's store has no mask, and was not measured.
+    world.barrier()  # every rank's boxes are empty before the first word
+    # An SM does fewer atomics per clock than stores. AMD's store has no mask, and was not measured.
     by_stores = not gpu_limits.here().is_amd
     return planned(
         world, problem, config, _low_latency_kernel, programs, (boxes, epochs),

@@ -1,8 +1,7 @@
-"""All-reduce and RMSNorm, one shot: every rank shows its rows to all, then reads and does all.
+"""All-reduce and RMSNorm, one shot: every rank shows its rows to all, then reads all rows.
 
-One barrier and one round of reads: the least latency beside low_latency, but every rank reads W
-tensors in full, so it wins for few rows only. Nobody touches a peer's tensors: they may lie
-anywhere.
+One barrier and one round of reads: only low_latency waits less. But every rank reads W tensors in
+full, so it wins for few rows only. No rank touches a peer's tensors, which may be anywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 SYMMETRIC = ()
 LARGEST = 64 << 20  # bytes of x: the plan holds twice as much, and two_shot reads less
-# Bytes of all outputs up to which it is taken where nothing was measured: twice as much as
+# Bytes of all outputs up to which it is chosen where nothing was measured: twice as much as for
 # all_reduce.one_shot, which has one output.
 USUAL = 1 << 20
 
@@ -51,13 +50,13 @@ def valid(problem: Problem, config: Config) -> str | None:
 @triton.jit
 def _one_shot_kernel(x, given, out, buffer, flags, epochs, ctx, tokens, stride, cfg):
     program, programs = tl.program_id(0), tl.num_programs(0)
-    # These loads wait for memory together: none needs what another one brings.
+    # These loads are in flight together: none needs the result of another.
     epoch = tl.load(epochs + program) + 1
     buffers = _reduce.everywhere(buffer, 0, ctx, cfg.size)
     row = _rms_norm.fetch_row(x, program, tokens, 0, cfg)
-    # Nobody reads this half of my buffer any more. It was read two calls ago, by the programs with
-    # this number; each of them signalled the last call's barrier after that, in the next kernel of
-    # its stream, and this program has waited there for all of them.
+    # Nobody reads this half of my buffer any more. The programs with this number read it two calls
+    # ago. After that, in the next kernel of its stream, each of them signalled the last call's
+    # barrier, where this program waited for all of them.
     half = (epoch % 2) * stride
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):

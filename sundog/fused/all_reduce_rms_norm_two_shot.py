@@ -1,8 +1,8 @@
-"""All-reduce and RMSNorm, two shots in one kernel: the norm comes between them.
+"""All-reduce and RMSNorm, two shots in one kernel, with the norm between them.
 
 Rank r reads its rows of all ranks' x, adds the residual, normalises, and stores the results to all
-ranks. Every byte of x is read once, every output written once: the fastest for many rows. Two
-barriers of the programs with one number frame it.
+ranks. Every byte of x is read once and every output written once, which is fastest for many rows.
+Two barriers of the programs with the same number frame it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SYMMETRIC = ("x", "out")
 
 
 def _rows(problem: Problem) -> int:
-    """Count rows that a rank normalises; the last ranks may have fewer."""
+    """Count the rows that a rank normalises. The last ranks may have fewer."""
     return int(triton.cdiv(problem.tokens, problem.size))
 
 
@@ -48,15 +48,16 @@ def _two_shot_kernel(x, given, out, ready, done, epochs, ctx, tokens, rows, cfg)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     xs = _reduce.everywhere(x, 0, ctx, cfg.size)
-    outs = _rms_norm.there(out, rank, ctx, cfg.size)  # each rank begins with another peer
+    outs = _rms_norm.there(out, rank, ctx, cfg.size)  # each rank begins with a different peer
     end = tl.minimum((rank + 1) * rows, tokens)
-    # My x is written and my out is free: what came before on the stream is over. The peers'
+    # My x is written and my out is free, since all earlier work on the stream has ended. The peers'
     # programs with this number touch them only after this barrier.
     signal.barrier_ranks(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     for number in range(rank * rows + program, end, tl.num_programs(0)):
-        # Always `number`, which the compiler does not know. Else it would keep an address of every
-        # part, rank and tensor across the loop, and spill 160 bytes a thread of 8 ranks' 7168.
+        # Always `number`, which the compiler does not know. Otherwise it would keep an address of
+        # every part, rank and tensor across the loop, and spill 160 bytes a thread with 8 ranks and
+        # rows of 7168.
         token = tl.minimum(number, tokens - 1)
         added = _rms_norm.add_row(xs, 0, token, given, cfg)
         _rms_norm.finish_whole(added, token, outs, given, cfg, cfg.size)
@@ -68,7 +69,7 @@ def _two_shot_kernel(x, given, out, ready, done, epochs, ctx, tokens, rows, cfg)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate flags. The plan takes a symmetric x and out; the others may lie anywhere."""
+    """Allocate flags. The plan takes a symmetric x and out; the others may be any tensors."""
     agree(world, f"{OP}.two_shot", problem, config, valid(problem, config))
     programs = programs_of(config, _rows(problem))
     flags = barrier_flags(world, OP, programs, "ready", "done")

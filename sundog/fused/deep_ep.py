@@ -1,4 +1,4 @@
-"""A front with the names, arguments and results of DeepEP's Buffer, on our dispatch and combine.
+"""DeepEP's Buffer, with its names, arguments and results, on our dispatch and combine.
 
     buffer = Buffer(world)
     recv_x, recv_count, handle, event, hook = buffer.low_latency_dispatch(
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 _Tensor = torch.Tensor
 _GROUP = 128  # columns that share a scale
 _LIMIT = 448.0  # the largest number of float8_e4m3fn
-_LEAST = 1e-4  # of a group's largest element, so that groups of zeros have a scale
+_LEAST = 1e-4  # for a group's largest element, so that groups of zeros have a scale
 
 
 class EventOverlap:
-    """What DeepEP's calls return to wait for. They are in order already."""
+    """The event that DeepEP's calls return. Work is in stream order, so waiting does nothing."""
 
     def current_stream_wait(self) -> None:
         """Do nothing: what follows on the stream comes after the call."""
 
 
 class _Packing(NamedTuple):
-    """Where rows lie: with a block of slots for each source, and side by side."""
+    """Where rows are: with a block of slots for each source, and packed side by side."""
 
     packed: torch.Tensor  # [experts, rows]: from which slot the row at a place comes
     slots: torch.Tensor  # [experts, ranks * slots]: at which place the row of a slot is
 
     @classmethod
     def of(cls, counts: torch.Tensor, slots: int) -> _Packing:
-        """Make it from counts [experts, ranks]; places and slots without a row name another row."""
+        """Make it from counts [experts, ranks]. Places and slots without a row name another row."""
         ends = counts.long().cumsum(1)
         begins = ends - counts
         rows = torch.arange(counts.shape[1] * slots, device=counts.device)
@@ -72,7 +72,7 @@ def _taken(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a combine needs of its dispatch."""
+    """What a combine needs from its dispatch."""
 
     handle: Handle
     packing: _Packing
@@ -82,8 +82,8 @@ class Sent:
 class Buffer:
     """Expert parallelism for callers of DeepEP, on a world.
 
-    `num_nvl_bytes`, `num_rdma_bytes`, `low_latency_mode` and `num_qps_per_rank` are taken and not
-    used: plans take what they need of the world's heap.
+    `num_nvl_bytes`, `num_rdma_bytes`, `low_latency_mode` and `num_qps_per_rank` are accepted but
+    not used: plans take what they need from the world's heap.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Buffer:
         """
         most = num_max_dispatch_tokens_per_rank
         rows, scales = _quantised(x) if use_fp8 else (x, None)
-        weights = torch.ones(topk_idx.shape, device=x.device)  # those of combine count
+        weights = torch.ones(topk_idx.shape, device=x.device)  # only those of combine count
         found, counts, handle = moe_dispatch(
             self.world, rows, topk_idx, weights, experts=num_experts, max_tokens=most,
             capacity=most, scales=scales,
@@ -142,7 +142,7 @@ class Buffer:
     def get_dispatch_layout(
         self, topk_idx: torch.Tensor, num_experts: int
     ) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
-        """Tokens for each rank, None, tokens for each expert, and which token goes where."""
+        """Return tokens for each rank, None, tokens for each expert, and which token goes where."""
         local = num_experts // self.group_size
         ranks = _ranks_of(topk_idx, local, self.group_size)
         experts = torch.bincount(topk_idx.flatten() + 1, minlength=num_experts + 1)[1:]
@@ -158,10 +158,11 @@ class Buffer:
     ) -> tuple[_Tensor, _Tensor, _Tensor, list[int], Sent, EventOverlap]:  # fmt: skip
         """Return rows for this rank [n, hidden], their local experts (-1: another rank's), weights.
 
-        The host waits for n, as in DeepEP, unless `num_worst_tokens` says how many rows to return;
-        then the list of tokens by expert is empty, and rows that are not there have experts -1.
-        `max_tokens`: of any rank, the same everywhere (default: this rank's, if all have as many).
-        `layout`: what else get_dispatch_layout found, and DeepEP's configs and events; not needed.
+        The host waits for n, as in DeepEP, unless `num_worst_tokens` says how many rows to return.
+        Then the list of tokens by expert is empty, and rows that are not there have experts -1.
+        `max_tokens` is the most that any rank has, the same on all ranks (default: this rank's
+        number, if all have as many). `layout`, which takes get_dispatch_layout's other results and
+        DeepEP's configs and events, is not needed.
         """
         if handle is not None:
             raise ValueError("dispatch: a cached handle is not taken; pass topk_idx again")
@@ -203,7 +204,7 @@ class Buffer:
 
 
 def _nothing() -> None:
-    """Receive nothing: it is there when the stream comes to it."""
+    """Do nothing: the data is there when the stream needs it."""
 
 
 def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,7 +218,7 @@ def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _ranks_of(ids: torch.Tensor, local: int, size: int) -> torch.Tensor:
-    """Return the ranks of a token's experts, each once: -1 in the place of a repetition."""
+    """Return the ranks of a token's experts, each once, with -1 in place of a repetition."""
     ranks = torch.where(ids < 0, -1, ids // local).to(torch.int32)
     ordered = ranks.sort(1).values
     is_new = torch.ones_like(ordered, dtype=torch.bool)

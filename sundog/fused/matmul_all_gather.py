@@ -1,8 +1,8 @@
 """GEMM + all-gather in one kernel: every rank gets all ranks' products, one below the other.
 
-Programs take tiles in turn; each product, with bias and activation, is stored to all ranks while
-the next one is multiplied. The mirror of matmul_reduce_scatter. Every byte of a product crosses
-each link once, under the products; nothing is copied afterwards.
+Programs take tiles in turn. Each product, with bias and activation, is stored to all ranks while
+the next one is multiplied. It mirrors matmul_reduce_scatter. Every byte of a product crosses each
+link once, hidden by the products, and nothing is copied afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OP = "matmul_all_gather"
 
 
 def cost(problem: Problem) -> Cost:
-    """`m` rows are those of a rank's product."""
+    """Count: a rank's product has `m` rows."""
     item, out = problem.dtype.itemsize, (problem.out_dtype or problem.dtype).itemsize
     m, n, k = problem.m, problem.n, problem.k
     product = m * n * out
@@ -37,7 +37,7 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems: aligned or not; several tiles, and fewer rows than one."""
+    """Return small problems: aligned or not, several tiles, and fewer rows than one tile."""
     return [
         Problem(24, 16, 24, torch.float16, size),
         Problem(3, 21, 19, torch.bfloat16, size, has_bias=True),
@@ -64,11 +64,11 @@ def matmul_all_gather(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(a @ b + bias) of every rank: rank r's m rows are rows r m to (r + 1) m.
+    """Return activation(a @ b + bias) of every rank: rank r's m rows are rows r m to (r + 1) m.
 
-    a is [..., k] and the result [..., n]: rows, by views.
-    Any strides. b and bias are this rank's own. Without `out` the result is an ordinary tensor; an
-    `out` that is not on the heap is copied from one that is.
+    `a` is [..., k] and the result [..., n]; both are taken as rows, by views. Strides are free. b
+    and bias are this rank's own. Without `out` the result is an ordinary tensor; an `out` that is
+    not on the heap is copied from one that is.
     """
     options = CallOptions(algo, config, False, explain)
     return _matmul_reduce.call_op(
@@ -91,7 +91,7 @@ def _all_gather_kernel(a, b, out, bias, ready, done, epochs, ctx, M, K, cfg, sha
         row, col = i * shape.tile_m, j * shape.tile_n
         acc = _matmul_reduce.product(a, b, row, col, K, shape)
         acc = _gemm.finish(bias, acc, col, out.cols, shape)
-        for step in range(cfg.size):  # each rank begins with another peer
+        for step in range(cfg.size):  # each rank begins with a different peer
             there = tiles.of_rank(out, (rank + step) % cfg.size, away)
             _matmul_reduce.store(tiles.part(there, rank * M, M), row, col, acc, shape)
     trace.end(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)

@@ -1,4 +1,4 @@
-"""GEMM, then all-gather: the baseline. The bits are those of the fused kernel."""
+"""GEMM, then all-gather: the baseline. It has the bits of the fused kernel."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """GEMM + all-reduce: activation(sum over ranks of A @ B, plus bias) on every rank.
 
-one_shot    every rank sends its partials to all ranks, and each adds all of them
+    one_shot    every rank sends its partials to all ranks, and each rank adds them all
 two_shot    a row has one owner, who adds the partials and sends the result to all ranks
 barrier     GEMM, then all_reduce
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 OP = "matmul_all_reduce"
-# Of the algorithms that call all_reduce.
+# For the algorithms that call all_reduce.
 ACCEPT = {
     "_one_shot_kernel: mask at < body: one less": (
         "a loop over more tiles than programs, which no default makes of products this small; "
@@ -30,7 +30,7 @@ ACCEPT = {
 
 
 def cost(problem: Problem) -> Cost:
-    """Count what must be: two_shot sends this much, one_shot size/2 times as much."""
+    """Count the least: two_shot sends this much, one_shot size/2 times as much."""
     item, out = problem.dtype.itemsize, (problem.out_dtype or problem.dtype).itemsize
     m, n, k = problem.m, problem.n, problem.k
     sent = m * n * (item + out) * (problem.size - 1) // problem.size
@@ -60,11 +60,11 @@ def matmul_all_reduce(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(sum over ranks of a @ b, plus bias), the same bits on every rank.
+    """Return activation(sum over ranks of a @ b, plus bias), with the same bits on every rank.
 
-    a is [..., k] and the result [..., n]: rows, by views.
-    Any strides. The bias is added once, to the sum, and must be the same on all ranks. Without
-    `out` the result is an ordinary tensor; two_shot wants `out` on the heap, else it copies.
+    `a` is [..., k] and the result [..., n]; both are taken as rows, by views. Strides are free. The
+    bias is added once, to the sum, and must be the same on all ranks. Without `out` the result is
+    an ordinary tensor; two_shot wants `out` on the heap, else it copies.
     """
     options = CallOptions(algo, config, False, explain)
     return _matmul_reduce.call_op(world, OP, a, b, bias, activation, out_dtype, out, options)

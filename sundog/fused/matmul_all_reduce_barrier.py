@@ -1,6 +1,6 @@
-"""GEMM, then all-reduce: the baseline. Wins by 1 or 2 us with few rows.
+"""GEMM, then all-reduce: the baseline. It wins by 1 or 2 us with few rows.
 
-The bits are those of the fused kernels. No bias, no activation, and no other type of the output:
+The bits are those of the fused kernels. There is no bias, no activation and no other output type:
 they belong after the sum, which is rounded here.
 """
 

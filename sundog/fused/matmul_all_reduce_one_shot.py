@@ -1,10 +1,11 @@
 """GEMM + all-reduce, one shot in one kernel: a partial goes to all ranks as soon as it is computed.
 
 Programs take tiles in turn: first all partials, then all rows to add. Every partial crosses each
-link, but nothing waits for a second trip: for small results. Ranks that share a GPU share its
-memory too, and there it does not pay: 118 us against 117 for GEMM, then all-reduce, with M=16, and
-242 against 191 with M=256 (8 on one H200, docs/measured.md; then the loops over tiles and over K
-were one, but around the stores to all ranks Triton 3.9 ran out of registers in it).
+link, but nothing waits for a second trip, which suits small results. It does not pay where ranks
+share a GPU, and so its memory: 118 us against 117 for GEMM, then all-reduce, with M=16, and 242
+against 191 with M=256 (8 ranks on one H200, docs/measured.md). When that was measured the loops
+over tiles and over K were one; Triton 3.9 ran out of registers in it, around the stores to all
+ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _push_to_all(a, b, out, inbox, ctx, K, cfg, shape):
         i, j = _gemm.swizzle(n, rows, cols, shape.group_m)
         row, col = i * shape.tile_m, j * shape.tile_n
         acc = _matmul_reduce.product(a, b, row, col, K, shape)
-        for step in range(cfg.size):  # each rank begins with another peer
+        for step in range(cfg.size):  # each rank begins with a different peer
             there = tiles.of_rank(inbox, (rank + step) % cfg.size, away)
             _matmul_reduce.store(_matmul_reduce.slot(there, rank), row, col, acc, shape)
     trace.end(trace.COMPUTE, program, 0, rank, ctx, cfg.trace)

@@ -1,15 +1,15 @@
 """GEMM + all-reduce, two shots in one kernel: partials go to the rows' owner, the sum to all ranks.
 
-Rank r owns slice r of the rows. Programs take tiles in turn, beginning with the next rank's rows;
-each product is stored to the owner of its rows while the next one is multiplied. When all ranks
-have sent everything, programs add what this rank owns and store it to all ranks. Moves every byte
-twice over each link, whatever the number of ranks; once of that under the products.
+Rank r owns slice r of the rows. Programs take tiles in turn, beginning with the next rank's rows.
+Each product is stored to the owner of its rows while the next one is multiplied. When all ranks
+have sent everything, programs add what this rank owns and store it to all ranks. Every byte crosses
+each link twice, whatever the number of ranks, and the products hide the first time.
 
 8 ranks on one H200 (docs/measured.md) take 0.97 to 1.01 times as long as with GEMM, then
 all-reduce, on six large shapes: 2509 us against 2486 with 4096 x 3584 x 8192, 625 against 626 with
-M=1024, 10640 against 10921 with M=16384. It saves a launch and a barrier of ranks, 5 us, and those
-times differ by more from sample to sample; what is added is read, and the sum written, as in the
-collective.
+M=1024, 10640 against 10921 with M=16384. It saves a launch and a barrier of ranks, which is 5 us,
+less than these times vary from sample to sample. It reads what it adds, and writes the sum, as the
+collective does.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ OP = "matmul_all_reduce.two_shot"
 
 
 class _Flags(NamedTuple):
-    sent: torch.Tensor  # as _matmul_reduce.InboxFlags
-    done: torch.Tensor  # by program and rank: has read its inbox, and stored its sums here
+    sent: torch.Tensor  # as in _matmul_reduce.InboxFlags
+    done: torch.Tensor  # by program and rank: it has read its inbox, and stored its sums here
     epochs: torch.Tensor  # by program: how often it has run
 
 
@@ -48,7 +48,7 @@ def _two_shot_kernel(a, b, out, bias, inbox, flags, ctx, K, cfg, shape):
     _matmul_reduce.push(a, b, inbox, out.rows, out.cols, K, ctx, cfg, shape)
     # The partials, stored by all warps, before the counts that their owners wait for.
     _matmul_reduce.count_all(flags.sent, epoch, ctx, cfg)
-    # All ranks' partials before my loads; and their out is free: they are in this call too.
+    # All ranks' partials before my loads. Their out is free, since they are in this call too.
     signal.wait_all(flags.sent, epoch * programs, ctx, cfg.size, cfg.trace)
     _add_all(out, bias, inbox, ctx, cfg, shape)
     # My loads of the inbox and my stores to all ranks' out before the flags; the peers' loads of
@@ -71,7 +71,7 @@ def _add_all(out, bias, inbox, ctx, cfg, shape):
         row, col = n // cols * _matmul_reduce.STRIP, n % cols * shape.tile_n
         acc = _matmul_reduce.total(inbox, row, col, rows, cfg, shape)
         acc = _gemm.finish(bias, acc, col, out.cols, shape)
-        for step in tl.static_range(cfg.size):  # each rank begins with another peer
+        for step in tl.static_range(cfg.size):  # each rank begins with a different peer
             there = tiles.of_rank(out, (rank + step) % cfg.size, away)
             tiles.store(tiles.part(there, first, rows), row, col, acc)
     trace.end(trace.FETCH, program, 0, rank, ctx, cfg.trace)

@@ -1,13 +1,13 @@
 """GEMM + reduce-scatter in one kernel: rank r gets rows slice r of the sum of all ranks' A @ B.
 
-Programs take tiles in turn, beginning with the next rank's rows; each product is stored to the
+Programs take tiles in turn, beginning with the next rank's rows. Each product is stored to the
 owner of its rows while the next one is multiplied. When all ranks have sent everything, programs
-add what this rank owns. Moves every byte once over each link, under the products.
+add what this rank owns. Every byte crosses each link once, hidden by the products.
 
 8 ranks on one H200 (docs/measured.md) take 0.95 to 1.00 times as long as with GEMM, then
 reduce-scatter, on six large shapes (2431 us against 2428 with 4096 x 3584 x 8192, 604 against 607
-with M=1024, 10286 against 10857 with M=16384), and 0.97 to 0.98 with M=16, 64 and 256. What it
-saves is a launch and a barrier of ranks; adding reads as much as the collective does.
+with M=1024, 10286 against 10857 with M=16384), and 0.97 to 0.98 with M=16, 64 and 256. It saves a
+launch and a barrier of ranks; adding reads as much as the collective does.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def matmul_reduce_scatter(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(sum over ranks of a @ b, plus bias), of which rank r gets slice r of the rows.
+    """Return slice r of the rows of activation(sum over ranks of a @ b, plus bias) on rank r.
 
-    a is [..., k] and the result [..., n]: rows, by views.
-    Any strides. The bias is added once, to the sum. Without `out` the result is an ordinary tensor.
+    `a` is [..., k] and the result [..., n]; both are taken as rows, by views. Strides are free. The
+    bias is added once, to the sum. Without `out` the result is an ordinary tensor.
     """
     options = CallOptions(algo, config, False, explain)
     return _matmul_reduce.call_op(

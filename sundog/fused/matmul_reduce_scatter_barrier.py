@@ -1,6 +1,6 @@
 """GEMM, then reduce-scatter: the baseline.
 
-The bits are those of the fused kernel. No bias, no activation, and no other type of the output:
+The bits are those of the fused kernel. There is no bias, no activation and no other output type:
 they belong after the sum, which is rounded here.
 """
 

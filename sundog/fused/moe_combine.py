@@ -1,11 +1,12 @@
-"""MoE combine: every token's expert outputs, weighted and added, back on the token's rank.
+"""MoE combine: weigh and add every token's expert outputs on the token's rank.
 
-`y` has the experts' outputs where moe_dispatch put their tokens. Each rank reads its own from the
-peers' memory: nobody sends what is not asked for. The sum is in float32 and in the order of the
-experts, whatever their order in top-k, so it has the same bits at every grid and replay.
+`y` has the experts' outputs where moe_dispatch put their tokens. Each rank reads those of its own
+tokens from the peers' memory, so nothing is sent that is not needed. The sum is in float32 and in
+the order of the experts, whatever their order in top-k, so it has the same bits at every grid and
+replay.
 
-Few tokens go in parts, one for each program: that is the form for decode. With many, a program
-adds whole tokens, and looks up where the next one's rows are while it adds.
+Few tokens, as in decode, are split into parts, one for each program. With many, a program adds
+whole tokens, and looks up where the next one's rows are while it adds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Choose as dispatch, with more warps: top-k rows are loaded for each row stored."""
+    """Choose as in dispatch, with more warps: top-k rows are loaded for each row stored."""
     like = default_dispatch(problem, num_sms)
     part = triton.cdiv(problem.row, like.parts)
     warps = triton.next_power_of_2(part) // (_WIDE.value * gpu_limits.here().warp_size)
@@ -53,7 +54,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """Count as if all ranks had all their tokens, and every expert equally many."""
+    """Count as if every rank had its most tokens, and every expert equally many."""
     read = problem.max_tokens * problem.topk * problem.row
     away = read * (problem.size - 1) // problem.size
     added = 2 * problem.max_tokens * problem.topk * problem.hidden
@@ -86,7 +87,7 @@ def reference(
 ) -> torch.Tensor:  # fmt: skip
     """Return the answer on a rank, from all ranks' inputs."""
     shape = (problem.max_tokens, problem.hidden)
-    if y[rank].is_meta:  # only its shape is asked for
+    if y[rank].is_meta:  # only its shape is wanted
         return y[rank].new_empty(shape)
     experts, order = ids[rank].long().sort(dim=1, stable=True)
     at = rank * problem.slots + slots[rank].long().gather(1, order)
@@ -115,13 +116,13 @@ def _combine_kernel(
     epoch = tl.load(flags.epochs + program) + 1
     items = tokens * shape.parts
     rows, factors = _rows_of(y, ids, slots, weights, program, items, hidden, rank, ctx, shape)
-    # My y is written: what wrote it came before this kernel on the stream. The peers' programs
-    # with this number read it only after this barrier.
+    # My y was written before this kernel on the stream. The peers' programs with this number read
+    # it only after this barrier.
     signal.barrier_ranks(flags.ready + program * shape.size, epoch, ctx, shape.size, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for item in range(program, items, programs):
         here, weighed = rows, factors
-        # Where the next token's rows are: that is known by the time that these are added.
+        # Where the next token's rows are: this arrives while the current ones are added.
         after = item + programs
         rows, factors = _rows_of(y, ids, slots, weights, after, items, hidden, rank, ctx, shape)
         to = out + (item // shape.parts).to(tl.int64) * hidden
@@ -138,7 +139,7 @@ def _add(to, rows, factors, part, hidden, shape):
     end = tl.minimum((part + 1) * shape.width, hidden)
     PER: tl.constexpr = _WIDE // (to.dtype.element_ty.primitive_bitwidth // 8)
     if shape.aligned:
-        end = end // PER * PER  # itself, as a number of which the compiler knows a divisor
+        end = end // PER * PER  # the same, with a divisor that the compiler knows
     for start in range(part * shape.width, end, shape.block):
         column = start + tl.arange(0, shape.block)
         tiles = ()
@@ -159,9 +160,9 @@ def _add(to, rows, factors, part, hidden, shape):
 
 @triton.jit
 def _rows_of(y, ids, slots, weights, item, items, hidden, rank, ctx, shape):
-    """Find a token's expert outputs and their weights; the weight of what is no expert is 0.
+    """Find a token's expert outputs and their weights, in the order of the experts.
 
-    In the order of the experts.
+    An entry that is not an expert has weight 0.
     """
     first = (item // shape.parts) * shape.topk
     experts = ()
@@ -185,7 +186,7 @@ def _rows_of(y, ids, slots, weights, item, items, hidden, rank, ctx, shape):
 
 @triton.jit
 def _at(experts, place: tl.constexpr, TOPK: tl.constexpr):
-    """Return which of a token's experts is at a place in their order, and its entry."""
+    """Return the expert at a place in the order of a token's experts, and its entry."""
     found, entry = experts[0], 0
     for k in tl.static_range(TOPK):
         before = 0
@@ -200,7 +201,7 @@ def _at(experts, place: tl.constexpr, TOPK: tl.constexpr):
 
 
 class _CombineShape(NamedTuple):
-    """What the kernel is compiled for."""
+    """The constants that the kernel is compiled for."""
 
     size: tl.constexpr  # ranks
     experts: tl.constexpr
@@ -214,7 +215,7 @@ class _CombineShape(NamedTuple):
 
 
 def _launch_shape(problem: Problem, config: Config, aligned: bool) -> _CombineShape:
-    """16 bytes of each of top-k rows for a thread: so much is on its way at once."""
+    """Return the constants: a thread has 16 bytes of each of top-k rows in flight at once."""
     per = _WIDE.value // problem.dtype.itemsize
     width = triton.cdiv(triton.cdiv(problem.hidden, config.parts), per) * per
     most = gpu_limits.here().warp_size * config.num_warps * per
@@ -226,7 +227,7 @@ def _launch_shape(problem: Problem, config: Config, aligned: bool) -> _CombineSh
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate flags. The plan takes a symmetric y; the others may lie anywhere."""
+    """Allocate flags. The plan takes a symmetric y; the others may be any tensors."""
     agree(world, OP, problem, config, valid(problem, config))
     flags = _Flags(*barrier_flags(world, OP, config.programs, "ready", "done"))
 

@@ -1,12 +1,13 @@
-"""MoE dispatch: every token goes to the ranks of its experts, without a round trip to the host.
+"""MoE dispatch: send every token to the ranks of its experts, without a round trip to the host.
 
-A rank has experts / size experts, the first rank the first ones. `out` has, for each of this rank's
-experts and each source rank, `capacity` slots: the tokens of that rank for that expert, in the
-order in which it has them, and how many they are. So nobody need know what the others send, sizes
-stay on the device, and a captured graph takes new routing at every replay.
+A rank has experts / size experts, the first rank the first ones. For each of this rank's experts
+and each source rank, `out` has `capacity` slots for the tokens of that rank for that expert, in
+their order there, and their number. So no rank need know what the others send, sizes stay on the
+device, and a captured graph takes new routing at every replay.
 
-What the op is; its algorithms are in the files moe_dispatch_*.py beside this one: `low_latency` for
-the few tokens of decode, `push` for the many of prefill. moe_combine is the way back.
+This file says what the op is. Its algorithms are in the files moe_dispatch_*.py beside it:
+`low_latency` for the few tokens of decode, `push` for the many of prefill. moe_combine is the way
+back.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Problem:
     size: int  # ranks
     experts: int = 8  # of all ranks
     topk: int = 2
-    capacity: int = 0  # tokens of one rank that an expert has room for; 0: all that it may have
+    capacity: int = 0  # tokens of one rank that an expert has room for; 0: all
     zeroed: bool = False  # slots that no token fills are zero
 
     @property
@@ -50,7 +51,7 @@ class Problem:
 
     @property
     def slots(self) -> int:
-        """The slots of an expert, for the tokens of one rank."""
+        """Return the number of slots of an expert for the tokens of one rank."""
         return self.capacity or self.max_tokens * self.topk
 
     @property
@@ -59,7 +60,7 @@ class Problem:
 
     @property
     def counts_bytes(self) -> int:
-        """Counts by expert and source, up to where tokens begin."""
+        """Return the bytes of the counts by expert and source, after which tokens begin."""
         return int(triton.cdiv(4 * self.experts, WIDE.value)) * WIDE.value
 
     @property
@@ -75,7 +76,7 @@ class Config:
 
 
 class Handle(NamedTuple):
-    """What moe_combine needs of a dispatch: where each of this rank's tokens went."""
+    """What moe_combine needs from a dispatch: where each of this rank's tokens went."""
 
     problem: Problem
     ids: torch.Tensor
@@ -119,7 +120,7 @@ def space(problem: Problem) -> list[Config]:
 def default(problem: Problem, num_sms: int) -> Config:
     """Give each program a token at a time, or, with few tokens, a part of one.
 
-    No more programs than SMs, as all wait at once; 64 bytes of a part for each thread.
+    There are no more programs than SMs, since all wait at once. A thread has 64 bytes of a part.
     """
     parts = triton.cdiv(max(problem.row, 1), _LONGEST)
     while problem.max_tokens * parts < num_sms and problem.row >= 2 * parts * _SHORTEST:
@@ -130,14 +131,14 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """Count as if all ranks had all their tokens, and every expert equally many."""
+    """Count as if every rank had its most tokens, and every expert equally many."""
     moved = problem.max_tokens * problem.topk * problem.row
     away = moved * (problem.size - 1) // problem.size
     return Cost(0, problem.max_tokens * problem.row, moved, away)
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems: more experts than tokens, odd sizes, room for all of them."""
+    """Return small problems: more experts than tokens, odd sizes, room for all tokens."""
     return [
         Problem(5, 64, torch.bfloat16, size, 2 * size, 2, zeroed=True),
         Problem(3, 37, torch.float16, size, size, 3, zeroed=True),
@@ -146,7 +147,7 @@ def cases(size: int) -> list[Problem]:
 
 
 def random_ids(world: World, problem: Problem, seed: int) -> torch.Tensor:
-    """Experts of all tokens, some twice for one token, and some -1, which is no expert."""
+    """Return random experts of all tokens: some twice for one token, and some -1, for none."""
     generator = torch.Generator().manual_seed(seed * 1000 + world.rank)
     shape = (problem.max_tokens, problem.topk)
     ids = torch.randint(-1, problem.experts, shape, generator=generator, dtype=torch.int32)
@@ -156,14 +157,14 @@ def random_ids(world: World, problem: Problem, seed: int) -> torch.Tensor:
 def inputs(
     world: World, problem: Problem, seed: int, exact: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """Tokens, their experts, and room for where they go."""
+    """Make tokens, their experts, and room for their slots."""
     x = _copy.random_tensor(world, problem.max_tokens * problem.hidden, problem.dtype, seed, exact)
     ids = random_ids(world, problem, seed)
     return x.view(problem.max_tokens, problem.hidden), ids, torch.zeros_like(ids)
 
 
 def slots_of(ids: torch.Tensor) -> torch.Tensor:
-    """Count the earlier entries with the same expert as each one: what the kernel finds."""
+    """Count, for each entry, the earlier ones with the same expert, as the kernel does."""
     flat = ids.flatten()
     order = flat.argsort(stable=True)
     by_expert = flat[order]
@@ -178,7 +179,7 @@ def reference(
 ) -> torch.Tensor:
     """Return bytes: counts by expert and source rank, then tokens; empty slots are zero."""
     out = x[rank].new_zeros(problem.out_bytes, dtype=torch.uint8)
-    if out.is_meta:  # only its shape is asked for
+    if out.is_meta:  # only its shape is wanted
         return out
     counts, tokens = split(problem, out)
     rooms = tokens.view(problem.local, problem.size, problem.slots, problem.hidden)
@@ -222,11 +223,11 @@ def moe_dispatch(
 
     Returns tokens [local experts, ranks * slots, hidden], counts [local experts, ranks] (source
     rank r's tokens of an expert are its slots from r * slots on) and the handle for moe_combine.
-    topk_ids [tokens, k]: experts, -1 for none; topk_weights: as many float32. Ranks may have up to
-    `max_tokens` tokens each, and up to `capacity` of one rank for one expert (default: all that it
-    may have); more leave a record, and the next call raises it with rank, expert and count.
+    topk_ids [tokens, k] are experts, -1 for none; topk_weights are as many float32. A rank may have
+    up to `max_tokens` tokens, and up to `capacity` of them for one expert (default: all). More
+    leave a record, and the next call raises it with rank, expert and count.
 
-    With `scales` [tokens, groups], float32, x is FP8 and tokens is a pair, of x's and of scales.
+    With `scales` [tokens, groups], float32, x is FP8, and tokens are a pair: FP8 rows and scales.
     """
     check_tensors(world, OP, x=x, topk_ids=topk_ids, topk_weights=topk_weights, out=out)
     if scales is not None:
@@ -260,7 +261,7 @@ def problem_of(
             f"{OP}: x is {tuple(x.shape)}, topk_ids {tuple(ids.shape)} and topk_weights "
             f"{tuple(weights.shape)}; expected [tokens, hidden], [tokens, k] and [tokens, k]"
         )
-    if ids.dtype not in (torch.int64, torch.int32):  # weights in their place would be cut to 0
+    if ids.dtype not in (torch.int64, torch.int32):  # weights passed here would be cut to 0
         raise ValueError(f"{OP}: topk_ids are {ids.dtype}, expected torch.int64 or torch.int32")
     most = max_tokens or x.shape[0]
     if x.shape[0] > most:
@@ -271,7 +272,7 @@ def problem_of(
 def with_scales(
     problem: Problem, x: torch.Tensor, scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, Problem]:
-    """Join rows of x and of its scales to one row of bytes, so that they arrive together."""
+    """Join rows of x and of its scales into rows of bytes, so that they arrive together."""
     if scales is None:
         return x, problem
     if scales.dim() != 2 or scales.shape[0] != x.shape[0] or scales.dtype != torch.float32:
@@ -284,7 +285,7 @@ def with_scales(
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """View a matrix as bytes. One element or none is contiguous to torch at any strides."""
+    """View a matrix as bytes. To torch, at most one element is contiguous at any strides."""
     return rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1)).view(torch.uint8)
 
 

@@ -1,8 +1,9 @@
 """MoE dispatch, low latency: one kernel, for the few tokens of decode.
 
-All entries of top-k are so few that each program counts for itself which slot a token has: nobody
-waits for a kernel that numbers them. That, and the first token's loads, happen before the barrier
-that says that the peers' out is free. A token goes in parts, so that all programs have one.
+There are so few entries of top-k that each program counts for itself which slot a token has, and
+none waits for a kernel that numbers them. This, and the first token's loads, happen before the
+barrier that says that the peers' out is free. Tokens are split into parts, so that all programs
+have one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 SYMMETRIC = ("out",)
-LARGEST = 2048  # entries of top-k on a rank: each program looks at all of them for each token
+LARGEST = 2048  # entries of top-k on a rank: each program reads all of them for each token
 _AT_ONCE = tl.constexpr(64)  # entries that are counted at once, for as many experts
 
 
@@ -64,7 +65,7 @@ def _taken(config: moe_dispatch.Config) -> Config:
 def _routes(every, ids, slots, out, item, pairs, n, rank, ctx, shape):
     """Find where a token goes, for each of its experts. Their slots are counted here, and kept.
 
-    `every`: all entries, of which each program counts those before its own.
+    `every` has all entries, of which each program counts those before its own.
     """
     places, sent = (), 0
     token, part = item // shape.parts, item % shape.parts
@@ -74,7 +75,7 @@ def _routes(every, ids, slots, out, item, pairs, n, rank, ctx, shape):
         expert = tl.load(ids + entry, mask=entry < pairs, other=-1).to(tl.int64)
         before = tl.sum(((every == expert) & (at < entry)).to(tl.int32), 0)
         is_expert = (expert >= 0) & (expert < shape.experts)
-        # One program for each token: combine reads them.
+        # One program for each token stores its slots, which combine reads.
         tl.store(slots + entry, before, mask=is_expert & (part == 0))
         slot = tl.where(is_expert, before, shape.slots)
         place, is_there = routed(expert, slot, out, n, rank, ctx, shape)
@@ -98,7 +99,7 @@ def _count(ids, expert, pairs):
 def _dispatch_kernel(
     x, ids, slots, out, flags, ctx, pairs, n, shape, IDS: tl.constexpr, TRACE: tl.constexpr
 ):
-    """`pairs`: tokens times top-k. `n`: words of a token. IDS: room for all entries."""
+    """Send tokens of n words. `pairs` is tokens times top-k; IDS is room for all entries."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(flags.epochs + program) + 1
@@ -107,8 +108,8 @@ def _dispatch_kernel(
     at = tl.arange(0, IDS)
     every = tl.load(ids + at, mask=at < pairs, other=-1)
     places, sent = _routes(every, ids, slots, out, program, pairs, n, rank, ctx, shape)
-    # My out is free: what read it last came before this kernel on the stream. The peers' programs
-    # with this number store to it only after this barrier.
+    # My out is free: it was last read before this kernel on the stream. The peers' programs with
+    # this number store to it only after this barrier.
     signal.barrier_ranks(flags.ready + program * shape.size, epoch, ctx, shape.size, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for item in range(program, items, programs):

@@ -1,9 +1,9 @@
 """MoE dispatch, push: for the many tokens of prefill.
 
 One kernel numbers this rank's tokens of each expert. The next loads each token once and stores it
-to its slot at each expert's rank, between two barriers of the programs with one number. While a
-token is stored, the next one and its way are loaded: top-k rows are written for one that is read,
-so the memory is busy with stores all the time.
+to its slot at each expert's rank, between two barriers of the programs with the same number. While
+a token is stored, the next one and its routes are loaded: top-k rows are written for each row read,
+so the memory must be busy with stores all the time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _EACH = tl.constexpr(4)  # experts whose tokens a program numbers
 
 @triton.jit
 def _number_kernel(ids, slots, counts, pairs, EXPERTS: tl.constexpr):
-    """Give numbers to the entries of each of a program's experts."""
+    """Give a number to each entry of a program's experts."""
     first = tl.program_id(0) * _EACH
     before = ()
     for _ in tl.static_range(_EACH):
@@ -72,31 +72,31 @@ def _number_kernel(ids, slots, counts, pairs, EXPERTS: tl.constexpr):
 
 @triton.jit
 def _routes(ids, slots, out, item, items, n, rank, ctx, shape):
-    """Find where a token goes: for each expert the place, and a bit that says whether it goes."""
+    """Find where a token goes: for each expert the address, and a bit that says whether it goes."""
     places, sent = (), 0
     first = (item // shape.parts) * shape.topk
     for k in tl.static_range(shape.topk):
         expert = tl.load(ids + first + k, mask=item < items, other=-1).to(tl.int64)
         is_expert = (expert >= 0) & (expert < shape.experts)
-        # Written for experts only.
+        # Only written for experts.
         slot = tl.load(slots + first + k, mask=is_expert & (item < items), other=shape.slots)
         place, is_there = routed(expert, slot, out, n, rank, ctx, shape)
         places = places + (place,)
-        sent |= is_there.to(tl.int32) << k  # a word for all: each as a value of its own spills
+        sent |= is_there.to(tl.int32) << k  # one word for all, since separate values spill
     return places, sent
 
 
 @triton.jit
 def _send_kernel(x, ids, slots, counts, out, flags, ctx, pairs, n, shape, TRACE: tl.constexpr):
-    """`pairs`: tokens times top-k. `n`: words of a token."""
+    """Send tokens of n words. `pairs` is tokens times top-k."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(flags.epochs + program) + 1
     items = pairs // shape.topk * shape.parts
     tile = fetch(x, program, items, n, shape)
     places, sent = _routes(ids, slots, out, program, items, n, rank, ctx, shape)
-    # My out is free: what read it last came before this kernel on the stream. The peers' programs
-    # with this number store to it only after this barrier.
+    # My out is free: it was last read before this kernel on the stream. The peers' programs with
+    # this number store to it only after this barrier.
     signal.barrier_ranks(flags.ready + program * shape.size, epoch, ctx, shape.size, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     for item in range(program, items, programs):

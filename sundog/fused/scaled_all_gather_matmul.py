@@ -1,8 +1,8 @@
 """All-gather, then an FP8 product with scales: half the bytes of bfloat16 cross the links.
 
-A kernel pulls all ranks' parts of A, and a second one their scales, where those differ by rank:
-those of rows and blocks along M, of blocks along K. Along K the scales of a tensor or of rows are
-those of all of A, the same on every rank. The product follows on the stream.
+One kernel pulls all ranks' parts of A, and a second one their scales where these differ by rank:
+row and block scales along M, block scales along K. Along K the scales of a tensor or of rows belong
+to all of A and are the same on every rank. The product follows on the stream.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def reference(
 ) -> torch.Tensor:  # fmt: skip
     """Return the answer on a rank, from all ranks' inputs."""
     out_dtype = problem.out_dtype or torch.bfloat16
-    if a[rank].is_meta:  # only its shape is asked for
+    if a[rank].is_meta:  # only its shape is wanted
         return a[rank].new_empty((problem.m, problem.n), dtype=out_dtype)
     scaling = problem.scaling
     if problem.shard == "m":
@@ -83,7 +83,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     """Allocate flags, the gathered A and its scales. The plan takes a symmetric contiguous a."""
     refused = resident(valid(problem, config), config.programs, world.num_sms)
     agree(world, OP, problem, config, refused)
-    # As words: a thread would load bytes one at a time.
+    # As words, since a thread would load bytes one at a time.
     kind = torch.int32 if problem.shard_shape[1] % 4 == 0 else torch.uint8
     words = dataclasses.replace(problem, dtype=kind, k=problem.k // kind.itemsize)
     _, padded, workspaces, fill = gather(world, words, config.programs, config.descriptors)
@@ -107,7 +107,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 def _gather_scales(
     world: World, problem: Problem
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Return what gathers the scales of all of A, and its memory."""
+    """Return a function that gathers the scales of all of A, and its memory."""
     if problem.shard == "k" and problem.scaling != "block":
         return lambda scale: scale, ()
     rows, cols = problem.shard_shape
@@ -118,7 +118,7 @@ def _gather_scales(
     by_row = torch.empty((rows, world.size, *width), device=world.device)
 
     def gathered(scale: torch.Tensor) -> torch.Tensor:
-        mine.copy_(scale)  # one number for all rows, too
+        mine.copy_(scale)  # or one number for all rows
         then.launch(mine.view(-1), all_of_them.view(-1))
         if problem.shard == "m":
             return all_of_them.flatten(0, 1)
@@ -136,7 +136,7 @@ def scaled_all_gather_matmul(
     """Compute all_gather_matmul of FP8: activation(A @ b + bias) with the scales of both.
 
     Scales are float32: one number each; [rows] and [n]; or one for each 128 columns of a and each
-    128 x 128 of b. Along K the scales of a tensor or of rows are those of all of A. The result is
+    128 x 128 of b. Along K the scales of a tensor or of rows belong to all of A. The result is
     bfloat16 unless `out_dtype` says otherwise. Pass `weight.T` as b.
     """
     if shard not in ("k", "m") or a.dim() != 2:

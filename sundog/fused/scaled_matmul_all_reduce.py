@@ -1,6 +1,6 @@
 """An FP8 product with scales, then all-reduce. Partials travel in bfloat16.
 
-As scaled_matmul_reduce_scatter, with the other collective.
+It is scaled_matmul_reduce_scatter with another collective.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def scaled_matmul_all_reduce(
     out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Compute matmul_all_reduce of FP8; scales as scaled_matmul_reduce_scatter takes them."""
+    """Compute matmul_all_reduce of FP8, with scales as in scaled_matmul_reduce_scatter."""
     if a.dim() != 2:
         raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")
     options = CallOptions(algo, config, False, explain)

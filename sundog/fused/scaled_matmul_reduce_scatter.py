@@ -1,7 +1,7 @@
 """An FP8 product with scales, then reduce-scatter. Partials travel in bfloat16.
 
-Every rank's scales are its own: they are multiplied before the sum, which is rounded to bfloat16 as
-each partial is.
+Every rank has its own scales, which are applied before the sum. The sum and each partial are
+rounded to bfloat16.
 """
 
 from __future__ import annotations

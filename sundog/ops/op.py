@@ -234,5 +234,5 @@ def barrier_flags(world: World, op: str, programs: int, *names: str) -> list[tor
     """
     flags = [world.signals((programs, world.size), f"{op}.{name}") for name in names]
     epochs = world.signals(programs, f"{op}.epochs")
-    world.barrier()  # everybody's flags are zero before the first signal
+    world.barrier()  # every rank's flags are zero before the first signal
     return [*flags, epochs]
