@@ -1,17 +1,17 @@
-"""One call path: what every collective and every fused op does when it is called.
+"""The call path that every collective and every fused op takes.
 
-Choose an algorithm, agree once, stage what must be symmetric, launch; and when the same call comes
+Choose an algorithm, agree once, stage what must be symmetric, and launch. When the same call comes
 again, only launch.
 
-An algorithm's file says which of its tensors peers touch: SYMMETRIC = ("x",), ("out",) or both. A
-tensor of the user's that is not on the heap is copied through a buffer that is (plans.py). Its
-reuse by the next call on the stream is safe because no kernel ends before its peers are done with
-this rank's tensors.
+An algorithm's file says which of its tensors peers touch: SYMMETRIC = ("x",), ("out",) or both.
+Such a tensor of the user's that is not on the heap is copied through a buffer that is (plans.py).
+The next call on the stream may reuse that buffer, because no kernel ends before its peers are done
+with this rank's tensors.
 
-A plan is found again by all that it depends on, the stream too: one plan runs on one stream at a
-time. Making one is where ranks agree; what they disagree about is named before anything is
-allocated. A tensor on the heap must be at the same place of it on every rank if peers reach it:
-ranks compare that with the first call for each place, but not in a capture.
+A plan's key is everything that it depends on, including the stream: one plan runs on one stream at
+a time. Ranks agree when a plan is made, and what they disagree about is named before anything is
+allocated. A tensor that peers reach must have the same offset in every rank's heap. Ranks compare
+offsets in the first call with each, but not in a capture.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ class AsyncHandle:
     world: World
     done: Any
     result: Any
-    used: tuple[torch.Tensor, ...]  # memory that must not go to others before the op is done
+    used: tuple[torch.Tensor, ...]  # memory that must not be reused before the op is done
 
     def wait(self) -> Any:
-        """Order what this rank launches from here on after the op. The host does not wait."""
+        """Order what this rank launches from now on after the op. The host does not wait."""
         self.world.wait_event(self.done)
         return self.result
 
 
 @dataclass(eq=False)
 class CachedCall:
-    """A plan, and how the user's tensors get to it: as they are, or through a staging buffer."""
+    """A plan, and how the user's tensors reach it: as they are, or through a staging buffer."""
 
     op: str
     plan: Plan
     why: Callable[[], str] = lambda: ""
     is_flat: bool = False  # the kernels take tensors of one dimension
-    in_place: tuple[int, ...] = ()  # which tensors peers reach where the user put them
+    in_place: tuple[int, ...] = ()  # which of the user's tensors peers reach without a copy
     staged: dict[int, StagedTensor] = field(default_factory=dict)
-    places: set[tuple] = field(default_factory=set)  # of those in place, that ranks have compared
+    places: set[tuple] = field(default_factory=set)  # offsets of those, which ranks have compared
     offsets: list[int] = field(default_factory=list)  # what it holds of the heap
-    key: Any = None  # under which it is found: a tuple, whose last is the stream
+    key: Any = None  # a tuple; its last item is the stream
     serial: int = 0  # the same on every rank
     used: int = 0  # the number of its latest call
 
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """Launch. The last tensor is the output."""
         if self.is_flat:
-            x, out = tensors  # one by one: this is faster than a loop
+            x, out = tensors  # unrolled, which is faster than a loop
             tensors = x if x.dim() == 1 else x.view(-1), out if out.dim() == 1 else out.view(-1)
         if not self.staged:
             self.plan.launch(*tensors)
@@ -88,11 +88,11 @@ class CachedCall:
         passed, last = list(tensors), len(tensors) - 1
         for place, staged in self.staged.items():
             passed[place] = staged.view()
-            if place != last:  # detached: else the buffer would keep every call's autograd graph
+            if place != last:  # detached, or the buffer would keep every call's autograd graph
                 passed[place].copy_(tensors[place].detach())
         self.plan.launch(*passed)
         if last in self.staged:
-            tensors[last].detach().copy_(passed[last])  # also if it is a parameter
+            tensors[last].detach().copy_(passed[last])  # it may be a parameter
 
     def __repr__(self) -> str:
         return f"{self.op} of {self.plan.problem} with {self.plan.config}"
@@ -106,7 +106,7 @@ class _Repeat:
     """A call that was made with certain tensors."""
 
     call: CachedCall
-    start: Callable[[], bool] | None = None  # its kernels, from the third time on
+    start: Callable[[], bool] | None = None  # starts its kernels, from the third time on
     is_known: bool = False
 
     def run(self, world: World, plans: Plans, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -125,11 +125,11 @@ class _Repeat:
 def repeated(
     world: World, asked: tuple, x: torch.Tensor, out: torch.Tensor | None, options: CallOptions
 ) -> bool:
-    """Run an op as it was run before, if it was, with these very tensors: all checks still hold.
+    """Relaunch a call already made with these tensors, without its checks, which still hold.
 
-    Half of the host's time for a small op is spent in them. Only where the options are the usual.
-    `asked`: the op's name, what else it was given but tensors and options, and last whether `out`
-    was made here. An op of torch, eager or compiled, comes here too.
+    They take half of the host's time for a small op. This is only for the usual options. `asked`
+    has the op's name, its arguments besides tensors and options, and last whether `out` was made
+    here. An op of torch, eager or compiled, comes here too.
     """
     if options[1:] != _USUAL or not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
         return False
@@ -137,11 +137,11 @@ def repeated(
 
 
 def again(world: World, asked: tuple, algo: str, x: torch.Tensor, out: torch.Tensor) -> bool:
-    """Do as `repeated`, of two tensors with the usual options."""
+    """Do as `repeated`, for two tensors and the usual options."""
     plans = world._plans
     try:
         repeat = plans.repeats.get(_identity(world, plans, asked, algo, x, out))
-    except RuntimeError:  # a tensor without an address: the checks say which
+    except RuntimeError:  # a tensor has no address: the checks say which
         return False
     if repeat is None:
         return False
@@ -152,11 +152,11 @@ def again(world: World, asked: tuple, algo: str, x: torch.Tensor, out: torch.Ten
 def _identity(
     world: World, plans: Plans, asked: tuple, algo: str, x: torch.Tensor, out: torch.Tensor
 ) -> tuple:
-    """Return what a call's checks, plan and kernels depend on, and which allocations live.
+    """Return what a call's checks, plan and kernels depend on, and which allocations are live.
 
-    Of an `out` that was made here nothing but its address is open.
+    An `out` that was made here can differ only in its address.
     """
-    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
+    with torch._C.DisableTorchFunction():  # on `virtual` it would check every access
         has_grad = torch.is_grad_enabled()
         key = (
             asked, algo, x.data_ptr(), out.data_ptr(), x.shape, x.stride(), x.dtype, x.device,
@@ -179,10 +179,10 @@ def call(
     world: World, op: str, problem: Any, tensors: dict[str, torch.Tensor], options: CallOptions,
     asked: tuple = (), is_flat: bool = True,
 ) -> Any:  # fmt: skip
-    """Run an op on tensors of the problem's sizes, the output last; with a plan made before.
+    """Run an op on tensors of the problem's sizes, the output last, with a cached plan if any.
 
-    `asked`: for `repeated`; nothing if the op can't be repeated.
-    `is_flat`: its kernels take tensors of one dimension.
+    `asked` is for `repeated`, and empty if the op can't be repeated. `is_flat`: its kernels take
+    tensors of one dimension.
     """
     request = Request(world, op, problem, tensors, options, is_flat)
     if options.async_op:
@@ -198,10 +198,10 @@ def call(
 def on_stream(
     world: World, number: int, run: Callable[[], Any], *used: torch.Tensor
 ) -> AsyncHandle:
-    """Call `run` on another stream of this rank, after all that is on the current one."""
+    """Call `run` on another stream of this rank, after everything on the current one."""
     before = world.record_event()
     with world.stream(number):
-        world.wait_event(before)  # what wrote the inputs, and what used the output before
+        world.wait_event(before)  # after what wrote the inputs and what last used the output
         world._streams.mark_captured()
         result = run()
         return AsyncHandle(world, world.record_event(), result, used)
@@ -222,7 +222,7 @@ class Request:
     def run(self) -> torch.Tensor:
         self._check()
         if self.world.tune and self.options[:2] == ("auto", None):
-            from .online import run_online  # only where the user allows it
+            from .online import run_online  # only if the user allows it
 
             return run_online(self)
         return self.run_planned()
@@ -243,7 +243,7 @@ class Request:
         return [*self.tensors.values()][-1]
 
     def _check(self) -> None:
-        """Raise for what no algorithm takes."""
+        """Raise ValueError for what no algorithm takes."""
         if not isinstance(self.options.config, Hashable):
             raise ValueError(
                 f"{self.op}: config {self.options.config!r} is not a Config of one of its "
@@ -258,7 +258,7 @@ class Request:
 
     @functools.cached_property
     def staged(self) -> tuple[bool | None, ...]:
-        """Which tensors are not on the heap; None: no peer reaches it, so it may be anywhere."""
+        """Return which tensors are not on the heap; None for one that no peer reaches."""
         touched = _reached(self.op, self.options.algo)
         return tuple(
             self._is_ordinary(name, tensor) if name in touched else None
@@ -274,12 +274,12 @@ class Request:
         return True
 
     def ordinary(self) -> dict[str, int]:
-        """Count bytes of the tensors that an algorithm may have to copy to the heap."""
+        """Count the bytes of the tensors that an algorithm may have to copy to the heap."""
         staged = zip(self.tensors.items(), self.staged, strict=True)
         return {name: tensor.nbytes for (name, tensor), s in staged if s}
 
     def _place(self, name: str) -> tuple:
-        """Return where a tensor on the heap is; peers find theirs by it."""
+        """Return the offset of a tensor on the heap, by which peers find theirs."""
         tensor = self.tensors[name]
         return self.world.offset_of(tensor), () if self.is_flat else tensor.stride()
 
@@ -338,7 +338,7 @@ class Request:
         return ", ".join(f"{name} {_WHERE[s]}" for name, s in where if s is not None)
 
     def _agree_place(self, cached: CachedCall) -> None:
-        """Compare, once for each place, where a tensor is that peers reach."""
+        """Compare the offset of a tensor that peers reach, once for each offset."""
         names = list(self.tensors)
         for name in (names[at] for at in cached.in_place):
             place = self._place(name)
@@ -352,8 +352,8 @@ class Request:
 def _reached(op: str, algo: str) -> frozenset[str]:
     """Return the tensors that peers touch in this algorithm, or in any that "auto" may choose.
 
-    Where the others are is each rank's own affair: the plan is the same. In a gather only one rank
-    has an output.
+    Other tensors may differ by rank without changing the plan: in a gather only one rank has an
+    output.
     """
     from .load import algorithms  # only where a call is new
 
@@ -393,7 +393,7 @@ def decide(
 def packed(
     world: World, op: str, x: torch.Tensor, explain: bool = False, name: str = "x"
 ) -> torch.Tensor:
-    """Return x if it is contiguous, else a copy that is: kernels read one element after another."""
+    """Return x, or a contiguous copy: kernels read one element after another."""
     _check_tensor(op, name, x)
     if x.is_contiguous():
         return x

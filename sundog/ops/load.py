@@ -1,7 +1,7 @@
-"""From names to things: an op's name, module or file to its module; name=value to a Problem.
+"""Turn words into objects: an op's name, module or file into its module, name=value into a Problem.
 
 An op is named all_gather, all_gather.push, package.module or path/file.py. Fields of problems and
-configs are given as block=4096, and in JSON.
+configs are written block=4096, or in JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = {int: "a whole number", bool: "true or false", torch.dtype: "a dtype of
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """Return every op's function of a world by name; it is in the file named like the op."""
+    """Return every op's function of a world by name, from the file named like the op."""
     found = dict(FUNCTIONS)
     for key, path in OPS.items():
         name = key.partition(".")[0]
@@ -40,7 +40,7 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def algorithms(name: str) -> dict[str, ModuleType]:
-    """Return an op's algorithms by name; for 'all_gather.push' or a module's path, that one."""
+    """Return an op's algorithms by name; only that one for 'all_gather.push' or a module's path."""
     own = [key.partition(".")[2] for key in OPS if key.partition(".")[0] == name]
     if own:
         return {algo: find(f"{name}.{algo}") for algo in own}
@@ -96,11 +96,11 @@ def load_package(folder: str) -> ModuleType:
     return _imported(folder, lambda: _executed(module))
 
 
-@functools.cache  # by path: all ranks must mean the same classes and kernels
+@functools.cache  # by path: all ranks need the same classes and kernels
 def _load_file(path: str) -> ModuleType:
     name = os.path.splitext(os.path.basename(path))[0]
     module = _new_module(importlib.util.spec_from_file_location(name, path))
-    sys.modules.setdefault(name, module)  # a script named as a module must not take its place
+    sys.modules.setdefault(name, module)  # a script with a module's name must not replace it
     return _executed(module)
 
 
@@ -114,7 +114,7 @@ def _imported(name: str, run: Callable[[], ModuleType]) -> ModuleType:
 
 
 def sentence(error: BaseException) -> str:
-    """Say where an error was raised, and which."""
+    """Return a sentence that says where an error was raised, and which."""
     path, line, _ = raised_at(error)
     place = "" if isinstance(error, SyntaxError) else f"{relative(path)}:{line}: "
     return f"{place}{type(error).__name__}: {error}"
@@ -134,7 +134,7 @@ def _executed(module: ModuleType) -> ModuleType:
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Turn what somebody's op or function raises into a sentence with its line."""
+    """Turn what a user's op or function raises into a sentence with its line."""
     try:
         yield
     except (SundogError, ValueError):
@@ -147,7 +147,7 @@ def running(what: str) -> Iterator[None]:
 
 
 def value(word: str) -> Any:
-    """Read a number, a torch dtype, a truth value, or the word itself."""
+    """Read a number, a torch dtype or a bool; return any other word itself."""
     kind = getattr(torch, word, None)
     if isinstance(kind, torch.dtype):
         return kind
@@ -160,7 +160,7 @@ def value(word: str) -> Any:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """'block=4096,dtype=bfloat16' as a dictionary."""
+    """Read 'block=4096,dtype=bfloat16' as a dictionary."""
     found = {}
     for word in filter(None, text.split(",")):
         name, equals, rest = word.partition("=")
@@ -171,7 +171,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def changed(made: Any, changes: dict[str, Any]) -> Any:
-    """Change some fields of a problem or config; raise ValueError where they can't be."""
+    """Change some fields of a problem or config. Raise ValueError where that is not possible."""
     known = {field.name: str(field.type) for field in dataclasses.fields(made)}
     for name, new in changes.items():
         if name not in known:
@@ -188,7 +188,7 @@ def changed(made: Any, changes: dict[str, Any]) -> Any:
 
 
 def plain(made: Any) -> dict[str, Any]:
-    """Return a problem or config as JSON has it; a dtype by its name."""
+    """Return a problem or config as JSON data, with a dtype by its name."""
     words = {
         k: str(v).removeprefix("torch.") if isinstance(v, torch.dtype) else v
         for k, v in dataclasses.asdict(made).items()

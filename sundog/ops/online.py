@@ -2,13 +2,13 @@
 
     sundog.run(train, 8, tune="online")      # or sundog.init(tune="online")
 
-Where nothing was measured, `algo="auto"` takes what the model expects to be the fastest. With
-tune="online" each algorithm that it rates within 10 % of that one runs some of the first calls of a
-problem, and is timed. Then all ranks compare, the slowest rank of each call counts, and the
-fastest algorithm stays. Ranks wait for each other before and after such a call; results are the
-same, since auto chooses among algorithms of the same bits alone.
+Where nothing was measured, `algo="auto"` takes what the model expects to be fastest. With
+tune="online" each algorithm that the model rates within 10 % of that runs some of the first calls
+of a problem, and is timed. Then all ranks compare: the slowest rank of each call counts, and the
+fastest algorithm stays. Ranks wait for each other before and after such a call. Results are the
+same, since auto only chooses among algorithms with the same bits.
 
-Calls that wait for nobody are not used for this: asynchronous ones, and those of a capture.
+Asynchronous calls and those of a capture, which do not wait, are not used for this.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_tune(tune: str, link: str = "") -> None:
 
 
 def run_online(request: Request) -> Any:
-    """Run the algorithm whose turn it is. Its plan is found again by the algorithm's name."""
+    """Run the algorithm whose turn it is. The algorithm's name is part of its plan's key."""
     world, options = request.world, request.options
     tryout = _tryout(request)
     if options.explain and world.rank == 0:
@@ -69,7 +69,7 @@ def _tryout(request: Request) -> Tryout:
 
 @dataclass
 class Tryout:
-    """The first calls of a problem: which algorithm each of them runs, and what it took."""
+    """The first calls of a problem: which algorithm each one runs, and how long it took."""
 
     algos: tuple[str, ...]
     why: str  # before it was tried
@@ -83,17 +83,17 @@ class Tryout:
 
     @property
     def algo(self) -> str:
-        """What the next call runs."""
+        """The algorithm that the next call runs."""
         if self.is_over:
             return min(self.algos, key=lambda algo: self.medians.get(algo, 0.0))
         calls = sum(map(len, self.seconds.values()))
-        return self.algos[calls % len(self.algos)]  # interleaved: noise comes to all of them
+        return self.algos[calls % len(self.algos)]  # interleaved, so that noise hits all of them
 
     def run(self, world: World, call: Callable[[], Any]) -> Any:
-        """Make this call and note its time; after the last one all ranks choose."""
+        """Make this call and note its time. After the last one all ranks choose."""
         algo = self.algo
         world.barrier()
-        world.synchronize()  # nothing from before the call is in its time
+        world.synchronize()  # so that no earlier work is in its time
         begin = self.clock()
         result = call()
         world.synchronize()

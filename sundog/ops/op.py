@@ -1,7 +1,7 @@
-"""What every op has: a Problem, a Config, a Plan, what it costs, and a place in the table of ops.
+"""What every op has: a Problem, a Config, a Plan, a Cost, and an entry in the table of ops.
 
-An op's algorithm is a module with the names of `SHAPE`; tools (check, bench, tune, ...) need
-nothing else, so they work on a user's own op as on ours. How a name becomes a module is in load.py.
+An op's algorithm is a module with the names of `SHAPE`. Tools (check, bench, tune, ...) need
+nothing else, so they work on a user's own op as on ours. load.py turns a name into a module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..world.streams import Use
     from ..world.world import World
 
-# op.algorithm and its file. The first of an op is the one that is used where nothing was measured.
+# op.algorithm and its file. An op's first algorithm is used where nothing was measured.
 OPS = {
     "all_gather.push": "sundog.collectives.all_gather_push",
     "all_gather.pull": "sundog.collectives.all_gather_pull",
@@ -65,13 +65,13 @@ OPS = {
     "moe_dispatch.low_latency": "sundog.fused.moe_dispatch_low_latency",
     "moe_combine.pull": "sundog.fused.moe_combine",
 }
-# What else a world offers, as functions of it without algorithms.
+# Other functions of a world, which have no algorithms.
 FUNCTIONS = {
     "device_barrier": "sundog.collectives.device_barrier",
     "send": "sundog.collectives.send_recv",
     "recv": "sundog.collectives.send_recv",
 }
-BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # sums in another order: never by default
+BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # other orders of addition
 SHAPE = (
     "Problem", "Config", "valid", "space", "default", "cost", "cases", "inputs", "reference",
     "plan",
@@ -80,10 +80,10 @@ SHAPE = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What an op must do at least, per rank: for roofline, bench and cost models."""
+    """The least that an op must do, per rank, for roofline, bench and cost models."""
 
     flops: int
-    read_bytes: int  # of device memory, wherever it lies
+    read_bytes: int  # of device memory, on any rank
     written_bytes: int
     link_bytes: int  # those that cross between ranks
 
@@ -110,9 +110,9 @@ class Plan:
         return self.launch(*tensors)
 
     def free(self) -> None:
-        """Give the workspaces back, on every rank at the same place in its program.
+        """Free the workspaces, on every rank at the same place in its program.
 
-        Refused while a captured graph uses them: graph.free() comes first.
+        Refused while a captured graph uses them: call graph.free() first.
         """
         self.world.barrier()  # a peer's kernel may still read them when this rank's has ended
         for tensor in self.workspaces:
@@ -123,7 +123,7 @@ class Plan:
 
 
 def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
-    """Raise a ValueError if a tensor's memory is not what its shape, strides and dtype say."""
+    """Raise ValueError if a tensor's memory is not what its shape, strides and dtype say."""
     found = _unusual(tensor)
     if found is not None:
         what, instead = found
@@ -131,7 +131,7 @@ def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """Say what a tensor is, and what to do about it. First what would break the questions below."""
+    """Say what a tensor is, and what to do. What would break later questions comes first."""
     if hasattr(tensor, "to_local"):
         return "a DTensor", "pass {0}.to_local(), which is this rank's part"
     if type(tensor) is not torch.Tensor and hasattr(tensor, "fake_mode"):
@@ -155,7 +155,7 @@ def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
     return None
 
 
-# Names of torch's without kernels: an element takes a byte, and nothing reads it.
+# dtypes of torch's without kernels: an element takes a byte, and nothing reads it.
 _SHELLS = frozenset(
     getattr(torch, f"{sign}int{bits}")
     for sign in ("", "u")
@@ -167,16 +167,16 @@ _SHELLS = frozenset(
 class NoFormula(ValueError):
     """A tensor requires grad, and this call would lose its gradient.
 
-    `world.all_reduce(x)` goes on from here to the op of torch that has a formula (torch/calls.py).
+    `world.all_reduce(x)` then calls the op of torch, which has a formula (torch/calls.py).
     """
 
 
 def check_grad(op: str, *tensors: Any, name: str = "") -> None:
     """Raise where a gradient would be lost: kernels have no backward formula.
 
-    Inside an autograd.Function grad mode is off, so an op can be a part of one.
+    Inside an autograd.Function grad mode is off, so an op can be part of one.
     """
-    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
+    with torch._C.DisableTorchFunction():  # on `virtual` it would check every access
         for place, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
                 continue
@@ -203,9 +203,9 @@ def check_grad(op: str, *tensors: Any, name: str = "") -> None:
 
 
 def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
-    """Return memory for a result with `times / parts` as many rows as x; None if there is none.
+    """Return memory for a result with `times / parts` as many rows as x, or None if that has none.
 
-    It is where the last result was, if nobody keeps that: then the call is a repetition.
+    It is the last result's memory, if nobody keeps that: then the call is a repetition.
     """
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
         return None
@@ -218,8 +218,8 @@ def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
 def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:
     """Compare problem and config on all ranks: a collective on the host.
 
-    `refused` is what `valid` says. Compare before raising, so that the error names the rank that
-    disagrees. A call of the op (dispatch.py) has compared them already.
+    `refused` is what `valid` returned. Compare before raising, so that the error names the rank
+    that disagrees. A call of the op (dispatch.py) has already compared them.
     """
     if world._plans.agreed != (problem, config):
         world._plans.compare(op, f"{problem}, {config}")
@@ -228,9 +228,9 @@ def agree(world: World, op: str, problem: Any, config: Any, refused: str | None)
 
 
 def barrier_flags(world: World, op: str, programs: int, *names: str) -> list[torch.Tensor]:
-    """Allocate flags for barriers of the programs with one number on all ranks, and their epochs.
+    """Allocate flags for barriers of the programs with the same number on all ranks, and epochs.
 
-    A kernel gives `flags + program * size` to signal.barrier_ranks.
+    A kernel passes `flags + program * size` to signal.barrier_ranks.
     """
     flags = [world.signals((programs, world.size), f"{op}.{name}") for name in names]
     epochs = world.signals(programs, f"{op}.epochs")

@@ -1,10 +1,10 @@
-"""Stand-ins: one program that plays the side of a rank whose part of an op is not measured.
+"""Stand-ins: one program plays the side of a rank whose part of an op is not measured.
 
-Behind a link (docs/gpu.md) rank 0 does an op's whole work and the other ranks are passive. Where
-all that an op wants of a peer is that its data may be read, one kernel can play every peer of every
-op: it says `ready`, and waits until rank 0 says `done`. So the ops that have stand-ins are those
-that pull. One that pushes has its peers move the data, which is the work itself: over a link that
-is one GPU's, it would be the same GPU that reads across the same link, only by a peer's program.
+With link="pcie" (docs/gpu.md) rank 0 does an op's whole work and the other ranks are passive. Where
+an op needs nothing of a peer but to read its data, one kernel can play every peer of every op: it
+signals `ready`, and waits until rank 0 signals `done`. So the ops that pull have stand-ins. In an
+op that pushes, the peers move the data, which is the work itself: on one GPU, the same GPU would
+read across the same link, only in a peer's program.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def stand_in(world: World, ready: torch.Tensor, done: torch.Tensor, epochs: torch.Tensor) -> None:
     """Launch it, on a passive rank, instead of an op's kernel.
 
-    `ready` and `done` have rows of a word per rank: rank r owes rank p the words r of p's rows,
-    each once a call. `done`: only rows that rank 0 signals. `epochs` counts the calls.
+    `ready` and `done` have rows with a word per rank: rank r sets word r of each of rank p's rows,
+    once a call. `done` has only rows that rank 0 signals. `epochs` counts the calls.
     """
     num_ready, num_done = ready.numel() // world.size, done.numel() // world.size
     lanes = triton.next_power_of_2(max(num_ready, num_done))
@@ -50,15 +50,15 @@ def _stand_in_kernel(
         for row in range(num_ready):
             flag = ready + row * SIZE + rank
             trace.begin(trace.SIGNAL, flag, epoch, 0, ctx, TRACE)
-    # My data is complete: what wrote it came before this kernel on the stream. Rank 0 reads it
-    # after these flags.
+    # My data is complete: it was written before this kernel on the stream. Rank 0 reads it after
+    # these flags.
     mine = translate(ready + lane * SIZE + rank, 0, ctx)
     tl.atomic_xchg(mine, zero + epoch, mask=lane < num_ready, sem="release", scope="sys")
-    # And of rank 0's data I have read all that I will, which is nothing: nothing is ordered.
+    # I have read all that I will of rank 0's data, which is nothing, so this orders nothing.
     mine = translate(done + lane * SIZE + rank, 0, ctx)
     tl.atomic_xchg(mine, zero + epoch, mask=lane < num_done, sem="relaxed", scope="sys")
-    # Rank 0 has read mine: whatever follows this kernel here may overwrite it. All rows at once:
-    # a hundred polls, one after the other, would come between two calls.
+    # Rank 0 has read mine, so whatever follows this kernel here may overwrite it. All rows are
+    # polled at once: a hundred polls, one after the other, would come between two calls.
     trace.begin(trace.WAIT, done, epoch, 0, ctx, TRACE)
     _wait_tile(done + lane * SIZE, lane < num_done, lane * 0, epoch, ctx)
     trace.end(trace.WAIT, done, epoch, 0, ctx, TRACE)

@@ -1,11 +1,11 @@
-"""Plans: ops bound to a problem; found again by what they depend on; made and evicted by all alike.
+"""Cached plans: ops bound to a problem. All ranks make and evict the same ones.
 
-Making a plan is where ranks agree. One exchange compares what they ask for and where their tensors
-are, and says which plans may go: those that no rank's graph holds, in the order in which rank 0
-used them last. So every rank evicts the same ones, and their heaps stay the same.
+Ranks agree when a plan is made. One exchange compares what they ask for and where their tensors
+are. It also says which plans may be evicted: those that no rank's graph holds, in the order in
+which rank 0 last used them. So every rank evicts the same ones, and their heaps stay the same.
 
-Before the exchange each rank waits for its streams. After it nothing runs that uses a plan of this
-world, on any rank: no kernel ends before its peers are done with this rank's memory. So what is
+Before the exchange each rank waits for its streams. No kernel ends before its peers are done with
+this rank's memory, so after it nothing that uses a plan of this world runs on any rank. What is
 evicted may be handed out again at once.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..world.world import World
     from .op import Plan
 
-COUNT, SERIAL, _LENGTH = range(3)  # words of a page; a text follows
+COUNT, SERIAL, _LENGTH = range(3)  # words of a page, followed by a text
 _TEXT = 24
 _PAGE = 4096
 _MOST_REPEATS = 256
@@ -41,7 +41,7 @@ _MOST_REPEATS = 256
 class Staging:
     """Heap memory through which the calls on one stream copy a tensor, one call after the other.
 
-    All plans of the stream share it: a call is done with it when its kernel has ended.
+    All plans of the stream share it, since a call is done with it when its kernel has ended.
     """
 
     buffer: torch.Tensor
@@ -59,7 +59,7 @@ class StagedTensor:
     _buffer: torch.Tensor | None = None
 
     def view(self) -> torch.Tensor:
-        if self._view is None or self._buffer is not self.staging.buffer:  # it has grown
+        if self._view is None or self._buffer is not self.staging.buffer:  # the buffer has grown
             self._buffer = self.staging.buffer
             nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
             self._view = self._buffer[:nbytes].view(self.dtype).view(self.shape)
@@ -67,7 +67,7 @@ class StagedTensor:
 
 
 class Plans:
-    """One rank's cached plans. At most `max_plans` stay, besides those that graphs hold."""
+    """One rank's cached plans: at most `max_plans`, besides those that graphs hold."""
 
     def __init__(
         self, world: World, memory: Symmetric, waits: Waits, progress: Progress, max_plans: int
@@ -84,13 +84,13 @@ class Plans:
         self.agreed: tuple | None = None  # the problem and config that ranks have just compared
         self.count = 0  # calls so far
         self._backend, self._order = world._backend, world._backend.order
-        self._world: World = weakref.proxy(world)  # which has this: no cycle keeps the heap
+        self._world: World = weakref.proxy(world)  # no cycle, which would keep the heap
         self._calls: dict[Hashable, CachedCall] = {}
         self._staging: dict[tuple[int, str], Staging] = {}
-        self._retired: list[tuple[Staging, set[int]]] = []  # that captured calls have addresses of
+        self._retired: list[tuple[Staging, set[int]]] = []  # whose addresses captured calls have
         self._pinned: set[int] = set()  # serials of plans that a graph of some rank holds
         self._evictable: list[int] = []  # the others, the least recently used first
-        self.made = 0  # plans so far; equal on all ranks
+        self.made = 0  # plans so far, the same on all ranks
 
     def __iter__(self) -> Any:
         return iter(self._calls.values())
@@ -99,7 +99,7 @@ class Plans:
         return self._calls.get(key)
 
     def begin(self, call: CachedCall) -> None:
-        """Note that this rank calls it now. Every call comes here."""
+        """Note that this rank makes a call now. Every call comes here."""
         if self._expired.value:
             self.raise_if_expired()
         self._order.claim(self._backend.stream_number)
@@ -130,9 +130,9 @@ class Plans:
         self, key: Hashable, op: str, asked: str, build: Callable[[], Plan], more: Any = None,
         compare: Callable[[list[Any]], None] = lambda everyone: None,
     ) -> Plan:  # fmt: skip
-        """Return the plan that was made for this key, or a new one if all ranks ask for the same.
+        """Return the plan for this key, or make one if all ranks ask for the same.
 
-        `compare` gets every rank's `more`, and raises if they do not fit.
+        `compare` gets every rank's `more`, and raises if they do not fit together.
         """
         self._world._streams.mark_captured()
         call = self.find(key)
@@ -147,20 +147,20 @@ class Plans:
     # where ranks agree
 
     def _make_room(self) -> None:
-        """Evict plans that leave no room for ops of a new stream (world/streams.py)."""
+        """Evict plans that leave no room for the ops of a new stream (world/streams.py)."""
         wide = {call.serial for call in self._world._streams.wide([*self])}
         self._evictable.sort(key=lambda serial: serial not in wide)  # those first
         self._evict(len(wide.intersection(self._evictable)))
         self._world._streams.refuse_graphs([call for call in self if call.serial in wide])
 
     def agree(self, op: str, asked: str, more: Any = None) -> list[Any]:
-        """Compare what the ranks ask for: a collective on the host. Every rank's `more`."""
+        """Compare what the ranks ask for; return every rank's `more`. A collective on the host."""
         self.raise_if_expired()
         self._world._refuse_in_capture(
             "this call", "plan made during capture", "Call it once before, with such tensors."
         )
-        self._order.claim(self._backend.stream_number)  # before it waits, which frees the streams
-        # This rank's streams are idle then: what all ranks evict is nobody's any more.
+        self._order.claim(self._backend.stream_number)  # before the wait, which frees the streams
+        # Then this rank's streams are idle, so nobody uses what all ranks evict.
         self._world.synchronize()
         place = self._progress.place
         mine = [asked, self._idle_serials(), self.made, self.max_plans, more, place]
@@ -175,7 +175,7 @@ class Plans:
         return [each[4] for each in everyone]
 
     def compare(self, op: str, asked: str) -> None:
-        """Raise RankMismatch if ranks ask for different things: a collective on the host."""
+        """Raise RankMismatch if ranks ask for different things. A collective on the host."""
         self._refuse_differences(op, self._world._compare(asked, f"plan of {op}"))
 
     def _refuse_differences(self, op: str, asked: list[str]) -> None:
@@ -184,7 +184,7 @@ class Plans:
             raise RankMismatch(f"{op}: ranks passed different arguments:\n{text}")
 
     def compare_places(self, op: str, name: str, everyone: list[Any]) -> None:
-        """Raise RankMismatch if a tensor is not at the same place of all heaps."""
+        """Raise RankMismatch if a tensor does not have the same offset in all heaps."""
         places = [(offset, tuple(strides)) for offset, strides in everyone]
         if len(set(places)) > 1:
             lines = [f"{n:,} bytes into it" + (f", strides {s}" if s else "") for n, s in places]
@@ -195,7 +195,7 @@ class Plans:
             )
 
     def make(self, key: Hashable, build: Callable[[], CachedCall]) -> CachedCall:
-        """Build a call that all ranks have agreed on; evict others as long as there is no room."""
+        """Build a call that all ranks have agreed on. Evict others until there is room."""
         count = 1
         while True:
             try:
@@ -211,7 +211,7 @@ class Plans:
         return call
 
     def _allocating(self, build: Callable[[], CachedCall]) -> CachedCall:
-        """Plans outlive the current scope. If building fails on every rank, free its memory."""
+        """Let a plan outlive the scope. If building it fails on every rank, free its memory."""
         with self._memory.own_scope() as offsets:
             try:
                 call = build()
@@ -223,14 +223,14 @@ class Plans:
         return call
 
     def free(self) -> None:
-        """Evict all that no graph holds: a collective on the host."""
+        """Evict all plans that no graph holds. A collective on the host."""
         self._world.synchronize()
         mine = ["", self._idle_serials(), self.made]
         self._settle(self._world._compare(mine, "freeing of plans"))
         self._evict(len(self._calls))
 
     def clear(self) -> None:
-        """Forget all: plans know their world, and would keep it and its heap."""
+        """Forget all plans: they refer to their world, and would keep it and its heap."""
         self._calls.clear()
         self.repeats.clear()
         self._world._streams.kept.clear()
@@ -240,7 +240,7 @@ class Plans:
     # memory
 
     def stage(self, tensor: torch.Tensor, role: str) -> StagedTensor:
-        """Return a place on the heap for a tensor of this stream's calls; `role`: in or out."""
+        """Return a place on the heap for a tensor of this stream's calls. `role` is in or out."""
         key = (self._world.stream_number, role)
         nbytes = tensor.numel() * tensor.itemsize
         staging = self._staging.get(key)
@@ -249,7 +249,7 @@ class Plans:
         return StagedTensor(staging, tuple(tensor.shape), tensor.dtype)
 
     def _grown(self, old: Staging | None, nbytes: int, name: str) -> Staging:
-        """Make a larger buffer; the calls that had the old one use it too from now on."""
+        """Make a larger buffer. The calls that had the old one use the new one from now on."""
         buffer = self._memory.allocate(_step(nbytes), torch.uint8, name, "data", scoped=False)
         offset = self._memory.block_of(buffer).offset
         if old is None:
@@ -267,7 +267,7 @@ class Plans:
             self._memory.free(staging.offset)
 
     def _evict(self, count: int) -> bool:
-        """Evict the least recently used ones. False if there was none."""
+        """Evict the least recently used plans. Return False if there was none."""
         serials, self._evictable = set(self._evictable[:count]), self._evictable[count:]
         for call in [call for call in self if call.serial in serials]:
             self._remove(call)
@@ -291,14 +291,15 @@ class Plans:
     def _idle_serials(self) -> bytes:
         """List plans that no graph of this rank holds, the least recently used first.
 
-        As bytes: one by one, hundreds of numbers would take most of the time of an exchange.
+        They are packed as bytes: hundreds of separate numbers would take most of an exchange's
+        time.
         """
         held = self._world._streams.captured_calls()
         calls = sorted(self, key=_last_use)
         return array("q", [call.serial for call in calls if call not in held]).tobytes()
 
     def _settle(self, everyone: list[Any]) -> None:
-        """Decide which plans may go: those that every rank would let go, in rank 0's order."""
+        """Decide which plans may be evicted: those idle on every rank, in rank 0's order."""
         first, *others = [array("q", each[1]) for each in everyone]
         common = set(first).intersection(*others)
         self.made = max(each[2] for each in everyone)
@@ -317,20 +318,20 @@ def _stagings(call: CachedCall) -> list[Staging]:
 
 
 def _step(nbytes: int) -> int:
-    """Round up to a quarter of a power of two: few sizes, and little that is not used."""
+    """Round up to a quarter of a power of two: that gives few sizes and wastes little."""
     unit = max(1 << max(nbytes.bit_length() - 3, 0), 256)
     return -(-nbytes // unit) * unit
 
 
-# what a rank is doing, where the others can read it without its help: an error of a wait shows it
+# what a rank is doing, readable by the others without its help: an expired wait's error shows it
 
 
 class Progress:
     """A page of memory that says what a rank is doing: its latest call, and where its host waits.
 
-    The others have mapped it, so that they can read it while this rank is busy, and when it is
-    gone. The word COUNT numbers the latest call, and SERIAL names its plan, which is the same one
-    on every rank.
+    The other ranks have mapped it, so that they can read it while this rank is busy, and after it
+    is gone. The word COUNT numbers the latest call, and SERIAL names its plan, which is the same on
+    every rank.
     """
 
     _here: ClassVar[weakref.WeakValueDictionary[int, Progress]] = weakref.WeakValueDictionary()
@@ -344,15 +345,15 @@ class Progress:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where this rank's page is: its process, and a number there."""
+        """Where this rank's page is: its process, and a number in it."""
         return os.getpid(), id(self)
 
     def share(self, places: list[Any], exchange: Callable[[Any, str], list[Any]]) -> None:
-        """Map the pages of all ranks, once: as they are if it is one process, or through /proc."""
+        """Map the pages of all ranks, once: directly in one process, otherwise through /proc."""
         if self._pages:
             return
         if len({pid for pid, _ in places}) == 1:
-            # A rank that raised since it came here has none any more.
+            # A rank that has raised since has no page any more.
             here = [Progress._here.get(number) for _, number in places]
             self._pages = [None if each is None else each._page for each in here]
             return
@@ -365,7 +366,7 @@ class Progress:
         self._pages = [_map(pid, fd) for (pid, _), fd in zip(places, fds, strict=True)]
 
     def note(self, text: str) -> None:
-        """Say what else there is to know of this rank, where its host waits for example."""
+        """Note what else to show of this rank, such as where its host waits."""
         data = text.encode()[: _PAGE - _TEXT]
         self.words[_LENGTH] = 0
         self._page[_TEXT : _TEXT + len(data)] = data
@@ -382,7 +383,7 @@ class Progress:
             self._fd = -1
 
     def shown(self, name_of: Callable[[int], str], ranks: Sequence[int]) -> str:
-        """Show what the ranks called last, a line each; nothing before the first op."""
+        """Return what the ranks called last, a line each; nothing before the first op."""
         if not self._pages:
             return ""
         pages = [None if page is None else _read(page) for page in self._pages]

@@ -1,13 +1,13 @@
-"""Which algorithm and which config: from what was measured on this kind of GPU, else by the time
-model (sundog/predict) if the machine is described, else by rule.
+"""Choose an algorithm and a config: from measurements on this kind of GPU, else by the time model
+(sundog/predict) if the machine is described, else by rule.
 
-A measurement counts where ranks have as many SMs: 8 ranks that share a GPU, with 16 each, say
-nothing about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes over
-bandwidth.
+A measurement counts only where ranks have the same number of SMs: 8 ranks that share a GPU, with 16
+each, say nothing about 8 GPUs. Between two measured sizes time grows linearly: latency plus bytes
+over bandwidth.
 
-One file per target in the package (sundog/targets/nvidia-h200.json), overlaid by the user's own in
-SUNDOG_CACHE, which has a folder for each version of torch and Triton. A file is a list, and
-nothing is in it that was not measured:
+The package has one file per target (sundog/targets/nvidia-h200.json). The user's own file in
+SUNDOG_CACHE, which has a folder for each version of torch and Triton, overrides it. A file is a
+list of measurements, and of nothing else:
 
     {"op": "all_gather.push", "problem": {"numel": 65536, "dtype": "bfloat16", "size": 8},
      "config": {"block": 2048, ...}, "seconds": 8.3e-06, "date": "2026-11-15", "run": "...",
@@ -40,12 +40,12 @@ from ..target import SIMULATOR
 from .load import algorithms
 from .op import BY_REQUEST
 
-_COPY_S, _COPY_RATE = 3e-6, 2e12  # of a copy on a machine that nobody has described
+_COPY_S, _COPY_RATE = 3e-6, 2e12  # of a copy on a machine without a description
 _FLOPS_PER_BYTE = 175  # of an H200: 700 TFLOP/s, 4 TB/s
-_NEAR = 1.1  # times the best: the model is not sure which of these is faster
+_NEAR = 1.1  # times the best: the model cannot tell which of these is faster
 _RANKS = ("src", "dst")  # fields of a problem that do not change its time
-# A maximum takes about as long as a sum, a product with a bias as one without, a norm in FP8 as one
-# without.
+# They hardly change the time: a maximum takes as long as a sum, a product with a bias or a norm in
+# FP8 as long as one without.
 _ALIKE = (
     "op", "has_bias", "activation", "out_dtype", "eps", "gemma", "quant", "is_static", "both", "fp8"
 )  # fmt: skip
@@ -60,9 +60,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm and its config. `explain` says why, for those who ask.
+    """An algorithm and its config. `explain` says why it was chosen.
 
-    `near`: those that the model rates within 10 % of it, and itself; none if it was measured.
+    `near` has it and those that the model rates within 10 % of it; empty if it was measured.
     """
 
     algo: str
@@ -81,11 +81,10 @@ def choose(
 ) -> Choice:  # fmt: skip
     """Choose the algorithm that should be fastest here, among those that give the same bits.
 
-    With a `config`, among those that take it. `backend`: where the ranks are. AUTO_ON of an
-    algorithm lists the backends on which it may be chosen, those where it was measured; OWN_GPU
-    asks for ranks that have a GPU each, which `owns_gpu` says.
-    `ordinary`: bytes of the tensors that are not on the heap; an algorithm whose peers reach one
-    of them copies it, which counts.
+    With a `config`, choose among those that take it. AUTO_ON of an algorithm lists the backends on
+    which it may be chosen, where it was measured; `backend` is the one here. OWN_GPU asks for ranks
+    that have a GPU each, as `owns_gpu` says. `ordinary` has the bytes of the tensors that are not
+    on the heap: copying one that peers must reach counts.
     """
     modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
     modules = {a: m for a, m in modules.items() if owns_gpu or not getattr(m, "OWN_GPU", False)}
@@ -94,7 +93,7 @@ def choose(
     here = Place(target, num_sms)
     tried = _Tried(op, problem, here, modules, config)
     hardware = None
-    if target != SIMULATOR:  # whose times nobody describes
+    if target != SIMULATOR:  # which has no times to describe
         hardware = hardware_for(target, getattr(problem, "size", 1), num_sms, backend)
     copies = {a: _copy_seconds(m, problem, ordinary, hardware) for a, m in modules.items()}
     if any(f"{op}." in entry.op for entry in entries(target)):
@@ -114,7 +113,7 @@ def choose(
 
 
 def _scaled(tried: _Tried, known: dict[str, float], hardware: Hardware) -> dict[str, float]:
-    """Rate algorithms that nobody measured here by the model, as far off as for the others."""
+    """Rate algorithms not measured here by the model, scaled by its error for the others."""
     configs = {algo: tried.configs[algo] for algo in tried.usable()}
     num_sms = tried.here.num_sms
     expected = expected_times(tried.op, tried.problem, configs, hardware, num_sms)
@@ -126,7 +125,7 @@ def _scaled(tried: _Tried, known: dict[str, float], hardware: Hardware) -> dict[
 def _copy_seconds(
     module: ModuleType, problem: Any, ordinary: Mapping[str, int], hardware: Hardware | None
 ) -> float:
-    """Expect this of copying the ordinary tensors that peers must reach; all ranks copy at once."""
+    """Expect this time for copying ordinary tensors that peers must reach, on all ranks at once."""
     copied = [nbytes for name, nbytes in ordinary.items() if name in module.SYMMETRIC]
     if hardware is None:
         return sum(_COPY_S + 2 * nbytes / _COPY_RATE for nbytes in copied)
@@ -176,7 +175,7 @@ def _by_rule(tried: _Tried, algo: str) -> str:
 
 
 class _Tried:
-    """An op's algorithms, each with the config that it would have here; looked at one by one."""
+    """An op's algorithms, each with the config that it would have here, found when asked for."""
 
     def __init__(
         self, op: str, problem: Any, here: Place, modules: dict[str, ModuleType], config: Any
@@ -187,7 +186,7 @@ class _Tried:
         self._reasons: dict[str, str | None] = {}
 
     def _takes(self, algo: str) -> bool:
-        """Return whether it takes the problem."""
+        """Return whether the algorithm takes the problem."""
         if algo not in self._reasons:
             module = self._modules[algo]
             self.configs[algo] = self._config or config_for(
@@ -197,7 +196,7 @@ class _Tried:
         return self._reasons[algo] is None
 
     def usable(self) -> list[str]:
-        """Return all that take the problem; raise ValueError if none does."""
+        """Return all algorithms that take the problem. Raise ValueError if none does."""
         found = [algo for algo in self._modules if self._takes(algo)]
         if not found:
             reasons = "; ".join(f"{algo}: {reason}" for algo, reason in self._reasons.items())
@@ -208,7 +207,7 @@ class _Tried:
         return found
 
     def usual(self) -> str:
-        """Choose without measurements: the first that has nothing against the problem's size."""
+        """Choose without measurements: the first algorithm for problems as large as this."""
         for algo, module in self._modules.items():
             limit = getattr(module, "USUAL", math.inf)
             if self._takes(algo) and module.cost(self.problem).written_bytes <= limit:
@@ -224,7 +223,7 @@ def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:
 
 
 def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: int) -> Any:
-    """Return the config measured for this very problem, or the nearest one's, or the rule's."""
+    """Return the config measured for this problem, or for the nearest one, or the rule's."""
     near = sorted(_comparable(op, module, problem, Place(target, num_sms)), key=_distance_of)
     for _, _, entry in near:
         config = _made(module.Config, entry.config)
@@ -236,7 +235,7 @@ def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: 
 def _comparable(
     op: str, module: ModuleType, problem: Any, here: Place
 ) -> list[tuple[tuple[float, float], int, Entry]]:
-    """Entries that differ in sizes, dtype and operator only: distance, work, entry."""
+    """Return entries that differ only in sizes, dtype and operator: distance, work, entry."""
     found = []
     for other, work, entry in _measured(_versions(here.target), op, module):
         if entry.num_sms in (0, here.num_sms):
@@ -261,7 +260,7 @@ def _measured(
 
 
 def _made(kind: Any, fields: dict[str, Any]) -> Any:
-    """Make a Problem or a Config; None if it was measured with another version's fields."""
+    """Make a Problem or a Config, or None if it was measured with another version's fields."""
     try:
         return kind(**fields)
     except TypeError:
@@ -269,7 +268,7 @@ def _made(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _distance(a: Any, b: Any) -> tuple[float, float] | None:
-    """Measure how far dtypes, operators and sizes are apart; None: another kind of problem."""
+    """Measure how far dtypes, operators and sizes are apart; None for another kind of problem."""
     kinds = sizes = 0.0
     for field in dataclasses.fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
@@ -306,7 +305,7 @@ def _estimate(op: str, module: ModuleType, problem: Any, here: Place) -> float |
 
 
 def _work(module: ModuleType, problem: Any) -> int:
-    """Count bytes, and flops as the bytes that an H200 moves in their time."""
+    """Count bytes, with flops as the bytes that an H200 moves in their time."""
     cost = module.cost(problem)
     return int(cost.hbm_bytes + cost.flops // _FLOPS_PER_BYTE)
 
@@ -338,11 +337,11 @@ class Entry:
     seconds: float
     date: str
     run: str  # where it came from
-    num_sms: int = 0  # of each rank; 0: it is not known, and counts for all
+    num_sms: int = 0  # of each rank; 0: unknown, and counts for any
 
 
 class Version(NamedTuple):
-    """A file as it is now: what was read from it holds until it changes."""
+    """A file's version: what was read from it holds until this changes."""
 
     path: str
     mtime: int
@@ -365,13 +364,13 @@ def _overlaid(versions: tuple[Version | None, ...]) -> tuple[Entry, ...]:
 
 
 def stored(entry: Entry, target: str) -> float:
-    """Return the seconds that this config took on this problem when measured; 0: it was not."""
+    """Return the seconds that were measured for this config and problem; 0 if there are none."""
     known = [each for each in entries(target) if key_of(each) == key_of(entry)]
     return sum(each.seconds for each in known if each.config == entry.config)
 
 
 def write_entries(path: Path, new: list[Entry]) -> None:
-    """Add entries to a target's file; those of the same op, problem and SMs are replaced."""
+    """Add entries to a target's file. They replace those of the same op, problem and SMs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path.parent):
         old = read_entries(path)
@@ -384,7 +383,7 @@ def write_entries(path: Path, new: list[Entry]) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock out other processes that add entries: each would drop what the other adds."""
+    """Lock out other processes that add entries, since each would drop what the other adds."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks
@@ -395,7 +394,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def key_of(entry: Entry) -> tuple[str, str, int]:
-    """Return what an entry is for: of two with the same key the later one counts."""
+    """Return what an entry is for: of two with the same key, the later one counts."""
     return entry.op, json.dumps(entry.problem, sort_keys=True), entry.num_sms
 
 
@@ -422,9 +421,10 @@ def read_entries(path: Path | str) -> tuple[Entry, ...]:
 def _version(path: Path | str) -> Version | None:
     try:
         status = os.stat(path)
-    except OSError:  # also if its folder may not be looked into, as another's home
+    except OSError:  # also if its folder may not be read, such as another user's home
         return None
-    # The inode, too: two files that replace each other in one tick of the clock have one time.
+    # The inode too: two files that replace each other within a tick of the clock have the same
+    # time.
     return Version(str(path), status.st_mtime_ns, status.st_ino)
 
 
