@@ -1,4 +1,4 @@
-"""Where ranks and memory come from. One file per backend, all with the surface of `Backend`."""
+"""Where ranks and memory come from: one file per backend, each with the surface of `Backend`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .streams import Order
 
 
 class Exchange(enum.Enum):
-    """What an exchange between hosts does besides carrying values. Its name is only for people."""
+    """What an exchange between hosts does besides carrying values. Its name is for messages."""
 
-    VALUES = "exchange"  # nothing: it orders no memory
+    VALUES = "exchange"  # it orders no memory
     PICKLED = "exchange with pickle=True"  # the same; its values may need pickle
     BARRIER = "barrier"  # every rank has waited for its streams: it orders all work on them
 
@@ -30,14 +30,14 @@ class Backend(Protocol):
     size: int
     device: torch.device
     num_sms: int
-    guard: int  # bytes left unused after every allocation, so that overruns are seen
+    guard: int  # bytes left unused after every allocation, so that overruns are noticed
     polls: int  # how often a wait in a kernel may poll
     bases: list[int]  # address of every rank's heap, as this rank's kernels see it
     flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
-    stream_number: int  # where this rank's work goes now: set by `world.stream`
+    stream_number: int  # the current stream: set by `world.stream`
     order: Order  # of the uses of its streams
-    graph: Graph | None  # that is being captured: set by `world.capture`
-    owns_gpu: bool  # no two ranks that compute have one GPU
+    graph: Graph | None  # the one being captured: set by `world.capture`
+    owns_gpu: bool  # no two ranks that compute share a GPU
     passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
     has_atomics: bool  # the links to all peers carry atomics
 
@@ -48,7 +48,7 @@ class Backend(Protocol):
         """Return a rank's contiguous data in the form that torch gives to the copy engine."""
 
     def record(self, num_words: int) -> torch.Tensor | None:
-        """Zeroed int64 words in host memory that kernels can write; None if the heap is that."""
+        """Return zeroed int64 words in host memory that kernels can write; None if the heap is that."""
 
     def exchange(
         self,
@@ -61,25 +61,25 @@ class Backend(Protocol):
         """Return every member's value, in the order of `ranks`. A collective with a timeout."""
 
     def synchronize(self) -> None:
-        """Wait until all that this rank launched has ended."""
+        """Wait until everything that this rank launched has ended."""
 
     def stream(self, number: int) -> AbstractContextManager[None]:
         """Put this rank's launches and torch operations on stream `number`, inside the block."""
 
     def record_event(self) -> Any:
-        """Mark a point after all that is on the current stream now."""
+        """Mark a point after everything that is on the current stream now."""
 
     def wait_event(self, event: Any) -> None:
         """Let the current stream wait for an event of this rank; the host does not."""
 
     def begin_capture(self) -> BackendRecording:
-        """Record this rank's work from here on; nothing runs."""
+        """Record this rank's work from now on, without running it."""
 
     def relaunch(
         self, run: Callable[[], None], given: tuple[torch.Tensor, ...]
     ) -> Callable[[], bool] | None:
-        """Run it: a call with these tensors. Return what starts its kernels once more, with no
-        look at anything else, and says whether it could; None if there is more to the call.
+        """Run a call with these tensors. Return a function that starts its kernels again without
+        any checks and returns whether it could, or None if the call does more than that.
         """
 
     def after_drain(self, check: Callable[[], None]) -> None:

@@ -1,13 +1,13 @@
-"""Graphs: what a rank launched inside `with world.capture() as graph:`, to be launched again.
+"""Graphs replay what a rank launched inside `with world.capture() as graph:`.
 
-    plan(x)                              # once before: kernels are loaded, plans are made
+    plan(x)                              # once before: this loads kernels and makes plans
     with world.capture() as graph:       # nothing runs here
         out = plan(x)
     x.copy_(...)                         # new data in the same tensors
     graph.replay()                       # all of it runs; the host does not wait
 
-On a GPU this is a CUDA graph; on the simulator launches and torch operations are recorded with
-their arguments, and what a GPU would refuse during capture is refused. docs/capture.md has more.
+On a GPU this is a CUDA graph. The simulator records launches and torch operations with their
+arguments, and refuses what a GPU would refuse during capture. docs/capture.md has more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..ops.dispatch import CachedCall
     from ..ops.op import Plan
 
-# Why something can't be in a graph, in words.
+# Why something can't be in a graph.
 READ = "host synchronisation"
 COPY = "copy between CPU and device"
 ALLOCATION = "allocation of symmetric memory"
@@ -40,26 +40,26 @@ class BackendRecording(Protocol):
     """A backend's part of a capture."""
 
     def refuse(self, call: str, reason: str, instead: str) -> CaptureError:
-        """Return the error to raise. The capture has failed, even if somebody catches it."""
+        """Return the error to raise. The capture has failed, even if the error is caught."""
 
     def explain(self, error: RuntimeError) -> CaptureError | None:
-        """Say what an error of the runtime means, if the capture caused it."""
+        """Return what an error of the runtime means, if the capture caused it."""
 
     def end(self) -> None:
         """End the recording; raise CaptureError if something was refused."""
 
     def abort(self) -> None:
-        """Do the same after an error: the backend is as it was before the capture."""
+        """Do the same after an error, so that the backend is as it was before the capture."""
 
     def replay(self) -> None:
-        """Put all of it on the current stream."""
+        """Put the whole recording on the current stream."""
 
     def free(self) -> None:
-        """Let go of what it holds."""
+        """Release what it holds."""
 
 
 class Graph:
-    """One rank's recorded work. It holds the plans that it uses alive."""
+    """One rank's recorded work. It keeps the plans that it uses alive."""
 
     def __init__(
         self, replay: Callable[[Graph, Callable[[], None]], None], recording: BackendRecording
@@ -67,14 +67,14 @@ class Graph:
         self._replay = replay
         self._recording: BackendRecording | None = recording
         self._open = True
-        self.plans: list[Plan] = []  # that were called themselves
+        self.plans: list[Plan] = []  # that were called directly
         self.calls: set[CachedCall] = set()  # of ops: their plans are not evicted
         self.streams: set[int] = set()  # on which the calls have their plans
 
     def replay(self) -> None:
-        """Launch all of it again on the current stream, from the memory that it was captured with.
+        """Launch the recorded work again on the current stream, with the captured memory.
 
-        As the ops themselves: every rank replays its own graph, in the same order.
+        As with the ops themselves, every rank replays its own graph, in the same order.
         """
         if self._recording is None or self._open:
             why = "its capture has not ended" if self._open else "it was freed, or never captured"
@@ -82,7 +82,7 @@ class Graph:
         self._replay(self, self._recording.replay)
 
     def free(self) -> None:
-        """Let go of the plans and tensors that it holds. It can't be replayed any more."""
+        """Release the plans and tensors that it holds. It can't be replayed any more."""
         recording, self._recording = self._recording, None
         self._let_go()
         if recording is not None and not self._open:
@@ -108,7 +108,7 @@ class Graph:
             self._open = False
 
     def abort(self, error: BaseException) -> CaptureError | None:
-        """End the capture with this error; say what it means, if the capture caused it."""
+        """End the capture with this error, and say what it means if the capture caused it."""
         recording, self._recording = self._recording, None
         assert recording is not None
         self._open = False
@@ -118,7 +118,7 @@ class Graph:
 
 
 def refusal(call: str, reason: str, instead: str, at: Any = None) -> CaptureError:
-    """`at`: file and line of the call; default: the nearest line outside sundog."""
+    """Return the error to raise at this file and line (default: the nearest outside sundog)."""
     path, line = (at or caller_frame())[:2]
     where = f"{relative(path)}:{line}"
     text = linecache.getline(path, line).strip()

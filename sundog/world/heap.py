@@ -1,12 +1,13 @@
 """The symmetric allocator: a pure function of the sequence of calls.
 
-Ranks that make the same calls get the same offsets, so allocating needs no communication. Two-level
-segregated fit (TLSF, as in real-time allocators): free blocks are kept in classes of nearly equal
-size, a bitmap finds the first class that fits, neighbours are merged at once. A class is sorted, so
-the smallest block that fits is found by bisection: O(log n) steps, best fit, lowest offset first.
+Ranks that make the same calls get the same offsets, so allocating needs no communication. The
+algorithm is two-level segregated fit (TLSF, known from real-time allocators): free blocks are kept
+in classes of nearly equal size, a bitmap finds the first class that fits, and neighbours are merged
+at once. A class is sorted, so bisection finds the smallest block that fits in O(log n) steps, the
+lowest offset first.
 
-A block is found again by its offset, never by a garbage collector, whose order differs between
-ranks. The log of calls since the last agreement lets a barrier name the first one that differs.
+Blocks are freed by offset, never by a garbage collector, whose order differs between ranks. The log
+of calls since the last agreement lets a barrier name the first one that differs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..callsite import caller
 from ..errors import HeapDivergence, OutOfHeap, by_rank
 
 ALIGNMENT = 256
-_LOGGED = 10_000  # calls since the last agreement that are kept: there may never be another one
+_LOGGED = 10_000  # calls kept since the last agreement: there may never be another one
 _SUBCLASSES = 16  # size classes per power of two: at most 1/16 of a block is wasted by the search
 
 
@@ -40,8 +41,8 @@ class Call:
 @dataclass
 class Allocation:
     offset: int
-    nbytes: int  # as asked for
-    size: int  # as taken, with alignment and guard
+    nbytes: int  # as requested
+    size: int  # as allocated, with alignment and guard
     name: str
     site: str
     itemsize: int = 1
@@ -112,7 +113,7 @@ class Heap:
         return block
 
     def agree(self) -> None:
-        """Forget the log: all ranks made its calls, so nothing before needs comparing again."""
+        """Clear the log: all ranks made its calls, so they need not be compared again."""
         self.log.clear()
 
     @property
@@ -136,7 +137,7 @@ class Heap:
         at = bisect.bisect_left(own, (size, 0))
         if at < len(own):
             return own[at][1]
-        larger = self._bitmap >> (_class_of(size) + 1)  # classes that hold only blocks that fit
+        larger = self._bitmap >> (_class_of(size) + 1)  # classes with only blocks that fit
         if not larger:
             return None
         lowest = (larger & -larger).bit_length()
@@ -168,7 +169,7 @@ class Heap:
     def _out_of_heap(self, nbytes: int, name: str, site: str) -> str:
         biggest = sorted(self.live.values(), key=lambda a: (-a.nbytes, a.offset))[:5]
         lines = [f"  {a.nbytes:>14,} bytes  {a.name}  allocated at {a.site}" for a in biggest]
-        # After what is there now. About: in a larger heap earlier blocks may lie elsewhere.
+        # After the current blocks. This is approximate: in a larger heap they might be elsewhere.
         last_free = self.capacity - self._by_end.get(self.capacity, self.capacity)
         enough = self.capacity - last_free + _round_up(max(nbytes, 1) + self.guard)
         return (
@@ -187,7 +188,7 @@ def _round_up(nbytes: int) -> int:
 
 
 def _class_of(size: int) -> int:
-    """Return a block's class: power of two, then which 1/16 of it. Grows with the size."""
+    """Return a block's class: its power of two, then which 1/16 of it. It grows with the size."""
     units = size // ALIGNMENT
     power = units.bit_length() - 1
     if power < 4:

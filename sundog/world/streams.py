@@ -1,7 +1,7 @@
 """A rank's streams: where its work goes, what orders it, and what a capture records of it.
 
-A rank starts on its stream 0. Work on one stream runs in turn; work on two streams runs in any
-order, unless an event orders it:
+A rank starts on its stream 0. Work on one stream runs in order; work on two streams runs in any
+order unless an event orders it:
 
     ready = world.record_event()          # on the stream that produced the data
     with world.stream(1):
@@ -10,13 +10,13 @@ order, unless an event orders it:
         done = world.record_event()
     world.wait_event(done)                # and what follows here comes after the all-gather
 
-None of these makes the host wait. `Order` keeps which use of a stream comes after which, as far as
-the host has arranged it, for one question: may a plan be called on this stream now, or could its
-last use, on another stream, still be running? Two uses at a time would share its flags.
+None of these makes the host wait. `Order` records which uses of a stream the host has ordered after
+which. It answers one question: may a plan be called on this stream now, or could its last use, on
+another stream, still be running? Two uses at a time would share its flags.
 
-Ops of two streams wait for peers at the same time, and ranks may launch them in another order. If
-one filled all SMs, it could wait for ever for a peer that runs the other one. So the widest ops of
-all streams fit side by side: `RankStreams.share`.
+Ops on two streams wait for peers at the same time, and ranks may launch them in different orders.
+If one filled all SMs, it could wait forever for a peer that runs the other. So the widest ops of
+all streams must fit side by side: `RankStreams.share`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Use = tuple[int, int]  # stream, count
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """What `world.record_event` returns: the backend's event, and what comes before it."""
+    """What `world.record_event` returns: the backend's event, and the uses that come before it."""
 
     inner: object
     after: dict[int, int]
@@ -53,19 +53,19 @@ class StreamEvent:
 
 @dataclass
 class Order:
-    """The uses of one rank's streams, counted. Each stream comes after some uses of each stream."""
+    """The counted uses of one rank's streams. Each stream comes after some uses of each stream."""
 
     count: int = 0
-    finished: int = 0  # all uses up to here have ended
+    finished: int = 0  # all uses up to this one have ended
     after: dict[int, dict[int, int]] = field(default_factory=dict)
     graphs: WeakSet[Graph] = field(default_factory=WeakSet)  # that may be replayed
-    callers: dict[int, int] = field(default_factory=dict)  # whose calls are on a stream: threads
+    callers: dict[int, int] = field(default_factory=dict)  # the thread whose calls are on a stream
 
     def claim(self, stream: int) -> None:
-        """Note that this thread calls an op on a stream; refuse if another thread may do so too.
+        """Note that this thread calls an op on a stream. Refuse if another thread may do so too.
 
-        A backward pass has threads of its own, but who started it waits for them. So they claim
-        nothing: the stream stays with the thread that started it.
+        A backward pass has its own threads, for which the thread that started it waits. So they
+        claim nothing, and the stream stays with the thread that started the pass.
         """
         ident = get_ident()
         caller = self.callers.get(stream)
@@ -87,7 +87,7 @@ class Order:
         return stream, self.count
 
     def is_after(self, stream: int, use: Use) -> bool:
-        """Return whether what is put on the stream now comes after that use."""
+        """Return whether new work on the stream comes after that use."""
         return use[1] <= max(self.finished, self.after.get(stream, {}).get(use[0], 0))
 
     def of(self, stream: int) -> dict[int, int]:
@@ -105,16 +105,16 @@ class Order:
 
 
 class RankStreams:
-    """What a world does with its rank's streams. A group shares them: they are the backend's."""
+    """What a world does with its rank's streams. Its groups share them: they are the backend's."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._has_graphs = backend.device.type == "cuda"  # of torch's own
-        self.kept: set[CachedCall] = set()  # what those hold
+        self.kept: set[CachedCall] = set()  # held by those
         self.numbers = [0]  # streams that plans were made on, besides the first
 
     def share(self) -> int:
-        """Note that ops run on the current stream; return how many SMs they may fill.
+        """Note that ops run on the current stream. Return how many SMs they may fill.
 
         All streams but the first share a quarter of them.
         """
@@ -133,14 +133,14 @@ class RankStreams:
         return each if number else all_sms - others * each
 
     def wide(self, calls: list[CachedCall]) -> list[CachedCall]:
-        """Return those wider than their stream's share. A call's key ends with its stream."""
+        """Return calls wider than their stream's share. A call's key ends with its stream."""
         if len(self.numbers) == 1:
             return []
         shares = {number: self._share_of(number) for number in self.numbers}
         return [c for c in calls if getattr(c.plan.config, "programs", 0) > shares[c.key[-1]]]
 
     def refuse_wide(self, op: str, config: Any) -> str | None:
-        """Say why a config that was asked for can't run beside the other streams' ops."""
+        """Raise if a requested config can't run beside the other streams' ops."""
         programs, most = getattr(config, "programs", 0), self.share()
         if len(self.numbers) == 1 or programs <= most:
             return None
@@ -150,7 +150,7 @@ class RankStreams:
         )
 
     def refuse_graphs(self, calls: list[CachedCall]) -> None:
-        """Raise if a captured graph holds one of the calls: the current stream is new."""
+        """Raise if a captured graph holds one of these calls, since the current stream is new."""
         for call in calls:
             raise ValueError(
                 f"stream {self._backend.stream_number} is new, and a captured graph holds {call!r},"
@@ -196,7 +196,7 @@ class RankStreams:
             self._backend.graph = None
 
     def replay(self, graph: Graph, start: Callable[[], None]) -> None:
-        """Start it in turn with what is on the streams whose plans the calls in it use."""
+        """Start a graph in order with the streams whose plans its calls use."""
         here = self._backend.stream_number
         self._backend.order.claim(here)
         others = sorted(graph.streams - {here})
@@ -210,13 +210,13 @@ class RankStreams:
                 self._follow(here)
 
     def _follow(self, number: int) -> None:
-        """Order what the current stream gets from now on after what is on that one."""
+        """Order new work on the current stream after what is on that stream."""
         with self.switched(number):
             before = self.record()
         self.wait(before)
 
     def mark_used(self, plan: Plan) -> None:
-        """Note a plan's call on the current stream; refuse if another stream may still run it."""
+        """Note a plan's call on the current stream. Refuse if another stream may still run it."""
         order, number = self._backend.order, self._backend.stream_number
         order.claim(number)
         if plan.used and not order.is_after(number, plan.used[0]):
@@ -231,10 +231,10 @@ class RankStreams:
             graph.plans.append(plan)
 
     def mark_captured(self, call: CachedCall | None = None) -> None:
-        """Keep the plan, and its stream's order, of a call that a capture records.
+        """Keep the plan of a call that a capture records, and its stream's order.
 
-        torch.cuda.graph and cudagraph trees do not say when a graph ends: a plan that one of them
-        holds is kept as long as the world.
+        torch.cuda.graph and cudagraph trees do not say when a graph ends, so a plan that one of
+        them holds is kept as long as the world.
         """
         graph = self._backend.graph
         if graph is None:

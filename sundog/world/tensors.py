@@ -1,7 +1,7 @@
-"""Symmetric memory, seen from one rank: which allocation a tensor is, and where ranks' copies are.
+"""Symmetric memory, seen from one rank: a tensor's allocation, and where the ranks' copies are.
 
-A rank has its data and its flags at the same offsets of two segments, which are one and the same
-unless a link separates them (docs/gpu.md). Flags are what `world.signals` made, and the context.
+A rank has its data and its flags at the same offsets of two segments, which are one unless a link
+separates them (docs/gpu.md). Flags are what `world.signals` allocates, and the context.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from .backend import Backend
     from .world import World
 
-# The heaps of all worlds of this process that are in use, by address: to tell them apart.
+# The heaps in use, of all worlds of this process, by address: to tell them apart.
 heaps: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
 POISON_BYTE = 0xA5
 NAN_BYTE = 0xFF  # all ones is a NaN in every float format
-FNUZ_NAN_BYTE = 0x80  # but in those without negative zero
+FNUZ_NAN_BYTE = 0x80  # except in those without negative zero
 
 
 def poison_tensor(tensor: torch.Tensor) -> None:
-    """Fill memory that nobody has written, so that it does not look like an answer.
+    """Fill unwritten memory, so that it does not look like an answer.
 
-    With NaN for floats and with a pattern for integers.
+    Floats become NaN, and integers a pattern.
     """
     if tensor.numel() == 0:
         return
@@ -52,7 +52,7 @@ Shape = int | Sequence[int]
 
 
 class Symmetric:
-    """The heaps of a world or group, seen from one of its ranks. `origin`: where they start.
+    """The heaps of a world or group, seen from one of its ranks. They start at `origin`.
 
     `check_unused` raises if what is at an offset must not be freed.
     """
@@ -63,9 +63,9 @@ class Symmetric:
     ) -> None:  # fmt: skip
         self.heap = heap
         self.origin = origin
-        self.flags: dict[int, torch.Tensor] = {}  # by offset: what a recovery sets to zero
+        self.flags: dict[int, torch.Tensor] = {}  # by offset: a recovery sets them to zero
         self.groups: dict[int, World | None] = {}  # by the offset of their heaps in this one
-        self._scopes: list[list[int]] = []  # offsets of what was allocated in each
+        self._scopes: list[list[int]] = []  # offsets of each one's allocations
         self._backend = backend
         self._ranks = ranks
         self._rank = ranks.index(backend.rank)
@@ -93,7 +93,7 @@ class Symmetric:
         self._backend.allocated(self.base(self._rank, block.is_flags), block)
         tensor = self._view(self._rank, block, dtype, count).view(sizes)
         if self.heap.guard:
-            # Nobody's write: it stays unwritten.
+            # No rank's write: the memory stays unwritten.
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 poison_tensor(tensor)
         if kind == "flags":
@@ -135,10 +135,10 @@ class Symmetric:
             for inner in list(group._memory.heap.live):
                 group._memory.free(inner)
             group._end("the group ended with the scope that it was made in")
-            group._forget()  # its plans' flags are free: a call that found one would still use them
+            group._forget()  # its plans' flags are freed, so no call may find a plan
 
     def check_unused(self, offset: int) -> None:
-        """Raise if a graph uses it; for the heap of a group, before any of it is freed."""
+        """Raise if a graph uses it; for a group's heap, before any of it is freed."""
         self._check_unused(self, offset)
         group = self.groups.get(offset)
         if group is not None:
@@ -147,10 +147,10 @@ class Symmetric:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Free what is allocated inside at the end, the latest first.
+        """Free at the end what is allocated inside, the latest first.
 
-        Members of a group meet before: kernels may still use what its plans hold, which no user
-        sees. Not after an error, which may be this rank's alone.
+        Members of a group meet before, because kernels may still use what its plans hold, which no
+        user sees. They do not meet after an error, which may be this rank's alone.
         """
         self._scopes.append([])
         try:
@@ -163,7 +163,7 @@ class Symmetric:
 
     @contextmanager
     def own_scope(self) -> Iterator[list[int]]:
-        """Collect what is allocated inside, whatever scope the caller is in. It stays."""
+        """Collect what is allocated inside, in whatever scope the caller is. It is not freed."""
         scopes, self._scopes = self._scopes, [[]]
         try:
             yield self._scopes[0]
@@ -200,7 +200,7 @@ class Symmetric:
         return block
 
     def refuse_freed(self, what: str, tensor: torch.Tensor) -> None:
-        """Raise if a tensor that is on no live allocation lies in this heap: it was freed."""
+        """Raise if a tensor lies in this heap but in no live allocation: it was freed."""
         address = _address(tensor)
         if tensor.numel() and any(0 <= address - b < self.heap.capacity for _, b in self._own):
             raise NotSymmetric(
@@ -246,7 +246,7 @@ class Symmetric:
 
     @functools.cached_property
     def rank_stride(self) -> int | None:
-        """Bytes from each rank's data to the next one's, if the same between all, and upwards."""
+        """Return the bytes from each rank's data to the next one's, if equal and positive."""
         bases = [self.base(rank, is_flags=False) for rank in range(len(self._ranks))]
         steps = {after - before for before, after in itertools.pairwise(bases)}
         step = steps.pop() if steps else self.heap.capacity
@@ -256,7 +256,7 @@ class Symmetric:
         return self.base(rank, is_flags) - self.base(self._rank, is_flags)
 
     def _at(self, address: int) -> Allocation | None:
-        """Find the block of an address. Every collective asks this: two lookups at most."""
+        """Find the block of an address, by two lookups at most: every collective asks this."""
         for is_flags, base in self._own:
             block = self.heap.at(address - base)
             if block is not None and (block.is_flags == is_flags or len(self._own) == 1):
@@ -270,7 +270,7 @@ class Symmetric:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return where a tensor starts, even if it is empty: data_ptr() would be 0 then."""
+    """Return where a tensor starts, even if it is empty: data_ptr() would then be 0."""
     address = tensor.data_ptr()
     if address:
         return address

@@ -1,4 +1,4 @@
-"""The host's side of a kernel's context: the table that waits read, and what they leave in it.
+"""The host's side of a kernel's context: the table that waits read and leave records in.
 
 A wait that expires leaves a record there; the host finds it and raises WaitTimeout.
 """
@@ -14,11 +14,11 @@ from ..device import context, signal
 from ..errors import WaitRecord, WaitTimeout
 
 SIGNALS = ("atomic", "store")  # how a kernel sets a flag of a peer: device/signal.py
-RAISED = 2  # in the first word of a record, where a kernel writes 1: the host has said so
+RAISED = 2  # in the first word of a record, where a kernel writes 1: the host has raised it
 
 
 def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:
-    """Return the form of signals for `world.kernel_mode`. "": stores if peers have no atomics."""
+    """Return the form of signals for `world.kernel_mode`; for "", stores if peers lack atomics."""
     if (asked or SIGNALS[not has_atomics]) == "atomic":
         return 0
     is_amd = device.type == "cuda" and torch.version.hip is not None
@@ -26,7 +26,7 @@ def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:
 
 
 def table(rank: int, deltas: list[tuple[int, int]], polls: int) -> list[int]:
-    """Return a context's words, except where its record is. `deltas`: of data and of flags."""
+    """Return a context's words up to its record. `deltas` are those of data and of flags."""
     first = context.DELTAS.value
     assert (first + 1, 2) == (context.FLAG_DELTAS.value, context.PER_PEER.value)
     words = [0] * first + [word for pair in deltas for word in pair]
@@ -45,13 +45,13 @@ class Waits:
         own = ctx[here : here + context.RECORD_WORDS.value]
         self._ctx = ctx
         self._record = own if record is None else record
-        # Every call looks at this word, which is in host memory: by ctypes that takes 30 ns.
+        # Every call reads this word in host memory, which takes 30 ns by ctypes.
         self.word = ctypes.c_int64.from_address(self._record.data_ptr())
-        self.error: WaitTimeout | None = None  # that was raised, until the world recovers
+        self.error: WaitTimeout | None = None  # the one that was raised, until the world recovers
 
     @property
     def distance(self) -> int:
-        """From the context to the record, in words."""
+        """The words from the context to the record."""
         return (self._record.data_ptr() - self._ctx.data_ptr()) // 8
 
     def raise_if_expired(
@@ -61,9 +61,9 @@ class Waits:
         name_of: Callable[[int], str],
         doing: Callable[[], str],
     ) -> None:
-        """Raise WaitTimeout, once, if a wait of this rank has expired. Reads no device memory.
+        """Raise WaitTimeout, once, if a wait of this rank has expired. It reads no device memory.
 
-        Kernels know ranks as members of their group; the error names them as the world does.
+        Kernels number ranks within their group; the error numbers them as the world does.
         """
         if self.word.value == 0 or self.error is not None:
             return
@@ -90,7 +90,7 @@ class Waits:
         raise self.error
 
     def set_back(self, polls: int) -> None:
-        """Bound waits by that many polls again; none has expired."""
+        """Bound waits by that many polls again, and clear the record."""
         self._ctx[context.POLLS.value] = polls
         self._ctx[context.TAKEN.value] = 0
         self._record.zero_()

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 class World:
-    """What a rank's function gets. Allocation is local, a barrier is where ranks agree."""
+    """What a rank's function receives. Allocation is local; ranks agree at barriers."""
 
-    if TYPE_CHECKING:  # the loop at the end of this file adds every op of the table
+    if TYPE_CHECKING:  # the loop at the end of this file adds every op
         all_gather = all_gather
         all_reduce = all_reduce
         all_to_all = all_to_all
@@ -90,16 +90,17 @@ class World:
         return f"World(rank={self.rank}, size={self.size}, backend={self.backend!r})"
 
     def __deepcopy__(self, memo: object) -> World:
-        return self  # of a layer that knows its world, as torch does with a ProcessGroup
+        return self  # a copied layer keeps its world, as torch keeps a ProcessGroup
 
     # symmetric tensors
 
     def empty(
         self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
-        """Make a symmetric tensor: the same offset on every rank that makes the same calls.
+        """Make a symmetric tensor, at the same offset on every rank that makes the same calls.
 
-        Nobody waits. Peers may touch it after a barrier. What it holds is poison on the simulator.
+        It does not wait: peers may touch the tensor after a barrier. On the simulator it holds
+        poison.
         """
         return self._allocate(shape, dtype, name, "data")
 
@@ -118,7 +119,7 @@ class World:
     def randn(
         self, shape: Shape, dtype: torch.dtype = torch.float32, name: str = ""
     ) -> torch.Tensor:
-        """Allocate like `empty`, filled by torch's generator, which each rank seeds for itself."""
+        """Allocate like `empty`, filled by torch's generator, which each rank seeds itself."""
         return self.empty(shape, dtype, name).normal_()
 
     def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
@@ -130,35 +131,35 @@ class World:
         return self.zeros(other.shape, other.dtype, name)
 
     def signals(self, shape: Shape, name: str) -> torch.Tensor:
-        """Make flags and epochs: zeroed int64, set to zero again if the world must recover.
+        """Make flags and epochs: zeroed int64, which a recovery of the world sets to zero again.
 
-        A peer's are reached by `device.signal`, a peer's data by `device.memory`: under a link
-        they are in different memories.
+        Reach a peer's flags by `device.signal`, and its data by `device.memory`: across a link they
+        are in different memories.
         """
         return self._allocate(shape, torch.int64, name, "flags")
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give a symmetric tensor back. Every rank must do so at the same place in its program."""
+        """Free a symmetric tensor. Every rank must do so at the same place in its program."""
         self._check_open()
         self._refuse_in_capture("world.free", ALLOCATION, "Free it outside.")
         self._memory.free_tensor(tensor)
 
     def scope(self) -> AbstractContextManager[None]:
-        """`with world.scope():` what is allocated inside is freed at the end, the latest first."""
+        """Free at the end of `with world.scope():` what was allocated inside, the latest first."""
         return self._memory.scope()
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        """Return whether it is, or is part of, a live tensor of this world's heap."""
+        """Return whether a tensor is, or is part of, a live tensor on this world's heap."""
         return self._memory.find(tensor) is not None
 
     def as_symmetric(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
-        """Return the tensor itself if it is on the heap, else a copy of it that is."""
+        """Return the tensor if it is on the heap, else a copy that is."""
         if self.is_symmetric(tensor):
             return tensor
         return self.empty(tensor.shape, tensor.dtype, name).copy_(tensor)
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """Return where a symmetric tensor starts in its heap, in bytes: the same on every rank."""
+        """Return where a symmetric tensor starts in its heap, in bytes, the same on every rank."""
         return self._memory.offset_of(tensor)
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -169,25 +170,25 @@ class World:
 
     @property
     def rank_stride(self) -> int | None:
-        """Bytes from each rank's copy to the next one's, if that is one number: for descriptors."""
+        """Return the bytes from each rank's copy to the next one's, if equal, for descriptors."""
         return self._memory.rank_stride
 
     # streams
 
     @property
     def stream_number(self) -> int:
-        """Where a rank's work goes now. Groups share it: streams are the backend's."""
+        """The current stream of this rank. Groups share it: streams are the backend's."""
         return self._backend.stream_number
 
     def stream(self, number: int) -> AbstractContextManager[None]:
-        """`with world.stream(1):` launches and torch operations inside go to that stream."""
+        """Send launches and torch operations inside `with world.stream(1):` to that stream."""
         self._check_open()
         if type(number) is not int or number < 0:
             raise ValueError(f"stream {number!r}: expected a number, 0 or more")
         return self._streams.switched(number)
 
     def record_event(self) -> StreamEvent:
-        """Record a point on the current stream, after all that was put there so far."""
+        """Record a point on the current stream, after everything put there so far."""
         self._check_open()
         return self._streams.record()
 
@@ -197,7 +198,7 @@ class World:
         self._streams.wait(event)
 
     def capture(self) -> AbstractContextManager[Graph]:
-        """`with world.capture() as graph:` what is launched inside runs at graph.replay() only."""
+        """Record what is launched inside `with world.capture() as graph:` for graph.replay()."""
         self._refuse_in_capture("world.capture", NESTED, "A graph can't hold another.")
         self.synchronize()
         return self._streams.capture(self._replay)
@@ -210,16 +211,17 @@ class World:
 
     @property
     def is_capturing(self) -> bool:
-        """Is this rank inside `with world.capture()`?"""
+        """Whether this rank is inside `with world.capture()`."""
         return self._backend.graph is not None
 
     # plans
 
     @property
     def max_plans(self) -> int:
-        """How many plans stay cached, besides those that captured graphs hold.
+        """The number of plans that stay cached, besides those that captured graphs hold.
 
-        Set it on every rank alike (default: SUNDOG_MAX_PLANS). It counts when a plan is made.
+        Set it to the same number on every rank (default: SUNDOG_MAX_PLANS). It is used when a plan
+        is made.
         """
         return self._plans.max_plans
 
@@ -230,9 +232,9 @@ class World:
         self._plans.max_plans = count
 
     def free_plans(self) -> None:
-        """Give back what cached plans hold of the heap, but for those that captured graphs hold.
+        """Free the heap memory of cached plans, except of those that captured graphs hold.
 
-        All ranks, as a barrier. A later call makes its plan again.
+        All ranks must call it, like a barrier. A later call makes its plan again.
         """
         self._refuse_in_capture("world.free_plans", ALLOCATION, "Free them outside.")
         self._plans.free()
@@ -240,10 +242,10 @@ class World:
     # ranks together
 
     def barrier(self) -> None:
-        """Wait for what this rank launched, then for the other ranks. On the host.
+        """Wait on the host for what this rank launched, then for the other ranks.
 
-        Also where ranks find out that their heaps differ, and where a world whose waits expired
-        resets its flags and goes on.
+        Here ranks also find out that their heaps differ, and a world whose waits expired resets its
+        flags and goes on.
         """
         self._refuse_in_capture("world.barrier", BARRIER, "world.device_barrier() can be captured.")
         self.synchronize()
@@ -266,15 +268,15 @@ class World:
     def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
         """Return every rank's value, by rank. A collective on the host, with a timeout.
 
-        `what` names it in messages. It orders no memory, whatever its name. Values are data:
-        numbers, strings, containers, tensors, dataclasses. Anything else needs `pickle`, which
-        lets everybody who reaches the ranks' store run code in them (docs/security.md).
+        `what` names it in messages. An exchange orders no memory. Values are data: numbers,
+        strings, containers, tensors, dataclasses. Anything else needs `pickle`, which lets everyone
+        who reaches the ranks' store run code in them (docs/security.md).
         """
         asked = pickle or knobs.allow_pickle.get()
         return self._exchange(value, what, Exchange.PICKLED if asked else Exchange.VALUES)
 
     def _compare(self, value: Any, what: str) -> list[Any]:
-        """Do as `exchange` with sundog's own values, when a plan is made: never by pickle."""
+        """Exchange sundog's own values, when a plan is made, never by pickle."""
         return self._exchange(value, what, Exchange.VALUES, PLAN)
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
@@ -286,9 +288,9 @@ class World:
     def group(self, ranks: Sequence[int], heap_size: int = 0) -> World | None:
         """Make a world of some of the ranks. Every rank calls this; those outside get None.
 
-        The group has a heap of its own, `heap_size` bytes of this one (default: an eighth), so
-        that its members may allocate without the others. It ends with the scope that it was made
-        in, or with this world.
+        The group has its own heap, `heap_size` bytes of this one (default: an eighth), so that its
+        members can allocate without the others. It ends with the scope that it was made in, or with
+        this world.
         """
         if not isinstance(heap_size, int) or heap_size < 0:
             raise ValueError(
@@ -307,16 +309,16 @@ class World:
         group = World(self._backend, chosen, channel, heap, self._memory.origin + arena.offset)
         group.max_plans, group.kernel_mode, group.tune = self.max_plans, self.kernel_mode, self.tune
         self._memory.groups[arena.offset] = group
-        group.barrier()  # nobody talks to a member whose context is not there yet
+        group.barrier()  # every member's context is there before a kernel uses it
         return group
 
     # the end
 
     def close(self) -> None:
-        """Wait for what this rank launched and give everything back. Closing twice is fine.
+        """Wait for what this rank launched, then free everything. Closing twice is fine.
 
-        Raises WaitTimeout if a wait expired that nothing has reported yet. A group only ends: its
-        memory goes back with the scope that it was made in.
+        Raises WaitTimeout if a wait expired and nothing has reported it yet. Closing a group only
+        ends it; its memory is freed with the scope that it was made in.
         """
         if self._closed:
             return
@@ -328,7 +330,7 @@ class World:
             raise error
 
     def _failure(self) -> SundogError | None:
-        """Wait for what this rank launched; the error that nothing has reported yet, if any."""
+        """Wait for what this rank launched. Return the error that is not reported yet, if any."""
         try:
             self.synchronize()
         except SundogError as error:
@@ -344,7 +346,7 @@ class World:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget plans at the end: they know their world, and would keep it and its heap."""
+        """Forget plans at the end: they refer to their world, and would keep it and its heap."""
         self._plans.clear()
         self._progress.close()
         self._mail = None
@@ -441,7 +443,7 @@ class World:
             tensor.zero_()
         self._waits.set_back(self._backend.polls)
         self._backend.synchronize()
-        # Nobody signals before everybody's flags are back.
+        # No rank signals before all ranks' flags are reset.
         self._exchange(None, "recovery", Exchange.BARRIER)
 
 
