@@ -19,7 +19,7 @@ from ._rms_norm import (
 
 
 def expected(added: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool) -> torch.Tensor:
-    """Normalise and scale rows in float32, to the bits of the kernels."""
+    """Normalise and scale rows in float32, with the bits of the kernels."""
     wide, columns = added.float(), added.shape[-1]
     grouped = torch.nn.functional.pad(wide, (0, -columns % GROUP.value))
     most = most_exponent(eps)
@@ -29,10 +29,10 @@ def expected(added: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool)
     lower = sums & LOWER.value
     halves = (half << FINER.value >> shifts for half in (lower, sums - lower))
     total = sum(halves, torch.zeros_like(sums)).sum(-1, keepdim=True)
-    # By a tensor: of a number, torch multiplies by the inverse on a GPU.
+    # By a tensor: on a GPU torch would multiply by the inverse of a Python number.
     mean = total.to(torch.float32) / ROW_UNIT.value
     mean = mean / torch.full_like(mean, columns)
-    # In float64: torch's root of float32 is off by a bit now and then, on a CPU.
+    # In float64, since torch's root of float32 is sometimes off by a bit on a CPU.
     power = _power(level, most)
     root = (mean + torch.full_like(mean, eps) * power * power).double().sqrt().float()
     inverse = torch.where(level < TOO_LARGE.value, torch.ones_like(root) / root, 1.0)
@@ -56,9 +56,9 @@ def _exponent(level: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _power(level: torch.Tensor, most: int) -> torch.Tensor:
-    """Return the power of two that brings numbers of a level to between 2 and 4.
+    """Return the power of two that scales numbers of a level to between 2 and 4.
 
-    To between 1 and 2, that of the largest level would not be a normal number.
+    For between 1 and 2, the power of the largest level would not be a normal number.
     """
     return (_exponent(level, most) << 23).view(torch.float32)
 
@@ -81,5 +81,5 @@ def expected_fp8(
 
 
 def _bits(wide: torch.Tensor) -> torch.Tensor:
-    """View as integers: they are in the same order, and a NaN is the largest."""
+    """View absolute values as integers in the same order, with a NaN the largest."""
     return wide.abs().contiguous().view(torch.int32)

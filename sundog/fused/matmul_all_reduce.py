@@ -1,8 +1,8 @@
 """GEMM + all-reduce: activation(sum over ranks of A @ B, plus bias) on every rank.
 
-    one_shot    every rank sends its partials to all ranks, and each rank adds them all
-    two_shot    a row has one owner, who adds the partials and sends the result to all ranks
-    barrier     GEMM, then all_reduce
+one_shot    every rank sends its partials to all ranks, and each rank adds them all
+two_shot    a row has one owner, who adds the partials and sends the result to all ranks
+barrier     GEMM, then all_reduce
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Backend(Protocol):
         """Return a rank's contiguous data in the form that torch gives to the copy engine."""
 
     def record(self, num_words: int) -> torch.Tensor | None:
-        """Return zeroed int64 words in host memory that kernels can write; None if the heap is that."""
+        """Return zeroed int64 words of the host that kernels write; None if the heap is there."""
 
     def exchange(
         self,

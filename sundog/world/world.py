@@ -99,8 +99,7 @@ class World:
     ) -> torch.Tensor:
         """Make a symmetric tensor, at the same offset on every rank that makes the same calls.
 
-        It does not wait: peers may touch the tensor after a barrier. On the simulator it holds
-        poison.
+        It does not wait: peers may touch it after a barrier. On the simulator it holds poison.
         """
         return self._allocate(shape, dtype, name, "data")
 
@@ -220,8 +219,7 @@ class World:
     def max_plans(self) -> int:
         """The number of plans that stay cached, besides those that captured graphs hold.
 
-        Set it to the same number on every rank (default: SUNDOG_MAX_PLANS). It is used when a plan
-        is made.
+        Set it alike on every rank (default: SUNDOG_MAX_PLANS). It is used when a plan is made.
         """
         return self._plans.max_plans
 
