@@ -20,7 +20,7 @@ __all__ = ["enable", "ops"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sundog.torch' has no attribute {name!r}")
-    # not before it is used: a world imports parts of this package
+    # only when it is used, since a world imports parts of this package
     if name == "ops":
         from .library import ops
 

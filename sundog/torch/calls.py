@@ -1,9 +1,8 @@
 """Where `world.all_reduce(x)` goes when x requires grad, or when torch.compile traces the call.
 
 Such calls go to the ops of torch (library.py), which have a backward formula and a fake kernel. All
-others go straight to the collective, as ever. The functions here have the signatures of the
-collectives, and Dynamo traces them: so they are plain Python, and read nothing of a world but its
-name, its size and its rank.
+others go straight to the collective. The functions here have the collectives' signatures. Dynamo
+traces them, so they are plain Python, and read only a world's name, size and rank.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of World: the function, or the op of torch where that is needed.
+    """Return the method of World: the function itself, or the op of torch where that is needed.
 
-    The function itself finds out that a tensor requires grad, in checks that it makes anyway; the
-    first tensor is asked before, which saves those checks.
+    The function finds out in its own checks that a tensor requires grad. Asking the first tensor
+    before saves those checks.
     """
     graph_call = _CALLS.get(name)
     if graph_call is None:
@@ -52,9 +51,9 @@ def routed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_recorded() -> bool:
-    """Return whether torch.jit.trace, make_fx or torch.export watches, or a fake mode.
+    """Return whether torch.jit.trace, make_fx, torch.export or a fake mode records this call.
 
-    They would see what the host does for a collective, and not the kernels.
+    They would see what the host does for a collective, not the kernels.
     """
     if torch._C._get_tracing_state() is not None:
         return True
@@ -65,12 +64,12 @@ def is_recorded() -> bool:
 
 
 def _has_grad(x: Any) -> bool:
-    """Return whether this is a model's usual tensor in training; the collective finds out later."""
+    """Return whether this is a usual tensor in training; the collective finds the others."""
     if type(x) not in _USUAL or not torch.is_grad_enabled() or is_functorch_wrapped_tensor(x):
         return False
     if x.is_nested:
         return False
-    with torch._C.DisableTorchFunction():  # on `virtual` each look would be asked for its reason
+    with torch._C.DisableTorchFunction():  # on `virtual` it would check every access
         return bool(x.requires_grad)
 
 
@@ -186,7 +185,7 @@ def _by_rows(
 
 
 def _summed_or_gathered(name: str) -> Callable[..., torch.Tensor]:
-    """Return the call of a product that a collective follows."""
+    """Return the function for a product that a collective follows."""
 
     def call(
         world: World, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
@@ -256,7 +255,7 @@ def scaled_all_gather_matmul(
 
 
 def _scaled_sum(name: str) -> Callable[..., torch.Tensor]:
-    """Return the call of an FP8 product that a collective adds."""
+    """Return the function for an FP8 product that a collective adds up."""
 
     def call(
         world: World, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor,
@@ -319,10 +318,10 @@ def _check_call(
     name: str, world: World, config: Any, async_op: bool, explain: bool,
     out: torch.Tensor | None, *inputs: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Raise for what a graph can't hold."""
+    """Raise ValueError for arguments that a graph can't hold."""
     world._check_open()
     for called, x in zip(("the input", "b"), inputs, strict=False):
-        if not isinstance(x, torch.Tensor) and name != "scatter":  # which says more of it itself
+        if not isinstance(x, torch.Tensor) and name != "scatter":  # whose own error says more
             raise ValueError(f"{name}: {called} is a {type(x).__name__}, expected a tensor")
     if config is not None or async_op or explain:
         option = "config" if config is not None else "async_op" if async_op else "explain"
@@ -355,7 +354,7 @@ def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
 def _on_one(
     world: World, dst: int, out: torch.Tensor | None, result: torch.Tensor, x: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the result on rank `dst`. Others need a tensor only for their part in the backward."""
+    """Return the result on rank `dst`. Others only need a tensor for their part in the backward."""
     if world.rank == dst:
         return _into(out, result)
     return result if torch.is_grad_enabled() and x.requires_grad else None

@@ -1,9 +1,10 @@
 """Communicators for serving engines: the methods that vLLM and SGLang ask for, on a world.
 
 `WorldCommunicator` has what vLLM's DeviceCommunicatorBase offers to models (out of place, with a
-dimension), and what its and SGLang's custom all-reduces offer to the engine: `should_custom_ar`,
-`custom_all_reduce`, `fused_allreduce_rmsnorm`, `capture`, `register_graph_buffers`. `dispatch` and
-`combine` are for layers of experts. docs/torch.md says how to plug it in.
+dimension), and what the custom all-reduces of vLLM and SGLang offer to the engine:
+`should_custom_ar`, `custom_all_reduce`, `fused_allreduce_rmsnorm`, `capture`,
+`register_graph_buffers`. `dispatch` and `combine` are for layers of experts. docs/torch.md says how
+to plug it in.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class WorldCommunicator:
-    """The communicator of one rank. `max_bytes`: larger tensors are left to the engine's own.
+    """The communicator of one rank. Tensors above `max_bytes` are left to the engine's own.
 
-    `token_sizes`: how many tokens each rank has, for `dispatch` and `combine`; None: all as many.
-    The engine sets it before each step, as vLLM's dp_metadata has it.
+    `token_sizes` is the number of tokens of each rank, for `dispatch` and `combine`; None if all
+    have the same number. The engine sets it before each step, from vLLM's dp_metadata.
     """
 
     def __init__(self, world: World, max_bytes: int = 8 << 20) -> None:
@@ -37,30 +38,31 @@ class WorldCommunicator:
 
     @property
     def disabled(self) -> bool:
-        """Is there nobody to talk to, or is the world closed?"""
+        """Whether the world is closed, or has no other rank."""
         return self.world_size == 1 or bool(self.world._closed)
 
-    # what the engine asks of a custom all-reduce
+    # what the engine expects of a custom all-reduce
 
     def should_custom_ar(self, inp: Tensor) -> bool:
-        """Return whether `custom_all_reduce` takes this tensor. The engine uses its own if not."""
+        """Return whether `custom_all_reduce` takes this tensor. If not, the engine uses its own."""
         fits = inp.numel() * inp.itemsize <= self.max_bytes and inp.is_contiguous()
         on_device = inp.device.type == self.device.type
         return not self.disabled and fits and on_device and inp.dtype in DTYPES
 
     def custom_all_reduce(self, input: Tensor) -> Tensor | None:
-        """Return the sum over ranks, or None if this tensor is not for us.
+        """Return the sum over ranks, or None if the engine should use its own all-reduce.
 
-        In the warm-up run inside `capture()` too: it makes the plan that the capture then finds.
+        The warm-up run inside `capture()` calls it too, and makes the plan that the capture then
+        finds.
         """
         return self.all_reduce(input) if self.should_custom_ar(input) else None
 
     def fused_allreduce_rmsnorm(
         self, input_: Tensor, residual_inp_: Tensor, weight_: Tensor, eps: float
     ) -> tuple[Tensor, Tensor] | None:
-        """Return RMSNorm of the sum plus residual, and the new residual: in one kernel.
+        """Return RMSNorm of the sum plus residual, and the new residual, by one kernel.
 
-        None if this tensor is not for us: the engine then reduces and normalises by itself.
+        Return None if the engine should reduce and normalise itself.
         """
         is_known = input_.dtype in NORM_DTYPES and input_.shape[-1] <= LONGEST
         if not (is_known and self.should_custom_ar(input_) and residual_inp_.is_contiguous()):
@@ -71,7 +73,7 @@ class WorldCommunicator:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Do nothing around the engine's CUDA graph capture: there is nothing to prepare."""
+        """Do nothing around the engine's CUDA graph capture, which needs no preparation."""
         yield
 
     def register_graph_buffers(self) -> None:
@@ -93,7 +95,7 @@ class WorldCommunicator:
         return whole.movedim(0, dim).contiguous()
 
     def all_gatherv(self, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
-        """Gather parts with `sizes[rank]` rows: of a tensor, or of each of a list."""
+        """Gather parts with `sizes[rank]` rows, of a tensor or of each tensor of a list."""
         if isinstance(input_, list | tuple):
             return [self.all_gatherv(each, dim, sizes) for each in input_]
         if sizes is None:
@@ -132,13 +134,13 @@ class WorldCommunicator:
         self.world.recv(tensor, self._neighbour(-1) if src is None else src)
         return tensor
 
-    # layers of experts: every rank gets all tokens, and its experts add to those they know
+    # layers of experts: every rank gets all tokens, and its experts add to their own
 
     def dispatch(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor,
         is_sequence_parallel: bool = False, extra_tensors: list[Tensor] | None = None,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Gather all ranks' tokens, with their experts. There is one group, whatever is asked."""
+        """Gather all ranks' tokens and their experts. There is only one group."""
         given = [hidden_states, topk_weights, topk_ids, *(extra_tensors or [])]
         whole = self.all_gatherv(given, 0, self.token_sizes)
         return tuple(whole) if extra_tensors is None else (*whole[:3], whole[3:])
@@ -153,7 +155,7 @@ class WorldCommunicator:
         return tuple(whole) if extra_tensors is None else (*whole[:2], whole[2:])
 
     def combine(self, hidden_states: Tensor, is_sequence_parallel: bool = False) -> Tensor:
-        """Add up what all ranks' experts made of the tokens, where those came from."""
+        """Add up what all ranks' experts computed from the tokens, on the ranks of the tokens."""
         return self.reduce_scatterv(hidden_states, 0, self.token_sizes)
 
     def _neighbour(self, step: int) -> int:

@@ -1,7 +1,7 @@
-"""Backward formulas of the ops of library.py, and of what all ranks have alike.
+"""Backward formulas of the ops of library.py, and of tensors that are the same on all ranks.
 
-A formula treats the sum of all ranks' losses as the loss. It is made of ops of torch and of sundog,
-so it can be differentiated again.
+A formula treats the sum of all ranks' losses as the loss. It uses ops of torch and of sundog, so it
+can be differentiated again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ops = torch.ops.sundog
 
 
 def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    """Keep the arguments but the tensor, whose shape is enough."""
+    """Keep the arguments, and only the shape of the tensor."""
     x, *ctx.asked = inputs
     ctx.shape = x.shape
 
 
 def keep_sum(op: str, place: int) -> Callable[..., None]:
-    """Keep the same of a reduction: only sum and avg have a formula."""
+    """Keep the same for a reduction, of which only sum and avg have a formula."""
 
     def save(ctx: Any, inputs: tuple, output: Tensor) -> None:
         if inputs[place] not in ("sum", "avg"):
@@ -74,7 +74,7 @@ def all_reduce_backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 def all_gather_backward(ctx: Any, grad: Tensor) -> tuple:
-    """Send each part's gradient home, where they are added up: parts may be unequal."""
+    """Send each part's gradient to its rank, and add them up there. Parts may be unequal."""
     splits, _, world = ctx.asked
     if splits is None:
         mine = ops.reduce_scatter(grad.contiguous(), "sum", "auto", world)
@@ -122,14 +122,14 @@ def scatter_backward(ctx: Any, grad: Tensor) -> tuple:
 def _before_activation(
     grad: Tensor, activation: str | None, product: Callable[[], Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return the gradient of product plus bias. silu's needs that sum, which is computed again."""
+    """Return the gradient of product plus bias. For silu this sum is computed again."""
     if activation is not None:
         grad = torch.ops.aten.silu_backward(grad, product().to(grad.dtype))
     return grad.to(dtype).contiguous()
 
 
 def all_gather_matmul_backward(ctx: Any, grad: Tensor) -> tuple:
-    """Differentiate A @ b for a sharded A: what was gathered is scattered, and the reverse."""
+    """Differentiate A @ b for a sharded A: scatter what was gathered, and the reverse."""
     a, b, bias = ctx.saved_tensors
     activation, _, shard, _, world = ctx.asked
     grad = _before_activation(
@@ -181,7 +181,7 @@ def matmul_all_reduce_backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 def matmul_all_gather_backward(ctx: Any, grad: Tensor) -> tuple:
-    """Add up the gradients where a product was made: every rank has all products."""
+    """Add up the gradients on the rank of each product, since every rank has all products."""
     a, b, bias = ctx.saved_tensors
     activation, _, _, world = ctx.asked
     grad = ops.reduce_scatter(grad.contiguous(), "sum", "auto", world)
@@ -195,7 +195,7 @@ def matmul_all_gather_backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 def keep_rows(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    """Keep what RMSNorm was given: the new residual, which is the last output."""
+    """Keep RMSNorm's input: the new residual, which is the last output."""
     _, _, weight, ctx.eps, _, ctx.gemma, quant, *_, ctx.world = inputs
     if quant:
         raise ValueError(
@@ -233,7 +233,7 @@ def keep_routes(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
 
 
 def moe_dispatch_backward(ctx: Any, tokens: Tensor, counts: Any, slots: Any) -> tuple:
-    """Send the gradient of every copy of a token home, where they are added up."""
+    """Send the gradient of every copy of a token to the token's rank, and add them up there."""
     ids, slots = ctx.saved_tensors
     ones = torch.ones_like(ids, dtype=torch.float32)
     asked = (ctx.experts, ctx.max_tokens, ctx.capacity, "auto", ctx.world)
@@ -246,7 +246,7 @@ def keep_outputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def moe_combine_backward(ctx: Any, grad: Tensor) -> tuple:
-    """Treat a token with k experts as k tokens with one each: they have the same slots."""
+    """Treat a token with k experts as k tokens with one expert each, which have the same slots."""
     y, ids, slots, weights = ctx.saved_tensors
     tokens, topk = ids.shape
     flat, slots = ids.reshape(-1, 1), slots.reshape(-1, 1)
@@ -265,7 +265,7 @@ def moe_combine_backward(ctx: Any, grad: Tensor) -> tuple:
     return of_y, None, None, of_weights, *[None] * 5
 
 
-# what all ranks have alike: one loss, not one per rank
+# what is the same on all ranks: one loss, not one per rank
 
 
 class _Replicated(torch.autograd.Function):
@@ -291,15 +291,15 @@ class _Total(torch.autograd.Function):
 
 
 def replicated(world: World, x: Tensor) -> Tensor:
-    """Return x, which all ranks have alike; its gradient is the sum of what ranks do with it."""
+    """Return x, which is the same on all ranks; its gradient is the sum of all ranks' gradients."""
     result: Tensor = _Replicated.apply(x, world.name)
     return result
 
 
 def total(world: World, x: Tensor) -> Tensor:
-    """Return the sum of all ranks' x, which all ranks then use alike: one loss, not one per rank.
+    """Return the sum of all ranks' x, for uses that are the same on all ranks: one loss in all.
 
-    So the gradient of x is that of the sum, as it is; world.all_reduce would add it up over ranks.
+    So the gradient of x is that of the sum, where world.all_reduce would add it up over ranks.
     """
     result: Tensor = _Total.apply(x, world.name)
     return result

@@ -1,13 +1,13 @@
 """Every collective and fused op as an op of torch: torch.ops.sundog.all_reduce and so on.
 
 `TABLE` has a row per op: its schema, the shape of its result (the fake kernel), what the backward
-needs, and the backward formula. A world travels by name, as groups do in torch's functional
+needs, and the backward formula. A world is passed by name, as groups are in torch's functional
 collectives. A formula (formulas.py) treats the sum of all ranks' losses as the loss, so the
-backward of an all-reduce is an all-reduce; formulas call ops of this table, so they can be
+backward of an all-reduce is an all-reduce. Formulas call ops of this table, so they can be
 differentiated again. The backward of a fused op is the fused op that mirrors it.
 
-Kernels are registered by Library.impl and not by torch.library.custom_op, which costs more on the
-host at every call.
+Kernels are registered by Library.impl, not by torch.library.custom_op, which costs the host more at
+every call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TorchOp(NamedTuple):
     arguments: str  # of the schema; `algo` and `world` follow
     shape: Callable[..., Any]  # the fake kernel
     save: Callable[..., None]  # keeps what the backward needs: save(ctx, inputs, output)
-    backward: Callable[..., Any]  # gradients of the arguments, from ctx and that of the result
+    backward: Callable[..., Any]  # the arguments' gradients, from ctx and the result's gradient
     returns: str = "Tensor"
 
 
@@ -119,11 +119,11 @@ TABLE: dict[str, TorchOp] = {
 }  # fmt: skip
 
 
-# kernels: the functions that a world has
+# kernels: a world's functions
 
 
 class _Library(torch.library.Library):
-    """Calls a kernel without another turn through the dispatcher where no gradient is wanted."""
+    """Calls a kernel without another trip through the dispatcher where no gradient is wanted."""
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         if dispatch_key == "Autograd":
@@ -132,13 +132,13 @@ class _Library(torch.library.Library):
 
 
 _kernels: dict[str, Callable[..., Any]] = {}
-# Of tensors that are dense and real data, outside every mode and function transform.
+# The keys of tensors with dense, real data, outside every mode and function transform.
 _PLAIN = {"CPU", "CUDA", "BackendSelect", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA"}
 
 
 def _direct(kernel: Callable[..., Any], differentiated: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of the Autograd key. `differentiated`: torch's own, which takes 4 us."""
-    is_plain: dict[int, bool] = {}  # by the keys of a call
+    """Return the kernel of the Autograd key. `differentiated` is torch's own, which takes 4 us."""
+    is_plain: dict[int, bool] = {}  # by a call's keys
 
     def call(keyset: Any, *arguments: Any) -> Any:
         keys = keyset.raw_repr()
@@ -156,7 +156,7 @@ _CONTIGUOUS = torch.contiguous_format
 
 
 def _kernel(name: str, function: Callable[..., Any], adapt: Adapt) -> Callable[..., Any]:
-    """Find the world and call its function, or the one that worlds over several machines have."""
+    """Find the world and call its function, or that of a world over several machines."""
     by_class: dict[type, Callable[..., Any]] = {}
 
     def kernel(*arguments: Any) -> Any:
@@ -170,7 +170,7 @@ def _kernel(name: str, function: Callable[..., Any], adapt: Adapt) -> Callable[.
     return kernel
 
 
-# how a function's arguments and results become those of the op
+# how a function's arguments and results become the op's
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +178,7 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Ask at once whether it is a repetition: the dispatcher knows that x is a plain tensor."""
+    """Ask first whether the call is a repetition: the dispatcher knows that x is a plain tensor."""
     if function is not functions()["all_reduce"]:
         return function  # over several machines
 
@@ -186,14 +186,14 @@ def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
         out = empty_like(x, memory_format=_CONTIGUOUS)
         if again(world, ("all_reduce", op, True), algo, x, out):
             return out
-        del out  # so that the function makes it in the same place
+        del out  # so that the function allocates the same memory
         return cast(Tensor, function(world, x, op, algo=algo))
 
     return all_reduce
 
 
 def _to_one(is_whole: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run an op whose result one rank gets. The others return zeros: their part in the backward."""
+    """Run an op whose result one rank gets. The others return zeros, for their backward."""
 
     def on_all(world: Any, x: Tensor, *rest: Any, algo: str) -> Tensor:
         result = function(world, x, *rest, algo=algo)
@@ -209,7 +209,7 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy all results but the first: they share memory, which an op of torch's may not."""
+    """Copy all results but the first: they share memory, which an op of torch must not."""
 
     def apart(world: Any, *given: Any, algo: str) -> list[Tensor]:
         x, residual, weight, eps, bias, gemma, quant, scale, both, fp8 = given
@@ -223,7 +223,7 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rows_first(function: Callable[..., Any]) -> Callable[..., Any]:
-    """all_to_all takes `out` before the splits."""
+    """Reorder arguments: all_to_all takes `out` before the splits."""
     return lambda world, x, *splits, algo: function(world, x, None, *splits, algo=algo)
 
 
@@ -237,7 +237,7 @@ def _by_wire(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dispatch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Send tokens alone, whose weights the caller keeps. Counts, beside the tokens, are copied."""
+    """Send only tokens; the caller keeps the weights. Counts, in the tokens' memory, are copied."""
 
     def dispatch(
         world: Any, x: Tensor, ids: Tensor, experts: int, max_tokens: int, capacity: int, algo: str

@@ -1,16 +1,16 @@
-"""Layers that are split over the ranks of a world, as thin modules over the fused ops.
+"""Layers that are split over the ranks of a world: thin modules on the fused ops.
 
     up = ColumnParallelLinear(512, 2048, world)      # each rank has 2048 / world.size outputs
     down = RowParallelLinear(2048, 512, world)       # and as many inputs
     y = down(torch.relu(up(x)))
 
 With `sequence_parallel` (the default) x and y are this rank's part of the tokens, along the first
-dimension: `up` is one all_gather_matmul, `down` one matmul_reduce_scatter, and their backwards are
-the mirror images. Without it all ranks have all tokens.
+dimension. `up` is one all_gather_matmul, `down` one matmul_reduce_scatter, and each one's backward
+is the other. Without it all ranks have all tokens.
 
-`Colwise` and `Rowwise` do the same to the linear layers of a model, as styles for torch's
-parallelize_module. What all ranks have (norm weights, a bias after a reduce-scatter) goes through
-`replicated`, so that its gradient is the same on all ranks.
+`Colwise` and `Rowwise` split the linear layers of a model, as styles for torch's
+parallelize_module. What is the same on all ranks (norm weights, a bias after a reduce-scatter) goes
+through `replicated`, so that its gradient is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _share(world: World, features: int, what: str) -> int:
 def _autocast(
     x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Convert as torch.autocast does for a linear layer; it knows torch's own ops alone."""
+    """Convert as torch.autocast does for a linear layer; it only knows torch's own ops."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return x, weight, bias
@@ -46,7 +46,7 @@ def _autocast(
 
 
 class ColumnParallelLinear(nn.Linear):
-    """A linear layer of which each rank has some of the outputs: a part of the weight's rows."""
+    """A linear layer whose outputs, the weight's rows, are split over the ranks."""
 
     def __init__(
         self, in_features: int, out_features: int, world: World, bias: bool = True,
@@ -64,7 +64,7 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear layer of which each rank has some of the inputs: a part of the weight's columns."""
+    """A linear layer whose inputs, the weight's columns, are split over the ranks."""
 
     def __init__(
         self, in_features: int, out_features: int, world: World, bias: bool = True,
@@ -85,7 +85,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class SequenceParallelNorm(nn.Module):
-    """A norm of this rank's tokens. All ranks have its weights, and get the same gradients."""
+    """A norm of this rank's tokens. Its weights and their gradients are the same on all ranks."""
 
     def __init__(self, norm: nn.Module, world: World) -> None:
         super().__init__()
@@ -98,10 +98,11 @@ class SequenceParallelNorm(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """An embedding of which each rank has some of the words. Every rank gets all tokens.
+    """An embedding whose words are split over the ranks. Every rank gets all tokens.
 
     With `sequence_parallel` it returns this rank's part of the tokens, else all of them. A word
-    that no rank has raises on a CPU; on a GPU and compiled it gives zeros: the host would wait.
+    that no rank has raises on a CPU. On a GPU and compiled it gives zeros, since the host would
+    have to wait.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 def _check_words(tokens: Tensor, words: int) -> None:
-    """Refuse what no rank has. Not on a GPU, where the host would wait, nor in a graph."""
+    """Refuse a word that no rank has; not on a GPU, where the host would wait, nor in a graph."""
     if tokens.device.type != "cpu" or not tokens.numel():
         return
     if torch.compiler.is_compiling() or is_recorded():

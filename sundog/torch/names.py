@@ -1,9 +1,9 @@
-"""Worlds by name, for code that can carry a string but no World: torch's ops and compiled graphs.
+"""Find worlds by name, for code that can carry a string but no World: torch's ops, compiled graphs.
 
 A name is unique among the open worlds of one rank. Ranks that make the same worlds in the same
-order get the same names, and the next world after a close gets the name again, so a compiled
-function needs no recompilation for another rank or another run. On `sim` and `virtual` a rank is
-a thread; elsewhere it is the process, whose other threads (autograd has some) find its worlds too.
+order get the same names, and after a close the next world gets the name again, so a compiled
+function need not be recompiled for another rank or another run. On `sim` and `virtual` a rank is a
+thread. Elsewhere it is the process, whose other threads (such as autograd's) find its worlds too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _worlds: dict[str, dict[int, weakref.ref[World]]] = {}  # by name, then by the r
 
 
 def name_for(world: World, wanted: str) -> str:
-    """Return the name under which `find_world` finds this world: the wanted one, or wanted#2."""
+    """Return the name by which `find_world` finds this world: the wanted one, or wanted#2."""
     thread, name, count = get_ident(), wanted, 1
     while _open(_worlds.get(name, {}).get(thread)) is not None:
         count += 1
@@ -41,7 +41,7 @@ def forget(world: World) -> None:
 
 
 def find_world(name: str) -> World:
-    """Return the calling rank's open world of this name; raise WorldClosed if there is none."""
+    """Return the calling rank's open world of this name. Raise WorldClosed if there is none."""
     by_thread = _worlds.get(name)
     if by_thread is not None:
         found = by_thread.get(get_ident())

@@ -3,13 +3,13 @@
     import sundog.torch.process_group
     dist.init_process_group("sundog")            # or "cuda:sundog,cpu:gloo"
 
-It opens a world over the processes of the group: on `symm` if there is a GPU, else on `shm`. What
-sundog has no kernel for (a reduction by a bitwise operator, tensors on another device), or no room
-for on its heap, goes to another group of the same processes, and the first such call says so: NCCL
-for CUDA tensors where each rank has a GPU to itself, else gloo. torch takes a group written in
-Python for all devices, so "cuda:sundog,cpu:gloo" is this group with its gloo for the CPU. A
-collective is complete, or ordered on the stream, when it returns: the Work of `async_op=True` has
-nothing left to wait for.
+It opens a world over the processes of the group: on `symm` if there is a GPU, else on `shm`. Some
+calls go to another group of the same processes, and the first of them says so: those for which
+sundog has no kernel (a reduction by a bitwise operator, tensors on another device) or no room on
+its heap. That group is NCCL for CUDA tensors where each rank has a GPU to itself, else gloo. torch
+uses a group written in Python for all devices, so "cuda:sundog,cpu:gloo" is this group, with its
+gloo for the CPU. A collective is complete, or ordered on the stream, when it returns, so the Work
+of `async_op=True` has nothing to wait for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPERATORS = {
 # Any: their signatures differ between versions of torch.
 _ProcessGroup: Any = dist.ProcessGroup
 _Work: Any = dist._Work
-_number = itertools.count()  # of the groups of this process
+_number = itertools.count()  # of this process's groups
 
 
 class Done(_Work):
@@ -70,12 +70,12 @@ class Done(_Work):
 
 
 def _done(work: Any, results: list[Tensor]) -> Done:
-    """Wait for another group's collective: with its Work a functional one was seen to end early."""
+    """Wait for another group's collective: functional ones were seen to end early with its Work."""
     work.wait()
     return Done(results)
 
 
-# What gloo calls these.
+# gloo's names of these.
 _GLOO_NAMES = {
     "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
@@ -83,10 +83,10 @@ _GLOO_NAMES = {
 
 
 def _where_it_fits(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Send what is not on the world's device, or has no room on its heap, to another group.
+    """Pass calls for other devices, or without room on the heap, to another group.
 
-    Heaps are alike on all ranks, so all of them find out together. The first tensor has the same
-    size on all ranks, where a call needs room for it.
+    Heaps are the same on all ranks, so all ranks find out together. Where a call needs room for the
+    first tensor, its size is the same on all ranks.
     """
     name = method.__name__
 
@@ -105,7 +105,7 @@ def _where_it_fits(method: Callable[..., Any]) -> Callable[..., Any]:
                 except OutOfHeap:
                     group._too_large[name] = x.nbytes
         other = group._fall_back(name, why, x)
-        given = [each for each in args if each is not None]  # options that are left out
+        given = [each for each in args if each is not None]  # left-out options
         return _done(other(*given, **kwargs), [x])
 
     return call
@@ -120,7 +120,7 @@ def _tensors(given: Any) -> Iterator[Tensor]:
 
 
 class SundogGroup(_ProcessGroup):
-    """One rank of the group. Collectives have the names that c10d calls, of torch 2.11 and 2.13."""
+    """One rank of the group. Collectives have the names that c10d calls, in torch 2.11 and 2.13."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -128,7 +128,7 @@ class SundogGroup(_ProcessGroup):
         backend, nbytes = ("symm", GPU_HEAP) if has_gpu() else ("shm", _CPU_HEAP)
         nbytes = knobs.heap_size.get() or nbytes
         below = dist.PrefixStore("sundog", store)
-        name = f"group {next(_number)}"  # its store is its own: it is the first world there
+        name = f"group {next(_number)}"  # its store is its own, so this is the first world in it
         self._world: Any = load(backend).open_world(rank, size, below, nbytes, seconds, name)
         self._gloo: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), rank, size, timeout
@@ -150,7 +150,7 @@ class SundogGroup(_ProcessGroup):
 
     @property
     def pg_name(self) -> str:
-        """Its name in c10d, which asks for it once more after it has forgotten the group."""
+        """Its name in c10d, which asks for it once more after it has dropped the group."""
         self._called = dist.distributed_c10d._world.pg_names.get(self, self._called)
         return self._called
 
@@ -308,7 +308,7 @@ class SundogGroup(_ProcessGroup):
         return self._received(tensors, lambda given: call(given, tag))
 
     def _reachable(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Copy to host memory if gloo gets CUDA tensors: it can't send those."""
+        """Copy CUDA tensors to host memory for gloo, which can't send them."""
         by_gloo = self._other(tensors[0])[1] == "gloo"
         return [x.cpu() if by_gloo and x.is_cuda else x for x in tensors]
 
@@ -337,7 +337,7 @@ class SundogGroup(_ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _operator(self, name: str, opts: Any, tensors: list[Tensor]) -> str | None:
-        """Return sundog's word for the reduction; None, and a sentence once, if there is none."""
+        """Return sundog's name for the reduction. If there is none, say so once and return None."""
         asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         op = next((op for kind, op in _OPERATORS.items() if asked == kind), None)
         bad = [x.dtype for x in tensors if x.dtype not in DTYPES]
@@ -358,7 +358,7 @@ class SundogGroup(_ProcessGroup):
         return call
 
     def _other(self, x: Tensor) -> tuple[Any, str]:
-        """Return the group for the rest, and its name. NCCL refuses two ranks on one GPU."""
+        """Return the group for other calls, and its name. NCCL refuses two ranks on one GPU."""
         if not (x.is_cuda and self._world.owns_gpu and dist.is_nccl_available()):
             return self._gloo, "gloo"
         if self._nccl is None:
@@ -369,14 +369,14 @@ class SundogGroup(_ProcessGroup):
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Return a contiguous tensor without a graph: c10d's collectives are no autograd steps."""
+    """Return a contiguous tensor without a graph: c10d's collectives are not differentiable."""
     return x.detach().contiguous()
 
 
 def _put(out: Tensor, result: Tensor) -> None:
-    """Copy a result to where c10d wants it, as gloo does: autograd takes no note of it.
+    """Copy a result to where c10d wants it, like gloo, unseen by autograd.
 
-    So it may be a parameter, or a tensor whose views are still in use.
+    So the target may be a parameter, or a tensor whose views are still in use.
     """
     if out.numel() != result.numel():
         raise ValueError(
@@ -387,7 +387,7 @@ def _put(out: Tensor, result: Tensor) -> None:
 
 
 def register() -> None:
-    """Let torch.distributed know the backend. Importing this module does it."""
+    """Register the backend with torch.distributed. Importing this module does it."""
     if not hasattr(dist.Backend, "SUNDOG"):
         dist.Backend.register_backend("sundog", _make, devices=["cpu", "cuda"])
 

@@ -1,6 +1,6 @@
-"""Fake kernels of the ops of library.py: tensors of the results' shapes.
+"""Fake kernels of the ops of library.py, which return tensors of the results' shapes.
 
-What the kernel would refuse raises the same sentence here, when a graph is traced.
+When a graph is traced, they raise the kernel's own errors for what it would refuse.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .names import find_world
 
 
 def on_device(op: str, arguments: str, shape: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the fake kernel, which raises for any tensor that is not where this rank is.
+    """Return the fake kernel, which raises for any tensor that is not on this rank's device.
 
-    It also runs where a real kernel was meant, if one of the tensors is on meta: torch asks it
-    then, and returns memory that nobody has written.
+    torch also runs it in place of a real kernel if one of the tensors is on meta, and would return
+    unwritten memory.
     """
     names = [each.split()[-1] for each in arguments.split(", ")]
 
@@ -77,7 +77,7 @@ def gathered(x: Tensor, splits: list[int] | None, algo: str, world: str) -> Tens
     if splits is None:
         return x.new_empty(whole_shape(x, _size(world)))
     rows = x.shape[0] if x.dim() else 1
-    if len(splits) != _size(world) or rows not in splits:  # ranks share a graph, so in any place
+    if len(splits) != _size(world) or rows not in splits:  # at any place, since ranks share a graph
         check_splits(find_world(world), list(splits), rows)
     return x.new_empty((sum(splits), *x.shape[1:]))
 
@@ -146,7 +146,7 @@ def normed(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, bias: Tensor | None, gemma: bool,
     quant: str, scale: Tensor | None, both: bool, fp8: torch.dtype | None, algo: str, world: str,
 ) -> list[Tensor]:  # fmt: skip
-    """Return them like all_reduce_rms_norm: normed, quantised, scales, residual, if they exist."""
+    """Return what all_reduce_rms_norm does: normed, quantised, scales, residual, if they exist."""
     name = "all_reduce_rms_norm"
     if x.dim() < 1:
         raise ValueError(f"{name}: x is a scalar, expected rows, [..., hidden]")
@@ -179,7 +179,7 @@ def _product(
 
 
 def wire_named(op: str, wire: str) -> torch.dtype:
-    """Return the dtype on the wire, of "fp8", "int8" or the name of a dtype."""
+    """Return the dtype on the wire for "fp8", "int8" or the name of a dtype."""
     return wire_of(op, wire if wire in ("fp8", "int8") else getattr(torch, wire, wire))
 
 

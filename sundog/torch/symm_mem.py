@@ -1,5 +1,5 @@
-"""torch's symm_mem ops by sundog: what Inductor's micro-pipeline pass, vLLM's async TP and
-torchtitan call, on a CPU too.
+"""torch's symm_mem ops by sundog, which Inductor's micro-pipeline pass, vLLM's async TP and
+torchtitan call, also on a CPU.
 
     patched = sundog.torch.enable()        # registers kernels for CPU tensors; says what it patches
     ...
@@ -7,7 +7,7 @@ torchtitan call, on a CPU too.
 
 A group's name leads to a world: the world of that name (on `sim`), else one over the process group
 of that name, which is opened when the first op needs it: on `shm` for CPU tensors, on `symm` for
-CUDA tensors. torch has its own CUDA kernels; `enable(cuda=True)` puts sundog's in their place.
+CUDA tensors. torch has its own CUDA kernels; `enable(cuda=True)` replaces them by sundog's.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def world_of_group(name: str, is_cuda: bool) -> Any:
 
 
 def _dim(x: Tensor, dim: int, name: str) -> int:
-    """Count from 0. Refuse a dimension that x does not have, as torch's own kernels do."""
+    """Count a dimension from 0. Refuse one that x does not have, like torch's own kernels."""
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"{name} {dim}: expected one from {-x.ndim} to {x.ndim - 1}")
     return dim % x.ndim
 
 
 def _rows(x: Tensor, dim: int) -> Tensor:
-    """View as a matrix whose rows start with dimension `dim`."""
+    """View as a matrix whose rows begin with dimension `dim`."""
     return x.movedim(dim, 0).flatten(0, -2)
 
 
@@ -95,7 +95,7 @@ def fused_matmul_reduce_scatter(
     if A.dtype not in DTYPES or dim == A.ndim - 1 or reduce_op not in ("sum", "avg"):
         return _scattered(world, A @ B, reduce_op, dim)
     rows, columns = _rows(A, dim), B
-    if not A.is_cuda:  # partial sums of 16 bits lose digits for no gain in time
+    if not A.is_cuda:  # partial sums of 16 bits lose digits without saving time
         rows, columns = rows.float(), B.float()
     product = _unrows(world.matmul_reduce_scatter(rows, columns), A, dim)
     return (product / world.size if reduce_op == "avg" else product).to(A.dtype)
@@ -106,7 +106,7 @@ def _scattered(world: Any, x: Tensor, reduce_op: str, dim: int) -> Tensor:
     return mine.movedim(0, dim)
 
 
-# In a list of dtypes torch passes its own numbers (c10/core/ScalarType.h).
+# For a list of dtypes torch passes its own numbers (c10/core/ScalarType.h).
 _CODES: dict[Any, torch.dtype] = {
     5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16,
     23: torch.float8_e5m2, 24: torch.float8_e4m3fn,
@@ -170,7 +170,7 @@ def two_shot_all_reduce_(input: Tensor, reduce_op: str, group_name: str) -> Tens
 
 
 def multimem_all_reduce_(input: Tensor, reduce_op: str, group_name: str) -> Tensor:
-    """Do as two_shot: there is no multicast in simulated memory. Not for CUDA tensors."""
+    """Do as two_shot, since simulated memory has no multicast. Not for CUDA tensors."""
     return two_shot_all_reduce_(input, reduce_op, group_name)
 
 
@@ -205,15 +205,15 @@ KERNELS: tuple[Callable[..., Any], ...] = (
 
 
 def _mm_dtype(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """torch has it for CUDA tensors alone, and models that use the fused ops call it."""
+    """Multiply: torch has a kernel only for CUDA tensors, and models with fused ops call it."""
     return a.to(out_dtype) @ b.to(out_dtype)
 
 
-_alive: list[Enabled] = []  # until `disable`: torch forgets the kernels of a library that is gone
+_alive: list[Enabled] = []  # until `disable`: torch drops the kernels of a library that is gone
 
 
 class Enabled:
-    """What `enable` did. `patched` says it in words; `disable` undoes it."""
+    """What `enable` did. `patched` describes it; `disable` undoes it."""
 
     def __init__(self, devices: tuple[str, ...], explain: bool) -> None:
         self._had_nccl: Callable[[], bool] = (
@@ -236,7 +236,7 @@ class Enabled:
             self._aten.impl("mm.dtype", _mm_dtype, "CPU", allow_override=True)
             self.patched.append("torch.mm(..., out_dtype=...) has a CPU kernel")
         if not dist.is_nccl_available():
-            dist.is_nccl_available = lambda: True  # else the micro-pipeline pass never fuses
+            dist.is_nccl_available = lambda: True  # or the micro-pipeline pass never fuses
             self.patched.append("torch.distributed.is_nccl_available returns True")
 
     def _register(self, kernel: Callable[..., Any], device: str, explain: bool) -> None:
@@ -251,7 +251,7 @@ class Enabled:
         _alive.remove(self)
         self._library._destroy()
         self._aten._destroy()
-        if not _alive:  # others still want it
+        if not _alive:  # others still use it
             dist.is_nccl_available = self._had_nccl
         self.patched.clear()
 
@@ -273,11 +273,11 @@ def _explained(kernel: Callable[..., Any], device: str) -> Callable[..., Any]:
 
 
 def enable(cuda: bool = False, explain: bool = False) -> Enabled:
-    """Register sundog's kernels for torch's symm_mem ops: on CPU tensors, with `cuda` on CUDA's
+    """Register sundog's kernels for torch's symm_mem ops: for CPU tensors, with `cuda` for CUDA's.
 
-    Where torch was built without NCCL it also makes torch.distributed.is_nccl_available true, which
-    Inductor's micro-pipeline pass asks for. With `explain` each call says which kernel ran. A group
-    is used by the pass after torch's enable_symm_mem_for_group(group.group_name), as ever.
+    Where torch was built without NCCL, it also makes torch.distributed.is_nccl_available true, as
+    Inductor's micro-pipeline pass requires. With `explain` each call says which kernel ran. The
+    pass uses a group only after torch's enable_symm_mem_for_group(group.group_name).
     """
     assert symmetric.lib is not None  # importing it defines the ops
     return Enabled(("CPU", "CUDA") if cuda else ("CPU",), explain)
