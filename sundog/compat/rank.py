@@ -22,9 +22,9 @@ from torch._C._distributed_c10d import _SymmetricMemory
 from ..errors import CannotInterpret, SundogError
 from ..machine.launcher import current_machine
 from ..world.world import World
-from . import cuda, symmetric
+from . import cuda, operators, symmetric
 from .devices import CudaIsHere, answered_with, check_device
-from .groups import SimulatedGroup, WorldState, register_kernels, write_value
+from .groups import SimulatedGroup, WorldState
 from .patches import Environment, Patches, PerRank, current, entered, for_ranks, variables
 
 _BACKENDS = ("nccl", "gloo", "undefined", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cuda:nccl")
@@ -32,8 +32,12 @@ _PER_RANK = ("_group_name_to_workspace_tensor", "_group_name_to_store", "_backen
 _NEEDS_A_GPU = re.compile(
     r"'torch\._C' has no attribute '_(cuda|nccl)|CUDA is not available|CUDA_HOME|"
     r"compiled with(out)? CUDA|0 active drivers|find backend for device type cpu|"
-    r"'CUDA' backend|NVIDIA driver|lib(cuda|cudart|nvrtc)\b"
+    r"'CUDA' backend|from the 'CPU' backend|NVIDIA driver|lib(cuda|cudart|nvrtc)\b|"
+    r"support for cuda|CUDA support|initialize CUDA|dummy base class|_host_emptyCache|"
+    r"accelerator device when none|a cuda device, but got"
 )
+
+_LONG = 200  # letters of what torch says, of which the first sentence is enough
 
 _shared: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()  # by machine
 
@@ -130,7 +134,10 @@ def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Call
             except Exception as error:
                 if not _NEEDS_A_GPU.search(str(error)) or isinstance(error, SundogError):
                     raise
-                text = f"{type(error).__name__}: {error}: this needs a GPU, and is not simulated"
+                said = str(error).partition("\n")[0]
+                if len(said) > _LONG:
+                    said = said.partition(". ")[0]
+                text = f"{type(error).__name__}: {said}: this needs a GPU, and is not simulated"
                 raise CannotInterpret(text).with_traceback(error.__traceback__) from error
 
     return run
@@ -169,13 +176,10 @@ def install(patches: Patches, argv: Sequence[str] | None = None) -> list[Callabl
         if hasattr(_SymmetricMemory, name):  # torch 2.11 lacks is_symm_mem_tensor
             replaced = for_ranks(function, getattr(_SymmetricMemory, name))
             patches.set(_SymmetricMemory, name, staticmethod(replaced))
-    operator = torch.ops.symm_mem.stream_write_value32_
-    replaced = for_ranks(write_value, operator)
-    patches.set(torch.ops.symm_mem, "stream_write_value32_", replaced)
     environment: Any = os.environ
     patches.set(environment, "_data", Environment(environment._data))
     pad_size = _SymmetricMemory.signal_pad_size
-    libraries = register_kernels()
+    libraries = operators.register()
 
     def undo() -> None:
         _SymmetricMemory.signal_pad_size = pad_size

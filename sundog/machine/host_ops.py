@@ -38,6 +38,8 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read, unseen
 _READS = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")  # without an operator
 
+_IN_PYTHON = ("sundog", "symm_mem", "_c10d_functional")  # namespaces of CPU kernels in Python
+
 # These operations of a host look only at shapes and addresses of tensors, not at memory.
 _METADATA = {
     "__get__", "data_ptr", "untyped_storage", "storage_offset", "size", "stride", "dim", "numel",
@@ -148,9 +150,7 @@ class HostOperators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if (
-            func.namespace == "sundog"
-        ):  # its host makes, fills and launches: each is seen, as in a plain call
+        if _is_in_python(func):  # what its kernel does is seen, as in a plain call
             before, self.is_inside = self.is_inside, True
             try:
                 with self:
@@ -180,6 +180,11 @@ def _is_our_op(func: Any) -> bool:
     """Return whether this is a collective as an op of torch (sundog/torch/library.py)."""
     name: str = getattr(func, "_name", "") or getattr(func, "_qualified_op_name", "")
     return name.startswith("sundog::")
+
+
+def _is_in_python(func: Any) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return func.namespace in _IN_PYTHON and has_kernel(func.name(), "CPU")
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -118,6 +118,11 @@ def nccl_itself() -> None:
     torch.cuda.nccl.all_reduce([torch.ones(3, device="cuda")])
 
 
+def an_operator_of_nvshmem() -> None:
+    dist.init_process_group("nccl")
+    torch.ops.symm_mem.nvshmem_put(torch.ones(3, device="cuda"), 1)
+
+
 def any_accelerator() -> None:
     """Name the device as programs do that are for every kind of GPU, and use autocast."""
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
