@@ -17,8 +17,6 @@ from ..errors import CannotInterpret
 from ..torch.process_group import SundogGroup
 from ..world.backend import Exchange
 
-_ProcessGroup: Any = dist.ProcessGroup
-
 
 class HostWorld:
     """The collectives that a group needs, by exchanging tensors between hosts."""
@@ -105,12 +103,10 @@ class SimulatedGroup(SundogGroup):
 
     def __init__(self, world: Any, ranks: Sequence[int], name: str) -> None:
         members = tuple(ranks)
-        _ProcessGroup.__init__(self, members.index(world.rank), len(members))
-        self._world: Any = HostWorld(world, members, name)
+        hosts = HostWorld(world, members, name)
+        # Every tensor of a rank is on the CPU, whatever it says.
+        self._join(hosts, members.index(world.rank), len(members), "cpu")
         self.ranks, self._name = members, name
-        self._reported: set[str] = set()
-        self._too_large: dict[str, int] = {}  # stays empty: nothing of it is on a heap
-        self._device_type = "cpu"  # where every tensor of a rank is, whatever it says
 
     @property
     def pg_name(self) -> str:

@@ -123,22 +123,27 @@ class SundogGroup(_ProcessGroup):
     """One rank of the group. Collectives have the names that c10d calls, in torch 2.11 and 2.13."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
         seconds = timeout.total_seconds()
         backend, nbytes = ("symm", GPU_HEAP) if has_gpu() else ("shm", _CPU_HEAP)
         nbytes = knobs.heap_size.get() or nbytes
         below = dist.PrefixStore("sundog", store)
         name = f"group {next(_number)}"  # its store is its own, so this is the first world in it
-        self._world: Any = load(backend).open_world(rank, size, below, nbytes, seconds, name)
+        world = load(backend).open_world(rank, size, below, nbytes, seconds, name)
+        self._join(world, rank, size, world.device.type)
         self._gloo: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), rank, size, timeout
         )
         self._nccl: Any = None  # made for the first call that needs it
         self._store = store
-        self._device_type = self._world.device.type
+        self._called = ""
+
+    def _join(self, world: Any, rank: int, size: int, device_type: str) -> None:
+        """Become a rank of the group: set what every collective reads."""
+        super().__init__(rank, size)
+        self._world = world
+        self._device_type = device_type
         self._reported: set[str] = set()
         self._too_large: dict[str, int] = {}  # by collective: bytes that had no room
-        self._called = ""
 
     def getBackendName(self) -> str:
         return "sundog"
