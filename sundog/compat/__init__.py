@@ -4,8 +4,8 @@
     sundog check script.py:main --torch --world 4
 
 Inside such a rank `torch.distributed`, its `_symmetric_memory` and `torch.cuda` answer as they do
-on a GPU, for this rank: device `cuda` is the rank's CPU memory, backend `nccl` is the simulated
-group. When the last rank has ended, everything is as it was before.
+on a GPU: device `cuda` is the rank's CPU memory, backend `nccl` is the simulated group. When the
+last rank has ended, torch is as it was before.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NVSHMEM = "torch.distributed._symmetric_memory._nvshmem_triton"
 
 
 def provide(script: str = "") -> None:
-    """Make importable what programs import and this machine lacks: stand-ins, until it ends.
+    """Make stand-ins importable for what programs import and this machine lacks.
 
-    Provide cuda-python, Iris and Triton-distributed, each unless it is installed, NVSHMEM for
-    torch, and the files beside a script (`script.py` or `script.py:main`), as Python does. Call it
-    before the program is imported; `sundog check --torch` does.
+    These are cuda-python, Iris and Triton-distributed, each unless it is installed, NVSHMEM for
+    torch, and, as in Python, the files beside a script (`script.py` or `script.py:main`). They stay
+    until the process ends. Call it before the program is imported; `sundog check --torch` does.
     """
     from . import cuda
 
@@ -40,7 +40,7 @@ def provide(script: str = "") -> None:
 
 
 def _provide_nvshmem() -> None:
-    """Import torch's module for NVSHMEM. It is empty where torch finds no GPU for Triton.
+    """Import torch's module for NVSHMEM, which is empty where torch finds no GPU for Triton.
 
     Its functions call the library by symbols, which the simulator knows (see `shmem`).
     """

@@ -1,6 +1,6 @@
-"""CUDA for a rank whose device is CPU memory: streams, events, and what torch.cuda answers.
+"""CUDA for a rank whose device is CPU memory: streams, events, and the answers of torch.cuda.
 
-torch.cuda is replaced while a rank runs, and so is the driver's module of cuda-python.
+torch.cuda and cuda-python's driver module are replaced while a rank runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtim
 
 
 class CudaStream:
-    """torch.cuda.Stream: a number of the rank's streams."""
+    """torch.cuda.Stream: the number of one of the rank's streams."""
 
     def __init__(self, device: Any = None, priority: int = 0, number: int | None = None) -> None:
         self._rank = _rank()
@@ -105,7 +105,7 @@ class CudaEvent:
 
 
 class CudaGraph:
-    """torch.cuda.CUDAGraph, which a program may name and derive from, and not make."""
+    """torch.cuda.CUDAGraph, which a program may name and derive from, but not make."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise CannotInterpret(
@@ -177,15 +177,15 @@ _FUNCTIONS: dict[str, Any] = {
 }  # fmt: skip
 _NOTES = ("range_push", "range_pop", "mark", "range_start", "range_end")  # for profilers
 _ALLOCATOR = ("caching_allocator_alloc", "caching_allocator_delete")
-_ONLY_FOR_PROGRAMS = ("is_available", "is_initialized")  # torch and sundog want to know really
+_ONLY_FOR_PROGRAMS = ("is_available", "is_initialized")  # torch and sundog need the true answer
 
 
 def _nccl_version(rank: Any) -> tuple[int, int, int]:
-    return (2, 0, 0)  # torch puts it into the text of an error
+    return (2, 0, 0)  # torch puts it into an error's text
 
 
 def _refused(rank: Any, *args: Any, **kwargs: Any) -> Any:
-    """Name the function of torch.cuda that a program called and that needs a GPU."""
+    """Return the error that names the function of torch.cuda that needs a GPU."""
     frame: Any = sys._getframe(1)
     name = "_lazy_init"
     while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
@@ -220,7 +220,7 @@ def install(patches: Patches) -> None:
     for name in _NOTES:
         patches.set(torch.cuda.nvtx, name, for_ranks(_nothing, getattr(torch.cuda.nvtx, name)))
     patches.set(torch.cuda.nccl, "version", for_ranks(_nccl_version, torch.cuda.nccl.version))
-    keep = for_ranks(_nothing, torch.Tensor.record_stream)  # for the allocator, which is not here
+    keep = for_ranks(_nothing, torch.Tensor.record_stream)  # a rank has no allocator
     patches.set(torch.Tensor, "record_stream", keep)
     for name in _ALLOCATOR:
         refused = functools.partial(_refused_by_name, name)
@@ -229,7 +229,7 @@ def install(patches: Patches) -> None:
 
 
 def constructor(ours: Any, theirs: Any) -> Any:
-    """Return a class that makes ours in ranks. `isinstance` asks for either."""
+    """Return a class that makes ours in ranks. `isinstance` accepts either."""
 
     class Meta(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -241,9 +241,9 @@ def constructor(ours: Any, theirs: Any) -> Any:
     return Meta(theirs.__name__, (), {})
 
 
-# A stand-in for cuda-python's `cuda.bindings.driver`: the stream operations that programs use, as
-# operations on a stream of the simulated rank. Importable where cuda-python is not installed, after
-# `provide()`.
+# A stand-in for cuda-python's `cuda.bindings.driver`: the stream operations that programs use, on a
+# stream of the simulated rank. After `provide()` it can be imported where cuda-python is not
+# installed.
 
 
 class StreamFlags:
@@ -256,7 +256,7 @@ class StreamFlags:
 
 
 _WAITS = ("at least", "equal", "and")  # by the numbers above
-_COPIED = 4096  # bytes of a program of a copy
+_COPIED = 4096  # bytes that a program of a copy moves
 
 
 def _on(stream: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where a rank's tensors and devices are, as its program sees them: `cuda` is CPU memory."""
+"""A rank's tensors and devices as its program sees them: `cuda` is CPU memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = (_DEVICE, _IS_CUDA, _IS_CPU)
 
 
 def _caller() -> str:
-    """Return the file of the caller's caller's caller; `with torch.device(...)` stands between."""
+    """Return the file of the caller's caller's caller, past `with torch.device(...)`."""
     frame: Any = sys._getframe(3)
     while frame.f_code is _WITH_DEVICE:
         frame = frame.f_back
@@ -35,7 +35,7 @@ def _caller() -> str:
 
 
 def _is_program() -> bool:
-    """Return whether the caller's caller is the program, and not torch, Triton or sundog."""
+    """Return whether the caller's caller is the program, not torch, Triton or sundog."""
     return not _caller().startswith(INSIDE)
 
 
@@ -44,7 +44,7 @@ def _is_torch() -> bool:
 
 
 class CudaIsHere(TorchFunctionMode):
-    """In a rank: what goes to device `cuda` stays where it is, and says that it is there."""
+    """In a rank, what is moved to device `cuda` stays where it is and says that it is on `cuda`."""
 
     def __init__(self, rank: Any) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class CudaIsHere(TorchFunctionMode):
         if name in ("cuda", "pin_memory"):
             return args[0]
         if _moves_to_cpu(name, args, kwargs) and _is_program():
-            copy = func(args[0].clone(), *args[1:], **kwargs)  # the program takes it for a copy
+            copy = func(args[0].clone(), *args[1:], **kwargs)  # the program expects a copy
             copy.is_on_cpu = True
             return copy
         if kwargs:
@@ -86,7 +86,7 @@ class CudaIsHere(TorchFunctionMode):
         return func(*map(self._here, args), **kwargs)
 
     def _here(self, value: Any) -> Any:
-        """Return the CPU for a CUDA device, and anything else as it is."""
+        """Return the CPU for a CUDA device, and anything else unchanged."""
         if type(value) is str and (value == "cuda" or value.startswith("cuda:")):
             value = torch.device(value)
         if type(value) is not torch.device or value.type != "cuda":
@@ -96,7 +96,7 @@ class CudaIsHere(TorchFunctionMode):
 
 
 def _is_on_cpu(tensor: Any) -> bool:
-    """Return whether the program made this by x.cpu(); what it computes from it does not say so."""
+    """Return whether the program made this by x.cpu(). What it computes from it does not count."""
     return "is_on_cpu" in getattr(tensor, "__dict__", ())
 
 
@@ -116,7 +116,7 @@ def _moves_to_cpu(name: str, args: tuple, kwargs: dict) -> bool:
 
 
 def answered_with(ours: Any, original: Any) -> Any:
-    """Return a function that calls ours where a rank's program calls it, and not torch."""
+    """Return a function that calls ours only where a rank's program, not torch, calls it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         rank = current() if _is_program() else None

@@ -1,8 +1,8 @@
-"""Errands: what a SHMEM call leaves to the network, done late and in no order of the program's.
+"""Errands: what a SHMEM call leaves to the network, done late and in any order.
 
-A call returns before what it does is done. The rest is an errand, which knows what the program
-knew when it called. The program knows of it after `quiet`, and of what it puts after `fence`. So a
-buffer that is used before is a race, whenever the errand happens to run.
+A call returns before its work is done. The rest is an errand, ordered after what the program did
+before the call. `quiet` orders errands before what the program does next, and `fence` orders puts.
+So a use of the buffer before that is a race, whenever the errand happens to run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(eq=False)
 class Errand:
-    """One piece of work. A fence orders what puts; a context has a quiet of its own."""
+    """One piece of work. A fence orders only puts; a context has its own quiet."""
 
     accesses: Any
     actor: Any  # of the checker
@@ -37,14 +37,14 @@ def leave(builder: Any, work: Callable[[], None], puts: bool, context: int = 0) 
 
 
 def deliver(builder: Any) -> None:
-    """Do all that was left. The program does not know it: it may have been done later."""
+    """Do everything that is left, without ordering it: it might have been done later."""
     late = builder.machine.program.late
     while late:
         late.pop(0)()
 
 
 def complete(builder: Any, puts_only: bool = False, context: int | None = None) -> None:
-    """Do all that was left; the program knows that it is done, or that what puts is."""
+    """Do everything that is left; order it, or only the puts, before the program's next work."""
     deliver(builder)
     program = builder.machine.program
     for errand in [*program.errands]:

@@ -1,8 +1,7 @@
 """torch.distributed for the ranks of a simulated world: groups, and collectives between hosts.
 
-A collective waits for the work on its rank's streams and orders all ranks, as one of NCCL's does on
-its stream. Its results are computed by torch in rank order, those of reduce_scatter in the order of
-a ring.
+A collective waits for the work on its rank's streams and orders all ranks, as NCCL's do on a
+stream. torch computes its results in rank order, those of reduce_scatter in the order of a ring.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..world.backend import Exchange
 
 
 class HostWorld:
-    """The collectives that a group needs, by exchanging tensors between hosts."""
+    """The collectives that a group needs, by exchanges of tensors between hosts."""
 
     def __init__(self, world: Any, ranks: tuple[int, ...], name: str) -> None:
         self._world, self._ranks, self._name = world, ranks, f"torch/{name}"
@@ -54,7 +53,7 @@ class HostWorld:
         return total if self.rank == root else None
 
     def reduce_scatter(self, x: torch.Tensor, op: str) -> torch.Tensor:
-        """Reduce in the order of NCCL's ring, which rounds at every hop: the next rank is first."""
+        """Reduce in the order of NCCL's ring: from the next rank on, rounding at every hop."""
         parts = [part.chunk(self.size)[self.rank] for part in self._everyone(x, "reduce_scatter")]
         first, *rest = (parts[(self.rank + n + 1) % self.size] for n in range(self.size))
         total = first
@@ -63,7 +62,7 @@ class HostWorld:
         return total / self.size if op == "avg" else total
 
     def all_gather(self, x: torch.Tensor, splits: Sequence[int] | None = None) -> torch.Tensor:
-        """Gather the parts; their sizes may differ, and are known without `splits`."""
+        """Gather the parts, whose sizes may differ and are known without `splits`."""
         return torch.cat(self._everyone(x, "all_gather"))
 
     def broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
@@ -117,7 +116,7 @@ class SimulatedGroup(SundogGroup):
         return self._name
 
     def exchange(self, value: Any, what: str) -> list[Any]:
-        """Exchange values between the hosts; it orders no memory."""
+        """Exchange values between the hosts, without ordering memory."""
         return self._world.exchange(value, what)
 
     def __repr__(self) -> str:
@@ -131,7 +130,7 @@ class SimulatedGroup(SundogGroup):
 
 
 class WorldState:
-    """What c10d keeps of process groups, for one rank: the fields of its _World."""
+    """What c10d records of process groups, for one rank: the fields of its _World."""
 
     def __init__(self) -> None:
         self.default_pg: Any = None

@@ -1,8 +1,8 @@
 """A stand-in for Iris (July 2025): its symmetric heap and its device functions, on a CPU.
 
-`provide()` makes it importable as `iris`. Loads, stores and atomics go to the rank's memory that
-the heap's bases name, with the order that the kernel asks for; compiled for a GPU they say what
-they are.
+`provide()` makes it importable as `iris`. Loads, stores and atomics go to the memory of the rank
+that the heap's bases name, with the ordering that the kernel asks for. Compiled for a GPU, they
+raise an error that says that they are stand-ins.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Iris:
         return self._allocate((steps,), dtype).copy_(torch.linspace(start, end, steps))
 
     def deallocate(self, pointer: Any) -> None:
-        """Do nothing, as Iris's own does: the heap ends with the program."""
+        """Do nothing, as in Iris: the heap ends with the program."""
 
     def zeros_like(self, x: torch.Tensor) -> torch.Tensor:
         return self.zeros(*x.shape, dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""What torch has one of per process, answered per rank: put in place once, and taken back.
+"""Replace what torch has once per process by answers per rank, and undo it at the end.
 
 A replacement is called only by threads that are ranks; every other thread gets torch's own.
 """
@@ -20,7 +20,7 @@ _MISSING = object()
 
 
 def current() -> Any:
-    """Return the rank that the calling thread is; None if it is none."""
+    """Return the rank of the calling thread, or None."""
     return getattr(_here, "rank", None)
 
 
@@ -35,10 +35,10 @@ class Patches:
         setattr(owner, name, value)
 
     def set_everywhere(self, owner: Any, values: dict[str, Any]) -> None:
-        """Replace these of a module, also where others have them by `from owner import name`.
+        """Replace a module's attributes, also where others have them by `from owner import name`.
 
         A program is imported before its ranks begin, so it may hold torch's own. torch's modules
-        keep its classes, which they derive from.
+        keep the classes, from which they derive.
         """
         for module, name, key in _holders(owner, tuple(values), len(sys.modules)):
             if vars(module).get(name) is getattr(owner, key) or module is owner:
@@ -55,7 +55,7 @@ class Patches:
 
 @functools.lru_cache(maxsize=8)  # a check enters its ranks for each schedule: 25 ms a time
 def _holders(owner: Any, names: tuple[str, ...], num_modules: int) -> list[tuple[Any, str, str]]:
-    """Find who has these of a module: the owner at the end, since the others are known by its."""
+    """Find the modules with these attributes. The owner is last: its values lead to the others."""
     wanted = {id(getattr(owner, name)): name for name in names}
     found = []
     for key, module in [*sys.modules.items()]:
@@ -73,7 +73,7 @@ _undo: list[Callable[[], None]] = []
 
 @contextmanager
 def entered(rank: Any, install: Callable[[Patches], list[Callable[[], None]]]) -> Iterator[None]:
-    """Make the calling thread this rank. The first one installs, the last one undoes it all."""
+    """Make the calling thread this rank. The first one installs all, and the last one undoes it."""
     global _users
     with _lock:
         if _users == 0:
@@ -132,7 +132,7 @@ class PerRank(MutableMapping):
 
 
 class Environment(dict):
-    """The process's variables, and over them those that torchrun gives each rank."""
+    """The process's variables, overridden by those that torchrun gives each rank."""
 
     def _own(self) -> dict:
         rank = current()
@@ -151,7 +151,7 @@ class Environment(dict):
 
 
 def variables(rank: int, size: int) -> dict[Any, Any]:
-    """Return the variables of a rank, as os.environ holds them."""
+    """Return a rank's variables, as os.environ holds them."""
     given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
              "GROUP_RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}  # fmt: skip
     environment: Any = os.environ

@@ -43,7 +43,7 @@ _shared: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()  # b
 
 
 class Rank:
-    """What a rank has of its own, where torch has one per process."""
+    """What each rank has where torch has one per process."""
 
     def __init__(self, world: World, shared: dict[Any, Any]) -> None:
         self.world = world
@@ -53,7 +53,7 @@ class Rank:
         self.dicts: dict[str, dict] = {}
         self.allocations: list[symmetric.SymmetricTensor] = []
         self.groups_of: dict[int, str] = {}  # by number of allocation
-        self.backend = "CUDA"  # of symmetric memory, which is the same for all of them here
+        self.backend = "CUDA"  # of symmetric memory, which here is the same for all backends
         self.streams = ExitStack()  # those that torch.cuda.set_stream chose
         self._num_streams = 0
         self._held: list[torch.Tensor] = []
@@ -63,7 +63,7 @@ class Rank:
         return self._num_streams
 
     def set_stream(self, number: int) -> None:
-        """Make this the current stream, until another one is chosen or the program ends."""
+        """Make this the current stream until another one is chosen or the program ends."""
         self.streams.enter_context(self.world.stream(number))
 
     def default_group(self) -> SimulatedGroup:
@@ -82,7 +82,7 @@ class Rank:
         raise ValueError(f"no process group named {name!r} on this rank (there are: {known})")
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Keep a tensor whose address the program has taken: kernels may reach it by that."""
+        """Keep a tensor whose address the program has taken, since kernels may reach it by that."""
         machine = current_machine()
         if machine is None:
             return
@@ -109,9 +109,9 @@ class Rank:
 
 
 def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Callable[[World], Any]:
-    """Return a rank's function for `sundog.run` that calls main() as torchrun's process would.
+    """Return a rank's function for `sundog.run` that calls main() as a process of torchrun would.
 
-    `argv`: what the program finds as sys.argv, if not this process's own.
+    The program finds `argv` as sys.argv, by default this process's own.
     """
 
     @functools.wraps(main)
@@ -144,7 +144,7 @@ def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Call
 
 
 class _Proxy:
-    """c10d's _world: each rank's own, and the process's for everybody else."""
+    """c10d's _world: each rank's own, and the process's in any other thread."""
 
     def __init__(self, original: Any) -> None:
         object.__setattr__(self, "_original", original)
@@ -161,7 +161,7 @@ class _Proxy:
 
 
 def install(patches: Patches, argv: Sequence[str] | None = None) -> list[Callable[[], None]]:
-    """Put everything in place; return what undoes the rest."""
+    """Put everything in place. Return what undoes the rest."""
     patches.set(sys, "argv", [*(sys.argv if argv is None else argv)])
     patches.set(c10d, "_world", _Proxy(c10d._world))
     cuda.install(patches)
@@ -257,7 +257,7 @@ _SYMMETRIC: dict[str, Any] = {
 }
 
 
-# what else a program calls on the host
+# other functions that a program calls on the host
 
 
 _ACCELERATOR: dict[str, Any] = {
@@ -295,14 +295,14 @@ _STORE = (
 
 
 class NoTCPStore:
-    """torch.distributed.TCPStore, which waits for the other ranks when it is made."""
+    """torch.distributed.TCPStore, whose construction waits for the other ranks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise CannotInterpret(_STORE)
 
 
 class FileStore(dist.FileStore):
-    """torch.distributed.FileStore, of which a rank reads what is there; a wait would stop all."""
+    """torch.distributed.FileStore: a rank reads what is there; a wait would stop all ranks."""
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -314,14 +314,14 @@ class FileStore(dist.FileStore):
 
 
 class Generator:
-    """torch.Generator, whose numbers are the CPU's on any device."""
+    """torch.Generator, which gives the CPU's numbers on any device."""
 
     def __new__(cls, device: Any = None) -> Any:
         return torch._C.Generator("cpu")
 
 
 def _uncompiled(rank: Rank, /, model: Any = None, **kwargs: Any) -> Any:
-    """Answer torch.compile, whose first call is for one thread; in a rank it compiles nothing."""
+    """Answer torch.compile, which compiles nothing in a rank: its first call is for one thread."""
     return (lambda function: function) if model is None else model
 
 

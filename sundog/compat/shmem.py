@@ -1,10 +1,10 @@
-"""Stand-ins for SHMEM device libraries: NVSHMEM's and those with its names, by OpenSHMEM 1.5.
+"""Stand-ins for NVSHMEM's device library and those with its names, following OpenSHMEM 1.5.
 
-They exist to check kernels on a CPU; compiled for a GPU they say so. Puts reach the peer late on
-purpose: at `quiet`, `fence`, a barrier, a wait, or the end of the program; only the first three
-order them (see errands). A put without `nbi` has read its source when it returns; one with `nbi`
-reads it late too. `signal_op` is a relaxed atomic: by itself it orders nothing before it. A put
-with a signal delivers its data first.
+They exist to check kernels on a CPU; compiled for a GPU they raise an error that says so. Puts
+reach the peer late on purpose: at `quiet`, `fence`, a barrier, a wait, or the end of the program.
+Only the first three order them (see errands). A put without `nbi` has read its source when it
+returns; one with `nbi` reads it late too. `signal_op` is a relaxed atomic, so by itself it orders
+nothing. A put with a signal delivers its data first.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .errands import complete, deliver, leave
 WORDS = "shmem barrier words"  # the allocation that `barrier_all` counts in
 _SIGNS = ("eq", "ne", "gt", "le", "lt", "ge")  # NVSHMEM_CMP_*, in their order
 _SET, _ADD = 9, 10  # NVSHMEM_SIGNAL_*
-_SETS, _ADDS = (_SET, 0), (_ADD, 5)  # also by the numbers in the description of torch's module
+_SETS, _ADDS = (_SET, 0), (_ADD, 5)  # also the numbers that torch's module documents
 _epochs: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
 
 def stand_in(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of the builder one for kernels; compiled for a GPU it says what it is."""
+    """Make a function of the builder callable in kernels. Compiled for a GPU it raises an error."""
 
     def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         if _semantic is not None:
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def peer_address(memory: Any, address: int, rank: int) -> int:
-    """Return where another rank has what this rank has here."""
+    """Return another rank's address of what this rank has at this address."""
     mine = memory.find(address, address + 1)
     if mine is None or not mine.is_heap:
         raise CannotInterpret(
@@ -97,7 +97,7 @@ def translated(builder: Any, pointer: Any, rank: Any) -> Any:
     base = int(addresses[np.flatnonzero(chosen)[0]] if addresses.size > 1 else addresses[0])
     for at in np.flatnonzero(chosen):
         peer = int(peers[at % peers.size])
-        if 0 <= peer < size:  # the same distance for all threads, also for those past the end
+        if 0 <= peer < size:  # one distance for all threads, also for those past the end
             distance = peer_address(builder.machine.memory, base, peer) - base
             found[at] = np.uint64(int(found[at]) + distance)
         elif count == 1:
@@ -106,7 +106,7 @@ def translated(builder: Any, pointer: Any, rank: Any) -> Any:
 
 
 def multicast(builder: Any, team: Any, pointer: Any) -> Any:
-    """Return the address that stands for this place in the memory of all ranks."""
+    """Return the address that stands for this place in all ranks' memory."""
     pointer, memory = tensor(pointer), builder.machine.memory
     address = int(pointer.handle.data.item())
     for start, end, bases in memory.multicasts:
@@ -121,7 +121,7 @@ def multicast(builder: Any, team: Any, pointer: Any) -> Any:
 
 
 def _each_call(builder: Any, scope: str, *values: Any) -> Iterator[list[int]]:
-    """Yield the arguments of every call that a program makes: one, or one per warp or thread."""
+    """Yield the arguments of each call of a program: one, or one per warp or thread."""
     given = [np.asarray(tensor(value).handle.data).ravel() for value in values]
     mask, count = builder.machine.program.mask, max(each.size for each in given)
     if count == 1:
@@ -141,7 +141,7 @@ def _words(start: int, nbytes: int, width: int) -> Value:
 
 
 class _Transfer:
-    """A copy in two parts, which may be done at different times."""
+    """A copy whose load and store may be done at different times."""
 
     def __init__(self, builder: Any, to: int, source: int, nbytes: int) -> None:
         self._builder, self._width = builder, math.gcd(8, to, source, nbytes)
@@ -149,12 +149,12 @@ class _Transfer:
         self._data: list[Value] = []
 
     def load(self) -> None:
-        """Read the source. One that is read late is read now too: nobody knows when it is."""
+        """Read the source. One that is read late is read now too: it may be read at any time."""
         if self._source.data.size:
             self._data = [self._builder._load(self._source, None, None)]
 
     def store(self) -> None:
-        for data in self._data:  # by the thread that signals: the library has its own barrier
+        for data in self._data:  # by the thread that signals, since the library has its own barrier
             self._builder._store(self._to, data, None, tile=False)
 
     def copy(self) -> None:
@@ -170,7 +170,7 @@ def put(
         remote = peer_address(builder.machine.memory, target, rank)
         transfer = _Transfer(builder, remote, origin, count)
         transfer.load()
-        if nbi:  # a fence orders what is put, and not that its source was read
+        if nbi:  # a fence orders puts, not the reads of their sources
             leave(builder, transfer.load, False, context)
         leave(builder, transfer.store, True, context)
 
@@ -207,7 +207,7 @@ def _put_whole(
 ) -> None:
     if nbi:
         transfer.load()
-        builder.machine.accesses.cta_barrier()  # what all its threads read, the signaller knows
+        builder.machine.accesses.cta_barrier()  # orders what all threads read before the signal
     transfer.store()
     _signal(builder, word, value, op)
 
@@ -215,7 +215,7 @@ def _put_whole(
 def _signal(builder: Any, word: int, value: int, op: int) -> None:
     address = Value(np.array([word], np.uint64), tl.pointer_type(tl.int64))
     everywhere, amount = Value(np.ones(1, bool), tl.int1), Value(np.array([value]), tl.int64)
-    # the data that was put comes before it, for who waits for the word
+    # the data that was put comes before the word, for those who wait for it
     order = ir.MEM_SEMANTIC.RELEASE, ir.MEM_SYNC_SCOPE.SYSTEM
     if _adds(op):
         builder.create_atomic_rmw(ir.ATOMIC_OP.ADD, address, amount, everywhere, *order, tile=False)
@@ -230,7 +230,7 @@ def initialise(rank: Any) -> None:
     """Allocate the words of `barrier_all`, once per rank."""
     if "shmem" not in rank.dicts:
         rank.dicts["shmem"] = {"words": rank.world.zeros(2, torch.int64, WORDS)}
-        dist.barrier()  # everybody's words are zero before the first barrier
+        dist.barrier()  # every rank's words are zero before the first barrier
 
 
 # signals and order
@@ -253,7 +253,7 @@ def signal_op(builder: Any, word: Any, value: Any, op: Any, pe: Any) -> None:
         return
     program = builder.machine.program
     mask = program.mask
-    if mask is None:  # all threads write the same: the one that delivers puts stands for them
+    if mask is None:  # all threads write the same value, so one of them writes for all
         program.mask = np.arange(program.launch.num_warps * 32) == 0
     try:
         asm("st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [remote, amount])
@@ -280,25 +280,25 @@ def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
 
 
 def fence(builder: Any, context: int = 0) -> None:
-    """Order what was put before what is put later."""
+    """Order earlier puts before later ones."""
     complete(builder, puts_only=True, context=context)
     builder.machine.accesses.fence("sc", "sys", builder.machine.program.mask is None)
 
 
 def quiet(builder: Any, context: int = 0) -> None:
-    """Wait until all that was begun is done, gets and the sources of puts too."""
+    """Wait until everything that was begun is done, including gets and reads of sources."""
     complete(builder, context=context)
     builder.machine.accesses.fence("sc", "sys", builder.machine.program.mask is None)
 
 
 def barrier(builder: Any) -> None:
-    """Complete what was begun, and meet all ranks."""
+    """Complete what was begun, and wait for all ranks."""
     complete(builder)
     sync(builder)
 
 
 def sync(builder: Any) -> None:
-    """Meet all ranks: each adds one to every rank's word, and waits for as many as there are."""
+    """Wait for all ranks: each adds one to every rank's word, and waits until all have."""
     machine = builder.machine
     rank, size = machine.program.rank, num_ranks(machine)
     epochs = _epochs.setdefault(machine, {})
@@ -319,7 +319,7 @@ def sync(builder: Any) -> None:
         _signal(builder, address, 1, _ADD)
     wait_until(builder, one, _SIGNS.index("ge"), epochs[rank] * size)
     if not alone:
-        builder.create_barrier()  # what one thread acquired, all learn
+        builder.create_barrier()  # what one thread acquired reaches all threads
 
 
 # collectives of one block per rank
@@ -397,7 +397,7 @@ def _named(name: str, function: Any) -> Any:
 
 
 def _extern(function: Any, kind: Any = None) -> Callable[..., Value]:
-    """Return an extern function: addresses are integers, and `kind` is that of the first one."""
+    """Return an extern function. Addresses are integers; `kind` is the type of the first one."""
 
     def call(builder: Any, *handles: Value) -> Value:
         given = [Tile(each, each.dtype) for each in handles]

@@ -1,4 +1,4 @@
-"""Kernels for what torch does by a kernel or a stream operation of its own.
+"""Kernels for what torch does by its own kernels and stream operations.
 
 Integers are addresses: torch passes tables and signal pads that way.
 """
@@ -45,11 +45,11 @@ def write_value(address, value, KIND: tl.constexpr = tl.int32):
 @triton.jit
 def wait_value(address, value, HOW: tl.constexpr, KIND: tl.constexpr = tl.int32):
     word, wanted = address.to(tl.pointer_type(KIND)), tl.cast(value, KIND)
-    # what follows on this stream comes after what the writer published with this value
+    # orders what the writer published with this value before what follows on this stream
     if HOW == "equal":
         while tl.atomic_add(word, 0, sem="acquire", scope="sys") != wanted:
             pass
-    elif HOW == "at least":  # the difference may wrap around, as the driver's does
+    elif HOW == "at least":  # the difference may wrap around, as in the driver
         while tl.atomic_add(word, 0, sem="acquire", scope="sys") - wanted < 0:
             pass
     else:

@@ -1,7 +1,7 @@
 """torch's symmetric memory on the heap of a world: allocation, rendezvous, and the handle.
 
-A rendezvous orders nothing but the allocation and the zeroed signal pads, as on a GPU: what a rank
-wrote to its tensor before, a peer may read only after something that orders memory.
+As on a GPU, a rendezvous orders only the allocation and the zeroed signal pads. What a rank wrote
+to its tensor before, a peer may read only after something that orders memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import stream_kernels as kernels
 from .shmem import initialise
 
 _LARGEST_PAD = 1 << 18  # bytes; programs that ask for more use the first few words
-_MULTICAST = 1 << 56  # where no memory is: multicast addresses begin here
+_MULTICAST = 1 << 56  # no memory is here: multicast addresses begin here
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class SymmetricTensor:
     number: int
     tensor: torch.Tensor  # bytes
     pad: torch.Tensor
-    known: dict[int, int] | None = None  # for the checker: the pad is zeroed
+    known: dict[int, int] | None = None  # for the checker: when the pad was zeroed
     handles: dict[str, SymmetricHandle] = field(default_factory=dict)
 
     @property
@@ -45,7 +45,7 @@ def allocate(
     rank: Any, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype,
     device: Any = None, group_name: str | None = None, alloc_id: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Stand for _SymmetricMemory.empty_strided_p2p."""
+    """Stand in for _SymmetricMemory.empty_strided_p2p."""
     if rank.backend == "NVSHMEM":
         initialise(rank)  # as torch does at the first allocation
     world, number = rank.world, len(rank.allocations)
@@ -74,7 +74,7 @@ def allocate(
 
 
 def find(rank: Any, tensor: torch.Tensor) -> SymmetricTensor | None:
-    """Return the allocation that a tensor lies in."""
+    """Return a tensor's allocation."""
     with torch._C.DisableTorchFunction():
         address = tensor.data_ptr()
     for each in rank.allocations:
@@ -86,7 +86,7 @@ def find(rank: Any, tensor: torch.Tensor) -> SymmetricTensor | None:
 
 
 def rendezvous(rank: Any, tensor: torch.Tensor, group_name: str | None = None) -> SymmetricHandle:
-    """Stand for _SymmetricMemory.rendezvous: a collective of the group's ranks, the first time."""
+    """Stand in for _SymmetricMemory.rendezvous: at first a collective of the group's ranks."""
     allocation = find(rank, tensor)
     if allocation is None:
         raise RuntimeError(
@@ -121,7 +121,7 @@ def _meet(rank: Any, allocation: SymmetricTensor, group: Any) -> SymmetricHandle
     tensors = [world.peer(allocation.tensor, r) for r in group.ranks]
     pads = [world.peer(allocation.pad, r) for r in group.ranks]
     handle = SymmetricHandle(rank, group, allocation, tensors, pads)
-    group.exchange(None, "rendezvous")  # nobody's table is missing when a kernel follows it
+    group.exchange(None, "rendezvous")  # so that no table is missing when a kernel follows
     return handle
 
 
@@ -139,15 +139,15 @@ def _learn(rank: Any, group: Any, allocation: SymmetricTensor) -> None:
 
 
 class Reach:
-    """What the kernels of each rank may touch of other ranks: what a rendezvous gave to it."""
+    """What each rank's kernels may touch of other ranks: what a rendezvous gave to them."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._met: set[tuple[int, int]] = set()  # a rank, and where a region of another begins
+        self._met: set[tuple[int, int]] = set()  # a rank, and the start of another rank's region
 
     @staticmethod
     def of(machine: Machine | None) -> Reach:
-        """Return that of a machine, and put it in place."""
+        """Return a machine's, and put it in place."""
         assert machine is not None
         if not isinstance(machine.memory.reach, Reach):
             machine.memory.reach = Reach(machine)
@@ -213,7 +213,7 @@ class SymmetricHandle:
         return other
 
     def _make_multicast(self) -> int:
-        """Return an address that stands for the memory of all ranks; 0 where there is none."""
+        """Return an address that stands for all ranks' memory, or 0 if there is none."""
         machine = current_machine()
         if machine is None:
             return 0

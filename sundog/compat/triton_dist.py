@@ -1,8 +1,8 @@
 """Stand-ins for Triton-distributed's device language: `dl.*`, `language_extra`, `libshmem_device`.
 
 `provide()` makes them importable under their names, with the host functions that allocate symmetric
-tensors. A program runs as one here, so a value per thread (`tid`) is an array (see ptx_lanes), and
-what is not listed is refused by its name.
+tensors. A program's threads run as one here, so a value per thread (`tid`) is an array (see
+ptx_lanes). What is not listed is refused by its name.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ symm_mem: Any = _symm_mem
 def wait(
     builder: Any, barrierPtrs: Any, numBarriers: Any, scope: Any, semantic: Any, waitValue: Any = 1
 ) -> Any:
-    """Wait until each of these words has the value; all threads go on together."""
+    """Wait until each of these words has the value. All threads continue together."""
     deliver(builder)
     for n in range(int(shmem._plain(numBarriers))):
         _poll(builder, tensor(barrierPtrs) + n, waitValue, scope, semantic)
-    builder.create_barrier()  # what was acquired, all threads learn
+    builder.create_barrier()  # what was acquired reaches all threads
     return tensor(0, tl.int32)
 
 
@@ -72,7 +72,7 @@ def notify(
     builder: Any, ptr: Any, rank: Any, signal: Any = 1, sig_op: Any = "set",
     comm_scope: Any = "inter_node",
 ) -> None:  # fmt: skip
-    """Signal a peer: thread 0 releases, after what all threads did."""
+    """Signal a peer: thread 0 releases what all threads did before."""
     builder.create_barrier()
     op = "red.release.sys.global.add.u64" if _text(sig_op) == "add" else "st.release.sys.global.b64"
     remote = shmem.translated(builder, ptr, rank)
@@ -269,7 +269,7 @@ def _jit(*args: Any, **kwargs: Any) -> Any:
 
 
 def _unknown(module: str) -> Any:
-    """Give every name that is not simulated a value that says so when a kernel calls it."""
+    """Give every name that is not simulated a value that raises an error when a kernel calls it."""
 
     def look(name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
