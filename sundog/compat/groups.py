@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..errors import CannotInterpret
 from ..torch.process_group import SundogGroup
