@@ -32,7 +32,7 @@ BUDGETS = {
     "interpreter": 3625,
     "learn": 415,
     "machine": 3790,
-    "nodes": 1725,
+    "nodes": 1730,
     "ops": 1920,
     "predict": 1355,
     "report": 540,

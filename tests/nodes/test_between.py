@@ -23,7 +23,7 @@ from sundog.backends._groups import Members, members_of
 from sundog.backends._rendezvous import Locality
 from sundog.errors import PeerLost
 from sundog.nodes import hierarchical, spanning
-from sundog.nodes.between import Between, backend_for
+from sundog.nodes.between import _SMALL, Between, backend_for
 from sundog.nodes.machines import Machines
 from sundog.nodes.pipeline import NodesConfig
 from sundog.nodes.spanning import open_world
@@ -66,6 +66,34 @@ def test_a_broadcast_leaves_the_callers_tensor_alone(is_ordered: bool) -> None:
         return x.tolist(), got.tolist()
 
     assert job(send, 2) == [([1.0] * 3, [1.0] * 3), ([2.0] * 3, [1.0] * 3)]
+
+
+def test_a_small_all_gather_sends_each_machine_one_message() -> None:
+    """A ring of gloo's sends two in each step, and headers are most of what they are."""
+
+    def gather(rank: int) -> list[str]:
+        between = Between(dist.group.WORLD, torch.device("cpu"), 30, lambda: None, lambda: False)
+        called, start = [], between._started
+
+        def started(call: Any, *rest: Any, **kw: Any) -> Any:
+            called.append(call.__name__)
+            return start(call, *rest, **kw)
+
+        between._started = started  # type: ignore[method-assign]
+        for numel in (_SMALL // 2, _SMALL):
+            x = torch.full((numel,), rank, dtype=torch.int8)
+            x[0] = 7
+            got = between.all_gather(x).wait()
+            want = [torch.full((numel,), n, dtype=torch.int8) for n in range(3)]
+            assert torch.equal(got[:, 1:], torch.stack(want)[:, 1:])
+            assert got[:, 0].tolist() == [7] * 3
+        between.all_gather(torch.ones(_SMALL, dtype=torch.int16)).wait()
+        return called
+
+    (called, *others) = job(gather, 3)
+    assert others == [called] * 2
+    assert called[:2] == ["all_to_all_single"] * 2
+    assert called[2] != "all_to_all_single"
 
 
 @pytest.mark.parametrize("call", ["barrier", "synchronize", "exchange"])

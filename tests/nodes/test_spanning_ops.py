@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.nodes_bytes import count, least_bytes, together
 from sundog.collectives._reduce import reference
 from sundog.nodes.pipeline import NodesConfig
-from tests.support.namespaces import Cluster, sent_bytes
+from tests.support.namespaces import Cluster
 
 pytestmark = pytest.mark.namespaces
 
@@ -137,79 +139,20 @@ def _look_at_bits(world: Any) -> tuple[str, str]:
     return "equal", "another order rounds differently" if differs else "no difference seen"
 
 
-_NUMEL, _FEW = 6 * 16_000, 6 * 200
+_MUCH, _LITTLE = 384_000, 4_800  # bytes of a rank
 
 
 def test_the_network_carries_no_byte_twice() -> None:
     """By the interfaces' counters: at most 1.1 times the minimum, and less than flat gloo."""
-    nbytes, nodes, ranks = _NUMEL * 4, 3, 2
+    nodes, ranks = 3, 2
     with Cluster(nodes, ranks, timeout=60) as cluster:
-        cluster.start(_count_bytes)
-        results = cluster.results(limit=90)
-    assert all(isinstance(each, dict) for each in results.values()), results
-    counted = [results[node * ranks] for node in range(nodes)]  # the first rank of each machine
-    least = {  # of all machines together
-        "all_reduce": nodes * 2 * (nodes - 1) / nodes * nbytes,
-        "reduce_scatter": nodes * (nodes - 1) / nodes * nbytes,
-        "all_gather": nodes * (nodes - 1) * ranks * nbytes,
-        "all_to_all": nodes * ranks * (nodes - 1) / nodes * nbytes,
-        "all_to_all, small": ranks * (nodes - 1) * 4 * _FEW,
-        "broadcast": (nodes - 1) * nbytes,
-    }
-    for op, minimum in least.items():
-        # Of three calls that with the fewest: on a busy machine TCP sends some bytes again.
-        ours, flat = (
-            min(map(sum, zip(*(each[op][side] for each in counted), strict=True)))
-            for side in (0, 1)
-        )
-        print(f"{op}: {ours:,} bytes, {ours / minimum:.3f} of the minimum, flat gloo {flat:,}")
-        if op == "all_to_all, small":  # fewer and larger messages: fewer headers
-            assert ours < flat, (ours, flat)
-            continue
-        # What barriers send was taken off, and differs by some hundred bytes.
-        assert 0.99 * minimum <= ours <= 1.1 * minimum, (op, ours, minimum)
-        if op != "all_to_all":  # each byte is for one rank: of a large one both send about as much
-            assert ours < flat, (op, ours, flat)
-
-
-def _count_bytes(world: Any) -> dict[str, tuple[list[int], list[int]]]:
-    x = torch.randint(-9, 10, (_NUMEL,)).float()
-    many = [torch.empty_like(x) for _ in range(world.size)]
-    one, same, few = torch.empty(_NUMEL // world.size), torch.empty_like(x), x[:_FEW].clone()
-    two_shots = NodesConfig(one_shot=False)
-    calls = {
-        "all_reduce": (
-            lambda: world.all_reduce(x, config=two_shots),
-            lambda: dist.all_reduce(same.copy_(x)),
-        ),
-        "reduce_scatter": (
-            lambda: world.reduce_scatter(x),
-            lambda: dist.reduce_scatter(one, list(x.chunk(world.size))),
-        ),
-        "all_gather": (lambda: world.all_gather(x), lambda: dist.all_gather(many, x)),
-        "all_to_all": (lambda: world.all_to_all(x), lambda: dist.all_to_all_single(same, x)),
-        "all_to_all, small": (
-            lambda: world.all_to_all(few),
-            lambda: dist.all_to_all_single(same[:_FEW], few),
-        ),
-        "broadcast": (lambda: world.broadcast(x, 1), lambda: dist.broadcast(same, 1)),
-    }
-    return {op: (_sent_by(world, a), _sent_by(world, b)) for op, (a, b) in calls.items()}
-
-
-def _sent_by(world: Any, call: Any) -> list[int]:
-    """Bytes that this machine sent for each of three calls, after one that makes plans."""
-    call()
-    idle = min(_counted(world, lambda: None) for _ in range(2))
-    return [_counted(world, call) - idle for _ in range(3)]
-
-
-def _counted(world: Any, call: Any) -> int:
-    world.barrier()
-    before = sent_bytes()
-    world.barrier()  # all ranks of this machine have read the counter
-    call()
-    world.barrier()
-    after = sent_bytes()
-    world.barrier()
-    return after - before
+        cluster.start(partial(count, sizes=(_MUCH, _LITTLE), calls=2))
+        results = cluster.results(limit=110)
+    for (op, nbytes), (ours, flat) in together(results, nodes, ranks).items():
+        least = least_bytes(op, nbytes, nodes, ranks)
+        print(f"{op}, {nbytes:,}: {ours / least:.3f} of the minimum, flat gloo {flat / least:.3f}")
+        if (op, nbytes) != ("all_to_all", _MUCH):  # whose every byte is for one rank
+            assert ours < flat, (op, nbytes, ours, flat)
+        if nbytes == _MUCH:  # of little, most is headers
+            # What barriers send was taken off, and differs by some hundred bytes.
+            assert 0.99 * least <= ours <= 1.1 * least, (op, ours, least)
