@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_STEPS = 1 << 20  # of one block without a memory access that could end its loop
 _IGNORED = ("nanosleep", "prefetch", "prefetchu", "pmevent", "setmaxnreg")
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_WARP = 32  # threads
 _PARTS = {"x": 0, "y": 1, "z": 2, "w": 3}
 
 
@@ -47,6 +48,7 @@ def run_ptx(
     at = sum(widths)
     for handle in handles:
         at = block.give(at, handle, pack)
+    block.num_arguments = at
     if lanes.count:
         block.run()
     values, at = [], 0
@@ -69,6 +71,7 @@ class _Block:
     def __init__(self, builder: Builder, assembly: PtxBlock, lanes: Lanes, text: str) -> None:
         self.builder, self.assembly, self.lanes = builder, assembly, lanes
         self.registers: dict[str, np.ndarray] = {}
+        self.num_arguments = 0  # with the results: $0 and following
         self.at = locate(text)
         self.active = np.ones(lanes.count, bool)
 
@@ -204,7 +207,13 @@ class _Block:
     def _check(self, name: str, instruction: PtxInstruction) -> None:
         base, _, part = name.partition(".")
         known = self.assembly.declared
-        if name.startswith("$") or (base in known and (not part or part in _PARTS)):
+        if name.startswith("$") and name[1:].isdigit():
+            if int(name[1:]) < self.num_arguments:
+                return
+            raise instruction.refused(
+                f"the block has {self.num_arguments} results and arguments, from $0"
+            )
+        if base in known and (not part or part in _PARTS):
             return
         raise instruction.refused(f"register {name} is neither declared nor one that we know")
 
@@ -233,6 +242,8 @@ class _Block:
         elif name in ("bar", "barrier"):
             if "sync" not in parts or len(instruction.operands) > 1:
                 raise instruction.refused("only a barrier of all threads is known: bar.sync 0")
+            if "warp" in parts and self.lanes.num_threads > _WARP:
+                return  # it orders the threads of one warp, of which a program has several
             self._whole_program(instruction)
             self.at(instruction)(self.builder.create_barrier)
         elif name == "griddepcontrol":

@@ -34,6 +34,8 @@ _SCOPES = {
     "gpu": ir.MEM_SYNC_SCOPE.GPU,
     "sys": ir.MEM_SYNC_SCOPE.SYSTEM,
 }
+_NOT_SIMULATED = ("shared", "local", "param", "const")  # state spaces
+_PROXIES = ("async", "async.global", "async.shared::cta", "async.shared::cluster")
 _FENCES = ("acq_rel", "sc", "acquire", "release")
 _NAMES = {"add": "ADD", "exch": "XCHG", "and": "AND", "or": "OR", "xor": "XOR",
           "min": "MIN", "max": "MAX"}  # fmt: skip
@@ -50,8 +52,10 @@ def run_memory(block: _Block, instruction: PtxInstruction) -> None:
     if instruction.name in ("fence", "membar"):
         _fence(block, instruction)
         return
-    if "shared" in instruction.parts or any(p.startswith("shared:") for p in instruction.parts):
-        raise instruction.refused("shared memory is Triton's, and not simulated")
+    spaces = [part.partition(":")[0] for part in instruction.parts]
+    for space in _NOT_SIMULATED:
+        if space in spaces:
+            raise instruction.refused(f"{space} memory is the compiler's, and not simulated")
     access = _Access(block, instruction)
     if instruction.name == "multimem":
         access.multimem()
@@ -66,10 +70,14 @@ def run_memory(block: _Block, instruction: PtxInstruction) -> None:
 
 
 def _fence(block: _Block, instruction: PtxInstruction) -> None:
-    if "proxy" in instruction.parts:
-        block.at(instruction)(block.builder.machine.accesses.proxy_fence)
-        return
     parts = instruction.parts
+    if "proxy" in parts:
+        kind = ".".join(parts[1:])
+        if kind not in _PROXIES:
+            raise instruction.refused(f"expected fence.proxy. with one of {', '.join(_PROXIES)}")
+        if "shared" not in kind:  # that memory is the compiler's
+            block.at(instruction)(block.builder.machine.accesses.proxy_fence)
+        return
     if instruction.name == "membar":
         sem, scope = "sc", {"cta": "cta", "gl": "gpu", "sys": "sys"}.get(parts[0] if parts else "")
     else:

@@ -81,6 +81,9 @@ class PtxBlock:
 _LABEL = re.compile(r"\s*([A-Za-z_$%][\w$%]*)\s*:(?!:)")
 _OPCODE = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([A-Za-z][\w.:]*)\s*(.*)", re.DOTALL)
 _DECLARED = re.compile(r"([%\w$]+)(?:<(\d+)>)?$")
+_FEWEST = {"ld": 2, "ldu": 2, "st": 2, "atom": 3, "red": 2, "multimem": 2, "mov": 2, "cvta": 2,
+           "setp": 3, "cvt": 2, "selp": 4, "bra": 1}  # fmt: skip
+_ADDRESS = re.compile(r"\[\s*([^+\-\]\s]+)\s*([+-]?)\s*([^\]]*)\]$")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -125,6 +128,9 @@ def _add(found: PtxBlock, statement: str, line: int) -> None:
     instruction = PtxInstruction(
         name, tuple(parts), operands, line, " ".join(statement.split()), guard or "", bool(negated)
     )
+    fewest = _FEWEST.get(name, 0) + ("cas" in parts)
+    if len(operands) < fewest:
+        raise instruction.refused(f"expected at least {fewest} operands, found {len(operands)}")
     found.instructions.append(instruction)
 
 
@@ -160,9 +166,10 @@ def _operand(text: str, line: int, statement: str) -> Operand:
     if text.startswith("{"):
         return tuple(_operand(part, line, statement) for part in _split(text.strip("{} \n")))
     if text.startswith("["):
-        base, sign, offset = re.match(r"\[\s*([^+\-\]\s]+)\s*([+-]?)\s*([^\]]*)\]", text).groups()  # type: ignore[union-attr]
+        match = _ADDRESS.match(text)
+        base, sign, offset = match.groups() if match else ("", "", "")
         number = _number(offset) if sign else Immediate(0)
-        if not isinstance(number, Immediate):
+        if not base or not isinstance(number, Immediate):
             raise CannotInterpret(f"inline PTX, line {line}: {statement.strip()}: address {text}")
         inner = _operand(base, line, statement)
         assert isinstance(inner, Register | Immediate)

@@ -28,6 +28,7 @@ WRONG = [
     (f"{BAR} {FENCE}", BAR, "relaxed acquire"),
     (FENCE, FENCE, "no CTA barrier before the release"),
     (f"{FENCE} {BAR}", FENCE, "no CTA barrier before the release"),
+    (f"bar.warp.sync 0xffffffff; {FENCE}", FENCE, "no CTA barrier before the release"),
     (f"{BAR} fence.acq_rel.gpu;", FENCE, "scope does not reach"),
     (f"{FENCE} {BAR} fence.acq_rel.gpu;", FENCE, "no CTA barrier before the release"),
     (f"{BAR} {FENCE}", "membar.gl; membar.cta;", "scope does not reach"),

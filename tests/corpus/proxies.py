@@ -23,6 +23,7 @@ __all__ = ["PAIRS"]
 
 BLOCK = 16
 FAMILY = "descriptor load without the proxy fence"
+SHARED_FENCE = tl.constexpr("fence.proxy.async.shared::cta; mov.u32 $0, 0;")
 STORE = "descriptor store before the release"
 
 
@@ -41,6 +42,17 @@ def own_tile_fixed(x, staged, desc, out, flag, BLOCK: tl.constexpr):
     tl.store(staged + at, tl.load(x + at))
     tl.debug_barrier()
     proxy.fence()
+    tl.store(out + at, desc.load([0]))
+
+
+@triton.jit
+def shared_fence_wrong(x, staged, desc, out, flag, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(staged + at, tl.load(x + at))
+    tl.debug_barrier()
+    # wrong: this fence is for shared memory, and the tile is in global memory
+    tl.inline_asm_elementwise(SHARED_FENCE, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()
     tl.store(out + at, desc.load([0]))
 
 
@@ -197,6 +209,7 @@ def _store(name: str, wrong: Kernel) -> Pair:
 
 PAIRS = [
     _pair("own store", own_tile_wrong, own_tile_fixed, 1),
+    _pair("fence for shared memory", shared_fence_wrong, own_tile_fixed, 1),
     _pair("staged by another program", staged_wrong, staged_fixed, 2),
     _pair("fence before the wait", early_fence_wrong, staged_fixed, 2),
     _pair("fence at the writer", writer_fences_wrong, staged_fixed, 2),

@@ -246,7 +246,12 @@ REFUSED = {
     "global_load_dwordx4 $0, $1, off": "line 1: global_load_dwordx4 $0, $1, off: expected one or t",
     "mma.sync.aligned $0, $1;": "line 1: mma.sync.aligned $0, $1: this instruction is not known",
     "\n\nmov.b32 $0, %undeclared;": "line 3: mov.b32 $0, %undeclared: register %undeclared is",
-    "ld.shared.b32 $0, [$1];": "shared memory is Triton's",
+    "ld.shared.b32 $0, [$1];": "shared memory is the compiler's",
+    "ld.param.b32 $0, [$1];": "param memory is the compiler's",
+    "ld.global.b32 $0, [$1;": "line 1: ld.global.b32 $0, [$1: address [$1",
+    "ld.global.b32 $0;": "line 1: ld.global.b32 $0: expected at least 2 operands, found 1",
+    "mov.b32 $0, 1;\nmov.b32 $0, $7;": "line 2: mov.b32 $0, $7: the block has 3 results and argum",
+    "fence.proxy.tensormap::generic.acquire.gpu [$1], 128;": "expected fence.proxy. with one of",
     "bra nowhere;": "there is no label 'nowhere'",
 }
 
