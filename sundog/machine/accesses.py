@@ -1,7 +1,7 @@
-"""What the builder calls for every memory access of the running program.
+"""Every memory access of the running program, called by the builder.
 
-Checks bounds, gives way to other programs, calls the observer, and notices polling: a program that
-makes the same access in a `while` loop, and finds the same thing, is parked until that changes.
+It checks bounds, lets other programs run, calls the observer, and notices polling: a program that
+makes the same access in a `while` loop and finds the same value is parked until that changes.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ if TYPE_CHECKING:
 
 POLLS_BEFORE_PARKING = 2
 _LOADS_BEFORE_PARKING = 64  # a plain load in a loop is more often work than a poll
-_MOST_MOVES = 1 << 14  # of a loop that computes, but reads only what it has read before
+_MOST_MOVES = 1 << 14  # turns of a loop that computes, but reads only what it has read before
 _MET_KEPT = 4096
 
 READ, WRITE, MAKE = "host read", "host write", "host result"
 
 
 class Touch(NamedTuple):
-    """The elements of one access; `region` holds them all, or is None if there are several."""
+    """The elements of one access. `region` holds them all, or is None if there are several."""
 
     addresses: np.ndarray
     size: int
     region: Region | None
-    first: int = 0  # the place in the tile of the first of them: a mask may leave out some before
+    first: int = 0  # the first one's place in the tile: a mask may leave out some before it
 
 
 class StreamOrder(Protocol):
-    """What an observer keeps of streams and hosts. A clock is what one of them knows."""
+    """What an observer records of streams and hosts. A clock is what one of them knows."""
 
     def host(self, rank: int) -> dict[int, int]:
         """Return what the host of a rank knows now."""
 
     def synchronize(self, rank: int, streams: list[Stream]) -> None:
-        """Note that the host has waited for the end of all work on these streams."""
+        """Note that the host has waited for all work on these streams."""
 
     def record(self, stream: Stream, known: dict[int, int]) -> dict[int, int]:
-        """Return what an event carries that the stream reaches now."""
+        """Return the clock of an event that is recorded on the stream now."""
 
     def learn(self, stream: Stream, known: dict[int, int]) -> None:
         """Order what `known` covers before what follows on the stream."""
 
 
 class Observer(Protocol):
-    """Everything that orders or touches memory, in the order in which the machine does it."""
+    """Sees everything that orders or touches memory, in the machine's order."""
 
     @property
     def streams(self) -> StreamOrder: ...
@@ -79,7 +79,7 @@ class Observer(Protocol):
     def cta_barrier(self, program: Program) -> None: ...
 
     def fence(self, program: Program, sem: str, scope: str, everyone: bool) -> None:
-        """Note a fence of this program: of all its threads, or of single ones."""
+        """Note a fence of this program, by all its threads or by some."""
 
     def proxy_fence(self, program: Program) -> None: ...
 
@@ -101,9 +101,9 @@ class Observer(Protocol):
         sem: str,
         site: tuple | None,
     ) -> bytes | None:
-        """Return the older values that an atomic reads; None: what the memory holds.
+        """Return the older values that an atomic reads, or None for what the memory holds.
 
-        `site` tells the places of polls apart; None where the atomic is in no `while` loop.
+        `site` identifies the place of a poll; it is None where the atomic is in no `while` loop.
         """
 
     def atomic(
@@ -124,32 +124,32 @@ class Observer(Protocol):
     ) -> None:
         """Note that a torch operation of a host touched a tensor: READ, WRITE or MAKE.
 
-        `held`: what was there before, if the operation copied whole words of 64 bits.
+        `held` is what was there before, if the operation copied whole words of 64 bits.
         """
 
     def allocated(self, region: Region) -> None: ...
 
     def freed(self, start: int, stream: Stream, at: tuple) -> None:
-        """Note that a host has freed what starts there, with this stream as its current one."""
+        """Note that a host has freed the memory that starts there, with this stream current."""
 
     def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
         """Note an ordinary tensor before it is touched.
 
-        `unwritten` is its element size if it was made now and not filled.
+        `unwritten` is its element size if it was just made and not filled.
         """
 
 
 class Accesses:
     """The memory side of a machine."""
 
-    dry = False  # a machine that keeps time moves no tiles of floats and computes no products
+    dry = False  # a machine that keeps time moves no tiles of floats, computes no products
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self.count = 0  # of all programs so far: the simulator's clock
+        self.count = 0  # accesses of all programs so far: the simulator's clock
 
     def product(self, left: tuple[int, ...], right: tuple[int, ...], bits: int) -> bool:
-        """Products touch no memory: only a machine that keeps time has something to note."""
+        """Do nothing: products touch no memory, and only a machine that keeps time notes them."""
         return False
 
     def skipped_load(self, first: int, last: int, count: int, size: int) -> None:
@@ -235,12 +235,12 @@ class Accesses:
         self._machine.repeats.turned()
 
     def cta_barrier(self) -> None:
-        """Do nothing: a program runs as one here, and only a checker learns from its barriers."""
+        """Do nothing: a program runs as one here, and only a checker looks at its barriers."""
         if self._machine.checker is not None:
             self._machine.checker.cta_barrier(self._machine.program)
 
     def grid_wait(self) -> None:
-        """Kernels run one after the other here: only a checker learns something."""
+        """Do nothing: kernels run one after the other here, and only a checker looks at this."""
         if self._machine.checker is not None:
             self._machine.checker.grid_wait(self._machine.program)
 
@@ -254,13 +254,13 @@ class Accesses:
             self._machine.checker.proxy_fence(self._machine.program)
 
     def hand_over(self) -> Any:
-        """Return an actor for what the program leaves to a network; without a checker nobody."""
+        """Return an actor for what the program leaves to a network, or None without a checker."""
         checker, program = self._machine.checker, self._machine.program
         return None if checker is None else checker.deputies.hand_over(program)
 
     @contextmanager
     def acting(self, actor: Any) -> Iterator[None]:
-        """Let an actor that was handed something make the accesses."""
+        """Let an actor make the accesses inside."""
         checker, program = self._machine.checker, self._machine.program
         before = None if checker is None else checker.deputies.swap(program, actor)
         try:
@@ -270,14 +270,14 @@ class Accesses:
                 checker.deputies.swap(program, before)
 
     def learn_of(self, actor: Any) -> None:
-        """Order all that the actor did before what the program does next."""
+        """Order everything that the actor did before what the program does next."""
         if self._machine.checker is not None:
             self._machine.checker.deputies.learn_of(self._machine.program, actor)
 
     def _give_way_foreseen(
         self, addresses: np.ndarray, size: int, operands: tuple[str, bytes]
     ) -> None:
-        """Give way; before, note what the running program polls, and look for a livelock."""
+        """Note what the running program polls, look for a livelock, and let others run."""
         program, site = self._machine.program, site_of(kernel_frames())
         program.next_poll = None
         if may_poll(site) and self._machine.rounds is not None:
@@ -290,9 +290,9 @@ class Accesses:
     def _park_if_stuck(
         self, addresses: np.ndarray, operands: tuple[str, bytes], limit: int
     ) -> tuple | None:
-        """Sleep if the running program made this access often enough and nothing has changed.
+        """Park the running program if it made this access often enough and nothing has changed.
 
-        Returns what tells the access from others; None if it can't be a poll.
+        Returns what identifies the access, or None if it can't be a poll.
         """
         program = self._machine.program
         frames = kernel_frames()

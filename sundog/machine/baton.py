@@ -1,8 +1,8 @@
-"""Threads of which one runs at a time: the machine has one, and so has every rank's host.
+"""Threads that run one at a time: the machine has one, and so has every rank's host.
 
-torch keeps its autograd engine, mode stacks, grad mode, autocast and compiler state per thread, in
-C++ frames too, so ranks that shared a thread would mix them up. Handing on the baton takes about
-10 us; programs of kernels, which take turns far more often, are coroutines of the machine's thread.
+torch keeps its autograd engine, mode stacks, grad mode, autocast and compiler state per thread,
+also in C++ frames, so ranks that shared a thread would mix them up. Passing the baton takes about
+10 us. Programs of kernels switch far more often, so they are coroutines of the machine's thread.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_BETWEEN_LOOKS = 2e-5  # seconds, at a thread that exits
+_BETWEEN_LOOKS = 2e-5  # seconds, while a thread exits
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 
 
 def _released_log_locks() -> list[tuple[Any, Any]]:
-    """Let go of the locks of logging that this thread holds.
+    """Release the locks of logging that this thread holds.
 
-    It waits for a tensor that it logs, and the thread that runs next may log too.
+    The thread waits for a tensor that it logs, and the thread that runs next may log too.
     """
     handlers = logging._handlerList  # type: ignore[attr-defined]
     locks = [getattr(handler(), "lock", None) for handler in handlers]
@@ -33,22 +33,23 @@ def _released_log_locks() -> list[tuple[Any, Any]]:
 
 
 def _wait_for_exit(thread: threading.Thread) -> None:
-    """Wait for what C++ code does at the end of the thread: `join` returns before it."""
+    """Wait for what C++ code does at the end of the thread, before which `join` returns."""
     task = f"/proc/self/task/{thread.native_id}"
     while os.path.exists(task):
         time.sleep(_BETWEEN_LOOKS)
 
 
 class RunnerThread(threading.Thread):
-    """One of ours, to tell it from those of the user."""
+    """One of our threads, as opposed to the user's."""
 
 
 class Runner:
     """A thread that runs while it has the baton.
 
-    `function`: what a new thread does, and who gets the baton when that has ended; without, it is
-    the thread that makes this object. `on_interrupt`: for an error that a signal's handler raises
-    while this thread waits. `first`: what a new thread does in `prepare`, without the baton.
+    A new thread runs `function`, which returns the Runner that gets the baton next. Without a
+    function this is the thread that makes the object. `on_interrupt` gets an error that a signal
+    handler raises while this thread waits. A new thread runs `first` in `prepare`, without the
+    baton.
     """
 
     def __init__(
@@ -71,23 +72,23 @@ class Runner:
         self.is_alive = function is None
 
     def start(self) -> None:
-        """Make its thread, which waits for the baton. In a main thread, before `hand_to` does it:
-        a signal's handler may raise here, and then nobody runs."""
+        """Make the thread, which waits for the baton. A main thread calls this before `hand_to`
+        would: a signal handler may raise here, and then no thread runs."""
         if self._thread.ident is None:
             self._thread.start()
         self.is_alive = True
 
     def prepare(self) -> None:
-        """Make the thread of a Runner with `first`, and return when it has done that.
+        """Make the thread of a Runner with `first`, and return when that is done.
 
-        What a library keeps for this thread is then freed within `end`, not at some time.
+        What a library keeps for this thread is then freed within `end`, not at some later time.
         """
         if self._first is not None:
             self._thread.start()
             self._is_prepared.wait()
 
     def hand_to(self, other: Runner) -> None:
-        """Let the other run, and come back when somebody hands the baton here. In this thread."""
+        """Let the other run, and return when the baton comes back. Call it in this thread."""
         before, self._can_interrupt = self._can_interrupt, False
         held = _released_log_locks()
         self.has_baton = False
@@ -101,7 +102,7 @@ class Runner:
             raise kind
 
     def end(self) -> None:
-        """Wait for the thread of one that won't run any more, and let go of its function."""
+        """Wait for the thread of a Runner that won't run any more, and release its function."""
         self._function = self._on_interrupt = None
         if self._thread.ident is not None:
             self._wake()  # it waits here if it was prepared
@@ -111,22 +112,23 @@ class Runner:
         self._first = None
 
     def throw(self, kind: type[BaseException]) -> None:
-        """Raise this when the baton arrives there. Called before it is handed over."""
+        """Raise this error when the baton arrives. Call it before passing the baton."""
         self._thrown = kind
 
     def interrupt(self, kind: type[BaseException]) -> bool:
-        """Raise this here, at the next step of Python code. Called from another thread.
+        """Raise this here, at the next step of Python code. Call it from another thread.
 
-        False: not now, since this thread hands the baton on or is not in `interruptible`. Python
-        raises what is due, and lets other threads run, only where a call begins or returns and
-        where a loop repeats. So nothing is raised after the line that forbids it.
+        Returns False if that is not possible now, since the thread passes the baton on or is not in
+        `interruptible`. Python raises pending errors, and lets other threads run, only where a call
+        begins or returns and where a loop repeats. So nothing is raised after the line that forbids
+        it.
         """
         if self._can_interrupt:
             _raise_in(self.ident, kind)
         return self._can_interrupt
 
     def interruptible(self, function: Callable[[], Any]) -> Any:
-        """Call the function, which may be interrupted. In this thread."""
+        """Call the function, which may be interrupted, in this thread."""
         try:
             self._can_interrupt = True
             return function()
@@ -140,7 +142,7 @@ class Runner:
 
     def _wake(self) -> None:
         self.has_baton = True
-        if self._wakes.locked():  # else it has not begun to wait
+        if self._wakes.locked():  # otherwise it has not begun to wait
             self._wakes.release()
 
     def _run(self) -> None:
@@ -149,7 +151,7 @@ class Runner:
             self._first()
             self._is_prepared.set()
         self._wait()
-        if self._function is not None:  # else it ends before its turn
+        if self._function is not None:  # otherwise it ends before its turn
             following = self._function()
             self.is_alive = self.has_baton = False
             following._receive()

@@ -1,11 +1,11 @@
 """Kernels that never end: the wait-for report of a deadlock, and how a livelock is noticed.
 
-A deadlock's report says who waits, for what, and who could end it. In a livelock programs loop, and
-nothing that they see or do is new. A step is an atomic or volatile load inside a `while`, or some
-turns of a `while` without one. It is new if its program has not seen this value at this place
-before. After some steps that are not, the schedule becomes fair, and what a program has computed
-counts as new too. If even so nobody does anything new, the programs repeat themselves. A loop that
-counts its turns, and does nothing else, gets more of them.
+A deadlock's report says who waits, for what, and who could end the wait. In a livelock programs
+loop, and nothing that they see or do is new. A step is an atomic or volatile load inside a `while`,
+or some turns of a `while` without one. It is new if its program has not seen this value at this
+place before. After some steps that are not new, the schedule becomes fair, and what a program has
+computed counts as new too. If even then no program does anything new, the programs repeat
+themselves. A loop that only counts its turns gets more of them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SHOWN = 32
 _LOOK_BACK = 8  # steps in a row that are not new, before a cycle is looked for
 _COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat")
 _REPEATED = 1000  # steps in a row before what a program has computed is looked at
-_MOST, _MOST_EACH = 6000, 200  # steps in a row that are not new even so: in all, and per program
-_ENDLESS = 300_000  # steps in a row at places and with values that were there before
+_MOST, _MOST_EACH = 6000, 200  # steps in a row that are not new even then: in all, and per program
+_ENDLESS = 300_000  # steps in a row with places and values that were seen before
 _TURNS = 64  # of a `while` without an atomic: a step
-_KEPT = 1 << 16  # of what a program has seen
+_KEPT = 1 << 16  # entries of what a program has seen
 _CYCLE = 256  # steps that a report looks back
 _SHOWN_STEPS = 16
 _COMPARE = {
@@ -53,15 +53,15 @@ class Wait:
     kernel: str
     flags: tuple[str, ...]  # allocation and index of each address that it polls
     seen: tuple[int, ...]
-    expected: str  # the comparison that failed, "" if there was none
+    expected: str  # the comparison that failed; "" if there was none
     stack: tuple[str, ...]  # file:line function, innermost first
     source: tuple[str, ...]  # the text of these lines
-    owners: tuple[int, ...]  # ranks in whose memory the flags lie
+    owners: tuple[int, ...]  # ranks whose memory has the flags
     owes: int | None  # the rank that must signal, if sundog's own wait names it
 
 
 def deadlock(machine: Machine) -> tuple[str, list[object]]:
-    """Return the text for people, and the same as `Wait`s."""
+    """Return the report as text, and as `Wait`s."""
     waits = [_wait(machine, program) for program in machine.watch.parked()]
     lines = ["deadlock: nothing can run, and not everything has finished."]
     for wait in sorted(waits, key=lambda w: (w.rank, w.program))[:_SHOWN]:
@@ -104,13 +104,13 @@ def _wait(machine: Machine, program: Program) -> Wait:
 
 
 def _unmet(program: Program, numbers: np.ndarray) -> np.ndarray:
-    """Return which polled words keep it waiting: those for which the comparison failed."""
+    """Return which polled words keep a program waiting: those whose comparison failed."""
     if program.comparison is None or numbers.size == 1:
         return np.ones(numbers.shape, bool)
     sign, other = program.comparison
     compare = _COMPARE[sign]
     values = np.unique(other) if other.size != numbers.size else other.ravel()
-    if values.size not in (1, numbers.size):  # lanes that are masked off were compared too
+    if values.size not in (1, numbers.size):  # masked lanes were compared too
         return np.ones(numbers.shape, bool)
     unmet = np.asarray(compare(numbers, values))
     return unmet if unmet.any() else np.ones(numbers.shape, bool)
@@ -206,10 +206,10 @@ class Repeats:
         self._stuck = 0
         self._turns = 0
         self._cycle: deque[Step] = deque(maxlen=_CYCLE)
-        self.spins = False  # did a `while` loop change memory? Only then others can keep it going
+        self.spins = False  # whether a `while` loop changed memory, which may keep others going
 
     def made(self) -> None:
-        """Somebody did something new."""
+        """Note that a program did something new."""
         self._machine.cycles.clear()
         if self._repeated >= _REPEATED:
             self._machine.schedule.is_fair = self._was_fair
@@ -225,7 +225,7 @@ class Repeats:
             self._step(("turns", site_of(frames)), "", frames, _TURNS)
 
     def look_back(self) -> None:
-        """Raise before a turn if all is as it was some turns ago, and everybody took part."""
+        """Raise before a turn if everything is as it was some turns ago, and all took part."""
         if self._repeated < _LOOK_BACK or self._machine.schedule.is_fair:
             return
         turns = self._machine.cycles.closed(self._machine.program)

@@ -1,9 +1,9 @@
-"""Capture on the simulator: what a host does is recorded instead of done, then replayed.
+"""Capture on the simulator: record what a host does instead of doing it, then replay it.
 
 Launches and torch operations are kept with their arguments. An operation that writes into a tensor
-is not done at capture. One that makes a tensor is, for its shape; the tensor is then poisoned,
-belongs to the graph, and every replay writes into it. What a GPU can't capture is refused, with the
-line that did it: an operation whose result the host must know, for one.
+does not run at capture. One that makes a tensor does, for its shape; the tensor is then poisoned,
+belongs to the graph, and every replay writes into it. What a GPU can't capture is refused with its
+line, such as an operation whose result the host must know.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _UNKNOWN = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class Recording:
-    """What one host records, from the beginning of its capture on."""
+    """What one host records during its capture."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._host = machine.host
         self._origin = machine.host.stream
         self._entries: list[tuple[Stream, Entry]] = []
-        # How many entries of each stream a captured stream comes after: have all been joined?
+        # How many entries of each stream a captured stream comes after, to see whether all were
+        # joined.
         self._behind: dict[Stream, dict[int, int]] = {self._origin: {}}
         self._latest: dict[Stream, tuple] = {}  # the line of each stream's latest entry
         self._private: dict[Stream, Stream] = {}
@@ -54,7 +55,7 @@ class Recording:
         return error
 
     def explain(self, error: RuntimeError) -> CaptureError | None:
-        """Return None: what is refused here says so itself."""
+        """Return None: what is refused here has its own message."""
         return None
 
     def launch(self, launch: Launch, loaded: bool) -> None:
@@ -71,7 +72,7 @@ class Recording:
         return self._operations.call(func, args, kwargs)
 
     def operator(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Judge an operator of torch that no Python function called, such as one of jit code."""
+        """Judge an operator of torch that was not called from Python, such as one in jit code."""
         return self._operations.operator(func, args, kwargs)
 
     def add(self, entry: Entry) -> None:
@@ -142,7 +143,7 @@ class Recording:
         return Record(event) if isinstance(entry, Record) else Wait(event)
 
     def _target(self, stream: Stream) -> Stream:
-        """Return the replay's stream, or one of the graph's own for a branch of it."""
+        """Return the replay's stream, or the graph's own stream for one of its branches."""
         if stream is self._origin:
             return self._machine.host.stream
         if stream not in self._private:
@@ -161,7 +162,7 @@ class Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first capture imports the compiler, which takes two seconds
+        return False  # otherwise the first capture imports the compiler, which takes two seconds
 
     def __init__(self, machine: Machine, recording: Recording) -> None:
         super().__init__()
@@ -218,7 +219,7 @@ class Operations(TorchDispatchMode):
                 "with the tensor on the device, or read it after the replay.",
             )
         if func._schema.is_mutable:
-            func(*_copied(args), **_copied(kwargs))  # what is wrong with it is raised here
+            func(*_copied(args), **_copied(kwargs))  # raises here if it is wrong
             self._add(func, args, kwargs, None)
             return _written(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -253,7 +254,7 @@ class Operations(TorchDispatchMode):
         self._recording.add(Operation(f"torch's {self._name}", run))
 
     def _do(self, func: Any, args: tuple, kwargs: dict, touched: Accessed, seeded: bool) -> None:
-        if seeded:  # the generator is the graph's own: other ranks' numbers do not depend on it
+        if seeded:  # the graph has its own generator, so other ranks' numbers do not depend on it
             outside = torch.get_rng_state()
             torch.set_rng_state(outside if self._seed is None else self._seed)
         made = tree_leaves(func(*args, **kwargs))
@@ -269,8 +270,8 @@ def _copied(values: Any) -> Any:
 
 
 def _from_host(name: str, args: tuple) -> bool:
-    """Return whether indexing copies to a GPU, as an H200 with torch 2.11 refused it: a list as
-    an index, or a number for one element. (`x[1:3] = 2.0` fills, and is fine.)"""
+    """Return whether indexing copies to a GPU, which an H200 with torch 2.11 refused: a list as an
+    index, or a number for one element. (`x[1:3] = 2.0` fills, and is fine.)"""
     if name not in ("__getitem__", "__setitem__"):
         return False
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -281,14 +282,14 @@ def _from_host(name: str, args: tuple) -> bool:
 
 
 def _is_unknown(func: Any, args: tuple) -> bool:
-    """Return whether the host needs to know what it computes, if only the size."""
+    """Return whether the host needs the result of an operation, or only its size."""
     if func is torch.ops.aten.index.Tensor:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return any(tag in func.tags for tag in _UNKNOWN)
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return what an operation that writes into its arguments returns: those arguments."""
+    """Return the arguments that an operation writes into, which are its result."""
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     by_alias = {
         str(sorted(a.alias_info.before_set)): given.get(a.name)

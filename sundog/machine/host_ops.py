@@ -1,8 +1,8 @@
-"""What a host does between launches: torch operations, ordered on the stream, seen by the checker.
+"""A host's torch operations between launches, ordered on the stream and reported to the checker.
 
-Mostly nobody needs to look: a launch returns when its stream has ended (`Streams.settle`), so that
-whatever reads memory next, in Python, C++ or another thread, finds the results. Torch's operations
-are watched while work is left on the host's stream, in a capture, and for the checker.
+Usually they need not be watched: a launch returns when its stream has ended (`Streams.settle`), so
+that whatever reads memory next, in Python, C++ or another thread, finds the results. They are
+watched while work is left on the host's stream, in a capture, and for the checker.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from .tasks import Host
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read, unseen
+_ADDRESSES = ("data_ptr", "untyped_storage")  # through which memory can be read unnoticed
 _READS = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")  # without an operator
 
 _IN_PYTHON = ("sundog", "symm_mem", "_c10d_functional")  # namespaces of CPU kernels in Python
 
-# These operations of a host look only at shapes and addresses of tensors, not at memory.
+# These operations read only shapes and addresses of tensors, not their memory.
 _METADATA = {
     "__get__", "data_ptr", "untyped_storage", "storage_offset", "size", "stride", "dim", "numel",
     "element_size", "is_contiguous", "is_floating_point", "is_complex", "nelement", "ndimension",
@@ -48,7 +48,7 @@ _METADATA = {
     "transpose", "t", "select", "unsqueeze", "squeeze", "is_pinned", "storage_type", "__hash__",
 }  # fmt: skip
 
-# The result, or the size of it, is something that the host must know.
+# The host must know the result of these, or its size.
 _WAITING = {
     "item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__",
     "equal", "allclose", "nonzero", "unique", "masked_select", "__repr__", "__format__", "__iter__",
@@ -61,7 +61,7 @@ _MAY_WAIT = _WAITING | {
 
 
 class Sight:
-    """Two modes through which a host's torch operations are seen, while there is a reason to."""
+    """Two modes that watch a host's torch operations while there is a reason to."""
 
     def __init__(self, machine: Machine) -> None:
         self._functions, self._operators = HostFunctions(machine), HostOperators(machine)
@@ -69,7 +69,7 @@ class Sight:
         self._stance: Any = None  # of the compiler, before
 
     def set(self, on: bool) -> None:
-        """Set it in the host's thread, below the modes that the host's code enters and leaves."""
+        """Enter or leave the modes in the host's thread, below those that its code enters."""
         if on == self._is_on or self._operators.is_inside:
             return
         functions, operators = pop_modes()
@@ -78,7 +78,7 @@ class Sight:
             functions.insert(at, self._functions)
             operators.insert(0, self._operators)
             self._stance = compiler_stance()
-            set_compiler_stance(uncompiled())  # compiled code would pass the modes by
+            set_compiler_stance(uncompiled())  # compiled code would bypass the modes
         else:
             functions.remove(self._functions)
             operators.remove(self._operators)
@@ -97,9 +97,9 @@ class Sight:
 
 
 class HostFunctions(TorchFunctionMode):
-    """What Python code calls of torch comes after what its rank launched on the stream.
+    """Orders torch functions called from Python after what the rank launched on the stream.
 
-    It sees what reads memory without an operator: `numpy`, `tolist`, pickling.
+    It also sees what reads memory without an operator: `numpy`, `tolist`, pickling.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -115,7 +115,7 @@ class HostFunctions(TorchFunctionMode):
         if name in _METADATA or (name == "__getitem__" and _is_slicing(args[1])):
             if type(args[0]) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 1:
                 return func(*args, **(kwargs or {}))
-            with torch._C._DisableTorchDispatch():  # a view is nothing to our other mode either
+            with torch._C._DisableTorchDispatch():  # the other mode need not see a view either
                 return func(*args, **(kwargs or {}))
         host = self.machine.host
         if host.recording is not None and not _is_our_op(func):
@@ -135,22 +135,22 @@ class HostFunctions(TorchFunctionMode):
 
 
 class HostOperators(TorchDispatchMode):
-    """The same for torch's operators, called by autograd, jit or a function transform as well."""
+    """Does the same for torch's operators, which autograd, jit and function transforms call too."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first operator imports the compiler, which takes a second
+        return False  # otherwise the first operator imports the compiler, which takes a second
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
-        self.is_inside = False  # of an op of ours, entered a second time: it is not to be removed
+        self.is_inside = False  # an op of ours, entered a second time, must not remove the mode
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_in_python(func):  # what its kernel does is seen, as in a plain call
+        if _is_in_python(func):  # its kernel's operations are seen, as in a plain call
             before, self.is_inside = self.is_inside, True
             try:
                 with self:
@@ -192,14 +192,14 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_slicing(index: Any) -> bool:
-    """x[1:, 3]: a view, whatever the memory holds."""
+    """Return whether an index is like x[1:, 3], which gives a view whatever the memory holds."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or type(part) in (int, slice, type(...)) for part in parts)
 
 
 def waits(name: str, args: tuple, kwargs: dict) -> bool:
     """Return whether this torch function makes the host wait, or copies to or from the GPU."""
-    if name not in _MAY_WAIT:  # most: this is asked at every call
+    if name not in _MAY_WAIT:  # most of them; this runs at every call
         return False
     if reads_back(name, args):
         return True
@@ -211,7 +211,7 @@ def waits(name: str, args: tuple, kwargs: dict) -> bool:
 
 
 def reads_back(name: str, args: tuple) -> bool:
-    """Return whether the host needs device memory: known by the name alone, also on a CPU."""
+    """Return whether the host needs device memory, by the name alone, also on a CPU."""
     if name == "to":
         return "cpu" in args[1:]
     return name in _WAITING or (name in ("__getitem__", "__setitem__") and _by_mask(args))

@@ -1,4 +1,4 @@
-"""`kernel[grid](...)` on the simulator: the launch path."""
+"""The launch path of `kernel[grid](...)` on the simulator."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Launcher = Callable[[JITFunction, Any, tuple, dict], Any]  # kernel, grid, args,
 
 
 class Installed:
-    """While it is entered, `kernel[grid](...)` from the machine's hosts goes to `launcher`.
+    """Sends `kernel[grid](...)` of the machine's hosts to `launcher` while it is entered.
 
-    Default: the simulator. A process may have several worlds, as a stack. `owns` says whether an
+    By default that is the simulator. A process may have a stack of worlds. `owns` says whether an
     address is in this rank's heap of a world: a launch goes to the world that owns one of its
     tensors, else to the innermost. `adopt` gets every thread that a host starts, before it runs.
     """
@@ -89,7 +89,7 @@ def current_machine() -> Machine | None:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Let nobody see the running host's torch operations, which touch only what it alone has."""
+    """Hide the running host's torch operations, which touch only its own memory."""
     machine = current_machine()
     sight = machine.host.sight if machine is not None and machine.is_host_running() else None
     with sight.off() if sight is not None else nullcontext():
@@ -105,7 +105,7 @@ def _run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
 
 
 def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dict) -> Installed:
-    """Return the world whose heap one of the tensors is in; the innermost if none is."""
+    """Return the world whose heap has one of the tensors, else the innermost world."""
     for _, tensor in _tensors({str(i): a for i, a in enumerate((*args, *kwargs.values()))}):
         with torch._C.DisableTorchFunction():
             address = tensor.untyped_storage().data_ptr()
@@ -116,7 +116,7 @@ def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dic
 
 
 def _start_thread(thread: threading.Thread) -> None:
-    if not isinstance(thread, RunnerThread):  # ours read no result
+    if not isinstance(thread, RunnerThread):  # our threads read no result
         _finish_pending()
         for world in _of_running_hosts():
             if world.adopt is not None:
@@ -125,28 +125,28 @@ def _start_thread(thread: threading.Thread) -> None:
 
 
 def _finish_pending() -> None:
-    """Finish what is pending: a thread or a child process that a rank starts may read it."""
+    """Finish pending work, which a thread or a child process of a rank may read."""
     for world in _of_running_hosts():
         assert world.machine is not None
         world.machine.streams.before_thread()
 
 
 def _of_running_hosts() -> list[Installed]:
-    """Return the worlds of which this thread is a host that has its turn."""
+    """Return the worlds in which this thread is a host whose turn it is."""
     return [each for each in Installed._stack if each.machine and each.machine.is_host_running()]
 
 
-os.register_at_fork(before=_finish_pending)  # in the child nobody would run the kernels
+os.register_at_fork(before=_finish_pending)  # a child would not run the kernels
 
 
 _can_time = functools.cache(has_gpu)  # asked at every launch
 
 
 def _run_tuned(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
-    """Run an @triton.autotune kernel. Where nothing can be timed its first config is as good."""
+    """Run an @triton.autotune kernel. Where nothing can be timed, its first config will do."""
     if Installed._stack[-1].launcher is not None and _can_time():
         return Installed.tune(tuner, *args, **kwargs)
-    one = copy.copy(tuner)  # other ranks launch it meanwhile, and its own cache is a GPU's
+    one = copy.copy(tuner)  # other ranks launch it meanwhile, and its cache is for a GPU
     one.nargs = dict(zip(one.arg_names, args, strict=False))
     one.configs = one.prune_configs(kwargs)[:1]
     return Installed.tune(one, *args, **kwargs)
@@ -197,7 +197,7 @@ def _prepare(machine: Machine, kernel: JITFunction, args: Any, kwargs: Any, grid
 
 
 def repeat(machine: Machine, launch: Launch) -> Launch:
-    """Launch the same once more, on the same tensors."""
+    """Launch the same kernel again on the same tensors."""
     tensors = _tensors(launch.arguments)
     if machine.checker is not None:
         with torch._C.DisableTorchFunction():
@@ -212,7 +212,7 @@ def repeat(machine: Machine, launch: Launch) -> Launch:
 
 
 def _version(kernel: JITFunction, arguments: dict[str, Any], options: dict[str, Any]) -> tuple:
-    """Return what of a launch decides which binary it needs, as far as a simulator knows."""
+    """Return what decides which binary a launch needs, as far as a simulator knows."""
     constants = {p.name for p in kernel.params if p.is_constexpr}
     kinds = [
         str(value) if name in constants else str(getattr(value, "dtype", type(value)))

@@ -1,13 +1,13 @@
 """The machine: hosts and programs of many ranks, one of them running at a time.
 
-Hosts are threads, programs are coroutines of the machine's thread, and so is the hub, which decides
-who goes on. A program gives way before every atomic and volatile load, since only there can it
-learn of other programs; a host where it launches, waits, or touches a tensor while its stream has
-work (the operation comes after that work).
+Hosts are threads. Programs are coroutines of the machine's thread, and so is the hub, which decides
+who runs next. A program lets others run before every atomic and volatile load, since only there can
+it learn of other programs. A host does so where it launches, waits, or touches a tensor while its
+stream has work (the operation comes after that work).
 
-A program that polls memory which does not change is parked until somebody writes it. When nothing
-can run, parked programs get some more turns; then it is a deadlock or, with `expire`, the bounded
-waits run out.
+A program that polls memory which does not change is parked until that memory is written. When
+nothing can run, parked programs get some more turns. Then it is a deadlock or, with `expire`, the
+bounded waits expire.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .tasks import Host, Program, Task
 from .torch_state import ProcessState, ThreadState
 from .undefined import Undefined
 
-_LAST_POLLS = 1024  # before nothing more is expected of the parked programs, all together
+_LAST_POLLS = 1024  # of all parked programs together, before it is a deadlock
 _MOST_LAST_POLLS, _FEWEST_LAST_POLLS = 64, 8  # and of each
-_BETWEEN_TRIES = 1e-3  # seconds, to interrupt a thread
-_EXPIRY_POLLS = 200  # a bounded wait looks at its bound only now and then
+_BETWEEN_TRIES = 1e-3  # seconds, between attempts to interrupt a thread
+_EXPIRY_POLLS = 200  # a bounded wait checks its bound only now and then
 
 
 class Machine:
@@ -64,16 +64,16 @@ class Machine:
         self.current: Task | None = None
         self.failure: BaseException | None = None
         self.checker: Observer | None = None
-        self.loaded: set[tuple] = set()  # kernels that were launched, by what a binary depends on
-        self.on_idle: Callable[[], bool] | None = None  # shm: look outside this process
+        self.loaded: set[tuple] = set()  # launched kernels, by what their binary depends on
+        self.on_idle: Callable[[], bool] | None = None  # on shm: looks outside this process
         self.on_expire: Callable[[list[Program]], None] = lambda programs: None
         self._runner = Runner(self._run_hub)
-        self._caller: Runner  # who waits for the machine to end, or is its only host
+        self._caller: Runner  # waits for the machine to end, or is its only host
         self._thread: ThreadState
         self._known_threads = {thread.ident for thread in threading.enumerate()}
-        self._hub: Any = None  # a coroutine, as programs are
+        self._hub: Any = None  # a coroutine, like programs
         self._chosen: Task | None = None
-        self._state: ProcessState | None = None  # whose generators and default dtype are in force
+        self._state: ProcessState | None = None  # whose generators and default dtype are active
         self._is_closed = False
         self.had_last_turn = False  # the parked programs, since anything happened
         self._ran_out = False  # and their time
@@ -87,7 +87,7 @@ class Machine:
         modes: list[Any],
         prepare: Callable[[], None] | None = None,
     ) -> Host:
-        """Add a rank. `prepare`: what its thread does first, in the order of ranks."""
+        """Add a rank. Its thread first calls `prepare`, in the order of ranks."""
 
         def run() -> Runner:
             self._run_host(host, lambda: self._run_function(host, function, thread, modes))
@@ -108,7 +108,7 @@ class Machine:
         return host
 
     def attach_host(self, rank: int) -> Host:
-        """Make the code that is running now the rank's host, until the world is closed."""
+        """Make the running code the rank's host until the world is closed."""
         self._thread, self._caller = ThreadState(), Runner(on_interrupt=self._interrupt)
         stream, state = self.streams.add(rank), ProcessState()
         host = Host(rank, self._caller, stream, state, Sight(self), attached=True)
@@ -137,7 +137,7 @@ class Machine:
             return function()
 
     def run(self) -> None:
-        """Run until every host and every program has ended, or one of them failed (`failure`)."""
+        """Run until every host and program has ended, or one has failed (`failure`)."""
         outside = ProcessState()
         self._thread, self._caller = ThreadState(), Runner(on_interrupt=self._interrupt)
         for host in self.hosts:
@@ -153,7 +153,7 @@ class Machine:
         self._runner.end()
 
     def close(self) -> None:
-        """End the hub, and let go of what would keep the heaps mapped."""
+        """End the hub, and release what would keep the heaps mapped."""
         self._is_closed = True
         if self._runner.is_alive:
             self._caller.hand_to(self._runner)
@@ -172,7 +172,7 @@ class Machine:
             time.sleep(_BETWEEN_TRIES)
 
     def _enter(self, state: ProcessState) -> None:
-        """Bring the running host's generators and default dtype into force."""
+        """Activate the running host's generators and default dtype."""
         if state is not self._state:
             if self._state is not None:
                 self._state.save()
@@ -190,13 +190,13 @@ class Machine:
         return host
 
     def is_host_running(self) -> bool:
-        """Return whether the calling thread is that of a host which has its turn."""
+        """Return whether the calling thread is a host whose turn it is."""
         return isinstance(self.current, Host) and self.current.runner.ident == get_ident()
 
     def has_other_threads(self) -> bool:
-        """Return whether a thread could read memory that is none of this machine's.
+        """Return whether a thread that is not this machine's could read memory.
 
-        For the checker those count that began after it: the others show its progress.
+        For the checker only threads count that began after it: earlier ones show its progress.
         """
         every = [each for each in threading.enumerate() if not isinstance(each, RunnerThread)]
         others = {each.ident for each in every} - {self._caller.ident}
@@ -213,9 +213,10 @@ class Machine:
         self._to_hub()
 
     def block(self, waits_for: str, may_go_on: bool = False) -> Any:
-        """Stop the host until `wake`, whose mail it gets; raise if that is an error.
+        """Stop the host until `wake`, and return its mail, or raise it if that is an error.
 
-        `waits_for`: for a deadlock report. `may_go_on`: or until nobody else can run.
+        `waits_for` is for a deadlock report. With `may_go_on` it also stops waiting when nothing
+        else can run.
         """
         host = self.host
         host.waits_for, host.site, host.may_go_on = waits_for, caller_frame(), may_go_on
@@ -252,7 +253,7 @@ class Machine:
         try:
             if launch.converted is None:
                 launch.converted = launch.convert(launch.arguments)
-            with np.errstate(all="ignore"):  # a GPU is silent; per coroutine, so it is ours alone
+            with np.errstate(all="ignore"):  # a GPU is silent; set per coroutine, so only for us
                 launch.function(**launch.converted)
                 while program.late:
                     program.late.pop(0)()
@@ -277,7 +278,7 @@ class Machine:
                 break
             self.current = attached
             self._runner.hand_to(attached.runner)
-        self._hub = None  # else greenlet looks through all objects for who holds it: 20 ms
+        self._hub = None  # or greenlet searches all objects for its holder: 20 ms
         return self._caller
 
     def _loop(self) -> None:
@@ -318,7 +319,7 @@ class Machine:
         self._runner.hand_to(task.runner)
 
     def _idle(self) -> bool:
-        """Try to go on when nothing is runnable. False if nothing helps."""
+        """Try to continue when nothing is runnable. Return False if nothing helps."""
         if self.on_idle is not None and self.on_idle():
             return True
         if all(host.done for host in self.hosts) and not any(s.queue for s in self.streams):
@@ -332,12 +333,12 @@ class Machine:
             pass
         elif self.on_idle is None and parked and self.expire and not self._ran_out:
             self.run_out(parked)
-        elif self.on_idle is None:  # else it knows how long to wait
+        elif self.on_idle is None:  # otherwise it knows how long to wait
             self.failure = Deadlock(*deadlock.deadlock(self))
         return self.failure is None
 
     def let_go_on(self) -> bool:
-        """Let hosts go on that need not wait, if nobody else can run. False: there are none."""
+        """Let hosts continue that need not wait. Return False if there are none."""
         hosts = [host for host in self.hosts if host.may_go_on]
         for host in hosts:
             host.may_go_on = False
@@ -345,9 +346,9 @@ class Machine:
         return bool(hosts)
 
     def run_out(self, programs: list[Program]) -> None:
-        """Time has passed: bounded waits of these programs end without what they waited for.
+        """Let time pass, so that these programs' bounded waits expire.
 
-        A second time without anything in between: what they poll has no bound.
+        If they are here again without anything in between, their polls have no bound.
         """
         if self._ran_out:
             self.failure = Deadlock(*deadlock.deadlock(self))
@@ -365,7 +366,7 @@ class Machine:
             self.ready.append(program)
 
     def _end(self) -> None:
-        """End what still runs, so that `finally` blocks and context managers are honoured."""
+        """End what still runs, so that `finally` blocks and context managers run."""
         for program in [*self.watch.parked(), *self.ready]:
             if isinstance(program, Program) and program.coroutine:
                 program.coroutine.throw(greenlet.GreenletExit)
@@ -378,7 +379,7 @@ class Machine:
     # what the running program's accesses need (see `accesses`)
 
     def give_way(self) -> None:
-        """Let the schedule choose who goes on after the running program."""
+        """Let the schedule choose who runs after the running program."""
         if self.ready:
             program = self.program
             self.ready.append(program)
@@ -393,7 +394,7 @@ class Machine:
         self._hub.switch()
 
     def wrote(self, addresses: np.ndarray, size: int) -> None:
-        """Wake who waits for this memory."""
+        """Wake the programs that wait for this memory."""
         self.had_last_turn = False
         if self.rounds is not None:
             self.cycles.wrote(addresses, size)
@@ -401,6 +402,6 @@ class Machine:
             self.ready.extend(self.watch.changed(addresses, size))
 
     def host_wrote(self) -> None:
-        """Wake what waits: a host, or another process, may have written anything."""
+        """Wake all that wait: a host or another process may have written anything."""
         if len(self.watch):
             self.ready.extend(self.watch.changed_anywhere())

@@ -1,7 +1,8 @@
-"""Schedules that are given as a path: the decision at every point where there is one.
+"""Schedules that are given as a path: the decision at every point that has one.
 
-Hosts run first, in the order of their ranks, so a decision is which program goes on, or which value
-an atomic reads. Programs are named by rank, launch and number: the same in every run.
+Hosts run first, in the order of their ranks, so a decision is which program runs next, or which
+value an atomic reads. Programs are named by rank, launch and number, which are the same in every
+run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Name = tuple[int, int, int]  # rank, launch of that rank, program
 
 
 class PathSchedule:
-    """Take these decisions, and then the first of what can be chosen."""
+    """Takes these decisions, and after them the first choice."""
 
     def __init__(self, decisions: Sequence[int] = ()) -> None:
         self.token = "path:" + ".".join(map(str, decisions))
@@ -45,7 +46,7 @@ class PathSchedule:
         return self.decide_value(count)
 
     def decide_program(self, names: list[Name]) -> int:
-        """Return which of these programs goes on."""
+        """Return which of these programs runs next."""
         return self._decided(len(names))
 
     def decide_value(self, count: int) -> int:

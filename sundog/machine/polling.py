@@ -1,4 +1,4 @@
-"""Parked programs, by the memory that they wait for: no busy waiting."""
+"""Park programs by the memory that they wait for, instead of busy waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Site = tuple[tuple[Any, int], ...]  # function and instruction of each frame, in
 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _FEW = 8  # up to this many addresses, reading one by one is faster
-_LOOKS_IN_BETWEEN = 128  # polls until a program has looked at everything that it watches
+_LOOKS_IN_BETWEEN = 128  # polls until a program has read everything that it watches
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SKIP = (
     *(os.path.dirname(os.path.abspath(str(m.__file__))) + os.sep for m in (triton, np, torch)),
@@ -61,28 +61,28 @@ def kernel_frames() -> list[FrameType]:
     return frames
 
 
-@functools.cache  # by the file: Python hashes a code object anew each time, constants and all
+@functools.cache  # by file, since Python hashes a code object anew each time
 def is_kernel_file(path: str) -> bool:
-    """Return whether code there is a kernel's or a device function's, not the interpreter's."""
+    """Return whether a file has kernels or device functions, not the interpreter."""
     return not path.startswith(_SKIP)
 
 
 def may_poll(site: Site) -> bool:
-    """Return whether the access may be repeated without end: only inside a `while`."""
+    """Return whether an access may repeat without end, which it can only inside a `while`."""
     return any([code.is_in_loop(place) for code, place in site])
 
 
 class _Code:
-    """What is worked out once about a function: Python hashes its code object anew every time."""
+    """What is computed once per function, since Python hashes its code object anew every time."""
 
     def __init__(self, code: CodeType) -> None:
-        self.code = code  # kept alive, since its id is how this is found
+        self.code = code  # kept alive, since its id is the key
         self._loops = _while_lines(code)
-        self._lines: dict[int, int | None] = {}  # by the place of an instruction
+        self._lines: dict[int, int | None] = {}  # by an instruction's place
         self._in_loop: dict[int, bool] = {}
 
     def line(self, place: int) -> int | None:
-        """Return an instruction's line; None where the rewriter put in code of its own."""
+        """Return an instruction's line, or None for code that the rewriter inserted."""
         if place not in self._lines:
             spans = self.code.co_lines()
             at = (line for start, end, line in spans if start <= place < end)
@@ -111,10 +111,10 @@ def _known(code: CodeType) -> _Code:
 
 
 def _while_lines(code: CodeType) -> list[tuple[int, int]]:
-    """First and last line of every `while` in a function. (Triton's `for` always ends.)"""
-    if code.co_name == "<lambda>":  # the rewriter's, of `and` and `or`: its caller is in the loop
+    """Return first and last line of every `while` in a function. (Triton's `for` always ends.)"""
+    if code.co_name == "<lambda>":  # the rewriter's, for `and` and `or`: its caller is in the loop
         return []
-    if "." in code.co_name:  # an instruction of inline PTX, which says itself if it is in a loop
+    if "." in code.co_name:  # an instruction of inline PTX, whose name says if it is in a loop
         return [(0, sys.maxsize)] if code.co_name.endswith(LOOP) else []
     try:
         lines, first = inspect.getsourcelines(code)
@@ -126,7 +126,7 @@ def _while_lines(code: CodeType) -> list[tuple[int, int]]:
 
 
 def site_of(frames: list[FrameType]) -> Site:
-    """Return a key that tells accesses apart, even on one line, or by the way to a line."""
+    """Return a key that tells accesses apart, also on one line, and calls that lead to one line."""
     return tuple([(_known(frame.f_code), frame.f_lasti) for frame in frames])
 
 
@@ -136,14 +136,14 @@ def stack_of(site: Site) -> list[tuple[str, int, str]]:
 
 
 def state_of(frames: list[FrameType]) -> int:
-    """Hash what the running kernel has computed: equal if nothing is new."""
+    """Hash what the running kernel has computed; it is equal if nothing is new."""
     values = [value for frame in frames for value in frame.f_locals.values()]
     tensors = [value.handle.data for value in values if isinstance(value, tl.tensor)]
     return hash(tuple([data.tobytes() for data in tensors]))
 
 
 def owed_by(frames: list[FrameType]) -> int | None:
-    """Return who owes the signal, where one of sundog's own waits polls for one rank."""
+    """Return the rank that owes the signal, if one of sundog's own waits polls for it."""
     peer = frames[0].f_locals.get("peer") if frames[0].f_code.co_name == "_wait_word" else None
     if peer is None:
         return None
@@ -182,7 +182,7 @@ class Watch:
                 del self._addresses[bisect.bisect_left(self._addresses, address)]
 
     def changed(self, addresses: np.ndarray, size: int) -> list[Program]:
-        """Return the programs to wake after a write: what they wait for has changed."""
+        """Return the programs to wake after a write, since what they wait for has changed."""
         if not self._programs or not addresses.size:
             return []
         near: dict[Program, None] = {}
@@ -194,7 +194,7 @@ class Watch:
         return self._wake(near)
 
     def _overlapping(self, start: int, end: int, found: dict[Program, None]) -> None:
-        first = bisect.bisect_left(self._addresses, start - 7)  # what is watched has up to 8 bytes
+        first = bisect.bisect_left(self._addresses, start - 7)  # a watched word has up to 8 bytes
         for place in range(first, len(self._addresses)):
             address = self._addresses[place]
             if address >= end:
@@ -211,14 +211,14 @@ class Watch:
         for program in woken:
             self.remove(program)
             stuck = program.stuck is not None and not differs(program.stuck)
-            # Something changed that it looks at only now and then, such as the bound of its wait.
+            # Something changed that it reads only now and then, such as the bound of its wait.
             program.patience = _LOOKS_IN_BETWEEN if stuck else 0
             forget_changed(program)
         return woken
 
 
 def forget_changed(program: Program) -> None:
-    """Let a program look again, if what it saw is no longer so."""
+    """Let a program poll again if what it saw has changed."""
     program.polls = {key: poll for key, poll in program.polls.items() if not differs(poll)}
 
 

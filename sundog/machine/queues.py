@@ -1,7 +1,7 @@
 """Streams of the simulated GPUs: queues of launches, and of events that order them.
 
-A rank starts on its stream 0 and may have others. What is on one stream runs in turn; between two
-streams of a rank only an event makes order: one records it, the other waits for it.
+A rank starts on its stream 0 and may have others. Work on one stream runs in order. Only an event
+orders two streams of a rank: one records it, the other waits for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Streams:
     def remove(self, streams: list[Stream]) -> None:
         self._all = [stream for stream in self._all if stream not in streams]
 
-    # what a host puts into a queue
+    # what a host enqueues
 
     def launch(self, launch: Launch, stream: Stream) -> None:
         self.put(launch, stream)
@@ -59,7 +59,7 @@ class Streams:
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Run what comes onto the stream from now on after the event. The host does not wait."""
+        """Order what is put on the stream from now on after the event. The host does not wait."""
         if not isinstance(event, Event) or event.rank != stream.rank:
             raise ValueError(
                 f"wait_event on rank {stream.rank}: {event} is not an event of this rank. An event "
@@ -84,12 +84,12 @@ class Streams:
         self._dispatch(stream.rank)
 
     def settle(self) -> None:
-        """Wait, before host code goes on, for what it may read where nobody sees it: in C++, say.
+        """Wait for what host code may read unnoticed when it continues, for example in C++.
 
-        Not if that can end only by what the host does next, and not on other streams than the
-        first, so that they run side by side: there the host's torch operations are watched. What a
-        node of a backward pass enters does not outlast the node, and nobody watches the operations
-        of other threads: so in a backward pass, and beside other threads, the host waits.
+        Do not wait if that can end only by what the host does next, nor on streams other than the
+        first, so that they run side by side: there the host's torch operations are watched. The
+        modes that watch do not outlast a node of a backward pass, nor see other threads, so in a
+        backward pass and beside other threads the host waits.
         """
         machine, host = self._machine, self._machine.host
         in_backward = torch._C._current_graph_task_id() >= 0
@@ -102,7 +102,7 @@ class Streams:
             host.sight.set(watched or bool(host.stream.queue))
 
     def before_thread(self) -> None:
-        """Wait for what is pending: the host starts a thread, which may read it."""
+        """Wait for pending work, since the host starts a thread, which may read it."""
         host = self._machine.host
         for stream in self.of(host.rank):
             self.drain(stream, may_go_on=True)
@@ -115,9 +115,9 @@ class Streams:
                 )
 
     def drain(self, stream: Stream, may_go_on: bool = False) -> None:
-        """Let the host go on when all that was put on the stream has ended.
+        """Let the host continue when everything on the stream has ended.
 
-        `may_go_on`: or when nobody else can run.
+        With `may_go_on` it also continues when nothing else can run.
         """
         while stream.queue:
             host = self._machine.host
@@ -134,7 +134,7 @@ class Streams:
             self.drain(stream)
 
     def synchronize(self, rank: int) -> None:
-        """Do the same for all streams of a rank; its host then knows that they have ended."""
+        """Do the same for all streams of a rank. Its host then knows that they have ended."""
         self.drain_all(rank)
         self.settle()
         if self._machine.checker is not None:
@@ -161,7 +161,7 @@ class Streams:
                         self._machine.wake(host)
 
     def _ended(self, entry: Entry, stream: Stream) -> bool:
-        """Begin the first entry of a queue, or go on with it; True once it has ended."""
+        """Begin or continue the first entry of a queue. Return True once it has ended."""
         if isinstance(entry, Launch):
             return self._start_programs(entry, stream)
         checker = self._machine.checker
@@ -170,7 +170,7 @@ class Streams:
                 checker.streams.learn(stream, entry.known)
             try:
                 entry.run(stream)
-            except Exception as error:  # this may be the hub: the machine ends with it
+            except Exception as error:  # this may be the hub, with which the machine ends
                 self._machine.failure = self._machine.failure or error
             return True
         if isinstance(entry, Record):
@@ -182,10 +182,10 @@ class Streams:
         return entry.event.passed
 
     def _has_room(self, launch: Launch) -> bool:
-        """Return whether another program fits: the kernels of a rank share its SMs.
+        """Return whether another program fits, since the kernels of a rank share its SMs.
 
-        Where the schedule says how few programs are resident, that is meant for each kernel, and
-        not for one that was launched to have all of them.
+        If the schedule limits resident programs, the limit is per kernel, except for one that was
+        launched with all of them.
         """
         if not self._machine.schedule.residents:
             return self._resident[launch.rank] < self._machine.num_sms
@@ -193,12 +193,12 @@ class Streams:
         return whole or launch.running < self._machine.num_sms
 
     def not_started(self) -> list[Launch]:
-        """Return the kernels of which some programs run, and others have never been resident."""
+        """Return the kernels of which some programs run and others were never resident."""
         first = [stream.queue[0] for stream in self._all if stream.queue]
         return [e for e in first if isinstance(e, Launch) and 0 < e.next < e.total]
 
     def _start_programs(self, launch: Launch, stream: Stream) -> bool:
-        """Fill the free SMs; True once the whole launch has ended."""
+        """Fill the free SMs. Return True once the whole launch has ended."""
         machine = self._machine
         while launch.next < launch.total and self._has_room(launch):
             program = Program(launch, launch.next, launch.index(launch.next))
@@ -211,7 +211,7 @@ class Streams:
         ended = launch.next == launch.total and launch.running == 0
         if ended:
             machine.memory.drop(launch.held)
-            launch.arguments, launch.converted = {}, None  # a kept program keeps no tensors
+            launch.arguments, launch.converted = {}, None  # so that a kept program keeps no tensors
             if machine.checker is not None:
                 machine.checker.end(launch, stream)
         return ended

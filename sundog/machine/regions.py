@@ -1,13 +1,13 @@
-"""What a kernel may touch: the live allocations, by address. Outside of them is an error.
+"""The live allocations by address. A kernel that touches anything else fails.
 
-Heap allocations come and go with the allocator; an ordinary tensor is known from the first launch
-that is given it until the last such launch ends.
+Heap allocations come and go with the allocator. An ordinary tensor is known from the first launch
+that takes it until the last such launch ends.
 
-Heaps whose data and flags are apart, so that a kernel that takes one for the other fails.
+Heaps may store data and flags apart, so that a kernel that takes one for the other fails.
 
-On a GPU the two may lie in different memories (backends/_link.py). Here they are places in one
-range of addresses, chosen such that a distance between two ranks' data never leads from flags to
-flags, nor one between flags from data to data: using the wrong one lands in unmapped memory.
+On a GPU the two may be in different memories (backends/_link.py). Here they are in one range of
+addresses, laid out such that a distance between two ranks' data never leads from flags to flags,
+nor one between flags from data to data: using the wrong one lands in unmapped memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..world.heap import ALIGNMENT
 
 _FREED_KEPT = 1024
 _FEW = 16
-_FAR = 1 << 16  # bytes from any tensor: hardly a wrong mask
+_FAR = 1 << 16  # bytes from any tensor: too far for a wrong mask
 
 
 @dataclass(eq=False)
@@ -40,11 +40,11 @@ class Region:
     itemsize: int
     is_heap: bool
     users: int = 1
-    is_context: bool = False  # what bounds the waits of a rank
+    is_context: bool = False  # which bounds the waits of a rank
     is_flags: bool = False  # made by world.signals
 
     def index(self, address: int) -> str:
-        """name[index] of an address, as a person would write it."""
+        """Return name[index] of an address, as one would write it."""
         element, rest = divmod(address - self.start, self.itemsize)
         return f"{self.name}[{element}]" + (f"+{rest} bytes" if rest else "")
 
@@ -55,10 +55,10 @@ class Memory:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._regions: list[Region] = []
-        self._freed: dict[int, Region] = {}  # the latest last: to name a use after free
+        self._freed: dict[int, Region] = {}  # the latest last, to name a use after free
         self._recent: Region | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None  # starts, sizes
-        self.split: SplitHeaps | None = None  # where data and flags lie apart
+        self.split: SplitHeaps | None = None  # where data and flags are apart
         # in a program for torch: refuses what the running rank may not touch
         self.reach: Callable[[Region | None, np.ndarray, str], None] | None = None
         self.multicasts: list[tuple[int, int, list[int]]] = []  # start, end, start on each rank
@@ -82,7 +82,7 @@ class Memory:
             del self._freed[next(iter(self._freed))]
 
     def hold(self, tensor: torch.Tensor, name: str, rank: int) -> int | None:
-        """Make an ordinary tensor's storage known; `drop` what this returns at the kernel's end."""
+        """Make an ordinary tensor's storage known. `drop` the result at the kernel's end."""
         with torch._C.DisableTorchFunction():
             storage = tensor.untyped_storage()
             start, nbytes = storage.data_ptr(), storage.nbytes()
@@ -97,7 +97,7 @@ class Memory:
         return start
 
     def is_heap(self, start: int, end: int) -> bool:
-        """Return whether a storage is a heap, which holds allocations. Its free part is unknown."""
+        """Return whether a storage is a heap, of which only allocations are known."""
         at = bisect.bisect_left(self._starts, start)
         return at < len(self._starts) and self._starts[at] < end and self._regions[at].is_heap
 
@@ -108,7 +108,7 @@ class Memory:
             region.users -= 1
             if region.users == 0:
                 self.remove(start)
-                del self._freed[start]  # an ordinary tensor goes back to torch, not to nobody
+                del self._freed[start]  # an ordinary tensor goes back to torch
 
     def find(self, lo: int, hi: int) -> Region | None:
         """Return the region that holds all of [lo, hi)."""
@@ -131,7 +131,7 @@ class Memory:
         recent = self._recent
         if recent is None or not (recent.start <= lo and hi + size <= recent.end):
             self._recent = recent = self.find(lo, hi + size)
-        if recent is None:  # several allocations in one access, or a wrong one
+        if recent is None:  # several allocations in one access, or a wrong address
             outside = self._outside(addresses.ravel(), size)
             if outside.size:
                 raise BadAccess(self._explain(int(outside[0]), size, verb))
@@ -140,7 +140,7 @@ class Memory:
         return recent
 
     def _outside(self, addresses: np.ndarray, size: int) -> np.ndarray:
-        if addresses.size <= _FEW:  # a flag on each rank: the table is not worth making
+        if addresses.size <= _FEW:  # a flag on each rank does not need the table
             found = [self.find(at, at + size) is not None for at in addresses.tolist()]
             return addresses[~np.array(found)]
         if self._table is None:
@@ -150,7 +150,7 @@ class Memory:
         at = np.searchsorted(starts, addresses, side="right") - 1
         if not len(starts):
             return addresses
-        room = np.maximum(sizes - size + 1, 0).astype(np.uint64)  # places where an element starts
+        room = np.maximum(sizes - size + 1, 0).astype(np.uint64)  # where an element may start
         inside = (at >= 0) & (addresses - starts[at] < room[at])
         return addresses[~inside]
 
@@ -188,7 +188,7 @@ class Memory:
         else:
             where = f"{address + size - near.end} bytes past the end of {near.name}"
         count = (near.end - near.start) // near.itemsize
-        # A peer outside the world is looked up past its table, or is at no address (NOBODY).
+        # A peer outside the world is past its table, or has no address (NOBODY).
         far = max(near.start - address, address - near.end) > _FAR
         peer = (near.is_context and not far) or address - near.end > 1 << 60
         hint = "the peer: is it a rank of this world?" if peer else "the mask and the offsets."
@@ -224,7 +224,7 @@ class SplitHeaps:
 
     @staticmethod
     def make(world_size: int, nbytes: int) -> SplitHeaps:
-        """Lay out W ranks: data in places 0 to W - 1, flags in W + r (W + 1), the rest empty."""
+        """Lay out W ranks: data at places 0 to W - 1, flags at W + r (W + 1), the rest empty."""
         pitch = nbytes + -nbytes % ALIGNMENT
         flags = [world_size + rank * (world_size + 1) for rank in range(world_size)]
         whole = _untouched(pitch * (flags[-1] + 1))
@@ -235,7 +235,7 @@ class SplitHeaps:
         return SplitHeaps([heap(place) for place in range(world_size)], [heap(p) for p in flags])
 
     def mixed_up(self, address: int) -> Iterator[tuple[int, bool]]:
-        """Guess what was meant by an access at the wrong distance, and whether it is flags."""
+        """Guess what an access at the wrong distance meant, and whether that is flags."""
         with torch._C.DisableTorchFunction():
             ranks = [
                 (d.data_ptr(), f.data_ptr()) for d, f in zip(self.data, self.flags, strict=True)
@@ -252,7 +252,7 @@ class SplitHeaps:
 
 
 def _untouched(nbytes: int) -> mmap.mmap:
-    """Reserve addresses that get memory only when used, however many they are."""
+    """Reserve addresses, which get memory only when used."""
     file = os.memfd_create("sundog-split")
     try:
         os.ftruncate(file, nbytes)

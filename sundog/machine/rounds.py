@@ -1,13 +1,13 @@
 """A fair schedule that looks for a livelock: it keeps programs in their loops as long as it may.
 
-A program that spins because others undo what it waits for leaves its loop by luck, sooner or later,
-under a random schedule. This one learns at each poll which values keep a program in its loop. It
-prefers a program that would now read such a value, and avoids one that would leave. Nobody waits
-longer than a window, so it is fair: what goes round without end here is a livelock.
+Under a random schedule, a program that spins because others undo what it waits for leaves its loop
+by luck sooner or later. This schedule learns at each poll which values keep a program in its loop.
+It prefers a program that would now read such a value, and avoids one that would leave. No program
+waits longer than a window, so it is fair, and what repeats without end here is a livelock.
 
-The proof of one: all programs and all memory are as they were before, and all took part. From there
-the same turns lead to the same place again, without end. What a program will do depends on where it
-is, on its variables and on memory. Of memory only what was written since can differ.
+This proves one: all programs and all memory are as they were before, and all took part. From there
+the same turns lead to the same state again, without end. What a program will do depends on where it
+is, on its variables and on memory. Only memory that was written since can differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Where = tuple[tuple[str, int, str], ...]  # file, line and function of each fram
 Look = tuple[Program, Where, tuple[str, bytes], bytes]  # who, where, which atomic, what it found
 
 _OVERWRITES = ("XCHG", "STORE")
-_CURIOSITY = 0.125, 0.5  # how often it would rather learn something, by seed
+_CURIOSITY = 0.125, 0.5  # how often it explores instead, by seed
 _MOST_STATES, _MOST_WORDS = 2000, 512
 _STAYS, _UNKNOWN, _DOUBTFUL, _LEAVES = range(4)
 
@@ -40,11 +40,11 @@ class RoundSchedule:
         self.token = f"rounds:{seed}"
         self.step = 0
         self.residents = 0
-        self.is_fair = False  # set: it has looked for long enough, and chooses at random
+        self.is_fair = False  # True once it has looked for long enough, and chooses at random
         self._random = random.Random(seed)
         self._curiosity = _CURIOSITY[seed % 2]
-        self._window = 4 << seed % 3  # turns of all others that a program may have to wait for
-        self._since: dict[Any, int] = {}  # when a task had its latest turn
+        self._window = 4 << seed % 3  # turns of all others that a program may wait for
+        self._since: dict[Any, int] = {}  # a task's latest turn
         self._latest: dict[tuple[Program, Where], Look] = {}
         self._stays: set[Look] = set()
         self._leaves: set[Look] = set()
@@ -56,7 +56,7 @@ class RoundSchedule:
         return place
 
     def pick(self, count: int) -> int:
-        """Take the newest value: memory is fair too."""
+        """Take the newest value, since memory is fair too."""
         return 0
 
     def looked(self, look: Look) -> None:
@@ -91,14 +91,14 @@ class RoundSchedule:
         return min(best, key=lambda place: (self._lost(place, ready), -waited[place]))
 
     def _lost(self, place: int, ready: Sequence[Program]) -> int:
-        """Count the others that may leave after what a program will write."""
+        """Count the other programs that may leave their loops after what this one will write."""
         others = [program for at, program in enumerate(ready) if at != place]
         return sum(self._outlook(program, ready[place].next_poll) != _STAYS for program in others)
 
     def _outlook(self, program: Program, before: tuple | None) -> int:
-        """Say what a program would do after its next poll, as far as it was seen before.
+        """Return what a program would do after its next poll, if that was seen before.
 
-        `before` is the poll of another one that comes first.
+        `before` is another program's poll that comes first.
         """
         if program.next_poll is None:
             return _UNKNOWN
@@ -127,7 +127,7 @@ class Cycles:
         self._words: dict[int, int] = {}  # written: address and size
 
     def wrote(self, addresses: np.ndarray, size: int) -> None:
-        """Note what was written. Of too much nothing is known: it begins anew."""
+        """Note what was written. If that is too much, begin anew."""
         if len(self._words) + addresses.size > _MOST_WORDS:
             self.clear()
         else:
@@ -144,11 +144,11 @@ class Cycles:
         return 0
 
     def took_turn(self, program: Program) -> None:
-        """Note that a program goes on: others may have been chosen since it asked."""
+        """Note that a program continues; others may have run since it asked."""
         self._turns.append(program)
 
     def _must_take_part(self, running: Program) -> set[Program]:
-        """Return who could run. What a parked one polls has not changed all the while."""
+        """Return the programs that could run. What a parked one polls has not changed since."""
         return {running, *(task for task in self._machine.ready if isinstance(task, Program))}
 
     def _state(self, running: Program) -> tuple:
@@ -167,7 +167,7 @@ class Cycles:
 
 
 def _suspended(program: Program) -> Iterator[FrameType]:
-    """Yield the kernel's frames of a program that does not run."""
+    """Yield the kernel frames of a program that is not running."""
     frame = program.coroutine.gr_frame if program.coroutine is not None else None
     while frame is not None:
         if is_kernel_file(frame.f_code.co_filename):
@@ -183,7 +183,7 @@ def _variables(frames: list[FrameType]) -> tuple:
 
 
 def _value(value: Any) -> Any:
-    """Return something that is equal where the values are."""
+    """Return something that is equal if the values are."""
     if isinstance(value, tl.tensor):
         return value.handle.data.tobytes()
     if isinstance(value, tl.constexpr):

@@ -1,17 +1,17 @@
-"""Who runs next. A schedule is a pure function of its seed, so its token replays an interleaving.
+"""Schedules decide who runs next. Each is a pure function of its seed, so its token replays a run.
 
-`random` takes any runnable task with equal chance. `pct` gives every task a random priority and
-always runs the highest; at `depth` - 1 random steps the running task falls to the bottom. These
-steps lie in a window, which should be as long as the run: a change after its end is lost. It finds
-bugs of that depth with a known probability (Burckhardt et al., "A randomized scheduler with
+`random` takes any runnable task with equal probability. `pct` gives every task a random priority
+and always runs the highest; at `depth` - 1 random steps the running task falls to the bottom. These
+steps are in a window, which should be as long as the run, since a change after its end is lost. It
+finds bugs of that depth with a known probability (Burckhardt et al., "A randomized scheduler with
 probabilistic guarantees of finding bugs", ASPLOS 2010), also ones that random rarely meets. `ranks`
-does the same with whole ranks, so that one is late, or far ahead, with all that it does.
+does the same with whole ranks, so that one is late, or far ahead, with everything it does.
 
 `rounds` looks for livelocks (see there).
 
 A token path:N.N.N has the decisions of one run of `check --exhaustive` (see `paths`).
 
-A token may end in @N: then N programs of a kernel are resident at a time.
+A token that ends in @N keeps N programs of a kernel resident at a time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any, Protocol
 from .paths import PathSchedule
 from .rounds import RoundSchedule
 
-_WINDOW = 2000  # steps: about the length of a small op, where no run has shown a better number
+_WINDOW = 2000  # steps: about the length of a small op, if no run has shown a better number
 
 
 class Schedule(Protocol):
     token: str
     step: int  # how many tasks it has chosen so far
     residents: int  # programs of a kernel at a time; 0: as many as the GPU has SMs
-    is_fair: bool  # set: every runnable task gets its turn
+    is_fair: bool  # True: every runnable task gets its turn
 
     def choose(self, ready: Sequence[Any]) -> int:
-        """Return the place in `ready` of the task to run next."""
+        """Return the index in `ready` of the task to run next."""
 
     def pick(self, count: int) -> int:
         """Return which of this many values an atomic reads; 0 is the newest."""
@@ -46,7 +46,7 @@ class RandomSchedule:
         self.residents = 0
         self.is_fair = True
         self._random = random.Random(seed)
-        self._picks = random.Random(~seed)  # another one, so that reads do not move the tasks
+        self._picks = random.Random(~seed)  # so that reads do not change the order of tasks
 
     def choose(self, ready: Sequence[Any]) -> int:
         self.step += 1
@@ -54,7 +54,7 @@ class RandomSchedule:
         return int(self._random.random() * len(ready))
 
     def pick(self, count: int) -> int:
-        """Take the newest half of the time, else any older one with equal chance."""
+        """Take the newest half of the time, else any older one with equal probability."""
         chance = 2 * self._picks.random()
         return 0 if chance < 1 else 1 + int((chance - 1) * (count - 1))
 

@@ -20,7 +20,7 @@ class Launch:
     name: str
     function: Callable
     arguments: dict[str, Any]
-    convert: Callable[[dict[str, Any]], dict[str, Any]]  # done once, when the first program runs
+    convert: Callable[[dict[str, Any]], dict[str, Any]]  # called once, when the first program runs
     grid: tuple[int, int, int]
     rank: int
     held: list[int]  # ordinary tensors that it may touch
@@ -33,7 +33,7 @@ class Launch:
     kernel: Any = None  # what a compiler takes: the jit function
     options: dict[str, Any] = field(default_factory=dict)  # num_stages and the like
     version: tuple = ()  # which binary it needs
-    known: dict[int, int] = field(default_factory=dict)  # to its host, for the checker
+    known: dict[int, int] = field(default_factory=dict)  # what its host knows, for the checker
     begun: dict[int, int] = field(default_factory=dict)  # what came before it, for the checker
 
     @property
@@ -55,12 +55,12 @@ class Event:
     rank: int
     passed: bool = False
     clock: dict[int, int] = field(default_factory=dict)  # what its stream knew then
-    recording: Any = None  # the capture that it is a part of
+    recording: Any = None  # the capture that it is part of
 
 
 @dataclass(eq=False)
 class Record:
-    """In a queue: the event is complete."""
+    """In a queue: completes an event."""
 
     event: Event
     name: str = "an event"
@@ -69,7 +69,7 @@ class Record:
 
 @dataclass(eq=False)
 class Wait:
-    """In a queue: what follows waits for an event of another stream."""
+    """In a queue: lets what follows wait for an event of another stream."""
 
     event: Event
     name: str = "a wait for another stream"
@@ -102,14 +102,14 @@ class Stream:
 class Host:
     rank: int
     runner: Runner
-    stream: Stream  # where its work goes now
+    stream: Stream  # the current stream
     state: ProcessState
     sight: Any  # of its torch operations: see `host_ops`
-    attached: bool = False  # the code that called `init`, not a thread of ours
+    attached: bool = False  # the code that called `init`, not one of our threads
     recording: Any = None  # the capture that it is in
     waits_for: str = ""
     site: tuple[str, int, str] = ("", 0, "")  # where it waits: file, line, function
-    may_go_on: bool = False  # it waits only as long as others can run
+    may_go_on: bool = False  # it waits only while others can run
     mail: Any = None  # what woke it
     on_drained: Callable[[], None] = lambda: None  # called when it may read what kernels wrote
     done: bool = False
@@ -119,7 +119,7 @@ class Host:
 
 @dataclass(eq=False)
 class Poll:
-    """A read that found the same thing `count` times in a row."""
+    """A read that found the same value `count` times in a row."""
 
     addresses: np.ndarray
     size: int
@@ -127,7 +127,7 @@ class Poll:
     stack: list[tuple[str, int, str]]  # file, line, function; innermost first
     owes: int | None = None  # the rank that sundog's own wait names
     count: int = 1
-    state: int = 0  # of the program when it was last here, and how often that was another
+    state: int = 0  # the program's state when it was last here, and how often it differed
     moves: int = 0
 
 
@@ -137,18 +137,18 @@ class Program:
     number: int
     index: tuple[int, int, int]
     coroutine: Any = None
-    polls: dict[tuple, Poll] = field(default_factory=dict)  # since it last got on
+    polls: dict[tuple, Poll] = field(default_factory=dict)  # since it last made progress
     met: set[tuple] = field(default_factory=set)  # reads since it last changed anything
-    stuck: Poll | None = None  # at which it was parked
+    stuck: Poll | None = None  # the poll at which it was parked
     ticket: int = 0  # in the order of parking
     next_poll: tuple | None = None  # what it will poll in its next turn, see `rounds`
     site: tuple = ()  # of the access that it makes now, see `polling.site_of`
     comparison: tuple[str, np.ndarray] | None = None  # what the latest poll was compared with
     awaits_comparison: bool = False
-    patience: int = 0  # polls that it may make before it is parked again
+    patience: int = 0  # polls until it is parked again
     expired: bool = False
-    mask: np.ndarray | None = None  # the threads that are in a branch which only some take
-    visited: set[Any] = field(default_factory=set)  # what it saw in its loops, see `livelock`
+    mask: np.ndarray | None = None  # the threads in a branch that only some take
+    visited: set[Any] = field(default_factory=set)  # what it saw in its loops, see `deadlock`
     late: list[Any] = field(default_factory=list)  # what it began: done at its end or before
     errands: list[Any] = field(default_factory=list)  # of these, what it does not know to be done
 

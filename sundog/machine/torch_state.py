@@ -1,14 +1,14 @@
-"""What torch keeps per thread or process, kept per rank: switching ranks must not be seen.
+"""Keep per rank what torch keeps per thread or process, so that switching ranks is not noticed.
 
-Each rank has a thread of its own, which starts with the caller's grad mode, inference mode,
-autocast, default device and modes. What a process has one of is exchanged when ranks take turns:
-the random generators, the default dtype, whether a dispatch mode is active, and whether functions
-are compiled.
+Each rank has its own thread, which starts with the caller's grad mode, inference mode, autocast,
+default device and modes. What a process has once is exchanged when ranks switch: the random
+generators, the default dtype, whether a dispatch mode is active, and whether functions are
+compiled.
 
-Ranks take turns at every launch and wait, and hardly ever draw in between; to copy Python's and
-numpy's states at each turn took 115 of its 135 us. So they are looked at first: in memory, where
-both are a Mersenne twister and its position. What has not changed is not saved, and what the last
-rank left as it should be is not loaded.
+Ranks switch at every launch and wait, and hardly ever draw random numbers in between. Copying
+Python's and numpy's states took 115 of the 135 us of a switch. So they are first compared in
+memory, where both are a Mersenne twister and its position. What has not changed is not saved, and
+what the last rank left as it should be is not loaded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from numpy import random as numpy_random  # np.random is imported on first use: in every child
+from numpy import random as numpy_random  # np.random would be imported on first use, in every child
 from torch.utils import _python_dispatch
 
 _AUTOCAST = ("cpu", "cuda")
-# torch.compile looks at these, and skips a function for good that it meets in a dispatch mode.
+# torch.compile reads these, and skips a function forever that it meets in a dispatch mode.
 _FLAGS = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]
 
 _TWISTER = struct.Struct("625I")  # 624 words and the position, before or after them
@@ -37,7 +37,7 @@ _NUMPY_TWISTER = _NUMPY._bit_generator
 
 
 class ThreadState:
-    """What the thread that makes it has; another one starts with the same."""
+    """The state of the thread that makes it, with which another one starts."""
 
     def __init__(self) -> None:
         self._functions, self._dispatch = pop_modes()
@@ -54,7 +54,7 @@ class ThreadState:
 
     @contextmanager
     def entered(self, modes: list[Any]) -> Iterator[None]:
-        """Give a new thread, inside the block, the other's state, with these modes active."""
+        """Give a new thread the other's state inside the block, with these modes active."""
         with torch.inference_mode(self._inference):
             torch.set_grad_enabled(self._grad)
             for kind, enabled, dtype in self._autocast:
@@ -70,14 +70,14 @@ class ThreadState:
                 pop_modes()
 
     def enter_device(self) -> None:
-        """Enter the device: a new thread would be on the first GPU."""
+        """Enter the device, since a new thread would be on the first GPU."""
         if self._stream is not None:
             torch.cuda.set_device(self._stream[1])
             torch._C._cuda_setStream(*self._stream)
 
 
 class ProcessState:
-    """What one rank, or the caller, wants of what the process has one of."""
+    """One rank's, or the caller's, values of what the process has once."""
 
     def __init__(self) -> None:
         self._generators = Generators()
@@ -106,7 +106,7 @@ _UNCOMPILED = "force_eager"
 
 
 def compiler_stance() -> Any:
-    """Return torch.compiler.set_stance's setting, or what waits for an import of the compiler."""
+    """Return torch.compiler.set_stance's setting, or what awaits an import of the compiler."""
     compiler: Any = sys.modules.get(_COMPILER)
     return _Import.stance if compiler is None else compiler._stance
 
@@ -130,7 +130,7 @@ def uncompiled() -> Any:
 
 
 class _Import:
-    """Sets the stance when the compiler is imported: a watched rank may be the first to use it."""
+    """Sets the stance when the compiler is imported: a watched rank may be the first to do so."""
 
     stance: Any = None
 
@@ -153,7 +153,7 @@ _IMPORT: Any = _Import()
 
 
 def _current_stream() -> tuple[int, int, int]:
-    """Return its number, device and device type: what torch.cuda.set_stream sets, 10 us later."""
+    """Return the stream's number, device and device type, 10 us faster than torch.cuda does."""
     stream: tuple[int, int, int] = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
     return stream
 
@@ -174,20 +174,20 @@ def push_modes(functions: list[Any], dispatch: list[Any]) -> None:
 
 
 class Look(NamedTuple):
-    """What a generator looks like: equal if its state is."""
+    """A view of a generator, equal if its state is."""
 
     twister: bytes
     rest: Any
 
 
 class _Kind(NamedTuple):
-    look: Callable[[Look | None], Look]  # given the last one, which it returns if nothing changed
+    look: Callable[[Look | None], Look]  # gets the last one, and returns it if nothing changed
     get: Callable[[], Any]
     set: Callable[[Any], Any]
 
 
 class Generators:
-    """One rank's states."""
+    """One rank's generator states."""
 
     _in_force: dict[str, Look] = {}  # noqa: RUF012 -- one per process: how they were last saved
 
@@ -219,7 +219,7 @@ def _python(before: Look | None) -> Look:
 
 
 def _python_slowly(before: Look | None) -> Look:
-    """Read a twister that is not where CPython has it, right after the head of the object."""
+    """Read a twister that is not where CPython has it, right after the object's head."""
     now = Look(b"", random.getstate())
     return before if before == now else now
 
@@ -230,13 +230,13 @@ def _is_python_there() -> bool:
 
 
 class _NoTwister:
-    """In the place of numpy's twister, so that `get_state` copies only what comes beside it."""
+    """Stands in for numpy's twister, so that `get_state` copies only the rest."""
 
     state = property(lambda self: {"bit_generator": "none"})
 
 
 def _numpy(before: Look | None) -> Look:
-    if _NUMPY._bit_generator is not _NUMPY_TWISTER:  # the user's own: as if it always changed
+    if _NUMPY._bit_generator is not _NUMPY_TWISTER:  # the user's own counts as always changed
         return Look(b"", object())
     _NUMPY._bit_generator = _NO_TWISTER
     try:

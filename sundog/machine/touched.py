@@ -1,6 +1,6 @@
-"""What a torch operation of a host touches, from its operator's schema.
+"""What a host's torch operation touches, from its operator's schema.
 
-A checked host asks this of every operation, so what an operator's schema says is read once.
+A checked host asks this for every operation, so each operator's schema is read once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Argument(NamedTuple):
 
 
 def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
-    """Say what one call of an operator touched."""
+    """Return what one call of an operator touched."""
     found = Accessed()
     if is_view(func):
         return found
@@ -71,14 +71,14 @@ def _arguments(func: Any) -> list[_Argument]:
 
 @functools.cache
 def is_view(func: Any) -> bool:
-    """Return whether an operator returns a view, or peers' memory as tensors: it touches none."""
+    """Return whether an operator returns a view, or peers' memory as tensors, and touches none."""
     if func._opname == "get_remote_tensors":
         return True
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def words_held(func: Any, args: tuple) -> bytes:
-    """Return what a copy of 64-bit words will overwrite, a word after the other; else nothing."""
+    """Return the 64-bit words that a copy of such words will overwrite; else nothing."""
     if func is not torch.ops.aten.copy_.default:
         return b""
     into, source = args[:2]
@@ -108,7 +108,7 @@ def tell(
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors with memory of their own: no wrappers, and not a compiler's fake ones."""
+    """Return the tensors with their own memory: no wrappers, and no fake tensors of a compiler."""
     if value is None:
         return []
     leaves = [value] if type(value) in _PLAIN else tree_leaves(value)
@@ -122,7 +122,7 @@ def _is_own(value: Any) -> bool:
 
 
 def _touch(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Touch:
-    """Say what an operation touched of a tensor: one large element if it has no gaps."""
+    """Report what an operation touched of a tensor: one large element if it has no gaps."""
     start, itemsize = storage.data_ptr(), tensor.element_size()
     region = Region(start, start + storage.nbytes(), "tensor", -1, itemsize, is_heap=False)
     if tensor.is_contiguous():

@@ -1,7 +1,7 @@
-"""Lanes that a masked load without `other` leaves undefined, and what they hold.
+"""What the lanes hold that a masked load without `other` leaves undefined.
 
-Poison, so that a result which relies on them shows it. The compilers of today fill them with zeros,
-and a machine can do that too: for all loads, or for all but some, to see which of them matter.
+They hold poison, so that a result that relies on them shows it. Today's compilers fill them with
+zeros, and a machine can do so too: for all loads, or for all but some, to see which ones matter.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Undefined:
         self._machine = machine
         self._poisoned = poisoned
         self._stacks: dict[Site, Stack] = {}
-        self.loads: dict[Stack, Program] = {}  # that had such lanes, and who made them first
+        self.loads: dict[Stack, Program] = {}  # with such lanes, and who made them first
 
     def fill(self, chosen: np.ndarray, element: tl.dtype) -> np.ndarray:
-        """Return a tile for the load that is made now, of the lanes that are `chosen`; note it."""
+        """Return a tile for the current load, of the `chosen` lanes, and note the load."""
         kind = np_dtype(element)
         if chosen.all():
             return np.empty(chosen.shape, kind)
