@@ -62,7 +62,8 @@ class StagedTensor:
         if self._view is None or self._buffer is not self.staging.buffer:  # the buffer has grown
             self._buffer = self.staging.buffer
             nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
-            self._view = self._buffer[:nbytes].view(self.dtype).view(self.shape)
+            with torch.inference_mode(False):  # else only calls in that mode could copy to it
+                self._view = self._buffer[:nbytes].view(self.dtype).view(self.shape)
         return self._view
 
 
@@ -212,7 +213,8 @@ class Plans:
 
     def _allocating(self, build: Callable[[], CachedCall]) -> CachedCall:
         """Let a plan outlive the scope. If building it fails on every rank, free its memory."""
-        with self._memory.own_scope() as offsets:
+        # Plans outlive the inference mode that a call was made in, too.
+        with self._memory.own_scope() as offsets, torch.inference_mode(False):
             try:
                 call = build()
             except (OutOfHeap, RankMismatch, ValueError):

@@ -266,7 +266,8 @@ class Symmetric:
     def _view(self, rank: int, block: Allocation, dtype: torch.dtype, count: int) -> torch.Tensor:
         start = self.origin + block.offset
         segment = self._backend.segment(self._ranks[rank], block.is_flags)
-        return segment[start : start + count * dtype.itemsize].view(dtype)
+        with torch.inference_mode(False):  # else it could be written in that mode alone
+            return segment[start : start + count * dtype.itemsize].view(dtype)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from sundog import testing
 from sundog.collectives._copy import Config
 from sundog.errors import OutOfHeap, RankMismatch
 from sundog.fused import all_gather_matmul_barrier
+from sundog.ops.load import algorithms
 
 from .moving import SMALL, joined, part, same
 
@@ -368,5 +370,34 @@ def test_a_result_at_the_place_of_an_earlier_one_is_a_repetition(run: Run) -> No
             places.add(out.data_ptr())
             del out
         assert len(looked) == len(places)
+
+    run(main, 2)
+
+
+def test_what_began_in_inference_mode_goes_on_outside(run: Run) -> None:
+    """Plans, their memory and symmetric tensors outlive the mode."""
+
+    def main(world: sundog.World) -> None:
+        def norm() -> list[Any]:
+            rows, row = (torch.ones(sizes, device=world.device) for sizes in ((2, 64), (64,)))
+            algos = algorithms("all_reduce_rms_norm")
+            return [world.all_reduce_rms_norm(rows, rows, row, algo=algo) for algo in algos]
+
+        def moved(op: str, algo: str) -> Any:
+            x = torch.ones(8 * world.size, device=world.device)
+            return getattr(world, op)(x, algo=algo, **({"dst": 0} if op == "reduce" else {}))
+
+        names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "reduce")
+        pairs = [(op, algo) for op in names for algo in algorithms(op) if algo != "gluon"]
+        calls: list[Callable[[], Any]] = [functools.partial(moved, *pair) for pair in pairs]
+        for made in (*calls, norm):
+            with torch.inference_mode():
+                made()
+            made()
+        with torch.inference_mode():
+            mine = world.zeros(4)
+            peer = world.peer(mine, 0)
+        assert not peer.is_inference()
+        mine.add_(1)
 
     run(main, 2)
