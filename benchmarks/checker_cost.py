@@ -77,7 +77,7 @@ def _shadow(function: Callable[..., Any]) -> float:
     machine.checker = Checker(machine.memory)
     with contextlib.redirect_stdout(io.StringIO()):
         simulate(machine, function, RANKS, HEAP)
-    shadows = list(machine.checker._shadows)
+    shadows = list(machine.checker.shadows)
     return sum(s.numbers.nbytes for s in shadows) / sum(s.end - s.start for s in shadows)
 
 

@@ -18,8 +18,8 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1485,
-    "backends": 4045,
-    "checker": 4880,
+    "backends": 4050,
+    "checker": 5110,
     "collectives": 3970,
     "compat": 2860,
     "compiled": 1000,

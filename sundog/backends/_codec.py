@@ -124,7 +124,7 @@ class _Writer:
         host = tensor.detach().cpu() if on_gpu else tensor.detach().clone()
         about = [str(tensor.dtype), tuple(tensor.shape), on_gpu, tensor.requires_grad]
         self._sequence(b"x", about, 0)
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # a copy of ours
             flat = host.resolve_conj().resolve_neg().contiguous().reshape(-1)
             self._block(b"b", flat.view(torch.uint8).numpy().tobytes())
 
@@ -237,7 +237,9 @@ def _tensor(name: str, shape: tuple, on_gpu: bool, requires_grad: bool, data: by
     dtype = _dtype(name.encode())
     with torch._C.DisableTorchFunction():  # new memory: there is nothing to wait for
         if data:
-            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).view(shape)
+            with torch._C._DisableTorchDispatch():
+                flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                tensor = flat.view(dtype).view(shape)
         else:
             tensor = torch.empty(shape, dtype=dtype)
         return (tensor.cuda() if on_gpu else tensor).requires_grad_(requires_grad)

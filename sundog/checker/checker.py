@@ -6,41 +6,28 @@ meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..machine.accesses import MAKE, READ, Touch
-from ..machine.polling import Site, read, stack_of
+from ..machine.accesses import MAKE, Touch
+from ..machine.polling import read
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, Deputies, StreamActor, StreamClocks
 from .encounter import Encounter, Found
+from .events import Events
 from .failures import Missed, find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
+from .history import History
 from .pipelined import Suspicion, confirm, suspect
 from .races import PLAIN_FLAG
-from .rules import Look, looks_at
-from .shadow import (
-    FEW,
-    UNWRITTEN,
-    PastAccess,
-    Places,
-    Shadow,
-    Shadows,
-    Span,
-    State,
-    States,
-    after,
-    bounds,
-    each_place,
-    index_range,
-)  # fmt: skip
+from .rules import Look
+from .shadow import UNWRITTEN, Shadows, Span, bounds, each_place, index_range
 from .signals import ACQUIRES, RELEASES, Signals
-from .words import COPIED, READS, VOLATILE, VOLATILE_TILE
+from .words import COPIED, READS, VOLATILE, VOLATILE_TILE, VOLATILES
 
 
 class Checker:
@@ -53,19 +40,21 @@ class Checker:
         self.trace: list[tuple] | None = None
         self._memory = memory
         self._clocks = Clocks()
-        self._states = States()
         self.streams = StreamClocks(self._clocks)
         self._actors: dict[Program, Actor] = {}
         self.deputies = Deputies(self._actors, self._clocks)
         self._launches: dict[Launch, tuple[int, list[Program]]] = {}  # number, started programs
         self._signals = Signals(self._clocks, pick)
-        self._shadows = Shadows(memory, self._signals.forget)
-        self._events: dict[tuple, AccessEvent] = {}
-        self._stacks: dict[Site, tuple] = {}
+        self._history = History(memory, self._clocks, self._signals.forget, self._meet)
+        self._events = Events()
         self._num_launches = 0
         self.widest = 0  # programs of the largest launch
         self._running: dict[Actor, Launch] = {}
         self._missed: dict[AccessEvent, Region | None] = {}  # where it last read an older value
+
+    @property
+    def shadows(self) -> Shadows:
+        return self._history.shadows
 
     # order
 
@@ -133,13 +122,13 @@ class Checker:
         self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
         if not tensor and touch.addresses.size:
             self._signals.hear_plainly(event, int(touch.addresses.flat[0]))
-        self._access(event, touch)
+        self._history.access(event, touch)
 
     def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
         verb = "descriptor store" if proxy else "store"
         event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy, size=touch.size)
         self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
-        self._access(event, touch)
+        self._history.access(event, touch)
         if tensor and not proxy and touch.addresses.size > 1:
             event.actor.stored.append(touch)
         self._signals.break_chains(touch.addresses, touch.size)
@@ -163,7 +152,7 @@ class Checker:
         # all threads make a volatile load; one makes a scalar atomic
         verb, by_all = f"atomic {op}", tensor
         if op == VOLATILE:
-            verb, by_all = VOLATILE_TILE if tensor else "volatile load", True
+            verb, by_all = VOLATILES[tensor], True
         event = self._event(program, verb, writes, by_all, sem, scope, True, proxy, touch.size)
         actor = event.actor
         lags = self._signals.lags(touch.addresses) if self.trace is not None else ()
@@ -174,7 +163,7 @@ class Checker:
             self._signals.hear(event, touch.addresses)
             if event in self._signals.stale:
                 self._missed[event] = touch.region
-        self._access(event, touch)
+        self._history.access(event, touch)
         if op == "STORE":
             self._signals.break_chains(touch.addresses, touch.size, plain=False)
         if writes:
@@ -195,12 +184,12 @@ class Checker:
         if held and known is not None and known.is_flags:
             self._host_signal(actor, touch, at, held, known)
             return
-        event = self._host_event(actor, verb, at)
+        event = self._events.of_host(actor, verb, at)
         if verb != MAKE:
             self._note(verb.replace(" ", "_"), actor.rank, None, event, touch)
-        if known is None and self._shadows.write_down(self._past(event), touch):
+        if known is None and self._history.write_down(event, touch):
             return
-        self._access(event, touch if known is None else touch._replace(region=known))
+        self._history.access(event, touch if known is None else touch._replace(region=known))
         if event.writes:
             self._signals.break_chains(touch.addresses, touch.size)
 
@@ -210,50 +199,39 @@ class Checker:
         """Note a copy into flags: a release of each word, of all that the stream has done."""
         first = int(touch.addresses[0])
         words = Touch(np.arange(first, first + len(held), 8, dtype=np.uint64), 8, flags)
-        event = self._host_event(actor, COPIED, at)
+        event = self._events.of_host(actor, COPIED, at)
         self._note("host_write", actor.rank, None, event, words)
-        self._access(event, words)
+        self._history.access(event, words)
         self._signals.break_chains(words.addresses, words.size, plain=False)
         self._signals.publish(event, words, held, read(words.addresses, words.size))
         actor.advance()  # what follows on the stream was not published
         actor.steps += 1
 
-    def _host_event(self, actor: StreamActor, verb: str, at: tuple) -> AccessEvent:
-        key = (actor, verb, at)
-        event = self._events.get(key)
-        if event is None:
-            event = AccessEvent(actor, verb, verb != READ, atomic=False, tensor=True, stack=(at,))
-            if verb == COPIED:
-                event = replace(event, atomic=True, sem="release", scope="sys", size=8)
-            event.looks = looks_at(event)
-            self._events[key] = event
-        return event
-
     # allocations
 
     def allocated(self, region: Region) -> None:
-        self._shadows.allocated(region, UNWRITTEN)
+        self.shadows.allocated(region, UNWRITTEN)
 
     def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
         """Note an ordinary tensor before it is touched; an `unwritten` one was made just now."""
-        self._shadows.meet(storage, unwritten)
+        self.shadows.meet(storage, unwritten)
 
     def freed(self, start: int, stream: Stream, at: tuple) -> None:
         """Report the rank's own accesses that nothing orders before the end of this memory."""
-        shadow, region = self._shadows.get(start), self._memory.find(start, start + 1)
+        shadow, region = self.shadows.get(start), self._memory.find(start, start + 1)
         if shadow is not None and region is not None:
             actor, host = self.streams.of(stream), self.streams.host(stream.rank)
             event = AccessEvent(actor, "free", True, atomic=False, tensor=True, stack=(at,))
-            states = [self._states[number] for number in sorted(set(shadow.numbers.tolist()))]
+            states = self._history.states_of(shadow)
             for found in find_uses(states, event, self._clocks, host):
                 self._report(found, event, (region, shadow, slice(0, shadow.numbers.size)))
-        self._shadows.freed(start)
+        self.shadows.freed(start)
 
     # inside
 
     def forget(self) -> None:
         """Drop all histories after the run: collecting them as garbage would take longer."""
-        self._states, self._shadows = States(), Shadows(self._memory, self._signals.forget)
+        self._history = History(self._memory, self._clocks, self._signals.forget, self._meet)
         self._events.clear()
 
     def _event(
@@ -262,83 +240,15 @@ class Checker:
     ) -> AccessEvent:  # fmt: skip
         actor = self._actors[program]
         site = actor.called or program.site
-        key = (actor, verb, tensor, sem, scope, size, site)
-        found = self._events.get(key)
-        if found is None:
-            stack = self._stacks.get(site)
-            if stack is None:
-                stack = self._stacks[site] = tuple(stack_of(site))
-            found = AccessEvent(actor, verb, writes, atomic, tensor, sem, scope, proxy, size, stack)
-            found.looks = looks_at(found)
-            self._events[key] = found
-        return found
+        return self._events.of(actor, site, verb, writes, tensor, sem, scope, atomic, proxy, size)
 
-    def _access(self, event: AccessEvent, touch: Touch) -> None:
-        addresses, size, region, _ = touch
-        if addresses.size == 0:
-            return
-        if region is None:  # a tile over several allocations
-            for address in addresses.ravel().tolist():
-                self._access(event, self._one(address, size))
-            return
-        shadow, past = self._shadow(region), self._past(event)
-        place = shadow.place(addresses.item(), size) if addresses.size == 1 else -1
-        if place >= 0:  # most accesses
-            old = self._states[shadow.numbers.item(place)]
-            new = self._step(old, past, (region, shadow, slice(place, place + 1)), touch)
-            if new is not old:
-                shadow.numbers[place] = self._states.number(new)
-            return
-        places = shadow.places(addresses, size)
-        numbers = shadow.numbers[places]
-        if numbers.size <= FEW:
-            self._access_each(past, touch, shadow, places, numbers.tolist())
-            return
-        first = int(numbers[0])
-        if np.count_nonzero(numbers == first) == numbers.size:
-            state = self._step(self._states[first], past, (region, shadow, places), touch)
-            shadow.numbers[places] = self._states.number(state)
-            return
-        if isinstance(places, slice):
-            places = np.arange(places.start, places.stop)
-        after_it = np.empty_like(numbers)
-        heads = numbers[1:][numbers[1:] != numbers[:-1]].tolist()  # few: np.unique would sort all
-        for number in sorted({first, *heads}):
-            here = numbers == number
-            span = region, shadow, places[here]
-            state = self._step(self._states[number], past, span, touch)
-            after_it[here] = self._states.number(state)
-        shadow.numbers[places] = after_it
-
-    def _access_each(
-        self, past: PastAccess, touch: Touch, shadow: Shadow, places: Places, numbers: list[int]
-    ) -> None:
-        """Do the same for a few granules, by hand: numpy takes longer to begin."""
-        assert touch.region is not None
-        groups: dict[int, list[int]] = {}
-        for place, number in zip(each_place(places), numbers, strict=True):
-            groups.setdefault(number, []).append(place)
-        for number in sorted(groups):
-            span = touch.region, shadow, groups[number]
-            new = self._states.number(self._step(self._states[number], past, span, touch))
-            for place in groups[number]:
-                shadow.numbers[place] = new
-
-    def _one(self, address: int, size: int) -> Touch:
-        region = self._memory.find(address, address + size)
-        return Touch(np.array([address], np.uint64), size, region)
-
-    def _step(self, state: State, past: PastAccess, span: Span, touch: Touch) -> State:
-        """Let the rules look at one access; return what the state of these bytes becomes."""
-        event = past.event
-        if state.writes or state.reads or state.atomics or not state.written or event.writes:
-            here = Encounter(event, state, self._clocks, span, touch)
-            for stored in here.payloads() if event.verb == VOLATILE_TILE else ():
-                self._signals.hear_payload(event, stored, bounds(span)[0])
-            for look in event.looks:
-                if found := look(here):
-                    self._found(look, list(found), here)
-        return after(self._clocks, state, past)
+    def _meet(self, here: Encounter, looks: Iterable[Look]) -> None:
+        """Let the rules look at an access and the history that it meets."""
+        for stored in here.payloads() if here.event.verb == VOLATILE_TILE else ():
+            self._signals.hear_payload(here.event, stored, bounds(here.span)[0])
+        for look in looks:
+            if found := look(here):
+                self._found(look, list(found), here)
 
     def _found(self, look: Look, found: list[Found], here: Encounter) -> None:
         event = here.event
@@ -352,25 +262,6 @@ class Checker:
                 self._report(each, event, here.span)
             else:
                 self._suspicions.append(suspect(each, event, here.span, self._running[event.actor]))
-
-    def _past(self, event: AccessEvent) -> PastAccess:
-        """Return an access that is made now, as later ones will see it."""
-        actor = event.actor
-        stamp = actor.stamp(event.tensor, event.proxy and event.writes)
-        return PastAccess(stamp, event, actor.steps)
-
-    def _shadow(self, region: Region) -> Shadow:
-        """Return a region's shadow; what its host did to it alone comes first."""
-        if not self._shadows.has_diary(region):  # most
-            return self._shadows.of(region)
-        diary, shadow = self._shadows.read_diary(region), self._shadows.of(region)
-        for past, touch in diary.entries:
-            places = shadow.places(touch.addresses, touch.size)
-            found, which = np.unique(shadow.numbers[places], return_inverse=True)
-            states = [after(self._clocks, self._states[n], past) for n in found.tolist()]
-            new = np.array([self._states.number(state) for state in states], np.int32)
-            shadow.numbers[places] = new[which]
-        return shadow
 
     def _look_by_lane(self, look: Look, here: Encounter) -> Iterator[Found]:
         """Look again at each lane of a tensor acquire: what it learns orders its own access."""
@@ -397,7 +288,7 @@ class Checker:
         """Return the atomics that ran: file and line of every caller, semantics and scope."""
         return {
             (path, line, event.sem, event.scope)
-            for event in self._events.values()
+            for event in self._events
             if event.sem
             for path, line, _ in event.stack
         }

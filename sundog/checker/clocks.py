@@ -13,6 +13,7 @@ carries what its stream knew, to the streams that wait for it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,6 +195,15 @@ class Clocks:
         if self.covers(actor.clock, stamp) or actor.owns(stamp[0]):
             return True
         return bool(actor.lane) and any(self.covers(clock, stamp) for clock in actor.lane)
+
+    def knows_all(self, actor: Actor | StreamActor, marks: Iterable[Any]) -> bool:
+        """Return whether all these accesses happened before what the actor does now."""
+        get = actor.clock.get
+        for mark in marks:
+            component, time = mark.stamp
+            if get(component, 0) < time and not self.knows(actor, mark.stamp):
+                return False
+        return True
 
     def implies(self, actor: Actor | StreamActor, stamp: Stamp, old: Stamp) -> bool:
         """Return whether all who will know this stamp of the actor know the old one too.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from ..machine.accesses import Touch
 from .clocks import Clocks
 from .findings import AccessEvent, Rule
+from .scopes import both_reach
 from .shadow import PastAccess, Span, State
-from .signals import both_reach
 from .words import VOLATILE_TILE
 
 

@@ -30,6 +30,7 @@ UNDEFINED_LANES = Rule(
     is_strict=True,
 )
 RULES = [VOLATILE_FLAG, UNDEFINED_LANES]
+UNORDERED = True  # see rules.py
 _VERB = "volatile load"
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from .encounter import Encounter, Found
 from .findings import SILENCE, AccessEvent, Rule
 from .idioms import chain, idiom, wider
+from .scopes import both_reach
 from .shadow import PastAccess, bounds
-from .signals import Heard, both_reach
+from .signals import Heard
 
 BARRIER_BEFORE = Rule(
     "race",
@@ -87,6 +88,7 @@ KERNEL_BOUNDARY = Rule(
     'Signal with sem="release" and wait with sem="acquire", or use sundog.device.signal.',
     is_strict=True,
 )
+UNORDERED = True  # see rules.py
 _LONGEST_CHAIN = 16  # signals
 
 RULES = [

@@ -2,6 +2,8 @@
 
 `look` is called for every access and every history of the bytes that it touches. A rule that only
 some places of a kernel concern has a function `watches` too, which is asked once for each of them.
+One with UNORDERED looks only for what nothing orders: it is not called for an access that comes
+after all that it could race with.
 """
 
 from __future__ import annotations
@@ -31,12 +33,17 @@ RULES: list[Rule] = [rule for module in (*_MODULES, failures) for rule in module
 OBJECTIONS = {rule.kind for rule in RULES if rule.is_verdict}  # kinds that kill a mutant
 
 
-_known: dict[tuple, tuple[Look, ...]] = {}
+_known: dict[tuple, tuple[tuple[Look, ...], tuple[Look, ...]]] = {}
+_FOR_UNORDERED = {module.look for module in _MODULES if getattr(module, "UNORDERED", False)}
 
 
-def looks_at(event: AccessEvent) -> tuple[Look, ...]:
-    """Return those that the accesses of one place concern: how it is made says that."""
+def looks_at(event: AccessEvent) -> tuple[tuple[Look, ...], tuple[Look, ...]]:
+    """Return those that the accesses of one place concern: how it is made says that.
+
+    And of these, those that also look at accesses which come after all that they could race with.
+    """
     how = type(event.actor), event.verb, event.writes, event.atomic, event.tensor, event.proxy
     if how not in _known:
-        _known[how] = tuple(look for look in LOOKS if look not in _WATCHES or _WATCHES[look](event))
+        looks = [look for look in LOOKS if look not in _WATCHES or _WATCHES[look](event)]
+        _known[how] = tuple(looks), tuple([each for each in looks if each not in _FOR_UNORDERED])
     return _known[how]

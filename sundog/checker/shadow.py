@@ -23,12 +23,22 @@ from .clocks import Clocks, Stamp
 from .findings import AccessEvent
 
 
-class PastAccess(NamedTuple):
+@dataclass(eq=False, slots=True)  # compared by identity: `made_now` makes equal ones once
+class PastAccess:
     """An access that later ones are compared with."""
 
     stamp: Stamp
     event: AccessEvent
     step: int  # of its actor, for the report: before or after a signal?
+
+
+def made_now(event: AccessEvent) -> PastAccess:
+    """Return an access that is made now, as later ones will see it."""
+    actor, past = event.actor, event.latest
+    stamp = actor.stamp(event.tensor, event.proxy and event.writes)
+    if past is None or past.step != actor.steps or past.stamp != stamp:
+        past = event.latest = PastAccess(stamp, event, actor.steps)
+    return past
 
 
 class State(NamedTuple):
@@ -100,6 +110,12 @@ class Shadow:
         self.granule = finer
 
 
+def distinct(numbers: np.ndarray) -> list[int]:
+    """Return the different ones in order. Neighbours are mostly equal: np.unique would sort all."""
+    heads = numbers[1:][numbers[1:] != numbers[:-1]].tolist()
+    return sorted({numbers.item(0), *heads})
+
+
 def _is_side_by_side(flat: np.ndarray, size: int) -> bool:
     if flat.size <= FEW:
         at = flat.tolist()
@@ -133,28 +149,30 @@ class Diary:
 
 def after(clocks: Clocks, state: State, new: PastAccess) -> State:
     """Return what later accesses are compared with: nothing that the new access implies."""
+    _, writes, reads, atomics = state
     if new.event.atomic:
-        others = [m for m in state.atomics if not _replaces(clocks, new, m)]
-        return State(True, state.writes, state.reads, (*others, new))
+        others = [m for m in atomics if not _replaces(clocks, new, m)]
+        return State(True, writes, reads, (*others, new))
     if new.event.writes:
-        writes, reads, atomics = (
-            tuple([m for m in marks if _outlives(clocks, new, m)]) if marks else ()
-            for marks in (state.writes, state.reads, state.atomics)
-        )
-        return State(True, (*writes, new), reads, atomics)
-    if new in state.reads:
+        kept = [
+            _outliving(clocks, new, marks) if marks else () for marks in (writes, reads, atomics)
+        ]
+        return State(True, (*kept[0], new), kept[1], kept[2])
+    if new in reads:
         return state
-    kept = [m for m in state.reads if not _implies(clocks, new, m)]
-    return State(True, state.writes, (*kept, new), state.atomics)
+    if reads:
+        actor, stamp = new.event.actor, new.stamp
+        reads = tuple([m for m in reads if not clocks.implies(actor, stamp, m.stamp)])
+    return State(True, writes, (*reads, new), atomics)
 
 
-def _implies(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
-    return clocks.implies(new.event.actor, new.stamp, old.stamp)
-
-
-def _outlives(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
-    """Return whether it is a program's own tile that its later scalar store does not publish."""
-    return old.event.actor is new.event.actor and not _implies(clocks, new, old)
+def _outliving(
+    clocks: Clocks, new: PastAccess, marks: tuple[PastAccess, ...]
+) -> tuple[PastAccess, ...]:
+    """Return a program's own tiles that its later scalar store does not publish."""
+    actor = new.event.actor
+    own = [mark for mark in marks if mark.event.actor is actor]
+    return tuple([m for m in own if not clocks.implies(actor, new.stamp, m.stamp)])
 
 
 def _replaces(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
@@ -162,7 +180,7 @@ def _replaces(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
     a, b = new.event, old.event
     same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
     program = a.scope != "cta" or a.actor is b.actor
-    return same and program and _implies(clocks, new, old)
+    return same and program and clocks.implies(a.actor, new.stamp, old.stamp)
 
 
 def bounds(span: Span) -> tuple[int, int]:

@@ -14,11 +14,11 @@ import numpy as np
 from ..machine.accesses import Touch
 from .clocks import Actor, Clock, Clocks, join
 from .findings import AccessEvent
+from .scopes import narrower, reaches, same
 from .shadow import PastAccess
 from .words import STORES, Message, Word, Words, is_poll, leaves_unchanged
 
 _WIDEST = 8  # bytes of an atomic
-_SCOPES = ("cta", "gpu", "sys")  # from the narrowest
 _WIDE = 8  # lanes of a tile
 _FENCES_KEPT = 1024  # programs whose fence.sc orders later ones
 ACQUIRES, RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
@@ -157,22 +157,28 @@ class Signals:
 
     def _known(self, addresses: list[int], size: int, before: bytes) -> list[tuple[int, Word]]:
         """Return the words of an access, each with its first lane; make those that are new."""
-        found = [(i, w) for i, w in self._words.each(addresses) if w is not None and w.size == size]
-        if sum(len(word.addresses) for _, word in found) == len(addresses):
-            return found
-        if not found and len(set(addresses)) == len(addresses):
-            self._words.drop([a for a in addresses if self._words.get(a) is not None])
-            word = Word(size, addresses, [Message(0, before)])
-            self._words.add(word)
-            return [(0, word)]
+        found = self._words.each(addresses)
+        known = [(lane, w) for lane, w in found if w is not None and w.size == size]
+        if len(known) == len(found):
+            return known
+        if not known and len(set(addresses)) == len(addresses):
+            return [(0, self._new(addresses, size, before))]
         made = []
-        for lane, address in enumerate(addresses):
-            known = self._words.get(address)
-            if known is None or known.size != size:
-                known = Word(size, [address], [Message(0, before[lane * size : (lane + 1) * size])])
-                self._words.add(known)
-            made.append((lane, known))
+        for lane, old in found:
+            word = self._words.get(addresses[lane])  # an address may occur twice
+            if word is None or word.size != size:
+                at = addresses[lane : lane + (1 if old is None else len(old.addresses))]
+                value = before[lane * size : (lane + len(at)) * size]
+                word = self._new(at, size, value)
+            made.append((lane, word))
         return made
+
+    def _new(self, addresses: list[int], size: int, value: bytes) -> Word:
+        """Make a word that no atomic of this size has touched."""
+        self._words.drop([a for a in addresses if self._words.get(a) is not None])
+        word = Word(size, addresses, [Message(0, value)])
+        self._words.add(word)
+        return word
 
     def _append(self, event: AccessEvent, word: Word, value: bytes, said: dict[str, Clock]) -> None:
         actor, newest = event.actor, word.newest
@@ -183,7 +189,7 @@ class Signals:
             word.signals.clear()
         published = newest.published if event.verb not in STORES else {}
         for scope, clock in said.items():
-            key = (scope, _same(scope, actor))
+            key = (scope, same(scope, actor))
             known = published.get(key)
             alone = last is not None and len(word.signals) == 1
             if known is not None and not (alone and known.get(actor.zero, 0) <= clock[actor.zero]):
@@ -295,13 +301,13 @@ class Signals:
             self._put_in_order(actor, scope, everyone)
         if sem != "acquire":
             alone, together = actor.published(tensor=False), actor.published(tensor=True)
-            wider = [f for f in actor.fences if _narrower(f.scope, scope) != f.scope]
+            wider = [f for f in actor.fences if narrower(f.scope, scope) != f.scope]
             actor.fences = (*wider, FencePast(scope, alone, together, actor.met))
         actor.steps += 1
 
     def _acquire_overheard(self, actor: Actor, scope: str, everyone: bool) -> None:
         for key, each in [*actor.overheard.items()]:
-            if not _reaches(scope, _same(scope, actor), each.who):
+            if not reaches(scope, same(scope, actor), each.who):
                 continue  # a wider fence may follow
             del actor.overheard[key]
             if everyone and not each.by_lane:
@@ -310,16 +316,16 @@ class Signals:
                 actor.pending[id(each.clock)] = each.clock
         for signaller, heard in actor.heard.items():
             if heard.event.actor is actor and heard.event.atomic:
-                reach = _narrower(scope, heard.event.scope)
-                if heard.acquires and _narrower(heard.scope, reach) == reach:
+                reach = narrower(scope, heard.event.scope)
+                if heard.acquires and narrower(heard.scope, reach) == reach:
                     continue  # as far already
                 actor.heard[signaller] = heard._replace(acquires=True, scope=reach)
 
     def _put_in_order(self, actor: Actor, scope: str, everyone: bool) -> None:
         """Order a fence.sc after those before it whose scopes reach: fences have one order."""
         for other, (theirs, clock) in self._ordered.items():
-            if _reaches(theirs, _same(theirs, other), actor) and _reaches(
-                scope, _same(scope, actor), other
+            if reaches(theirs, same(theirs, other), actor) and reaches(
+                scope, same(scope, actor), other
             ):
                 if everyone:
                     actor.learn(clock)
@@ -408,13 +414,9 @@ def _published(event: AccessEvent) -> dict[str, Clock]:
     if event.sem in RELEASES:
         return {event.scope: actor.published(event.tensor)}
     return {
-        _narrower(fence.scope, event.scope): fence.together if event.tensor else fence.alone
+        narrower(fence.scope, event.scope): fence.together if event.tensor else fence.alone
         for fence in actor.fences
     }
-
-
-def _narrower(*scopes: str) -> str:
-    return min(scopes, key=_SCOPES.index)
 
 
 def _reaching(event: AccessEvent, message: Message) -> list[tuple[Clock, Any]]:
@@ -423,27 +425,5 @@ def _reaching(event: AccessEvent, message: Message) -> list[tuple[Clock, Any]]:
     return [
         (clock, who)
         for (scope, who), clock in message.published.items()
-        if _reaches(scope, who, actor) and _reaches(event.scope, _same(event.scope, actor), who)
+        if reaches(scope, who, actor) and reaches(event.scope, same(event.scope, actor), who)
     ]
-
-
-def _same(scope: str, actor: Actor) -> Any:
-    """Return who an actor is, in terms of its scope: itself for cta, else its rank."""
-    return actor if scope == "cta" else actor.rank
-
-
-def _reaches(scope: str, who: Any, other: Any) -> bool:
-    """Return whether `scope`, used by `who`, takes in `other`; each a rank, or a program."""
-    if scope == "sys":
-        return True
-    if scope == "cta":
-        return who is other
-    rank, other_rank = (x.rank if isinstance(x, Actor) else x for x in (who, other))
-    return rank == other_rank
-
-
-def both_reach(a: AccessEvent | Signal, b: AccessEvent | Heard) -> bool:
-    """Return whether two atomics are atomic to each other, or a signal reaches who heard it."""
-    if a.scope == b.scope == "sys":  # most
-        return True
-    return _reaches(a.scope, a.actor, b.actor) and _reaches(b.scope, b.actor, a.actor)

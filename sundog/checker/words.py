@@ -8,14 +8,16 @@ it is, such as a poll that adds 0, may read an older message: it stands right af
 and the next writer read the same value from it. A release must not stand there: the next
 writer may have acquired without it.
 
-The words of a tile that atomics have touched only as a whole have one history, so they are one
-`Word` with several addresses, whose values lie side by side. It is split when an access touches a
-part of it. If the lanes of one read see different messages, all count as having seen the newest of
-them: later reads have fewer values to choose from, and never one that coherence forbids.
+The words of a tile that atomics have touched only together have one history, so they are one
+`Word` with several addresses, whose values lie side by side. An access that touches a part of it
+splits it into that part and what lies before and after it. If the lanes of one read see different
+messages, all count as having seen the newest of them: later reads have fewer values to choose
+from, and never one that coherence forbids.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -28,6 +30,7 @@ from .findings import AccessEvent
 
 VOLATILE = "VOLATILE"  # a volatile load: relaxed, at system scope
 VOLATILE_TILE = "volatile load of a tile"
+VOLATILES = ("volatile load", VOLATILE_TILE)
 READS = ("LOAD", VOLATILE)
 COPIED = "host copy of flags"  # by the copy engine: a release, in stream order
 STORES = ("atomic STORE", COPIED)  # they read nothing: no release sequence goes through them
@@ -52,7 +55,7 @@ class Message(NamedTuple):
     releases: int = 0  # in its chain of read-modify-writes
 
 
-@dataclass
+@dataclass(eq=False)
 class Word:
     """The newest messages of one address, or of a tile's, and who has read which of them."""
 
@@ -73,10 +76,10 @@ class Word:
         """Return what a message has for one address."""
         return message.value[lane * self.size : (lane + 1) * self.size]
 
-    def alone(self, lane: int) -> Word:
-        """Return a word of one of the addresses, with this history."""
-        at = [self.addresses[lane]]
-        messages = [m._replace(value=self.value(m, lane)) for m in self.messages]
+    def part(self, first: int, last: int) -> Word:
+        """Return a word of the addresses from `first`, before `last`, with this history."""
+        at, lanes = self.addresses[first:last], slice(first * self.size, last * self.size)
+        messages = [m._replace(value=m.value[lanes]) for m in self.messages]
         signals = {actor: s._replace(addresses=at) for actor, s in self.signals.items()}
         return Word(
             self.size, at, messages, signals, dict(self.seen), list(self.reads), dict(self.stale),
@@ -148,18 +151,28 @@ class Words:
     def each(self, addresses: list[int]) -> list[tuple[int, Word | None]]:
         """Return the words that an access touches, each with its first lane; None: not known.
 
-        A word of a tile that the access does not touch as it is is split.
+        A word that the access touches only in part, or in another order, is split.
         """
-        first = self._words.get(addresses[0]) if addresses else None
-        if first is not None and first.addresses == addresses:
-            return [(0, first)]
-        if len(addresses) == 1 and first is None:
-            return [(0, None)]
-        for address in addresses:
-            word = self._words.get(address)
+        found: list[tuple[int, Word | None]] = []
+        lane, get = 0, self._words.get
+        while lane < len(addresses):
+            word = get(addresses[lane])
             if word is not None and len(word.addresses) > 1:
-                self._split(word)
-        return [(lane, self._words.get(address)) for lane, address in enumerate(addresses)]
+                word = self._cut(word, addresses, lane)
+            found.append((lane, word))
+            lane += 1 if word is None else len(word.addresses)
+        return found
+
+    def _cut(self, word: Word, addresses: list[int], lane: int) -> Word:
+        """Return the part of a word that begins at this lane of an access and is touched by it."""
+        whole = word.addresses
+        if addresses[lane : lane + len(whole)] == whole:
+            return word
+        first = whole.index(addresses[lane])
+        pairs = zip(whole[first:], addresses[lane:], strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._split(word, (0, first, first + same, len(whole)))
+        return self._words[addresses[lane]]
 
     def add(self, word: Word) -> None:
         for address in word.addresses:
@@ -176,17 +189,21 @@ class Words:
 
     def drop(self, addresses: list[int]) -> None:
         """Forget these. What is left of a tile's word is split."""
-        touched = {id(word): word for word in map(self._words.pop, addresses)}
+        touched = dict.fromkeys(map(self._words.pop, addresses))
         for address in addresses:
             del self._pages[address >> _PAGE][address]
-        for word in touched.values():
-            self._split(word)
+        for word in touched:
+            kept = [address in self._words for address in word.addresses]
+            if any(kept):
+                ends = [n for n in range(1, len(kept)) if kept[n] != kept[n - 1]]
+                self._split(word, (0, *ends, len(kept)))
 
-    def _split(self, word: Word) -> None:
-        """Put a word of one address in the place of each that is not forgotten."""
-        for lane, address in enumerate(word.addresses):
-            if address in self._words:
-                self._words[address] = word.alone(lane)
+    def _split(self, word: Word, ends: tuple[int, ...]) -> None:
+        """Put parts of a word in its place, but for those that are forgotten."""
+        for first, last in itertools.pairwise(ends):
+            if first < last and word.addresses[first] in self._words:
+                part = word.part(first, last)
+                self._words.update(dict.fromkeys(part.addresses, part))
 
 
 def is_poll(op: str, operand: bytes) -> bool:

@@ -138,9 +138,17 @@ def test_the_words_of_a_tile_are_one_until_a_part_is_touched() -> None:
     words = _tile_of_words()
     assert len(words.each([64, 68, 72, 76])) == 1
     parts = words.each([68, 72])
-    assert [word.newest.value for _, word in parts if word is not None] == [b"bbbb", b"cccc"]
-    assert [word.newest.value for _, word in words.each([64, 68, 72, 76]) if word] == [
-        b"aaaa", b"bbbb", b"cccc", b"dddd",
+    assert [word.newest.value for _, word in parts if word is not None] == [b"bbbbcccc"]
+    assert [(lane, word.newest.value) for lane, word in words.each([64, 68, 72, 76]) if word] == [
+        (0, b"aaaa"), (1, b"bbbbcccc"), (3, b"dddd"),
+    ]  # fmt: skip
+
+
+def test_words_that_are_touched_in_another_order_are_split() -> None:
+    words = _tile_of_words()
+    parts = words.each([72, 76, 64, 80])
+    assert [(lane, word and word.newest.value) for lane, word in parts] == [
+        (0, b"ccccdddd"), (2, b"aaaa"), (3, None),
     ]  # fmt: skip
 
 

@@ -21,8 +21,9 @@ from ...callsite import relative
 from ...checker.checker import Checker
 from ...checker.encounter import Found
 from ...checker.findings import AccessEvent, Finding, FoundAccess
+from ...checker.scopes import both_reach
 from ...checker.shadow import Span
-from ...checker.signals import ACQUIRES, RELEASES, Heard, both_reach
+from ...checker.signals import ACQUIRES, RELEASES, Heard
 from ...errors import Deadlock
 from ...machine.accesses import Touch
 from ...machine.machine import Machine
