@@ -2,6 +2,7 @@
 
     python -m benchmarks.farm [--json results.json]
     python -m benchmarks.farm --rounds 3        # compile throughput alone, pool and farm by turns
+    python -m benchmarks.farm --gpus 2          # measuring, on GPUs that a cluster says it has
 
 A Ray cluster of two node processes with a CPU each stands for machines. The clock is made up, and
 every row says so. Every few moments a compiler or the measurer is killed, at random. Then: does
@@ -9,6 +10,10 @@ every config have one row with a time, is the best config that of the local pool
 configs are compiled per second on equal cores, without kills? Rates are counted from the first row
 to the last, without the start of workers, and by turns: other work on this machine slows both, so
 the processor time of all their processes is counted too, Ray's included.
+
+With --gpus the cluster says that it has GPUs, as resources of Ray's: none is needed, and the clock
+is made up. Every measurement notes its GPU, its process and when it began and ended. Was each alone
+on its GPU, and were all GPUs used?
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -40,6 +46,8 @@ from sundog.world.world import World
 _ARGUMENTS: dict[str, Any] = {"world": 2, "search": "exhaustive"}  # 502 configs
 _ROWS = (20, 100)  # between two kills; a config has two
 _KINDS = ("ray::_Compiler", "ray::_Measurer")
+_NOTES = "SUNDOG_FARM_NOTES"  # names the file where a measurement notes its GPU
+_SECONDS = 0.02  # of a measurement, at least: others would overlap it
 
 
 def made_up_clock(
@@ -54,6 +62,21 @@ def made_up_clock(
     return found
 
 
+def noting_clock(
+    world: World, variants: Sequence[Variant], samples: int, calls: int
+) -> list[Times]:
+    """Return made-up times, and note on which of Ray's GPUs this process is, and when."""
+    begin = time.time()
+    if world.rank == 0:
+        time.sleep(_SECONDS)
+        here = ray.get_runtime_context()  # every node counts its GPUs from 0
+        gpu = f"{here.get_node_id()[:6]}:{','.join(map(str, ray.get_gpu_ids()))}"
+        line = json.dumps([gpu, os.getpid(), begin, time.time()]) + "\n"
+        with open(os.environ[_NOTES], "a") as file:  # a short line is written whole
+            file.write(line)
+    return made_up_clock(world, variants, samples, calls)
+
+
 def _take_caches(folder: Path, name: str) -> None:
     """Compile into empty caches. A farm's workers have what is set when their cluster starts."""
     os.environ["TRITON_CACHE_DIR"] = str(folder / f"triton-{name}")
@@ -61,13 +84,20 @@ def _take_caches(folder: Path, name: str) -> None:
 
 
 @contextmanager
-def _cluster(nodes: int, folder: Path, name: str) -> Iterator[str]:
+def _cluster(nodes: int, folder: Path, name: str, gpus: int = 0) -> Iterator[str]:
+    """Start node processes with a CPU each; `gpus`: what they say they have, together.
+
+    A node with GPUs has a CPU more for each, which its measurer takes.
+    """
     _take_caches(folder, name)
     room = 80_000_000  # bytes of a node's object store, the least that Ray takes
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    for _ in range(nodes - 1):
-        made.add_node(num_cpus=1, object_store_memory=room)
+    has = [gpus // nodes + (n < gpus % nodes) for n in range(nodes)]
+    head = {"include_dashboard": False, "object_store_memory": room}
+    made = Cluster(
+        initialize_head=True, head_node_args={**head, "num_cpus": 1 + has[0], "num_gpus": has[0]}
+    )
+    for count in has[1:]:
+        made.add_node(num_cpus=1 + count, num_gpus=count, object_store_memory=room)
     try:
         yield str(made.address)
     finally:
@@ -202,15 +232,49 @@ def _throughput(folder: Path, rounds: int, budget: int) -> dict[str, Any]:
     }
 
 
+def on_gpus(folder: Path, gpus: int, budget: int = 180) -> dict[str, Any]:
+    """Measure by as many measurers as a cluster of two nodes says it has GPUs."""
+    notes = folder / "notes"
+    os.environ[_NOTES] = str(notes)  # Ray's workers have what is set when their cluster starts
+    measured: dict[str, Any] = {"place": TunePlace("sim"), "timer": noting_clock}
+    with _cluster(2, folder, "gpus", gpus) as address:
+        farm = _tuned(folder, "gpus", budget, farm=address, **measured)
+    found = [json.loads(line) for line in notes.read_text().splitlines()]
+    return {"GPUs in Ray's resources": gpus, "farm": farm, **who_measured(found)}
+
+
+def who_measured(notes: list[tuple[str, int, float, float]]) -> dict[str, Any]:
+    """Count measurements by GPU, the processes, and how often a GPU had two at a moment."""
+    by_gpu = defaultdict(list)
+    for gpu, _, begin, end in notes:
+        by_gpu[gpu].append((begin, end))
+    shared = sum(
+        later[0] < earlier[1]
+        for times in by_gpu.values()
+        for earlier, later in itertools.pairwise(sorted(times))
+    )
+    ends = sorted((begin, end, gpu) for gpu, _, begin, end in notes)
+    beside = sum(b[0] < a[1] and a[2] != b[2] for a, b in itertools.pairwise(ends))
+    return {
+        "measurements by GPU": {gpu: len(times) for gpu, times in sorted(by_gpu.items())},
+        "processes": len({pid for _, pid, *_ in notes}),
+        "beside another one on its GPU": shared,
+        "beside one on another GPU": beside,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", default="")
     parser.add_argument("--rounds", type=int, default=0, help="of throughput, and nothing else")
     parser.add_argument("--budget", type=int, default=20, help="configs per algorithm of a round")
+    parser.add_argument("--gpus", type=int, default=0, help="measure on so many, and nothing else")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sundog-farm-"))
     found: dict[str, Any] = {"cores": os.cpu_count(), "ray": ray.__version__}
-    if given.rounds:
+    if given.gpus:
+        found |= on_gpus(folder, given.gpus)
+    elif given.rounds:
         found |= _throughput(folder, given.rounds, given.budget)
     else:
         found |= _with_kills(folder) | _throughput(folder, 1, 180)

@@ -94,14 +94,16 @@ class Farm:
     def measurers(
         self, jobs: Sequence[Job], place: TunePlace, timer: Timer, seconds: float, on_gpu: bool
     ) -> Iterator[list[Worker]]:
-        """Start one for each GPU, kind by kind; one without a GPU if the clock is made up.
+        """Start one for each GPU that the cluster says it has, kind by kind.
 
-        An actor that dies comes again on a GPU of the same kind.
+        An actor that dies comes again on a GPU of the same kind. With a made-up clock and no GPU
+        there is one measurer.
         """
         named = [_name(job) for job in jobs]
-        kinds = gpu_kinds(self._ray.nodes()) if on_gpu else {}
+        kinds = gpu_kinds(self._ray.nodes())
+        num_gpus = int(on_gpu or bool(kinds))
         for kind, count in (kinds or {"": 1}).items():  # where there is no GPU, _open says so
-            resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(on_gpu)}
+            resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": num_gpus}
             resources |= {"accelerator_type": kind} if kind else {}
             made = self._actor(_Measurer, **resources)
 

@@ -230,6 +230,9 @@ def test_gpus_of_each_kind_measure_for_a_target_of_their_own(
     for workers in Farm("head").measurers(*given, on_gpu=True):
         found.append((len(workers), ray.options["num_gpus"], ray.options["accelerator_type"]))
     assert found == [(3, 1, "H200"), (1, 1, "A100")], "a node that is gone does not count"
+    by_made_up_clock = [len(workers) for workers in Farm("head").measurers(*given, on_gpu=False)]
+    assert by_made_up_clock == [3, 1], "on the GPUs that a cluster says it has, too"
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}])
     (alone,) = Farm("head").measurers(*given, on_gpu=False)
     assert (len(alone), ray.options["num_gpus"]) == (1, 0)
 
