@@ -268,7 +268,9 @@ def main() -> None:
     parser.add_argument("--json", default="")
     parser.add_argument("--rounds", type=int, default=0, help="of throughput, and nothing else")
     parser.add_argument("--budget", type=int, default=20, help="configs per algorithm of a round")
-    parser.add_argument("--gpus", type=int, default=0, help="measure on so many, and nothing else")
+    parser.add_argument(
+        "--gpus", type=int, default=0, help="measure on this number, and nothing else"
+    )
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sundog-farm-"))
     found: dict[str, Any] = {"cores": os.cpu_count(), "ray": ray.__version__}
