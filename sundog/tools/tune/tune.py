@@ -88,6 +88,7 @@ class Tuned:
     seconds: float  # of the whole run
     busy: float  # part of it in which the GPU's process had something to do
     writing: float  # part of it that rows took
+    unknown_to_model: bool = False  # which should have led: the pattern search ran instead
 
     @property
     def useful(self) -> bool:
@@ -343,6 +344,7 @@ def _search(
             job.op, job.problem, place.target, info.run_id, len(evaluator.times), evaluator.failed,
             evaluator.last_error, config, milliseconds, first, evaluator.times.get(first), seconds,
             busy / seconds / max(len(measurers), 1), evaluator.writing_s / seconds,
+            options.search == "model" and not space.scores,
         )  # fmt: skip
 
 

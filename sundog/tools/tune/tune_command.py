@@ -72,6 +72,8 @@ def _print(done: list[Tuned]) -> None:
     for each in done:
         what = f"{each.op} {fields_text(each.problem)} on {each.target}"
         print(f"{what}: {each.tried} tried, {each.failed} failed")
+        if each.unknown_to_model:
+            print("  the model does not know this op on this GPU: the pattern search ran instead")
         if not each.useful:
             print(f"  the last one: {each.error}")
         if each.milliseconds is not None:

@@ -161,3 +161,14 @@ def test_without_a_gpu_nothing_is_timed() -> None:
     done = CliRunner().invoke(app, ["tune", OP])
     assert done.exit_code == 2
     assert "--compile-only --target sm_90,gfx942" in " ".join(done.output.split())
+
+
+def test_an_op_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
+    words = ["tune", OP, "--world", "2", "--compile-only", "--target", "sm_90", "--budget", "5"]
+    words += ["--log", str(tmp_path / "log"), "--search"]
+    sentence = "the model does not know this op on this GPU: the pattern search ran instead"
+    for search in ("model", "random"):
+        done = CliRunner().invoke(app, [*words, search])
+        assert done.exit_code == 0, done.output
+        assert "5 tried, 0 failed" in done.output
+        assert (sentence in done.output) == (search == "model")
