@@ -1,4 +1,4 @@
-"""Where ranks and memory come from: one backend, one file. `_x.py` is what backends share.
+"""Where ranks and memory come from: one backend, one file. Files named `_x.py` are shared parts.
 
 A backend is a module of this folder that is named in `knobs.BACKENDS`. It has
 
@@ -32,7 +32,7 @@ class Capabilities:
 
     on_gpu: bool  # kernels are compiled and run on a GPU; else they are simulated
     processes: bool  # a rank is a process, of `sundog.run` or torchrun; else part of this one
-    links: tuple[str, ...] = ("",)  # values of `link`: what may lie between ranks
+    links: tuple[str, ...] = ("",)  # values of `link`: what may connect ranks
     takes_sim: bool = False  # `sim` says how to simulate
 
 
@@ -70,5 +70,5 @@ class Module(Protocol):
 
 
 def load(name: str) -> Module:
-    """Import the backend of this name: not before it is used, since most need torch or Triton."""
+    """Import the backend of this name, only when it is used, since most need torch or Triton."""
     return cast(Module, importlib.import_module(f".{name}", __name__))

@@ -1,8 +1,8 @@
-"""Values between ranks, as bytes that hold data and nothing else. docs/security.md says why.
+"""Encode values between ranks as bytes that hold nothing but data. docs/security.md says why.
 
-A value is a tag of one byte and what belongs to it; whole numbers and lengths are eight bytes.
-Reading it runs no code of the sender's choice: a dataclass, a named tuple or an enum is looked up
-among the classes that this process has imported, and gets its fields without a call of its own.
+A value is a tag of one byte and its content; whole numbers and lengths take eight bytes. Reading a
+value runs no code of the sender's choice: a dataclass, a named tuple or an enum is looked up among
+the classes that this process has imported, and gets its fields without a call of its methods.
 Anything else needs pickle, which is refused unless the caller asked for it.
 """
 
@@ -41,14 +41,14 @@ _PLAIN = (
 
 
 def encode(value: Any, what: str = "exchange", allow_pickle: bool = False) -> bytes:
-    """Return the bytes of a value; raise ValueError if it needs pickle and that is not allowed."""
+    """Return the bytes of a value. Raise ValueError if it needs pickle and that is not allowed."""
     parts = [_HEADER]
     _Writer(parts.append, what, allow_pickle).write(value, 0)
     return b"".join(parts)
 
 
 def decode(data: bytes, whose: str = "a value", allow_pickle: bool = False) -> Any:
-    """Return the value of these bytes; raise BadValue, which names `whose`, if they hold none."""
+    """Return the value of these bytes. Raise BadValue, which names `whose`, if they hold none."""
     reader = _Reader(data, allow_pickle)
     try:
         reader.expect(_HEADER)
@@ -118,7 +118,7 @@ class _Writer:
             )
 
     def _tensor(self, tensor: torch.Tensor) -> None:
-        """Write the elements alone, whatever storage the tensor is a view of."""
+        """Write only the elements, whatever storage the tensor is a view of."""
         on_gpu = tensor.device.type != "cpu"
         # The copy is ordered after what computes it, as any operation of torch on the host.
         host = tensor.detach().cpu() if on_gpu else tensor.detach().clone()
@@ -265,7 +265,7 @@ def _found(kind: type) -> bool:
 
 
 def _names(kind: type) -> list[str] | None:
-    """Return the fields of a class that holds nothing else: a dataclass or a named tuple."""
+    """Return the fields of a class that has only fields: a dataclass or a named tuple."""
     if issubclass(kind, tuple):
         return list(kind._fields) if hasattr(kind, "_fields") else None
     if not dataclasses.is_dataclass(kind) or kind.__new__ is not object.__new__:

@@ -1,4 +1,4 @@
-"""Capture on a GPU: one CUDA graph for one rank, and what its kernels need to run side by side.
+"""Capture on a GPU: one CUDA graph for one rank, and the room that its kernels need on the GPU.
 
 The runtime decides what can't be captured; its error is reported with the line that caused it.
 
@@ -57,7 +57,7 @@ class CudaRecording:
     ) -> None:
         """Begin. `holder.recording` is this object until the end; `put` starts the graph."""
         self._holder, self._put = holder, put
-        self.programs = 0  # that wait for others, at one time
+        self.programs = 0  # programs that wait for others at the same time
         self.pointers: set[int] = set()
         self._most: dict[Any, int] = {}  # of any kernel, by stream
         self._footprint: Footprint | None = None
@@ -69,7 +69,8 @@ class CudaRecording:
         self._destroy = weakref.finalize(self, _let_go, self._graph)
         self._destroy.atexit = False  # CUDA ends with the process
         self._inside.__enter__()
-        # thread_local: a call that can't be captured fails, and other threads may do what they do.
+        # thread_local: a call that can't be captured fails here, and does not disturb other
+        # threads.
         try:
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         except BaseException:
@@ -77,7 +78,7 @@ class CudaRecording:
             self._inside.__exit__(None, None, None)
             raise
         _under_way.append(self)
-        # Graphs that are not ours, in cycles, must not be collected in the middle of this capture.
+        # Others' graphs, in cycles, must not be collected in the middle of this capture.
         self._collects = gc.isenabled()
         gc.disable()
         holder.recording = self
@@ -137,7 +138,7 @@ class CudaRecording:
         self._holder.recording = None
         try:
             with warnings.catch_warnings():
-                if failed:  # torch warns of an empty graph, which is no surprise then
+                if failed:  # torch warns of an empty graph, which is expected then
                     warnings.simplefilter("ignore", UserWarning)
                 self._graph.capture_end()
         except RuntimeError:
@@ -151,10 +152,10 @@ class CudaRecording:
             _destroy_dead()
 
     def _restore_torch(self) -> None:
-        """Undo what torch does at the beginning of a capture: it doesn't if CUDA fails to end it.
+        """Undo what torch does at the start of a capture: it does not if CUDA fails to end it.
 
-        Its allocator would serve the capture for ever. Its generator would stay in capture mode,
-        so that the next torch.randn raises; an empty capture that succeeds resets it.
+        Its allocator would serve the capture forever. Its generator would stay in capture mode, so
+        that the next torch.randn raises; an empty capture that succeeds resets it.
         """
         device = torch.cuda.current_device()
         with suppress(RuntimeError):
@@ -173,7 +174,7 @@ class CudaRecording:
         self._put(self)
 
     def free(self) -> None:
-        del self._graph  # so that it dies in `_let_go`, not with this
+        del self._graph  # so that it dies in `_let_go`, not with this object
         self._destroy()
 
     # a launch, as `Gang` sees it
@@ -185,6 +186,6 @@ class CudaRecording:
         return self._footprint
 
     def start(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Launch the graph on a stream; default: the current one."""
+        """Launch the graph on a stream, by default the current one."""
         with use_stream(stream) if stream is not None else nullcontext():
             self._graph.replay()

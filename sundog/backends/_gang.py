@@ -1,15 +1,15 @@
 """Launches of many ranks on one GPU: held until all that may wait for each other can start.
 
-A kernel that is loaded while another one spins waits for that one, which may be waiting for it. So
-a launch is compiled and loaded first, then held until every other rank's host has come to a launch
-too, or waits, or has ended; then all of them start, each on its own stream. For the same reason no
-host ever blocks the process: it waits for an event, and the other hosts run on.
+Loading a kernel while another one spins waits for that one, which may be waiting for it. So a
+launch is compiled and loaded first, then held until every other rank's host has also reached a
+launch, or waits, or has ended. Then all of them start, each on its own stream. For the same reason
+no host ever blocks the process: it waits for an event, and the other hosts continue.
 
-Members of a group may have much to do before they come to what the other ranks have launched, to
-load and to capture for example, for which nothing may run. So launches whose partners have all come
-start first, and the others are held until nobody comes any more.
+Members of a group may have much to do before they reach what the other ranks have launched, such as
+loading and capturing, during which nothing may run. So launches whose partners have all arrived
+start first, and the others are held until no more arrive.
 
-Co-residency: all programs that wait on each other must run at once. If they don't fit on the GPU
+Co-residency: all programs that wait for each other must run at once. If they don't fit on the GPU
 together, none of them starts.
 """
 
@@ -30,23 +30,23 @@ from ..target import Footprint, Target
 
 
 class Kind(NamedTuple):
-    """What matters of a launch for co-residency."""
+    """The properties of a launch that matter for co-residency."""
 
     name: str
     programs: int
-    footprint: Footprint | None  # None: it waits for nobody, and always ends
+    footprint: Footprint | None  # None: it never waits, so it always ends
 
 
 def check_resident(
     target: Target, kinds: Mapping[tuple[int, Any], Iterable[Kind]]
 ) -> NotResident | None:
-    """Return the error to raise if what waits doesn't fit. `kinds`: what is on each rank's streams.
+    """Return the error to raise if what waits doesn't fit. `kinds`: those on each rank's streams.
 
     Launches on one stream run one after the other, so the largest counts.
 
-    A program finds no place only if every SM is full for it. An SM that is full holds at least as
-    many programs as fit of one that takes the most of everything, so no more than that many per SM
-    always find one.
+    A program finds no place only if every SM is full. A full SM holds at least as many programs as
+    would fit of one that takes the most of everything, so up to that many programs per SM always
+    find a place.
     """
     most = Footprint(0, 0, 1)
     largest: list[tuple[int, Kind]] = []
@@ -83,10 +83,10 @@ def _refusal(
 
 
 def complete(partners: Mapping[int, Collection[int]], done: Collection[int]) -> set[int]:
-    """Return the ranks whose partners all launch too, and for them: the largest such set.
+    """Return the largest set of ranks whose partners are all in the set.
 
-    `partners`: by rank that has a launch held, the ranks that it may wait for, where that is known.
-    `done`: ranks that have ended, for which nobody is held back.
+    `partners` has, for each rank with a held launch, the ranks that it may wait for, where they are
+    known. Nothing is held back for the ranks in `done`, which have ended.
     """
     found = {rank for rank, those in partners.items() if those}
     while True:
@@ -101,17 +101,17 @@ def complete(partners: Mapping[int, Collection[int]], done: Collection[int]) -> 
         found -= alone
 
 
-# A rank that waits for its own kernels usually launches next: its peers' launches wait for it this
-# long, in seconds. Longer than most kernels run, far shorter than a timeout.
+# A rank that waits for its own kernels usually launches next, so its peers' launches wait for it
+# this long, in seconds: longer than most kernels run, far shorter than a timeout.
 _GRACE = 0.02
 _BUSY_LOOKS = 100  # before the first nap
-_MANY = 64  # launches on a stream, before we look which have ended
+_MANY = 64  # launches on a stream before finished ones are looked for
 _LONGEST_NAP = 2e-4
 
 
 class GpuEvent(Protocol):
     def query(self) -> bool:
-        """Return whether all that was on the stream when it was recorded has ended."""
+        """Return whether everything that was on the stream when it was recorded has ended."""
 
     def record(self, stream: Any) -> None:
         """Record again, after what is on the stream now."""
@@ -125,7 +125,7 @@ class Prepared(Protocol):
 
     @property
     def pointers(self) -> Collection[int]:
-        """Addresses of the tensors that it is given."""
+        """Return the addresses of its tensors."""
 
     @property
     def loaded(self) -> bool: ...
@@ -133,13 +133,13 @@ class Prepared(Protocol):
     def load(self) -> None: ...
 
     def footprint(self) -> Footprint | None:
-        """Return what a program takes, once it is loaded; None if the kernel waits for nobody."""
+        """Return what a program takes, once it is loaded; None if the kernel never waits."""
 
     def start(self, stream: Any) -> Any: ...
 
 
 class Device(Protocol):
-    """The GPU, as far as launching goes."""
+    """What launching needs of the GPU."""
 
     target: Target
 
@@ -150,24 +150,24 @@ class Device(Protocol):
     def event(self, stream: Any) -> GpuEvent: ...
 
     def show(self, stream: Any) -> None:
-        """Let threads of which no rank knows read what is on this stream."""
+        """Let threads that no rank started read what is on this stream."""
 
     def prepare(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Prepared: ...
 
     def partners(self, prepared: Prepared) -> Collection[int]:
-        """Return the ranks that it may wait for, if there are groups and it is known."""
+        """Return the ranks that it may wait for, if there are groups and they are known."""
 
 
 @dataclass(eq=False)
 class Flight:
-    """A launch, held back or on its way."""
+    """A launch, held or running."""
 
     host: Host
     prepared: Prepared
     stream: Any
     kind: Kind
     queue: Queue | None = None  # of its stream, once it has started
-    fits: object = None  # the `Gang._fit` that it is in
+    fits: object = None  # the `Gang._fit` that includes it
 
     def __post_init__(self) -> None:
         self.place = (self.host.rank, self.stream)
@@ -175,11 +175,11 @@ class Flight:
 
 @dataclass(eq=False)
 class Queue:
-    """What a rank has on one stream and has not ended, as far as we know."""
+    """A rank's launches on one stream that may not have ended."""
 
     rank: int
     flights: deque[tuple[GpuEvent, Kind]] = field(default_factory=deque)
-    kinds: Counter[Kind] = field(default_factory=Counter)  # hundreds of launches may wait: a few
+    kinds: Counter[Kind] = field(default_factory=Counter)  # few, of hundreds of launches
 
     def add(self, kind: Kind, stream: Any, device: Device) -> None:
         """Note that a launch has started. Repeats in a row share one event."""
@@ -192,8 +192,8 @@ class Queue:
         self.kinds[kind] += 1
 
     def look(self) -> None:
-        """Forget what has finished. Launches on a stream finish in order: if the last has finished,
-        all have; otherwise pop finished ones from the front."""
+        """Remove finished launches. They finish in order: if the last has finished, all have;
+        otherwise pop finished ones from the front."""
         if self.flights and self.flights[-1][0].query():
             self.flights.clear()
             self.kinds.clear()
@@ -219,14 +219,14 @@ class Gang:
         self._device = device
         self._held: list[Flight] = []
         self._queues: dict[tuple[int, Any], Queue] = {}  # by rank and stream
-        self._fit: set[tuple[tuple[int, Any], Kind]] = set()  # all of these together, and no others
+        self._fit: set[tuple[tuple[int, Any], Kind]] = set()  # fit together, and no others
         self._waiters: list[Waiter] = []
         self._idle_since = 0.0
         self._looks = 0
         machine.on_idle = self._idle
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        """Launch from a host: return when the kernel has started, not when it has ended."""
+        """Launch from a host. Return when the kernel has started, not when it has ended."""
         prepared = self._device.prepare(kernel, grid, args, kwargs)
         stream = self._device.current_stream()
         capturing = self._device.is_capturing()
@@ -240,7 +240,7 @@ class Gang:
         return self.put(prepared, stream)
 
     def wait_for_all(self, what: str) -> None:
-        """Wait, in a host, until nothing runs on the GPU. Nothing starts meanwhile."""
+        """Wait, in a host, until the GPU is idle. Nothing starts meanwhile."""
         self._wait([q.flights[-1][0] for q in self._queues.values() if q.flights], what, True)
 
     def put(self, prepared: Prepared, stream: Any = None) -> Any:
@@ -252,19 +252,19 @@ class Gang:
         return self.go(self.flight(prepared, stream))
 
     def flight(self, prepared: Prepared, stream: Any) -> Flight:
-        """Make a launch of this host's, which may `go` more than once."""
+        """Make a launch of this host, which may `go` more than once."""
         kind = Kind(prepared.name, prepared.programs, prepared.footprint())
         return Flight(self._machine.host, prepared, stream, kind)
 
     def go(self, flight: Flight) -> Any:
         """Start it, as `put` does."""
         if len(self._machine.hosts) == 1 and self._fits(flight):
-            return self._begin(flight)  # there is nobody to wait for
+            return self._begin(flight)  # there is no other rank to wait for
         self._held.append(flight)
         return self._machine.block(f"the other ranks, to launch {flight.prepared.name} together")
 
     def synchronize(self, streams: list[Any]) -> None:
-        """Wait, in a host, for all that its rank launched, and for what is on these streams."""
+        """Wait, in a host, for what its rank launched, and for what is on these streams."""
         if self._device.is_capturing():
             return
         rank = self._machine.host.rank
@@ -281,13 +281,13 @@ class Gang:
     def show(self) -> None:
         """Let a thread that no rank started read what is on the current stream.
 
-        Such a thread uses the default stream, which waits for no rank's by itself.
+        Such a thread uses the default stream, which does not wait for a rank's stream by itself.
         """
         if self._has_readers() and not self._device.is_capturing():
             self._device.show(self._device.current_stream())
 
     def _has_readers(self) -> bool:
-        """Return whether threads run besides the hosts', the hub's and that of `run`'s caller."""
+        """Return whether threads run besides those of the hosts, the hub and `run`'s caller."""
         return threading.active_count() > len(self._machine.hosts) + 2
 
     def _wait(self, events: list[GpuEvent], what: str, to_load: bool) -> None:
@@ -324,10 +324,10 @@ class Gang:
                 self._machine.wake(waiter.host)
 
     def _give_up(self) -> None:
-        """Let a rank whose own wait has expired say so now, not when a late rank's work has ended.
+        """Let a rank whose wait has expired report it now, not when a late rank's work has ended.
 
-        That is, where its host waits for others: until nothing runs, to launch together, or at an
-        exchange. Its own kernels end by themselves.
+        It does so where its host waits for others: until the GPU is idle, to launch together, or at
+        an exchange. Its own kernels end by themselves.
         """
         alone = [waiter.host for waiter in self._waiters if not waiter.to_load]
         for host in self._machine.hosts:
@@ -358,9 +358,9 @@ class Gang:
             self._machine.wake(flight.host, answer)
 
     def _next(self) -> list[Flight]:
-        """Take what starts now: those whose partners have come, and those of which we don't know.
+        """Take the launches that start now: those whose partners have arrived or are not known.
 
-        All, if nobody's have: a rank stays away, and the others' waits will say so.
+        Take all if there are none: a rank stays away, and the others' waits will report it.
         """
         held, self._held = self._held, []
         partners = {each.host.rank: self._device.partners(each.prepared) for each in held}
@@ -404,7 +404,7 @@ class Gang:
 
 
 def _expired(host: Host) -> WaitTimeout | None:
-    """Return the error of a wait that has expired on this host's rank. Reads host memory only."""
+    """Return the error of an expired wait of this host's rank. It only reads host memory."""
     try:
         host.on_drained()
     except WaitTimeout as error:

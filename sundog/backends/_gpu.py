@@ -1,8 +1,8 @@
-"""What `virtual` and `symm` share: a launch in two steps, where contexts lie, the poll rate.
+"""What `virtual` and `symm` share: launches in two steps, the contexts' addresses, the poll rate.
 
-Triton binds and specialises all arguments and compares all globals at every launch: most of the
-host's time for a small collective. A launch depends on nothing but what is in the key of `Direct`,
-so from the second time on it goes straight to the compiled kernel.
+At every launch Triton binds and specialises all arguments and compares all globals, which takes
+most of the host's time for a small collective. A launch depends only on what is in the key of
+`Direct`, so from the second time on it goes straight to the compiled kernel.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from ..world.heap import Allocation
 from ._gang import Prepared
 
 Known = tuple[JITFunction, tuple[int, ...], tuple, dict, Any]  # the last: the compiled kernel
-# Where the running rank's launches are noted, if anybody asked; None in the list: not in `Direct`.
+# Where the running rank's launches are noted, if requested. None in the list: not in `Direct`.
 launched: ContextVar[list[Known | None] | None] = ContextVar("launched", default=None)
 
 _PLAIN = frozenset((int, str, bool, float, type(None), torch.dtype))
-_MOST = 1024  # kinds of launches that are kept: a program may make new ones for ever
+_MOST = 1024  # kinds of launches that are kept, since a program may make new ones forever
 
 
 class Direct:
-    """Compiled kernels, by all that they were compiled for."""
+    """Compiled kernels, by everything that they were compiled for."""
 
     def __init__(self) -> None:
-        # The kernel is kept, so that no other one gets its id.
+        # The kernel is kept alive, so that no other one gets its id.
         self._known: dict[tuple, tuple[JITFunction, Any]] = {}
 
     def again(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, stream: int) -> Any:
@@ -56,7 +56,7 @@ class Direct:
         return compiled
 
     def find(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
-        """Return the compiled kernel of such a launch, or None; start nothing."""
+        """Return the compiled kernel of such a launch, or None, without starting it."""
         found = self._look(kernel, grid, args, kwargs)
         return None if found is None else found[1]
 
@@ -95,7 +95,7 @@ def _key(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple:
 
 
 def in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
-    """Return all arguments in their places, as a compiled kernel takes them."""
+    """Return all arguments in the order in which a compiled kernel takes them."""
     return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])
 
 
@@ -104,10 +104,10 @@ _BY_HOST = ("copy_", "zero_")
 
 
 class SynchronizeFirst(TorchFunctionMode):
-    """Before torch makes the host wait for the GPU, let the other ranks' hosts do their part.
+    """Lets the other ranks' hosts run before torch makes the host wait for the GPU.
 
-    `in_host_memory`: so do a copy and a memset there, which CUDA lets the host wait for. `after`:
-    what follows every call of torch.
+    With `in_host_memory` also before a copy and a memset there, for which CUDA makes the host wait.
+    `after` follows every call of torch.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SynchronizeFirst(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if is_dynamo_compiling():  # it traces this too; a graph does not wait, and has no locks
+        if is_dynamo_compiling():  # a graph does not wait, and has no locks
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if waits(name, args, kwargs or {}) or (self._in_host_memory and name in _BY_HOST):
@@ -161,7 +161,7 @@ class Gpu:
     def partners(self, prepared: Prepared) -> Collection[int]:
         """Return the ranks of the worlds whose contexts a launch is given.
 
-        Nothing as long as all worlds have the same ranks: then it does not matter.
+        Return nothing while all worlds have the same ranks, since it does not matter then.
         """
         if len(set(self.sharing.values())) < 2:
             return ()
@@ -192,7 +192,7 @@ class Gpu:
         torch.cuda.default_stream(self._index).wait_stream(stream)
 
     def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> GpuLaunch:
-        with torch._C.DisableTorchFunction():  # only addresses are read: nothing to wait for
+        with torch._C.DisableTorchFunction():  # reading addresses need not wait
             known = self._direct.find(kernel, grid, args, kwargs)
             launch = GpuLaunch(kernel, grid, args, kwargs, known)
             if known is None:
@@ -201,7 +201,7 @@ class Gpu:
 
 
 class GpuLaunch:
-    """A call of a kernel: compiled at once, if need be; loaded and started by its methods."""
+    """A call of a kernel: compiled at once if necessary, loaded and started by its methods."""
 
     def __init__(
         self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any = None
@@ -228,7 +228,7 @@ class GpuLaunch:
         return footprint_of(self.compiled)
 
     def start(self, stream: torch.cuda.Stream) -> Any:
-        """Start the compiled kernel: Triton's kernel[grid] would look at all arguments again."""
+        """Start the compiled kernel. Triton's kernel[grid] would inspect all arguments again."""
         arguments, self._arguments = self._arguments, None  # not kept alive any longer
         assert arguments is not None
         if self.programs > 0:
@@ -242,7 +242,7 @@ class GpuLaunch:
         return self.compiled
 
 
-# By compiled kernel: to look for waits in its IR takes longer than a launch.
+# By compiled kernel, since looking for waits in its IR takes longer than a launch.
 _footprints: WeakKeyDictionary[Any, Footprint | None] = WeakKeyDictionary()
 
 
@@ -262,19 +262,19 @@ def _footprint(compiled: Any) -> Footprint | None:
 
 def needs_scratch(compiled: Any) -> bool:
     """Return whether Triton allocates memory, on the current stream, for every launch."""
-    known = compiled.metadata  # AMD's has not all of it
+    known = compiled.metadata  # AMD's lacks some of it
     return bool(
         getattr(known, "global_scratch_size", 0) or getattr(known, "profile_scratch_size", 0)
     )
 
 
 def first_ir(asm: Mapping[str, str]) -> str:
-    """Return what the front end made: a Gluon kernel has its layouts, so it begins as TTGIR."""
+    """Return the front end's IR. A Gluon kernel has its layouts, so it begins as TTGIR."""
     return asm["ttir"] if "ttir" in asm else asm["ttgir"]
 
 
 def may_wait(ir: str) -> bool:
-    """Return whether a program may wait for another: not without a loop around an atomic."""
+    """Return whether a program may wait for another, which takes a loop around an atomic."""
     return "tt.atomic_poll" in ir or ("scf.while" in ir and "tt.atomic" in ir)
 
 
@@ -288,7 +288,7 @@ def grid_of(kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> tuple[
 
 
 def pinned_words(count: int) -> torch.Tensor:
-    """Make zeroed int64 words in host memory, at an address that kernels can use too."""
+    """Make zeroed int64 words in host memory, at an address that kernels can also use."""
     return torch.zeros(count, dtype=torch.int64).pin_memory()
 
 
@@ -298,7 +298,8 @@ _NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 def peers_have_atomics(index: int) -> bool:
     """Ask the driver whether this GPU's atomics reach every other GPU that this process sees.
 
-    Only NVLink and xGMI carry them. True if nobody can be asked: ROCm's links between GPUs do.
+    Only NVLink and xGMI carry them. Return True if the driver can't tell: ROCm's links between GPUs
+    do.
     """
     if torch.version.hip is not None:
         return True
@@ -321,7 +322,7 @@ def _device(driver: ctypes.CDLL, index: int) -> int:
 
 
 class Contexts:
-    """Where the contexts of a heap lie, so that the host can end the waits of a running kernel."""
+    """Where the contexts of a heap are, so that the host can end the waits of a running kernel."""
 
     def __init__(self, segment: torch.Tensor) -> None:
         self._segment = segment
@@ -346,7 +347,7 @@ class Contexts:
 
 @functools.cache
 def polls_per_second(index: int) -> float:
-    """Measure how often one program alone polls a flag: this turns a timeout into a bound.
+    """Measure how often one program alone polls a flag, which turns a timeout into a bound.
 
     With others polling too it is slower, so a wait lasts at least as long as was asked for. The
     fastest of a few counts: another process may have had the GPU during one of them.

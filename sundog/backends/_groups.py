@@ -3,7 +3,7 @@
 torch's symmetric memory numbers its rendezvous per process (StoreExchange::seq_id_ in
 CUDASymmetricMemoryUtils.hpp is one counter for all groups) and looks its peers' values up by that
 number. Processes that are members of different groups count differently, and wait for each other
-for ever. `PerGroupStore` gives torch a store in which the numbers count per group.
+forever. `PerGroupStore` gives torch a store in which the numbers count per group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks of one process, on one machine: how they meet, what each runs, and whose error it was.
+"""The ranks of one process: how they meet, what each runs, and whose error it was.
 
 `sim` and `virtual` share it.
 """
@@ -25,11 +25,11 @@ from ..world.world import World
 from ._codec import decode, encode
 
 _LOOK_EVERY = 0.1  # seconds
-_PATIENCE = 4  # looks: a host that is free raises within milliseconds
+_PATIENCE = 4  # looks: a host that is not blocked raises within milliseconds
 
 
 def refuse_inside_a_rank() -> None:
-    """Raise if a rank calls this: a process has one machine, which runs the ranks of one world."""
+    """Raise if a rank calls this, since a process has one machine, which runs one world's ranks."""
     if current_machine() is not None:
         raise ValueError(
             "sundog.run inside a rank: open the second world after the first has ended"
@@ -37,7 +37,7 @@ def refuse_inside_a_rank() -> None:
 
 
 class Meeting:
-    """Where the members of a group exchange values: the last to come wakes the others."""
+    """Where the members of a group exchange values; the last to come wakes the others."""
 
     def __init__(self, machine: Machine, ranks: tuple[int, ...]) -> None:
         self._machine = machine
@@ -47,7 +47,7 @@ class Meeting:
 
     def exchange(self, value: Any, what: str, kind: Exchange = Exchange.VALUES) -> list[Any]:
         machine = self._machine
-        # Each rank gets a copy of its own, as it would from another process.
+        # Each rank gets its own copy, as it would from another process.
         self._values[machine.host.rank] = encode(value, what, kind is Exchange.PICKLED)
         missing = [rank for rank in self._ranks if rank not in self._values]
         ranks = ", ".join(map(str, missing))
@@ -77,8 +77,8 @@ class Meeting:
 def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
     """Open the world of a rank, run `fn` in it, and end it.
 
-    Its backward runs in its own thread: autograd's thread of a GPU would serve all ranks, and the
-    first of them that waits for another would stop them all.
+    Its backward runs in the rank's own thread: autograd's one thread per GPU would serve all ranks,
+    and the first rank that waits for another would stop them all.
     """
     torch.autograd.set_multithreading_enabled(False)
     heap = Heap(backend.segment(backend.rank).numel(), backend.guard)
@@ -96,14 +96,14 @@ def run_rank(fn: Callable[[World], Any], backend: Backend) -> Any:
 
 @contextmanager
 def print_unraised(records: list[tuple[int, tuple[int, ...], torch.Tensor]]) -> Iterator[None]:
-    """Print, inside the block, an expired wait that no host has raised for a moment.
+    """Print, inside the block, an expired wait that no host has raised within a moment.
 
-    A host may be inside CUDA, which loads a kernel of torch only when the GPU is idle. All hosts
-    wait then, and a rank that is late on the GPU keeps it busy. `records`: by rank, the ranks of
-    its world or group, and where waits leave their record.
+    A host may be inside CUDA, which loads a kernel of torch only when the GPU is idle. Then all
+    hosts wait while a rank that is late on the GPU keeps it busy. `records` has, by rank, the ranks
+    of its world or group, and where waits leave their record.
     """
     ended = threading.Event()
-    # Not one of threading's threads: those may read results, and are served for it.
+    # Not one of threading's threads, which may read results and are served for that.
     _thread.start_new_thread(_print_unraised, (records, ended))
     try:
         yield
@@ -130,9 +130,9 @@ def _print_unraised(records: list, ended: threading.Event) -> None:
 
 
 def left_early(error: SystemExit, rank: int, size: int) -> BaseException:
-    """Return the error to raise if a rank called sys.exit, which ends its world: it says so.
+    """Return the error to raise if a rank called sys.exit, which ends its world.
 
-    A status that means success would hide that the other ranks did not finish.
+    An exit status of success would hide that the other ranks did not finish.
     """
     text = (
         f"rank {rank} of {size} called sys.exit({error.code!r}), which ended the other ranks too. "
@@ -145,7 +145,7 @@ def left_early(error: SystemExit, rank: int, size: int) -> BaseException:
 
 
 def with_rank(error: BaseException, hosts: list[Host]) -> BaseException:
-    """Say which rank raised, on the exception itself: its type stays what the rank raised."""
+    """Note on the exception itself which rank raised it, so that it keeps its type."""
     rank = next((host.rank for host in hosts if host.error is error), None)
     if rank is not None and isinstance(error, SystemExit):
         error = left_early(error, rank, len(hosts))

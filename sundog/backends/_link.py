@@ -1,8 +1,9 @@
 """A real link on one GPU: peers' data in pinned host memory, which kernels reach across PCIe.
 
 Rank 0 is measured; the other ranks are passive and only play their side of the protocol. Their
-flags stay in device memory: the GPU's atomics on host memory are slow. With link="host" nobody is
-passive, and the flags of all ranks but the first lie in host memory too: for signals="store".
+flags stay in device memory, since the GPU's atomics on host memory are slow. With link="host" no
+rank is passive, and the flags of all ranks but the first are in host memory too, to try
+signals="store".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LINKS = ("", "pcie", "host")
 
 
 class _Mapped:
-    """Pinned memory in the form that torch takes for memory of a GPU."""
+    """Pinned memory in the form that torch accepts as a GPU's memory."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self._host = host  # a tensor made from this object keeps it, and with it the memory
@@ -30,7 +31,7 @@ class _Mapped:
 
 
 def pinned_heap(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Pin host memory and return it as a tensor of the GPU: torch uses it in stream order."""
+    """Pin host memory and return it as a tensor of the GPU, which torch uses in stream order."""
     host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     view = torch.as_tensor(_Mapped(host), device=device)
     assert view.data_ptr() == host.data_ptr(), "torch made a copy of mapped memory"
@@ -40,8 +41,8 @@ def pinned_heap(nbytes: int, device: torch.device) -> torch.Tensor:
 def on_host(view: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor in pinned memory as the host sees it, while its heap lives.
 
-    From there torch copies to the GPU by the copy engine, which takes no SM and is faster than any
-    kernel. It takes the GPU's view of the same bytes for the GPU's memory, and copies by a kernel.
+    From such a tensor torch copies to the GPU by the copy engine, which takes no SM and is faster
+    than any kernel. The GPU's view of the same bytes it would copy by a kernel.
     """
     assert view.is_contiguous()
     memory = (ctypes.c_char * view.nbytes).from_address(view.data_ptr())

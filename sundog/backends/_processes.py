@@ -31,8 +31,8 @@ OpenWorld = Callable[[int, int, Any], World]  # rank, size, store
 def run(fn: Callable[[World], Any], world_size: int, open_world: OpenWorld) -> list[Any]:
     """Fork a process per rank (so `fn` may be a closure) and return the results by rank.
 
-    Their store is a file without a name: nothing is left of it, and no socket is needed. (torch's
-    TCPStore asks the name server who is calling; a slow one stalls the ranks for seconds.)
+    Their store is a file without a name, so nothing of it stays, and it needs no socket. (torch's
+    TCPStore asks the name server who is calling, and a slow one stalls the ranks for seconds.)
     """
     file = os.memfd_create("sundog-store")
     context = multiprocessing.get_context("fork")
@@ -73,7 +73,7 @@ def _child(
     answer: tuple[Any, BaseException | None, str]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # don't outlive the caller
     torch.set_num_threads(1)  # the parent's OpenMP threads do not survive the fork
-    gc.freeze()  # nor does its CUDA: do not collect here what the parent holds
+    gc.freeze()  # nor does its CUDA, so do not collect here what the parent holds
     world = None
     try:
         world = open_world(rank, size, dist.FileStore(store))
@@ -82,10 +82,10 @@ def _child(
         answer = (result, None, "")
     except BaseException as error:
         if world is not None:
-            world._backend.fail(error)  # so that the others can say what happened
+            world._backend.fail(error)  # so that the others can report what happened
         answer = (None, _picklable(error), traceback.format_exc())
-    # What is no plain data goes by pickle: the pipe is private to this process and the one that
-    # forked it. Not by torch's own reducer: its shared memory ends with this process.
+    # Other than plain data goes by pickle, since the pipe is private to this process and its
+    # parent. Not by torch's own reducer, whose shared memory ends with this process.
     try:
         data = encode(answer, "result", allow_pickle=True)
     except Exception as error:
@@ -104,7 +104,7 @@ def _picklable(error: BaseException) -> BaseException:
 
 
 def _collect(pipes: dict[Connection, int], answers: dict[int, Any]) -> None:
-    """Collect what the ranks send: None from those that die, nothing from those that don't end."""
+    """Collect what the ranks send: None from one that died, nothing from one that does not end."""
     waiting = dict(pipes)
     deadline = None
     while waiting:

@@ -1,10 +1,10 @@
-"""Repeat a call with the very same tensors: nothing is left to do but to start its kernels.
+"""Repeat a call with the same tensors, which only needs to start its kernels.
 
-Where a call repeats an earlier one, its arguments, grid and binary are the same: only the stream
-may change. So the first repetition is watched. If it did nothing but launch kernels that were
-launched before (an op that can be captured in a graph has no state on the host), later ones pass
-the arguments, addresses instead of tensors, straight to Triton's launcher. Looking them up again
-took half of the host's time for a small collective, which was 30 us on an H200's machine.
+A repeated call has the same arguments, grid and binary; only the stream may change. So the first
+repetition is watched. If it only launched kernels that were launched before (an op that can be
+captured in a graph has no state on the host), later ones pass the arguments, as addresses instead
+of tensors, straight to Triton's launcher. Looking them up again took half of the host's time for a
+small collective, which was 30 us beside an H200.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Again:
     loaded = True
 
     def __init__(self, known: Known, given: set[int]) -> None:
-        """`given`: storages of the caller's tensors, which the caller keeps alive."""
+        """`given` has the storages of the caller's tensors, which the caller keeps alive."""
         kernel, grid, args, kwargs, compiled = known
         arguments = in_order(kernel, args, kwargs)
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
@@ -61,10 +61,11 @@ class Again:
 
 
 def _bare(launcher: Any, grid: tuple, rest: tuple) -> tuple[Callable[..., None], tuple]:
-    """Return what starts the kernel, and the arguments that follow the stream.
+    """Return the function that starts the kernel, and the arguments that follow the stream.
 
-    Triton's launcher adds some and calls one in C. They stay the same, so we record them once,
-    which saves 2 us each time; but not where the launcher reports every launch to a sanitizer.
+    Triton's launcher adds arguments and calls a function in C. They stay the same, so we record
+    them once, which saves 2 us each time; but not if the launcher reports every launch to a
+    sanitizer.
     """
     if not hasattr(launcher, "launch") or getattr(launcher, "gsan_enabled", False):
         return launcher, rest
@@ -83,7 +84,7 @@ class _NothingElse(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports the compiler, which takes two seconds
+        return False  # otherwise the first call imports the compiler, which takes two seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -95,9 +96,9 @@ class _NothingElse(TorchDispatchMode):
 def again(
     run: Callable[[], None], given: tuple[torch.Tensor, ...], start: Callable[[list[Again]], bool]
 ) -> Callable[[], bool] | None:
-    """Run it. Return `start` of its launches, if it did nothing else and all were known; else None.
+    """Run a call. If it only made known launches, return a function that starts them, else None.
 
-    `given`: the caller's tensors, which exist when the caller calls again.
+    `given` has the caller's tensors, which exist when the caller calls again.
     """
     launches = _watch(run, given)
     return functools.partial(start, launches) if launches else None
@@ -119,7 +120,7 @@ def _watch(run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> list[Aga
 
 
 def is_hooked() -> bool:
-    """Return whether somebody, such as a profiler, hooks launches: then Triton must make them."""
+    """Return whether launches are hooked, by a profiler for example: then Triton must make them."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

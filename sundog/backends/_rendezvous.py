@@ -1,7 +1,7 @@
 """Values between ranks that are processes: through torch's key-value store, with a timeout.
 
-`shm` and `symm` share it. Each backend waits in its own way; here is what it waits for, who is
-late, and who has died (noticed by a pidfd, so ranks are processes of one machine).
+`shm` and `symm` share it. Each backend waits in its own way; this file knows what it waits for, who
+is late, and who has died (noticed by a pidfd, so ranks are processes of one machine).
 
 Before ranks map each other's memory they compare what must agree (`check`).
 """
@@ -29,8 +29,8 @@ from ..world.backend import Exchange
 from ._codec import decode, encode
 from ._store import RankStore, StoreLost
 
-# A share of the timeout. Kernels give up before hosts do: a rank whose kernel waited in vain still
-# reaches the barrier where the world recovers, while the others wait for it there.
+# A share of the timeout. Kernels give up before hosts do, so that a rank whose kernel waited in
+# vain still reaches the barrier where the world recovers, while the others wait for it there.
 KERNELS_WAIT = 0.5
 _END_IS_SEEN = 0.1  # seconds after which a pidfd shows the end of a process
 _LARGEST = 8 << 20  # torch's TCPStore closes the connection on more
@@ -99,7 +99,7 @@ class StoreExchange:
     def come(
         self, value: Any, what: str, ranks: tuple[int, ...], channel: str, kind: Exchange
     ) -> Pending:
-        """Bring this rank's value. The others' are there once `arrived` returns True."""
+        """Give this rank's value. The others' values are there once `arrived` returns True."""
         count = self._count[channel] = self._count.get(channel, -1) + 1
         self._store.set(f"{channel}/{count}/{self._rank}", _packed(value, what, kind))
         if count > 1:
@@ -108,11 +108,11 @@ class StoreExchange:
         return Pending(self._store, what, ranks, f"{channel}/{count}", kind)
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others why this rank won't come any more, though its process may live on."""
+        """Tell the others why this rank leaves, though its process may live on."""
         if self._has_left:  # the first reason counts
             return
         self._has_left = True
-        with suppress(RuntimeError):  # the store may be gone too, which the others notice
+        with suppress(RuntimeError):  # the store may be gone too, which the others will notice
             self._store.set(f"left/{self._rank}", encode(_what_happened(error), "failure"))
             self._store.set("left", b"1")
 
@@ -128,14 +128,14 @@ class StoreExchange:
         self._store.close()
 
     def left(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Return, by rank, what those of these ranks that have left said."""
-        if not self._store.check(["left"]):  # one question for all, as nearly always
+        """Return, by rank, the reasons of those ranks that have left."""
+        if not self._store.check(["left"]):  # one question for all, which nearly always suffices
             return {}
         found = [rank for rank in ranks if self._store.check([f"left/{rank}"])]
         return {rank: self._reason(rank) for rank in found}
 
     def without_store(self, error: StoreLost, peers: Peers, size: int) -> PeerLost:
-        """Return the error to raise instead: it names the rank that took the store with it."""
+        """Return the error to raise instead, which names the rank that took the store with it."""
         time.sleep(_END_IS_SEEN)
         dead = {rank: _DIED for rank in peers.dead()}
         reasons = dead or {rank: _STOPPED for rank in peers.stopped()}
@@ -149,7 +149,7 @@ class StoreExchange:
         reasons = {rank: _DIED for rank in dead}
         try:
             reasons |= self.left(awaited)
-        except StoreLost:  # with one of these
+        except StoreLost:  # it went with one of these
             if not reasons:
                 raise
         return self._lost_by(reasons, size) if reasons else None
@@ -195,7 +195,7 @@ class Peers:
         return sorted(self._ranks[pidfd] for pidfd, _ in self._poll.poll(0))
 
     def stopped(self) -> list[int]:
-        """Return those that got SIGSTOP, or that a debugger holds."""
+        """Return the ranks that got SIGSTOP or are held by a debugger."""
         return sorted(rank for rank, pid in self._pids.items() if _state(pid) in "Tt")
 
     def has_dead(self) -> bool:
@@ -216,7 +216,7 @@ def _state(pid: int) -> str:
         return "X"
 
 
-_DIED = "died"  # and left no reason: it was killed, or crashed
+_DIED = "died"  # without a reason: it was killed, or crashed
 _STOPPED = "was stopped (SIGSTOP, or a debugger)"
 _LOST_A_PEER = "left because it lost another rank"  # a consequence, not a cause
 
@@ -238,14 +238,14 @@ _OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 @dataclass(frozen=True)
 class Locality:
-    """Where a process runs, as far as others must share it to reach the process by its pid."""
+    """What processes must share to reach each other by pid."""
 
     host: str
-    boot_id: str  # empty if the system does not tell
+    boot_id: str  # empty if unknown
     pid_namespace: str
 
     def why_apart(self, other: Locality) -> str:
-        """Say why the two can't reach each other; nothing if they can."""
+        """Return why the two can't reach each other; "" if they can."""
         same_host = self.host == other.host or (self.boot_id and other.boot_id)
         if self.boot_id != other.boot_id or not same_host:
             return (
@@ -276,15 +276,15 @@ class Facts:
 
     where: Locality
     pid: int
-    gpu: str  # a name that is the same in every process
+    gpu: str  # its name, the same in every process
     reaches: tuple[str, ...]  # GPUs that this one can access directly
     versions: tuple[tuple[str, str], ...]
     heap_size: int
     free: int  # bytes
-    overlap: bool  # may ranks share a GPU?
+    overlap: bool  # whether ranks may share a GPU
 
     def close(self) -> None:
-        """Do nothing: nothing is held for a world that was not opened."""
+        """Do nothing: a world that was not opened holds nothing."""
 
 
 def gpu_facts(device: torch.device, heap_size: int) -> Facts:

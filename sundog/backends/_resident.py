@@ -1,9 +1,9 @@
-"""How many programs every rank can have on a GPU that several ranks share, all at the same time.
+"""Measure how many programs each rank can have at once on a GPU that several ranks share.
 
-CUDA does not tell. Under MPS with a percentage it reports 32 SMs to each of four processes, and the
-sets of these SMs overlap: with programs that fill an SM one rank had only 28 of its 32 running,
-and a kernel whose programs wait for each other waits for ever. So it is measured: every rank starts
-programs that fill an SM each, and that wait until all of all ranks have come.
+CUDA does not report it. Under MPS with a percentage CUDA reports 32 SMs to each of four processes,
+but the sets of these SMs overlap: with programs that fill an SM, one rank had only 28 of its 32
+running, and a kernel whose programs wait for each other waits forever. So every rank starts
+programs that fill an SM each and wait until all programs of all ranks run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..machine.launcher import Installed
 from ._gpu import polls_per_second
 
 WARPS = 32
-# Values that each program keeps in registers: 32 a thread, and what the kernel needs besides. Two
-# such programs don't fit on an SM of any GPU that has 64K registers and up to 2048 threads on it.
+# Values that each program keeps in registers: 32 a thread, and what else the kernel needs. Two such
+# programs don't fit on an SM with 64K registers and up to 2048 threads.
 FILL = WARPS * 32 * 32
 ROUNDS = 16
-_SECONDS = 0.2  # that programs wait for others which have no place; ranks start within less
-_CONFIRMED = 3  # times that all must fit: where programs are placed may differ
+_SECONDS = 0.2  # that programs wait for others that find no place; ranks start within less
+_CONFIRMED = 3  # times that all must fit, since programs may be placed differently
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def count_resident(  # type: ignore[no-untyped-def]
     # acquire: a program that got its place from one that gave up sees that it is over.
     late = tl.atomic_add(over, 0, sem="acquire", scope="sys")
     if late == 0:
-        # relaxed: the counts themselves are all that is passed on.
+        # relaxed: only the counts themselves are passed on.
         tl.atomic_add(counts + member, 1, sem="relaxed", scope="sys")
         tl.atomic_add(arrived, 1, sem="relaxed", scope="sys")
         signal._wait_word(arrived, member, total, ctx, scope="sys")
@@ -51,7 +51,7 @@ def count_resident(  # type: ignore[no-untyped-def]
             # release, and its result is used: it happens before this program's end makes room for
             # one that had no place.
             late = tl.atomic_xchg(over, 1, sem="release", scope="sys")
-    # The values were in registers all the time, since they are needed here.
+    # Using the values here keeps them in registers all the time.
     tl.store(scratch + tl.arange(0, FILL), values + late.to(tl.float32))
 
 
@@ -61,7 +61,7 @@ def words(size: int) -> int:
 
 
 class ResidentCounter:
-    """One rank's part of the measurement; all count in the first rank's heap."""
+    """One rank's part of the measurement. All ranks count in the first rank's heap."""
 
     def __init__(self, heap: torch.Tensor, member: int, size: int) -> None:
         self._rows = heap[: 8 * ROUNDS * words(size)].view(torch.int64).view(ROUNDS, words(size))
@@ -74,12 +74,12 @@ class ResidentCounter:
         self._launch(torch.zeros(words(size), dtype=torch.int64, device=device), 1, 0)  # load it
 
     def clear(self) -> None:
-        """Zero the counts: on the first rank, before anybody counts."""
+        """Zero the counts, on the first rank, before any rank counts."""
         self._rows.zero_()
         torch.cuda.synchronize(self._rows.device)
 
     def measure(self, meet: Callable[[], Any], programs: int) -> list[int]:
-        """Start programs on every rank; return how many of each rank's ran together.
+        """Start programs on every rank. Return how many of each rank's ran together.
 
         `meet` waits for all ranks.
         """
@@ -103,8 +103,8 @@ class ResidentCounter:
 def largest_that_fits(first: int, measure: Callable[[int], list[int]]) -> int:
     """Find the most programs, up to `first`, that every rank has running at once.
 
-    `measure(n)` starts n on every rank and returns how many of each rank's were there together;
-    0: that rank came too late to be counted. All ranks get the same counts, so all decide alike.
+    `measure(n)` starts n on every rank and returns how many of each rank's ran together, 0 for a
+    rank that came too late to be counted. All ranks get the same counts, so all decide the same.
     """
     programs, confirmed, seen = first, 0, []
     for _ in range(ROUNDS):
@@ -116,7 +116,7 @@ def largest_that_fits(first: int, measure: Callable[[int], list[int]]) -> int:
                 return programs
         elif min(counts) > 0:
             confirmed = 0
-            # A fair share of what was there, though one rank may have had less.
+            # A fair share of what ran, though one rank may have had less.
             programs = max(min(sum(counts) // len(counts), programs - 1), 1)
     raise SundogError(
         f"the ranks that share this GPU never had all their programs running at once in {ROUNDS} "

@@ -1,7 +1,7 @@
-"""The ranks' key-value store: torch's, with a bound on every call and errors that say more.
+"""The ranks' key-value store: torch's, with a bound on every call and better errors.
 
 Without torchrun the store is a thread of rank 0's process. If that process is stopped, torch waits
-for an answer for ever, in C++. So calls are made by a thread that can be given up.
+forever for an answer, in C++. So calls are made by a thread that can be abandoned.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch.distributed as dist
 from ..errors import PeerLost
 from ..machine.baton import RunnerThread
 
-# By group: worlds that this process opened over it, a number that is equal on all of its members.
-# One number for all groups would differ between processes that are members of different groups.
+# By group: how many worlds this process has opened over it, which is equal on all of its members.
+# One count for all groups would differ between members of different groups.
 _opened: Counter[str] = Counter()
 
 
 class StoreLost(PeerLost):
-    """The ranks' store can't be reached: the process that holds it has ended, or is stopped."""
+    """The ranks' store can't be reached: the process that holds it has ended or is stopped."""
 
 
 def open_store(store: Any, timeout: float, group: str = "") -> RankStore:
@@ -38,8 +38,8 @@ def open_store(store: Any, timeout: float, group: str = "") -> RankStore:
 class RankStore:
     """torch's key-value store, whose errors mean that another process has ended or is stopped.
 
-    `expects_loss`: has a rank died, and may have taken the store with it? Then torch's warning,
-    with its C++ frames, is not shown: the error that follows says more.
+    With `expects_loss` a rank has died and may have taken the store with it. Then torch's warning,
+    with its C++ frames, is not shown, since the error that follows says more.
     """
 
     def __init__(self, store: Any, timeout: float) -> None:
@@ -66,7 +66,7 @@ class RankStore:
         self._caller.end()
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        if self._lost is not None:  # nobody will answer
+        if self._lost is not None:  # there will be no answer
             raise self._lost
         try:
             with _no_stderr() if self.expects_loss() else nullcontext():
@@ -83,7 +83,7 @@ class RankStore:
 
 
 class _Caller:
-    """A thread for calls that may never return. Handing one over takes about 20 us."""
+    """A thread for calls that may never return. Passing one to it takes about 20 us."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Any] = SimpleQueue()
@@ -92,21 +92,21 @@ class _Caller:
         self._count = 0
 
     def call(self, function: Callable[..., Any], arguments: tuple, seconds: float) -> Any:
-        """Return what the function returns, or raise what it raises; Empty: it takes too long."""
+        """Return what the function returns, or raise what it raises; Empty if it takes too long."""
         if self._thread is None:
             self._thread = RunnerThread(target=self._run, daemon=True)
             self._thread.start()
         self._count += 1
         self._asked.put((self._count, function, arguments))
         number = 0
-        while number != self._count:  # an earlier one, if its caller was interrupted
+        while number != self._count:  # an earlier answer, if its caller was interrupted
             number, value, error = self._told.get(timeout=seconds)
         if error is not None:
             raise error
         return value
 
     def end(self) -> None:
-        """Let the thread go. One that still waits for an answer ends with the process."""
+        """End the thread. One that still waits for an answer ends with the process."""
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join(_LONGEST_END)
@@ -125,7 +125,7 @@ _LONGEST_END = 0.1  # seconds
 
 @contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Discard what C++ code writes there meanwhile."""
+    """Discard what C++ code writes to stderr meanwhile."""
     sys.stderr.flush()
     before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -1,8 +1,8 @@
 """Backend `shm`: one process per rank, heaps in shared memory, kernels on the simulator in each.
 
-For real bootstrap and real process faults. Heaps are anonymous (memfd): a peer maps them through
-/proc, so names can't clash and nothing is left behind, however the ranks end. Values are exchanged
-through torch's key-value store. A rank that dies is noticed by its pidfd.
+It has real bootstrap and real process faults. Heaps are anonymous (memfd) and mapped by peers
+through /proc, so names can't clash and nothing is left behind, however the ranks end. Values are
+exchanged through torch's key-value store. A pidfd shows when a rank dies.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ _STARTS, _LOOKS, _IDLE = range(3)
 
 
 class Quiet:
-    """Does any rank still run? Words of all ranks in shared memory; this rank writes its own.
+    """Finds out whether any rank still runs, by words of all ranks in shared memory.
 
-    A rank counts how often it began to run, and how often it looked at all that it waits for and
-    found no change. If every rank is idle and each has looked once more, from beginning to end,
-    while nobody ran in between, then nobody can run any more: none of them missed what another did
-    last.
+    A rank counts how often it began to run, and how often it looked at everything that it waits for
+    and found no change. If every rank is idle and each has looked once more, from beginning to end,
+    and none ran in between, then none can run any more: none missed what another did last.
     """
 
     def __init__(self, rank: int) -> None:
@@ -56,7 +55,7 @@ class Quiet:
         self.share([], 0)
 
     def share(self, memories: list[mmap.mmap], end: int) -> None:
-        """Take the ranks with these memories from here on; the words are at their end."""
+        """Use the ranks with these memories from now on; the words are at their end."""
         words = [np.frombuffer(m, np.int64, 3, end + -end % 8) for m in memories]
         self._ranks = words
         self._mine = words[self._rank] if words else np.zeros(3, np.int64)
@@ -69,7 +68,7 @@ class Quiet:
         self._seen = []
 
     def is_everywhere(self) -> bool:
-        """Call after each look at what this rank waits for, if it found no change."""
+        """Return whether all ranks are idle. Call it after each look that found no change."""
         self._mine[_LOOKS] += 1
         self._mine[_IDLE] = 1
         now = [words.tolist() for words in self._ranks]
@@ -107,9 +106,9 @@ def open_world(
     group: str = "",
     everyone: Sequence[ShmFacts] = (),
 ) -> World:
-    """Map everybody's heap and become this rank's host. All ranks call it together.
+    """Map all ranks' heaps and become this rank's host. All ranks call it together.
 
-    `everyone`: the facts of all ranks; without it they exchange them here.
+    `everyone` has the facts of all ranks; without it they exchange them here.
     """
     mine = everyone[rank] if everyone else facts(rank, heap_size)
     backend = ShmBackend(rank, size, open_store(store, timeout, group), mine, timeout)
@@ -127,12 +126,12 @@ class ShmFacts:
     versions: tuple[str, str]  # of torch and Triton
 
     def close(self) -> None:
-        """Give the heap back, if no world was opened with it."""
+        """Free the heap if no world was opened with it."""
         os.close(self.fd)
 
 
 def facts(rank: int, heap_size: int) -> ShmFacts:
-    """Make this rank's heap, and say what the others must know of it."""
+    """Make this rank's heap. Return what the others must know of it."""
     fd = os.memfd_create("sundog-heap")
     os.ftruncate(fd, heap_size + NBYTES)
     versions = (str(torch.__version__), triton.__version__)
@@ -166,7 +165,7 @@ class ShmBackend:
     device = torch.device("cpu")
     owns_gpu = True  # a rank's products run one after the other, on the CPU
     guard = ALIGNMENT
-    polls = UNBOUNDED  # seconds are counted by `_look_outside`
+    polls = UNBOUNDED  # `_look_outside` counts seconds
 
     def __init__(self, rank: int, size: int, store: Any, mine: ShmFacts, timeout: float) -> None:
         self.rank, self.size = rank, size
@@ -204,7 +203,7 @@ class ShmBackend:
         self._quiet.share(whole, heap_size)
         self.bases = self.flag_bases = [segment.data_ptr() for segment in self._segments]
         self.exchange(None, what, ranks, "open")
-        self._close_fd()  # everybody has mapped it; the maps keep it alive
+        self._close_fd()  # all ranks have mapped it; the maps keep it alive
 
     def _map(self, rank: int, pid: int, fd: int, heap_size: int) -> mmap.mmap:
         if rank == self.rank:
@@ -228,7 +227,7 @@ class ShmBackend:
             self._own_fd = -1
 
     def _owns(self, address: int) -> bool:
-        """Return whether it is in this rank's heap: so a launch finds its world."""
+        """Return whether an address is in this rank's heap, by which a launch finds its world."""
         if self.rank >= len(self.bases):  # not attached yet
             return False
         return 0 <= address - self.bases[self.rank] < len(self.segment(self.rank))
@@ -279,13 +278,13 @@ class ShmBackend:
         return Recording(self.machine)
 
     def relaunch(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
-        run()  # kernels are interpreted: that alone takes far longer
+        run()  # interpreting the kernels takes far longer anyway
 
     def after_drain(self, check: Callable[[], None]) -> None:
         self.machine.hosts[0].on_drained = check
 
     def allocated(self, base: int, allocation: Allocation) -> None:
-        for rank in range(self.size):  # a peer's copy is where the peer, doing the same, put it
+        for rank in range(self.size):  # the peer, doing the same, has put its copy there
             there = base - self.bases[self.rank] + self.bases[rank]
             self.machine.memory.add(region_of(there, allocation, rank))
 
@@ -295,7 +294,7 @@ class ShmBackend:
             self.machine.memory.remove(there + allocation.offset)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank leaves with an error: they need not wait for it."""
+        """Tell the others that this rank leaves with an error, so that they do not wait for it."""
         self._failed = True
         self._exchange.leave(error)
 
@@ -303,7 +302,7 @@ class ShmBackend:
         try:
             if self.machine.failure is None and not self._failed:
                 self.synchronize()
-                # Nobody leaves while a peer may still wait for this rank's memory.
+                # No rank leaves while a peer may still wait for its memory.
                 self.exchange(None, "closing of the world", tuple(range(self.size)), "close")
                 self._exchange.part(self.exchange, self.size)
         finally:
@@ -313,7 +312,7 @@ class ShmBackend:
             self._exchange.close()
             self._close_fd()
             self._quiet.share([], 0)
-            self._segments.clear()  # tensors that are still in use keep their heap mapped
+            self._segments.clear()  # tensors in use keep their heap mapped
             self.machine.close()
 
     def _raise_if_lost(self) -> None:
@@ -341,7 +340,7 @@ class ShmBackend:
             self._quiet.runs()
             return True
         if len(self.machine.watch) and not self.machine.had_last_turn:
-            # Programs have run since the last look, and gone on by themselves.
+            # Programs have run since the last look, and continued by themselves.
             self._idle_since = 0.0
         self._idle_since = self._idle_since or time.monotonic()
         self._check_peers()
@@ -353,7 +352,7 @@ class ShmBackend:
         return self.machine.failure is not None
 
     def _may_go_on(self) -> bool:
-        """Return whether nobody runs anywhere, and the host waits for nothing that it has to."""
+        """Return whether no rank runs, and the host need not go on waiting."""
         if len(self.machine.watch) and not self.machine.had_last_turn:
             self._quiet.runs()  # next
             return False

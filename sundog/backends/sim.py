@@ -1,4 +1,4 @@
-"""Backend `sim`: every rank a thread of this process, memory on the CPU, our own scheduler."""
+"""Backend `sim`: every rank is a thread of this process, memory is on the CPU, and we schedule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._hosts import Meeting, refuse_inside_a_rank, run_rank, with_rank
 
 CAPABILITIES = Capabilities(on_gpu=False, processes=False, links=("", "pcie"), takes_sim=True)
 
-UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or time is made to run out (`expire`)
+UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or by `expire`
 GUARD = ALIGNMENT
 
 
@@ -39,8 +39,8 @@ GUARD = ALIGNMENT
 class Sim:
     """How to simulate. `schedule` is a token such as a finding prints: random:7, pct:7:3.
 
-    With `split_heaps` a rank's data and its flags lie in different memories, as on `virtual` with
-    link="pcie": a kernel that takes one for the other raises.
+    With `split_heaps` a rank's data and its flags are in different memories, as on `virtual` with
+    link="pcie", so a kernel that takes one for the other raises.
     """
 
     schedule: str = ""
@@ -114,7 +114,7 @@ class SimBackend:
         return Recording(self._shared.machine)
 
     def relaunch(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
-        run()  # kernels are interpreted: that alone takes far longer
+        run()  # interpreting the kernels takes far longer anyway
 
     def after_drain(self, check: Callable[[], None]) -> None:
         self._shared.machine.hosts[self.rank].on_drained = check
@@ -135,7 +135,7 @@ class SimBackend:
         machine.memory.remove(start)
 
     def fail(self, error: BaseException) -> None:
-        """Do nothing: the error ends the other hosts too, once it has left this one."""
+        """Do nothing: once the error has left this host, it ends the others too."""
 
     def close(self) -> None:
         self.synchronize()
@@ -143,7 +143,7 @@ class SimBackend:
 
 @dataclass
 class SimShared:
-    """What all ranks of one simulated world have in common."""
+    """What all ranks of one simulated world share."""
 
     machine: Machine
     segments: list[torch.Tensor]
@@ -169,11 +169,11 @@ def region_of(base: int, allocation: Allocation, rank: int) -> Region:
 def make_segments(world_size: int, nbytes: int) -> list[torch.Tensor]:
     """Make heaps at aligned addresses, evenly spaced as on `virtual`, with a gap after each."""
     apart = nbytes + -nbytes % ALIGNMENT + GUARD
-    # Pages of its own: they go back to the system with the world, and leave malloc no holes.
+    # Its own pages, which go back to the system with the world and leave malloc no holes.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     whole = mmap.mmap(-1, world_size * apart + ALIGNMENT, private)
     first = -torch.frombuffer(whole, dtype=torch.uint8).data_ptr() % ALIGNMENT
-    # Each with a storage of its own, by which the checker tells them apart.
+    # Each has its own storage, by which the checker tells them apart.
     return [
         torch.frombuffer(whole, dtype=torch.uint8, count=nbytes, offset=first + r * apart)
         for r in range(world_size)
@@ -199,7 +199,7 @@ def simulate(
     split_heaps: bool = False,
     link: str = "",
 ) -> None:
-    """Do the same on a given machine: its hosts get the results, `failure` the first error."""
+    """Do the same on a given machine, whose hosts get the results and `failure` the first error."""
     refuse_inside_a_rank()
     segments = flags = make_segments(world_size, heap_size)
     if split_heaps or link:
@@ -219,7 +219,7 @@ def _host(fn: Callable[[World], Any], shared: SimShared, rank: int) -> Callable[
 
 
 def end_waits(memory: Memory, programs: list[Program]) -> None:
-    """End the waits of these programs: write 0 to the word that bounds them, in their contexts."""
+    """End these programs' waits: write 0 to the word in their contexts that bounds them."""
     for program in programs:
         for value in program.launch.arguments.values():
             if not isinstance(value, torch.Tensor):

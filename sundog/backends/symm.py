@@ -1,8 +1,8 @@
 """Backend `symm`: one process per GPU, heaps in torch's symmetric memory.
 
-The heap is one allocation that all ranks map; our allocator hands out parts of it. Kernels start at
-once: ranks are processes, so loading one never waits for another rank's. No host blocks in CUDA
-while a peer may be dead: it polls an event, and now and then looks at its peers.
+The heap is one allocation that all ranks map, and our allocator hands out parts of it. Kernels
+start at once: ranks are processes, so loading a kernel never waits for another rank's. No host
+blocks in CUDA while a peer may be dead: it polls an event, and checks its peers now and then.
 
 Several ranks may share a GPU if TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1. docs/gpu.md says how
 to start MPS for them; without it they alternate on the GPU.
@@ -78,7 +78,7 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
 
 
 def _check_can_fork() -> None:
-    """CUDA does not survive a fork."""
+    """Raise if this process has used CUDA, which does not survive a fork."""
     if not target.has_gpu():
         raise SundogError(
             "backend 'symm' needs a GPU, and torch finds none. The same program runs on the CPU "
@@ -105,7 +105,7 @@ def _open_alone(rank: int, size: int, store: Any, heap_size: int, timeout: float
 
 
 def facts(rank: int, heap_size: int) -> Facts:
-    """Choose this rank's GPU, and say what the others must know of it."""
+    """Choose this rank's GPU. Return what the others must know of it."""
     local = int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local % torch.cuda.device_count())
     return gpu_facts(torch.device("cuda", torch.cuda.current_device()), heap_size)
@@ -120,9 +120,9 @@ def open_world(
     group: str = "",
     everyone: Sequence[Facts] = (),
 ) -> World:
-    """Map everybody's heap. All members of torch's default group, or of `group`, call it.
+    """Map all ranks' heaps. All members of torch's default group, or of `group`, call it.
 
-    `everyone`: the facts of all ranks; without it they exchange them here.
+    `everyone` has the facts of all ranks; without it they exchange them here.
     """
     if not group and not dist.is_initialized():  # the default group itself may be sundog's
         raise SundogError("backend 'symm' needs torch.distributed: call sundog.init under torchrun")
@@ -133,10 +133,10 @@ def open_world(
 
 
 def _shared_by(group: str, rank: int, size: int, store: Any) -> str:
-    """Return the name by which torch's symmetric memory knows a group; empty: the default group.
+    """Return torch's name of a group for its symmetric memory; "" is the default group.
 
-    torch takes rank, size and store from what c10d has registered under that name, and forgets
-    all names with the default group: a world that is opened after that registers its own again.
+    torch takes rank, size and store from what c10d has registered under that name. It drops all
+    names with the default group, so a world that is opened after that registers its own again.
     """
     if not group:
         return ""
@@ -162,7 +162,7 @@ class SymmBackend:
     has_atomics = True
     graph: Graph | None = None
     recording: CudaRecording | None = None
-    _captured = 0  # the number of the stream whose work it records
+    _captured = 0  # the number of the stream whose work is recorded
     guard = 0
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float) -> None:
@@ -178,8 +178,8 @@ class SymmBackend:
         self._peers = Peers()
         store.expects_loss = self._peers.has_dead
         self._timeout = timeout
-        self._patience = 2 * timeout + 10  # of the opening, in which ranks compile and measure
-        self._streams: dict[int, torch.cuda.Stream] = {}  # those that kernels were launched on
+        self._patience = 2 * timeout + 10  # while opening, when ranks compile and measure
+        self._streams: dict[int, torch.cuda.Stream] = {}  # those with launched kernels
         self.order = Order()
         self._numbered = {0: torch.cuda.current_stream()}
         self._here = threading.local()
@@ -187,7 +187,7 @@ class SymmBackend:
         self._lost: PeerLost | None = None
         self._contexts: Contexts | None = None
         self._handle: Any = None
-        self._side = torch.cuda.Stream(self.device, priority=-1)  # a pool of its own
+        self._side = torch.cuda.Stream(self.device, priority=-1)  # from its own pool
         self._gpu = Gpu(self.device)
         self._direct = Direct()
         self._installed = Installed(None, self._launch, self._owns)
@@ -210,14 +210,14 @@ class SymmBackend:
         sharing = tuple(rank for rank, each in enumerate(everyone) if each.gpu == mine.gpu)
         if len(sharing) > 1:
             self.num_sms = self._measure_sms(sharing)
-        # All ranks get the same number, so that they plan the same.
+        # All ranks get the same number, so that they make the same plans.
         self.num_sms = min(self.exchange(self.num_sms, what, ranks, "open"))
         self._patience = self._timeout
 
     def _measure_sms(self, sharing: tuple[int, ...]) -> int:
         """Count the SMs that each of these ranks can fill while the others fill theirs."""
         first = self._target.num_sms
-        if _SHARE not in os.environ:  # with it, CUDA reports a part of them to each process
+        if _SHARE not in os.environ:  # with it, CUDA reports a part of the SMs to each process
             first = max(first // len(sharing), 1)
         if torch.version.hip:  # MPS is CUDA's
             return first
@@ -229,13 +229,13 @@ class SymmBackend:
         return largest_that_fits(first, functools.partial(counter.measure, meet))
 
     def _owns(self, address: int) -> bool:
-        """Return whether it is in this rank's heap: so a launch finds its world."""
+        """Return whether an address is in this rank's heap, by which a launch finds its world."""
         if self.rank >= len(self.bases):  # not attached yet
             return False
         return 0 <= address - self.bases[self.rank] < self._own.numel()
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
-        if rank == self.rank:  # not a view by address: this one keeps the memory alive
+        if rank == self.rank:  # not a view by address, since this one keeps the memory alive
             return self._own
         view: torch.Tensor = self._handle.get_buffer(rank, [self._own.numel()], torch.uint8)
         return view
@@ -263,7 +263,7 @@ class SymmBackend:
             raise
 
     def _meet(self, pending: Pending) -> list[Any]:
-        """Wait for the others, with an eye on those that may have died."""
+        """Wait for the others, while checking whether they have died."""
         begin = looked = time.monotonic()
         nap = 0.0
         while not pending.arrived():
@@ -282,7 +282,7 @@ class SymmBackend:
         """Poll instead of blocking in CUDA: if a peer died, our kernels would never finish."""
         if torch.cuda.is_current_stream_capturing():
             return
-        self._raise_if_lost()  # again: ending the waits made them expire, which is not the cause
+        self._raise_if_lost()  # again: the waits that it ended have expired, which is not the cause
         used = [torch.cuda.current_stream(), *self._numbered.values(), *self._streams.values()]
         events = [stream.record_event() for stream in dict.fromkeys(used)]
         self._streams.clear()
@@ -305,7 +305,7 @@ class SymmBackend:
 
     @property
     def stream_number(self) -> int:
-        """Of this thread, as torch's current stream. Autograd's threads switch by torch alone."""
+        """This thread's stream, by torch's current one. Autograd's threads switch only by torch."""
         try:
             number: int = self._here.number
         except AttributeError:
@@ -319,7 +319,7 @@ class SymmBackend:
         self._here.number = number
 
     def begin_capture(self) -> CudaRecording:
-        """Begin on another stream: CUDA can't capture on the one where a process starts."""
+        """Begin on another stream, since CUDA can't capture on the one where a process starts."""
         self._captured = self.stream_number
         return CudaRecording(self, torch.cuda.Stream(self.device), CudaRecording.start)
 
@@ -345,7 +345,7 @@ class SymmBackend:
             raise self._lost
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank leaves with an error: they need not wait for it."""
+        """Tell the others that this rank leaves with an error, so that they do not wait for it."""
         if not isinstance(error, PeerLost):
             self._lost = PeerLost(f"this rank failed with {type(error).__name__}: {error}")
         self._exchange.leave(error)
@@ -365,7 +365,7 @@ class SymmBackend:
         try:
             if self._lost is None:
                 self.synchronize()
-                # Nobody unmaps while a peer may still use the memory.
+                # No rank unmaps while a peer may still use the memory.
                 self.exchange(None, "closing of the world", tuple(range(self.size)), "close")
                 self._exchange.part(self.exchange, self.size)
             elif self._contexts is not None:
@@ -388,7 +388,7 @@ class SymmBackend:
             capturing = torch.cuda.is_current_stream_capturing()
             launch = GpuLaunch(kernel, shape, args, kwargs)
             self.recording.launched(launch, self._streams[handle], capturing)
-        if math.prod(shape) * kwargs.get("num_ctas", 1) > self.num_sms:  # one an SM always fits
+        if math.prod(shape) * kwargs.get("num_ctas", 1) > self.num_sms:  # one per SM always fits
             self._check_resident(GpuLaunch(kernel, shape, args, kwargs))
         compiled = Installed.original(kernel, *args, grid=shape, warmup=False, **kwargs)
         self._direct.note(kernel, grid, args, kwargs, compiled)

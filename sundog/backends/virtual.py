@@ -1,6 +1,6 @@
 """Backend `virtual`: every rank on one GPU, in one process. One heap and one stream per rank.
 
-The hosts are threads that take turns, as on `sim`; the kernels of all ranks run on the GPU at the
+The hosts are threads that take turns, as on `sim`. The kernels of all ranks run on the GPU at the
 same time, each rank's on its share of the SMs. `Gang` starts them together.
 """
 
@@ -38,8 +38,8 @@ from ._relaunch import Again, again, is_hooked
 
 CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie", "host"))
 
-# Streams beyond the number of hardware queues share one, where a kernel that spins would block the
-# one that it waits for. CUDA has at most 32.
+# Streams beyond the number of hardware queues share a queue, where a kernel that spins would block
+# the one that it waits for. CUDA has at most 32.
 _QUEUES = 32
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -59,7 +59,7 @@ class VirtualShared:
     polls: int
     num_sms: int
     has_link: bool
-    # Of expired waits, which kernels write: rank, the ranks of its world or group, words.
+    # Records of expired waits, which kernels write: rank, the ranks of its world or group, words.
     records: list[tuple[int, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
 
@@ -81,7 +81,7 @@ class VirtualBackend:
         self.bases = [segment.data_ptr() for segment in shared.segments]
         self.flag_bases = [segment.data_ptr() for segment in shared.flags]
         self.passive = shared.segments[rank] is not shared.flags[rank]
-        # Alone, or rank 0 of a link, whose peers only say that their data may be read.
+        # Alone, or rank 0 of a link, whose peers only signal that their data may be read.
         self.owns_gpu = self.size == 1 or shared.segments[-1] is not shared.flags[-1]
         self._shared = shared
         self.order = Order()
@@ -129,7 +129,7 @@ class VirtualBackend:
     def begin_capture(self) -> CudaRecording:
         """Begin when nothing runs, and keep the other hosts waiting until the capture ends.
 
-        Making a graph while a kernel spins would wait for that kernel, as loading one would.
+        Making a graph while a kernel spins would wait for that kernel, like loading one.
         """
         gang = self._shared.gang
         gang.wait_for_all("to capture a graph")
@@ -148,7 +148,7 @@ class VirtualBackend:
         return again(run, given, functools.partial(self._start_again, []))
 
     def _start_again(self, flights: list[Flight], launches: list[Again]) -> bool:
-        """Start the launches again. `flights`: what they are to `Gang`, from the second time on."""
+        """Start the launches again; from the second time on, `flights` has them as `Gang` has."""
         shared = self._shared
         if shared.machine.host.recording is not None or shared.gpu.is_capturing() or is_hooked():
             return False
@@ -173,7 +173,7 @@ class VirtualBackend:
         self._shared.contexts[self.rank].freed(base, allocation)
 
     def fail(self, error: BaseException) -> None:
-        """Note it: the error ends the other hosts, once it has left this one, and all kernels."""
+        """Note the error, which ends the other hosts and all kernels once it has left this host."""
         self._failed = True
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> l
             raise with_rank(machine.failure, hosts)
         return [host.result for host in hosts]
     finally:
-        # Hosts and what they hold are cycles: without this, heaps wait for the collector.
+        # Hosts and what they hold form cycles: without this, heaps wait for the collector.
         shared.segments.clear()
         shared.flags.clear()
         shared.contexts.clear()
@@ -217,7 +217,7 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Virtual
     _finish_earlier()
     gpu = Gpu(device)
     # With a link, passive ranks need one SM each and rank 0 may fill the others. All ranks get the
-    # same number, so that they plan the same.
+    # same number, so that they make the same plans.
     num_sms = gpu.target.num_sms // world_size
     if link == "pcie":
         num_sms = gpu.target.num_sms - (world_size - 1)
@@ -264,8 +264,8 @@ def _device() -> torch.device:
 def _make_context(index: int) -> None:
     """Make CUDA's context with all queues, unless the process has made it already.
 
-    Processes that this one starts must not inherit the variable: each would take as many queues,
-    under MPS from one pool, and the fourth would be refused as "out of memory".
+    Child processes must not inherit the variable: each would take as many queues, under MPS from
+    one pool, and the fourth would be refused as "out of memory".
     """
     given = os.environ.get(_CONNECTIONS)
     os.environ.setdefault(_CONNECTIONS, str(_QUEUES))
@@ -294,7 +294,7 @@ def _heaps(world_size: int, heap_size: int, device: torch.device) -> list[torch.
 def _stream(index: int, place: int) -> torch.cuda.Stream:
     """Return one of _QUEUES distinct streams, the same for every world.
 
-    Torch hands out as many as that, round robin, to everybody: the next may be one that we have.
+    Torch hands out that many, round robin, to all callers: the next may be one that we have.
     """
     made = _streams(index)
     if place not in made:
@@ -319,9 +319,9 @@ def _host(fn: Callable[[World], Any], shared: VirtualShared, rank: int) -> Calla
 
 
 def adopt(thread: threading.Thread) -> None:
-    """Let a thread that a rank starts begin on the rank's stream: what it reads is then there.
+    """Let a thread that a rank starts begin on the rank's stream, so that what it reads is there.
 
-    torch would put it on the default stream, which waits for no rank's.
+    torch would put it on the default stream, which does not wait for the ranks' streams.
     """
     stream, run = torch.cuda.current_stream(), thread.run
 
@@ -333,9 +333,9 @@ def adopt(thread: threading.Thread) -> None:
 
 
 def _make_blas_handle(stream: torch.cuda.Stream) -> None:
-    """Make cuBLAS's handle of a rank's thread now: while a kernel spins, to make one may hang.
+    """Make cuBLAS's handle of a rank's thread now, since making one while a kernel spins may hang.
 
-    torch keeps 32 MiB for each pair of handle and stream for ever. Ranks that take handles in order
+    torch keeps 32 MiB for each pair of handle and stream forever. Ranks that take handles in order
     and return them in the opposite order have the same pairs in the next world.
     """
     torch.cuda.set_device(stream.device)
@@ -358,9 +358,9 @@ _unfinished: list[tuple[list[torch.cuda.Stream], list[torch.Tensor]]] = []
 
 
 def leave_running(shared: VirtualShared, streams: list[torch.cuda.Stream]) -> None:
-    """Let go of a world while a rank's kernels still run, so that its error is raised now.
+    """Leave a world while a rank's kernels still run, so that its error is raised now.
 
-    torch gives the heaps' memory to nobody before these streams have ended. The rest is kept until
+    torch does not reuse the heaps' memory before these streams have ended. The rest is kept until
     the next world, which waits for the same streams.
     """
     heaps = [*shared.segments, *shared.flags]
@@ -394,9 +394,9 @@ def _finish_earlier() -> None:
 def _end_kernels(shared: VirtualShared) -> None:
     """End the waits of what still runs after a failure, before its memory is freed.
 
-    A kernel that waits for nobody can't be ended: a rank may be late because of one.
+    A kernel that does not wait can't be ended, and a rank may be late because of one.
     """
-    # From another pool than the ranks' streams: on one of those it would wait for its kernels.
+    # From another pool than the ranks' streams, where it would wait for their kernels.
     side = torch.cuda.Stream(shared.segments[0].device, priority=-1)
     try:
         for contexts in shared.contexts:
@@ -406,7 +406,7 @@ def _end_kernels(shared: VirtualShared) -> None:
             torch.cuda.synchronize()
         else:
             leave_running(shared, [stream for stream in streams if not stream.query()])
-    except RuntimeError as error:  # a GPU that has failed fails here too; report the first error
+    except RuntimeError as error:  # a failed GPU fails here too; report the first error
         assert shared.machine.failure is not None
         if hasattr(shared.machine.failure, "add_note"):
             shared.machine.failure.add_note(f"sundog: afterwards the GPU reported {error}")
