@@ -1,4 +1,4 @@
-"""What every command shares: exit statuses, messages, progress, and checks of output files.
+"""What all commands share: exit statuses, messages, progress, and checks of output files.
 
 0 fine, 1 something was found, 2 the command could not do it, 130 interrupted.
 """
@@ -25,12 +25,12 @@ from ..errors import SundogError
 
 FINE, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
 
-Show = Callable[[str, int, int, str], None]  # of what, done, of how many (0: unknown), a remark
+Show = Callable[[str, int, int, str], None]  # what, done, of how many (0: unknown), remark
 Options = TypeVar("Options")
 
 
 def command(name: str) -> Callable[[Callable[[Options], int]], Callable[[Options], int]]:
-    """Make a command of a function that returns an exit status.
+    """Make a function that returns an exit status a command.
 
     A ValueError, ImportError or SundogError becomes one sentence and status 2, Ctrl-C status 130.
     """
@@ -53,7 +53,7 @@ def command(name: str) -> Callable[[Callable[[Options], int]], Callable[[Options
 
 
 def note(text: str, style: str = "") -> None:
-    """Print a line for people to stderr, which leaves stdout to the result."""
+    """Print a line for people to stderr, since stdout is for the result."""
     Console(emoji=False, stderr=True).print(
         escape(text), style=style, soft_wrap=True, highlight=False
     )
@@ -61,7 +61,7 @@ def note(text: str, style: str = "") -> None:
 
 @contextmanager
 def progress(console: Console | None = None, threaded: bool = True) -> Iterator[Show]:
-    """Show how far the work is, a line for each piece, where stderr is a terminal.
+    """Show progress, a line for each piece of work, if stderr is a terminal.
 
     `threaded=False` draws only when something is shown: a thread would share the timed hosts' CPU.
     """
@@ -97,7 +97,7 @@ def check_writable(*paths: str) -> None:
 
 
 def _try_open(path: str) -> None:
-    """Open a file and leave it as it was. A pipe is not tried: its reader would see the end."""
+    """Open a file and leave it unchanged. A pipe is not tried: its reader would see the end."""
     existed = os.path.exists(path)
     if existed and not os.path.isfile(path) and not os.path.isdir(path):
         return
@@ -133,7 +133,7 @@ def ensure_compiler_cache() -> None:
 
 
 def write_json(path: str, content: Any, indent: int | None = None) -> None:
-    """Write a result that a command was asked for by --json."""
+    """Write a command's result to the file of --json."""
     separators = None if indent else (",", ":")
     with open(path, "w") as file:
         json.dump(content, file, indent=indent, separators=separators, default=str)

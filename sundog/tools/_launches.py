@@ -1,8 +1,8 @@
-"""Record the launches that a rank's function makes, instead of running them, and compile them.
+"""Record the launches of a rank's function, instead of running them, and compile them.
 
-The function runs on a simulated world, so it plans and allocates as always. What a launch
-specialises on (dtype, alignment by 16, equal to 1, memory below 2 GiB) is taken from its arguments;
-only the size of the heap is that of a GPU's world instead of the simulator's.
+The function runs on a simulated world, so it plans and allocates as usual. What a launch
+specialises on (dtype, alignment by 16, equal to 1, memory below 2 GiB) is taken from its arguments.
+Only the heap has the size of a GPU's world instead of the simulator's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..target import GPU_HEAP
 from ..world.world import World
 from ._pool import Failure, Worker, serve
 
-NUM_SMS = 132  # that a rank has for itself, where no GPU says how many
+NUM_SMS = 132  # of a rank, where no GPU is there to ask
 KNOWN_TARGETS = tuple(LIMITS)
 _COMPILE_SECONDS = 120.0
 _FEW_BYTES = 64 << 10  # of a whole tensor
@@ -51,7 +51,7 @@ def record(
     num_sms: int = NUM_SMS,
     gpu_heap_size: int = GPU_HEAP,
 ) -> list[RecordedLaunch]:
-    """Record what rank 0 launches. Ranks may differ in data, but one kernel must serve them all.
+    """Record what rank 0 launches. Ranks may differ in data, but one kernel must serve all.
 
     `heap_size` is that of the simulated world; kernels see `gpu_heap_size`.
     """
@@ -66,8 +66,8 @@ def record(
 
     def main(world: World) -> None:
         worlds[world.rank] = world
-        # As on a GPU: what is allocated from here on is not poisoned, which takes seconds where
-        # tensors are large, and touches memory that nobody needs.
+        # As on a GPU, what is allocated from now on is not poisoned, which would take seconds for
+        # large tensors and touch memory that is not needed.
         world._heap.guard = 0
         with Installed(current_machine(), note):
             fn(world)
@@ -81,10 +81,10 @@ def record(
 def check_target(target: str) -> None:
     """Raise a ValueError if this Triton can't compile for a target.
 
-    LLVM ends the whole process for an architecture that it does not know. So a target that is not
-    in KNOWN_TARGETS compiles a small kernel in another process first.
+    LLVM ends the whole process for an architecture that it does not know. So for a target that is
+    not in KNOWN_TARGETS a small kernel is first compiled in another process.
     """
-    gpu_target(target)  # a ValueError if it is no architecture's name
+    gpu_target(target)  # raises ValueError for other names
     if target in KNOWN_TARGETS:
         return
     worker = Worker(serve(_try_target), _COMPILE_SECONDS, fresh=True)
@@ -110,7 +110,7 @@ def _try_target(target: str) -> bool:
 
 @triton.jit
 def _store_sum(word):  # type: ignore[no-untyped-def]
-    tl.store(word, tl.sum(tl.arange(0, 64), 0))  # between lanes: what LLVM aborts for
+    tl.store(word, tl.sum(tl.arange(0, 64), 0))  # a sum between lanes, for which LLVM aborts
 
 
 def _launch(

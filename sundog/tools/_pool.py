@@ -1,4 +1,4 @@
-"""A pool of processes that do one task at a time. A crash or a hang costs its own task and no more.
+"""A pool of processes that do one task at a time. A crash or a hang costs only its own task.
 
 A worker's process starts with its first task, and again after it died. It ends with its parent.
 """
@@ -29,7 +29,7 @@ Body = Callable[[Connection], None]  # receives tasks and sends answers, until t
 
 @dataclass(frozen=True)
 class Failure:
-    """Instead of an answer."""
+    """Returned instead of an answer."""
 
     status: str  # as in the dataset: error, timeout or accuracy_error
     error: str
@@ -37,7 +37,7 @@ class Failure:
 
 
 def serve(answer: Callable[[Any], Any]) -> Body:
-    """Make a body that answers each task by a function; what that raises is a Failure."""
+    """Make a body that answers each task by a function. What this raises becomes a Failure."""
     return functools.partial(_answer_all, answer)
 
 
@@ -54,8 +54,8 @@ def _answer_all(answer: Callable[[Any], Any], pipe: Connection) -> None:
 class Worker:
     """One process at a time. A task that takes more than `seconds` counts as hung.
 
-    `start`: fork, or spawn where CUDA is used, which does not survive a fork; then the body must be
-    picklable. `fresh` starts a new process for every task.
+    `start` is fork, or spawn where CUDA is used, which does not survive a fork; then the body must
+    be picklable. `fresh` starts a new process for every task.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Worker:
             self._pipe.send(task)
 
     def answer(self) -> Any:
-        """Return what it sent, or a Failure; None while it still works."""
+        """Return what it sent, or a Failure, or None while it still works."""
         assert self._pipe is not None
         assert self._process is not None
         late = self._clock() - self._since > self._seconds
@@ -113,7 +113,7 @@ class Worker:
 
     @staticmethod
     def wait_some(workers: Sequence[Any]) -> None:
-        """Wait a moment for one of these, which are busy."""
+        """Wait a moment for one of these busy workers."""
         wait([worker.pipe for worker in workers], LONGEST_WAIT)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Worker:
 
 
 def finished(workers: Sequence[Worker]) -> list[tuple[Worker, Any, Any]]:
-    """Wait a moment for busy workers; return worker, task and answer of those that are done."""
+    """Wait a moment for busy workers. Return worker, task and answer of those that are done."""
     busy = [worker for worker in workers if worker.task is not None]
     if busy:  # all are of one kind
         busy[0].wait_some(busy)

@@ -1,4 +1,4 @@
-"""What a world offers beside its ops, as the tools run it: barriers, send and receive.
+"""The primitives of a world, as the tools run them: barriers, send and receive.
 
 Each rank passes its values to a neighbour, so that the right answer needs the primitive.
 """
@@ -36,7 +36,7 @@ class Primitive:
         return xs[(rank + self.step) % len(xs)]
 
     def run_once(self, world: World) -> None:
-        """Launch what one call launches, and look at nothing."""
+        """Launch what one call launches, without comparing results."""
         self.prepare(world)(self.inputs(world, 0)[0])
 
     def exercise(self, world: World) -> None:
@@ -50,7 +50,7 @@ class Primitive:
 
 
 def _barrier(name: str) -> Callable[[World], Call]:
-    """Write, meet the other ranks, and read what the right neighbour wrote."""
+    """Write, wait for the other ranks, and read what the right neighbour wrote."""
 
     def prepare(world: World) -> Call:
         buffer = world.empty((_NUMEL,), name="buffer")

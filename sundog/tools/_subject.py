@@ -34,13 +34,13 @@ class Algorithm(NamedTuple):
 
     @property
     def by_request(self) -> bool:
-        """Whether it runs only if somebody names it."""
+        """Whether it runs only if it is named."""
         return self.name in ops.BY_REQUEST or getattr(self.module, "OWN_GPU", False)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a target names: the algorithms of an op, or else an object, with its module."""
+    """What a target names: the algorithms of an op, or an object with its module."""
 
     target: str
     algorithms: tuple[Algorithm, ...] = ()
@@ -55,7 +55,7 @@ class Resolved:
 
 
 def resolve(target: str) -> Resolved:
-    """Find what a target names; a ValueError with one sentence if there is none."""
+    """Find what a target names. Raise ValueError, with one sentence, if there is nothing."""
     if target in PRIMITIVES:
         primitive = PRIMITIVES[target]
         return Resolved(target, found=primitive.exercise, module=load.load(primitive.module))
@@ -82,7 +82,7 @@ def algorithms_of(target: str) -> tuple[Algorithm, ...]:
 
 
 def function_of(target: str, size: int) -> Callable[[World], Any]:
-    """Find the rank's function that a target names. An op's exercises all its algorithms."""
+    """Find the rank's function that a target names. For an op, it exercises all its algorithms."""
     resolved = resolve(target)
     if resolved.algorithms:
 
@@ -123,7 +123,7 @@ def _loaded(path: str, target: str) -> ModuleType:
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    """Return what a module has by that name, or by `dict.key`; None if it has nothing."""
+    """Return a module's attribute by name, or by `dict.key`; None if there is none."""
     first, _, key = name.partition(".")
     found = getattr(module, first, None)
     return found.get(key) if key and isinstance(found, dict) else found
@@ -132,8 +132,8 @@ def _attribute(module: ModuleType, name: str) -> Any:
 def exercise(op: ModuleType, size: int) -> Callable[[World], Any]:
     """Call twice in a row, call another plan of the op, then call the first on fresh data.
 
-    Nothing waits between the first three, so a buffer that is reused too early is seen; the last
-    has the very arguments of the first, as a graph replay would, and data that it never had.
+    Nothing waits between the first three, so a buffer that is reused too early is noticed. The last
+    has the arguments of the first, as a graph replay would, and new data.
     """
 
     def run(world: World) -> None:
@@ -149,7 +149,7 @@ def _exercise(world: World, op: ModuleType, problem: Any) -> None:
     answers = [expected(world, op, problem, each) for each in given]
     outs = [output(world, want) for want in answers[:3]]
     world.barrier()  # all inputs and outputs are there
-    # After the barrier: a plan may be called at once, so it makes its own for what it allocates.
+    # After the barrier, since a plan may be called at once and has its own barrier for its memory.
     plans = [op.plan(world, problem, op.default(problem, world.num_sms)) for _ in range(2)]
     for plan, each, out in zip((plans[0], plans[0], plans[1]), given, outs, strict=False):
         plan(*each, out)
@@ -174,35 +174,35 @@ def expected(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.
 
 
 def normal_inputs(world: World, op: ModuleType, problem: Any, seed: int) -> tuple:
-    """Make an op's inputs of normal data, for times; an op without `exact` has but one kind."""
+    """Make an op's inputs of normal data, for timing. An op without `exact` has only one kind."""
     if "exact" not in inspect.signature(op.inputs).parameters:
         return tuple(op.inputs(world, problem, seed))
     return tuple(op.inputs(world, problem, seed, exact=False))
 
 
 def expected_here(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
-    """Compute the same on this rank's device, from views of its peers' inputs: for large ones."""
+    """Compute the same on this rank's device, from views of its peers' inputs, for large ones."""
     if len(set(world.exchange(tuple(tensor.shape for tensor in given), "shapes"))) > 1:
         return expected(world, op, problem, given).to(world.device)
     with world.scope():
         shared = [t if world.is_symmetric(t) else world.empty_like(t).copy_(t) for t in given]
-        world.barrier()  # everybody's inputs are there
+        world.barrier()  # every rank's inputs are there
         parts = [[world.peer(tensor, rank) for rank in range(world.size)] for tensor in shared]
         if world.passive:  # computes nothing: the answer has only a shape
             parts = [[part.to("meta") for part in each] for each in parts]
         answer: torch.Tensor = op.reference(problem, world.rank, *parts)
-        world.barrier()  # everybody has read them
+        world.barrier()  # all ranks have read them
     return answer
 
 
 def output(world: World, want: torch.Tensor) -> torch.Tensor:
-    """Allocate room for an answer on the heap, also where ranks get answers of different sizes."""
+    """Allocate room for an answer on the heap, even if ranks get answers of different sizes."""
     numel = max(world.exchange(want.numel(), "size of an output"))
     return world.empty(numel, want.dtype, "out")[: want.numel()].view(want.shape)
 
 
 def room(world: World, op: ModuleType, problem: Any, given: tuple) -> torch.Tensor:
-    """Allocate an output: the reference gives its shape, from tensors without data."""
+    """Allocate an output, in the shape that the reference gives for tensors without data."""
     shapes = world.exchange([(tensor.shape, tensor.dtype) for tensor in given])
     parts = [[torch.empty(s, dtype=d, device="meta") for s, d in each] for each in shapes]
     by_input = (list(each) for each in zip(*parts, strict=True))

@@ -52,7 +52,7 @@ def _cat(world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torc
 def _copies(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Pull each part by torch's copy: on one GPU a kernel, between GPUs the copy engine."""
+    """Pull each part by torch's copy: a kernel on one GPU, the copy engine between GPUs."""
     return _copy_all(out.chunk(world.size), _peers(world, inputs[0]))
 
 
@@ -117,7 +117,7 @@ def _one_shot(
 def _two_shot(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Reduce into `out`, from a copy: the kernel leaves a part of the sum in its input."""
+    """Reduce a copy into `out`, since the kernel leaves a part of the sum in its input."""
     name, copy = _name(), world.empty_like(inputs[0])
 
     def launch() -> None:
@@ -129,7 +129,7 @@ def _two_shot(
 def _fused_gather(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Torch pipelines its copies with its products; it has no `out`."""
+    """Gather and multiply by torch, which pipelines copies with products and has no `out`."""
     name, fused = _name(), torch.ops.symm_mem.fused_all_gather_matmul
     return lambda: out.copy_(fused(inputs[0], [inputs[1]], 0, name, return_A=False)[1][0])
 
@@ -156,7 +156,7 @@ def _is_far(problem: Any, got: torch.Tensor, wanted: torch.Tensor) -> int:
 
 
 def _then_norm(start: Callable[..., Call]) -> Make:
-    """Sum into the place of the new residual, then torch adds and normalises."""
+    """Sum into the new residual's memory; then torch adds and normalises."""
 
     def make(
         world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
@@ -189,7 +189,7 @@ def _ours(op: str) -> Make:
 
 
 def _is_off(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
-    """Count what a byte an element does not explain: an eighth of the largest."""
+    """Count what one byte per element does not explain: more than an eighth of the largest."""
     return int(((out - expected).abs().float() > expected.abs().float().max() / 8).sum())
 
 
@@ -198,7 +198,7 @@ def _is_plain_norm(world: World, problem: Any) -> bool:
 
 
 def _far_rows(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
-    """Count elements off by more than torch rounds: it adds in another order, in its own steps."""
+    """Count elements that are off by more than torch rounds, which adds in another order."""
     mine, wanted = (all_reduce_rms_norm.split(problem, each) for each in (out, expected))
     bound = 4 * torch.finfo(problem.dtype).eps
     pairs = ((mine.normed, wanted.normed), (mine.residual, wanted.residual))
@@ -213,11 +213,11 @@ def _far_rows(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
 # Where ranks share a GPU, cuBLAS takes SMs that belong to other ranks. With torch.mm of 256 rows,
 # then our reduce-scatter, 8 ranks on an H200 hung: seven waited in the collective, on 112 of 132
 # SMs, for the eighth, whose product found no SM. So a barrier of one warp per rank follows each
-# torch.mm: nobody waits with more than that before all products are done.
+# torch.mm, and no rank waits with more than that before all products are done.
 
 
 def _is_plain(world: World, problem: Any) -> bool:
-    """Return whether torch.mm computes it: no bias, no activation, one type."""
+    """Return whether torch.mm can compute it: no bias, no activation, one type."""
     own_type = problem.out_dtype in (None, problem.dtype)
     return not problem.has_bias and problem.activation is None and own_type
 
@@ -225,7 +225,7 @@ def _is_plain(world: World, problem: Any) -> bool:
 def _gathered(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Run our GEMM with A gathered: nothing to wait for, so no communication is timed."""
+    """Run our GEMM with A gathered, so that no communication is timed."""
     whole, b = _whole(world, problem, inputs[0]), inputs[1]
     sizes = problem.m, problem.m, problem.n, problem.k
     tiles = _gemm.Tiles(**fitting(*sizes, problem.dtype, world.num_sms))
@@ -235,7 +235,7 @@ def _gathered(
 def _torch_gathered(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Run cuBLAS with A gathered. It does not keep to the rank's share of the SMs."""
+    """Run cuBLAS with A gathered. It does not keep within the rank's share of the SMs."""
     whole, b = _whole(world, problem, inputs[0]), inputs[1]
     return lambda: torch.mm(whole, b, out=out)
 
@@ -285,13 +285,13 @@ def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:
 
 
 def _parts_over_link(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return all ranks' tensors, the peers' as the host sees them: the copy engine copies."""
+    """Return all ranks' tensors, the peers' at host addresses, so that the copy engine copies."""
     mine, *others = _peers(world, tensor)  # rank 0 asks
     return [mine, *map(on_host, others)]
 
 
 def _nothing() -> None:
-    """Do nothing: a passive rank only waits for its turn."""
+    """Do nothing on a passive rank."""
 
 
 def _engine_gather(
@@ -305,7 +305,7 @@ def _engine_gather(
 def _engine_then_gemm(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Copy into one matrix, then one product. Torch copies a part of columns through a buffer: what
+    """Copy into one matrix, then multiply. Torch copies a part of columns through a buffer, so what
     crosses the link is contiguous on both sides."""
     if world.passive:
         return _nothing
@@ -407,7 +407,7 @@ OVER_LINK: dict[str, dict[str, Baseline]] = {
 
 
 def chosen(known: dict[str, Baseline], only: Sequence[str]) -> dict[str, Baseline]:
-    """Select baselines by name; without a name, all. "none" selects nothing."""
+    """Select baselines by name, or all without a name. "none" selects nothing."""
     for name in only:
         if name not in known and name != "none":
             there = " ".join(f"'{each}'" for each in known)

@@ -29,7 +29,7 @@ from .bench.run import BenchOptions, bench
 class CalibrateOptions:
     world: int = 8
     backend: str = "virtual"
-    clock: str = ""  # a machine whose model is the clock: nothing is measured
+    clock: str = ""  # a machine whose model serves as the clock; nothing is measured
     out: str = ""
 
 
@@ -80,7 +80,7 @@ def _by_measuring(options: CalibrateOptions, date: str) -> tuple[Hardware, list[
 
 
 def with_pairs(made: Hardware, pairs: Sequence[PairRates], source: Source) -> Hardware:
-    """Add each pair's rates; no pair has more than the link of a GPU, which kernels reach."""
+    """Add each pair's rates. No pair exceeds the rate of a GPU's link that kernels reach."""
     most = made.link.rate
     rows = tuple(
         PairRates(p.gpu, p.peer, *(_rounded(min(rate, most)) for rate in p[2:])) for p in pairs
@@ -116,9 +116,9 @@ def _miss(sample: Sample, made: Hardware) -> float:
     return abs(expected(op, problem, config, made, num_sms).seconds / seconds - 1)
 
 
-# the suite, and a description made of what it took
+# the suite, and the description made from its times
 
-# An op, and the axes of `sundog bench`. A world for each: together they take less than a minute.
+# An op, and the axes of `sundog bench`. Each has a world; together they take less than a minute.
 AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("all_gather", ("numel=1024,131072,4194304", "algo=push,pull")),
     ("all_gather", ("numel=1048576", "algo=push", "block=16384", "programs=2,8,16")),
@@ -139,7 +139,7 @@ def measured(world: int, backend: str) -> tuple[list[Sample], Rates]:
         )
         rows, rates = bench(given)
         timed = [row for row in rows if row.entry is not None and row.times is not None]
-        if len(timed) < len(rows) / 2:  # low_latency refuses two of four sizes: that is expected
+        if len(timed) < len(rows) / 2:  # low_latency refuses two of four sizes, as expected
             wrong = "; ".join(
                 f"{row.variant} {row.problem}: {row.wrong}" for row in rows if row.wrong
             )
@@ -153,7 +153,7 @@ def measured(world: int, backend: str) -> tuple[list[Sample], Rates]:
 
 
 def _sample(entry: Entry, seconds: float) -> Sample:
-    """Make a sample of an entry, which has problem and config as JSON has them."""
+    """Make a sample from an entry, whose problem and config are JSON data."""
     module = find(entry.op)
     words = {n: value(w) if isinstance(w, str) else w for n, w in entry.problem.items()}
     problem = module.Problem(**words)
@@ -161,7 +161,7 @@ def _sample(entry: Entry, seconds: float) -> Sample:
 
 
 def made_up(clock: Hardware, size: int) -> tuple[list[Sample], Rates]:
-    """Make up a clock: what a model says, three percent off in turn. Nothing is measured."""
+    """Make up a clock: the model's times, alternately three percent off. Nothing is measured."""
     gpu = clock.gpu
     samples = []
     for number, (op, problem, config, num_sms) in enumerate(_cases(clock, size)):
@@ -198,8 +198,8 @@ def describe(
     name: str, title: str, kind: str, num_sms: int, found: tuple[Sequence[Sample], Rates],
     source: Source,
 ) -> Hardware:  # fmt: skip
-    """Describe this machine from the suite's times. What those can't tell is copied from the
-    package's machine with the same kind of link, and says so."""
+    """Describe this machine from the suite's times. What they can't tell is copied from the
+    package's machine with the same kind of link, and marked so."""
     samples, rates = found
     start = read("h200-shared" if kind == "none" else "h200x8")
     gpus = 1 if kind == "none" else max(sample.problem.size for sample in samples)
@@ -241,7 +241,7 @@ def topology(hardware: Hardware) -> str:
 
 
 def _pair_lines(hardware: Hardware) -> list[str]:
-    """Return a row for each GPU: what it reads from every peer."""
+    """Return a row for each GPU, with the rates at which it reads from every peer."""
     if hardware.link.pair_rates is None:
         return []
     reads = {(each.gpu, each.peer): each.read for each in hardware.link.pair_rates}
@@ -253,10 +253,10 @@ def _pair_lines(hardware: Hardware) -> list[str]:
     return lines
 
 
-# Fit a machine's figures to measured times of ops: first those of moving data, then of products.
-# Collectives say nothing about products, and a product's time depends on both.
+# Fit a machine's figures to measured times of ops: first those for moving data, then those for
+# products. Collectives say nothing about products, and a product's time depends on both.
 
-# What can be told apart by collectives: where ranks share a GPU, and where they are linked.
+# What collectives can tell apart: where ranks share a GPU, and where they are linked.
 SHARED = (
     "gpu.launch_s", "gpu.flag_s", "gpu.load_s", "gpu.cache_rate", "gpu.sm_rate",
     "gpu.sm_load_rate", "gpu.poll_rate",
@@ -297,7 +297,7 @@ def fit_products(hardware: Hardware, samples: Sequence[Sample]) -> Hardware:
 
 
 def product_figures(hardware: Hardware) -> dict[str, float]:
-    """Return what a fit of products begins with: a rate per size, and a tile's cost."""
+    """Return the start of a fit of products: a rate per size, and a tile's cost."""
     rates = {f"rate {i}": rate for i, (_, rate) in enumerate(hardware.gpu.matmul_rate)}
     return {"gpu.tile_s": max(hardware.gpu.tile_s, 1e-9), **rates}
 
@@ -319,7 +319,7 @@ def _fitted(
 
 
 def _changed(hardware: Hardware, figures: dict[str, float]) -> Hardware:
-    """Return the hardware with these figures; with a switch a pair has the full rate."""
+    """Return the hardware with these figures. With a switch a pair has the full rate."""
     if "link.rate" in figures and hardware.link.kind == "switch":
         figures = {**figures, "link.pair_rate": figures["link.rate"]}
     return hardware.changed(figures)
@@ -332,7 +332,7 @@ def figure_of(hardware: Hardware, name: str) -> float:
 
 
 def signed(hardware: Hardware, names: Sequence[str], source: Source) -> Hardware:
-    """Say where these figures come from, and round them: three digits are known at most."""
+    """Add where these figures come from, and round them: at most three digits are known."""
     changes: dict[str, Any] = {}
     for name in names:
         value = figure_of(hardware, name)
@@ -358,10 +358,10 @@ _MOST = 60
 
 
 def fit(start: dict[str, float], predict: Predict, measured: Sequence[float]) -> dict[str, float]:
-    """Fit figures by name, from `start` on; `predict` returns the times that they lead to.
+    """Fit figures by name, beginning with `start`. `predict` returns the times for figures.
 
-    Least squares of the logarithm of predicted over measured, so that 5 us count as much as 5 ms;
-    by damped Gauss-Newton steps on the logarithms of the figures, which stay positive.
+    It minimises the squared logarithm of predicted over measured, so that 5 us count as much as 5
+    ms, by damped Gauss-Newton steps on the logarithms of the figures, which stay positive.
     """
     names, goal = list(start), np.log(np.asarray(measured, float))
     at = np.log([start[name] for name in names])
@@ -391,5 +391,5 @@ def fit(start: dict[str, float], predict: Predict, measured: Sequence[float]) ->
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
-    """Return how far each is off, as a share of what was measured."""
+    """Return each one's error, as a share of what was measured."""
     return [p / m - 1 for p, m in zip(predicted, measured, strict=True)]

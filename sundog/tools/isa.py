@@ -3,9 +3,9 @@
     for kernel in sundog.tools.isa.inspect("all_gather.push", targets=("sm_90", "gfx942")):
         print(kernel.name, kernel.target, kernel.stores, kernel.marks)
 
-The op is planned on a simulated world, its launches are recorded instead of run, and each kernel is
-compiled for each target without a GPU, with the specialisation that the launch has. An op gets a
-problem that is large enough for its wide path, and a config for the target.
+The op is planned on a simulated world, and its launches are recorded instead of run. Each kernel is
+compiled for each target without a GPU, with the launch's specialisation. An op gets a problem that
+is large enough for its wide path, and a config for the target.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ Function = tuple[str, Callable[[World], Any], int]  # name, of a rank, bytes of 
 
 @dataclass(frozen=True)
 class Case:
-    """What is inspected of an op: changes to its problem and config, and ranks."""
+    """How an op is inspected: changes to its problem and config, and the number of ranks."""
 
     problem: dict[str, Any]
     config: dict[str, Any]
@@ -122,7 +122,7 @@ def inspect(
 ) -> list[Kernel]:
     """Inspect every kernel that one call of an op launches, for every target.
 
-    `op`: an op (all its algorithms), one algorithm, a module of that shape, or a function of a
+    `op` is an op (all its algorithms), one algorithm, a module of that shape, or a function of a
     world as module:function or file.py:function. `config` and `problem` change fields.
     """
     for target in targets:
@@ -143,7 +143,7 @@ def inspect(
 
 
 def functions(target: str, case: Case) -> Iterator[Function]:
-    """Give one function per algorithm of an op, or the function itself that a target names."""
+    """Return one function per algorithm of an op, or the function that a target names."""
     algorithms = resolve(target).algorithms
     if target in PRIMITIVES:
         yield target, PRIMITIVES[target].run_once, _LEAST_HEAP
@@ -154,7 +154,7 @@ def functions(target: str, case: Case) -> Iterator[Function]:
 
 
 def typical(module: ModuleType, size: int) -> Any:
-    """Take the op's first case, without options, in a size that shows its wide path."""
+    """Return the op's first case, without options, in a size that shows its wide path."""
     first = module.cases(size)[0]
     optional = {
         field.name: field.default
@@ -166,7 +166,7 @@ def typical(module: ModuleType, size: int) -> Any:
         larger["dtype"] = first.dtype
     if hasattr(module, "LARGEST"):  # bytes
         larger["numel"] = min(larger["numel"], module.LARGEST // 4)  # of any dtype
-        half = module.LARGEST // 8 // larger["hidden"]  # of the most rows that it takes
+        half = module.LARGEST // 8 // larger["hidden"]  # half of the most rows that it takes
         larger["tokens"] = max(min(larger["tokens"], half), 1)
     fitting = {name: value for name, value in larger.items() if hasattr(first, name)}
     return dataclasses.replace(first, **(optional | fitting))

@@ -1,7 +1,7 @@
-"""What MoE dispatch and combine are compared with: torch's index kernels and our all-to-all.
+"""Baselines of MoE dispatch and combine: torch's index kernels and our all-to-all.
 
-One baseline moves as many bytes in equal parts, which no routing can beat. The other is what a user
-writes without the ops: sort by expert, read the counts on the host, send unequal parts.
+One baseline moves as many bytes in equal parts, which no routing can beat. The other is what users
+write without the ops: sort by expert, read the counts on the host, send unequal parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .nccl import Baseline, Call
 def _same_bytes(
     world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
 ) -> Call:
-    """Run an all-to-all of as many bytes in equal parts: no routing, and no answer."""
+    """Run an all-to-all of as many bytes in equal parts, without routing and without an answer."""
     numel = -(-problem.max_tokens * problem.topk * problem.hidden // world.size)
     sent = world.empty(world.size * numel, problem.dtype, "sent").zero_()
     got = world.empty_like(sent)
@@ -80,7 +80,7 @@ def _torch_combine(
 
 
 def _no_answer(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
-    """Compare nothing: a time to compare with, not another way to the answer."""
+    """Compare nothing, since this baseline computes no answer."""
     return 0
 
 

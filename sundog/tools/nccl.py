@@ -1,8 +1,8 @@
-"""What torch.distributed offers instead of an op, on NCCL (RCCL on AMD) or, in its place, on gloo.
+"""What torch.distributed offers instead of an op, on NCCL (RCCL on AMD) or else on gloo.
 
-NCCL refuses two ranks on one GPU, and a CPU has none: there gloo, which goes through the CPU and
-which no graph captures, takes its place. `channels` are NCCL's: how many CTAs a collective may use
-(`--axis channels=4,16`), as `programs` are ours.
+NCCL refuses two ranks on one GPU, and does not run on a CPU. There gloo, which goes through the CPU
+and cannot be captured in a graph, takes its place. `channels` is the number of CTAs that NCCL may
+use for a collective (`--axis channels=4,16`), like our `programs`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def on_nccl(world: World, problem: Any) -> bool:
 
 
 def on_gloo(world: World, problem: Any) -> bool:
-    """Return whether ranks are processes with a group of torch's, and NCCL is not for them."""
+    """Return whether ranks are processes with a group of torch's that can't use NCCL."""
     is_there = world.backend in ("symm", "shm") and dist.is_initialized()
     return is_there and not on_nccl(world, problem)
 
 
 @functools.cache
 def _group(backend: str, channels: int) -> Any:
-    """Make torch's group of all ranks. All of them call it together, once."""
+    """Make torch's group of all ranks, which call this together, once."""
     if backend != "nccl" or not channels:
         return dist.new_group(backend=backend)
     options = dist.ProcessGroupNCCL.Options()
@@ -94,7 +94,7 @@ def _scatter(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> No
 
 
 def _reduce(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    """Reduce; only `dst` has an output, and torch overwrites what the others pass."""
+    """Reduce. Only `dst` has an output, and torch overwrites what the others pass."""
     dist.reduce(out.copy_(x) if out.numel() else x.clone(), problem.dst, group=group)
 
 
@@ -122,7 +122,7 @@ def on_group(op: str, backend: str, channels: int = 0) -> Make:
 
 
 def multiply_after(op: str, backend: str, channels: int = 0) -> Make:
-    """Gather A by torch, then torch.mm; along K the parts are put side by side by a copy."""
+    """Gather A by torch, then call torch.mm. Along K a copy puts the parts side by side."""
 
     def make(
         world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
@@ -144,7 +144,7 @@ def multiply_after(op: str, backend: str, channels: int = 0) -> Make:
 
 
 def multiply_before(op: str, backend: str, channels: int = 0) -> Make:
-    """torch.mm, then a collective of torch's."""
+    """Call torch.mm, then a collective of torch's."""
 
     def make(
         world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
@@ -168,7 +168,7 @@ def distributed(
     how: Callable[[str, str, int], Make] = on_group,
     name: str = "{}",
 ) -> dict[str, Baseline]:
-    """Offer a call on NCCL or, where that is not possible, on gloo, which no graph captures."""
+    """Return a call on NCCL or, where that is not possible, on gloo, which no graph captures."""
     return {
         name.format("nccl"): Baseline(
             how(op, "nccl", 0),
@@ -182,7 +182,7 @@ def distributed(
 
 
 def channel_axis(axes: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Take 'channels=4,16' out of the axes: it is NCCL's, not a field of our ops."""
+    """Take 'channels=4,16' out of the axes, since it is for NCCL, not a field of our ops."""
     own = [axis for axis in axes if not axis.startswith("channels=")]
     words = [w for axis in axes if axis not in own for w in axis.partition("=")[2].split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
@@ -191,7 +191,7 @@ def channel_axis(axes: Sequence[str]) -> tuple[list[str], list[int]]:
 
 
 def with_channels(known: dict[str, Baseline], channels: Sequence[int]) -> dict[str, Baseline]:
-    """Add a row for each number of channels, where it is NCCL's to choose."""
+    """Add a baseline for each number of channels, where NCCL runs."""
     more = {
         f"{name}, {count} channels": replace(each, make=each.by_channels(count))
         for name, each in known.items()

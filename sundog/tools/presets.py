@@ -1,9 +1,9 @@
-"""Named shapes, shared by `bench` and `tune`: `--preset llama3-70b-tp8`; and suites of them.
+"""Named shapes for `bench` and `tune` (`--preset llama3-70b-tp8`), and suites of them.
 
 A name is a model and its number of tensor-parallel ranks. It stands for the op's problems in one
-layer of that model, attention and MLP, at several numbers of rows (tokens): of a product whose
-input is gathered the columns of a rank's weights, of one whose result is reduced the rows, and of a
-collective the hidden states. Sizes are from the models' published configurations.
+layer of that model, attention and MLP, at several numbers of rows (tokens). A product whose input
+is gathered takes the columns of a rank's weights, one whose result is reduced takes the rows, and a
+collective takes the hidden states. Sizes are from the models' published configurations.
 
 `sundog bench suite published` runs the rows of the tables that others have published
 (data/public): collectives of half precision from 256 to 2^28 elements, and the products of a model.
@@ -74,7 +74,7 @@ def names() -> list[str]:
 
 
 def preset(name: str, op: str) -> tuple[list[str], int]:
-    """Return an op's problems, as `--problem` takes them, and the number of ranks."""
+    """Return an op's problems, in the form of `--problem`, and the number of ranks."""
     model_name, _, ranks = name.rpartition("-tp")
     if name not in names():
         near = difflib.get_close_matches(name, names(), 1)

@@ -1,12 +1,13 @@
-"""The one timer. Every figure that sundog reports comes from `measure`.
+"""The one timer: every figure that sundog reports comes from `measure`.
 
 Each variant is a list of calls that only launch, one per set of inputs, so that a set has left the
-L2 cache before it comes again. They are captured in a graph and replayed (or, where that is not
-possible, called). Variants take turns, sample by sample, so that a slow moment hits all of them.
+L2 cache before it is used again. They are captured in a graph and replayed (or, where that is not
+possible, called). Variants are interleaved, sample by sample, so that a slow moment hits all of
+them.
 
-On every rank the timed part follows a gate, a kernel that waits until all hosts have put
-their work on their streams and all ranks have arrived: what is timed is the GPU's work alone, and
-ranks start together.
+On every rank the timed part follows a gate, a kernel that waits until all hosts have put their work
+on their streams and all ranks have arrived. So only the GPU's work is timed, and ranks start
+together.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from ..errors import PeerLost, SundogError, VariantFailed
 from ..world.world import World
 
 _POLLS = context.POLLS
-_WARM = 2  # samples of a variant that warm up and are not reported
+_WARM = 2  # samples that warm a variant up and are not reported
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do the work. Each call does all of it, on inputs of its own."""
+    """One way to do the work. Each call does all of it, on its own inputs."""
 
     name: str
     calls: Sequence[Callable[[], Any]]
@@ -55,7 +56,7 @@ class Times:
 
     @property
     def slowest(self) -> list[float]:
-        """Per sample: an op is done when its last rank is."""
+        """The slowest rank's time per sample: an op is done when its last rank is."""
         return [max(ranks) for ranks in self.samples]
 
     @property
@@ -68,12 +69,12 @@ class Times:
 
     @property
     def skew(self) -> float:
-        """How much sooner the fastest rank is done, typically."""
+        """How much sooner the fastest rank is typically done."""
         return statistics.median(max(ranks) - min(ranks) for ranks in self.samples)
 
 
 def times_json(times: Times) -> dict[str, Any]:
-    """Return nanoseconds, per sample and rank."""
+    """Return nanoseconds per sample and rank."""
     return {
         "name": times.name,
         "samples_ns": [[round(t * 1e9, 1) for t in ranks] for ranks in times.samples],
@@ -114,13 +115,13 @@ def _commit() -> str:
 
 @contextmanager
 def blame(name: str) -> Iterator[None]:
-    """Blame a variant for what goes wrong with the world inside.
+    """Name this variant in errors of the world inside.
 
     Everything launched inside must end inside: by a barrier, or `synchronize`.
     """
     try:
         yield
-    except (PeerLost, VariantFailed):  # of a rank that was lost, the others tell
+    except (PeerLost, VariantFailed):  # the other ranks report a lost rank
         raise
     except SundogError as error:
         raise VariantFailed(name, f"{type(error).__name__}: {error}") from error
@@ -130,13 +131,13 @@ def measure(
     world: World, variants: Sequence[Variant], samples: int = 30, at_least: int = 20,
     step: Callable[[str], None] = lambda name: None, in_a_row: bool = False, warmup: int = _WARM,
 ) -> list[Times]:  # fmt: skip
-    """Time all variants, on all ranks together; every rank gets all ranks' times.
+    """Time all variants on all ranks together. Every rank gets all ranks' times.
 
-    A sample is `at_least` calls or more: each input set equally often. `step` is called after each.
-    A variant that a wait runs out in, or that fails otherwise, is named by a VariantFailed.
-    `warmup`: samples before those, which are not reported.
-    `in_a_row`: all samples of a variant after one opening of the gate, for a tuner's first look: a
-    round of all hosts takes milliseconds, but what is measured in one moment shares its noise.
+    A sample has at least `at_least` calls, equally many for each input set. `step` is called after
+    each sample. VariantFailed names a variant in which a wait expires, or that fails otherwise.
+    `warmup` samples come first and are not reported. `in_a_row` takes all samples of a variant
+    after one opening of the gate, for a tuner's first look: a round of all hosts takes
+    milliseconds, but what is measured in one moment shares its noise.
     """
     gate = Gate(world)
     replays = []
@@ -160,7 +161,7 @@ def measure(
 
 
 def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[], Any], int]:
-    """Return something that repeats the calls, and how many calls it makes."""
+    """Return a function that repeats the calls, and how many calls it makes."""
     rounds = -(-at_least // len(variant.calls))
 
     def all_calls() -> None:
@@ -174,11 +175,11 @@ def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[],
     if not variant.graph:
         return all_calls, rounds * len(variant.calls)
     graph = torch.cuda.CUDAGraph()
-    # The default stream of a process can't be captured; a rank of `virtual` has one of its own.
+    # The default stream of a process can't be captured; a rank of `virtual` has its own.
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
         stream = torch.cuda.Stream()
-    # Not by torch.cuda.graph, which gives all cached memory back first, on every rank.
+    # Not by torch.cuda.graph, which first frees all cached memory, on every rank.
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -192,10 +193,10 @@ def _replay(world: World, variant: Variant, at_least: int) -> tuple[Callable[[],
 
 
 class Gate:
-    """Holds all ranks' streams until every host has put its work on its own.
+    """Holds all ranks' streams until every host has put its work on its own stream.
 
-    A host opens its gate by a word in pinned memory, which needs no stream. A copy on a stream of
-    its own hung, it seems because that stream shared a hardware queue with a kernel that waits.
+    A host opens its gate by a word in pinned memory, which needs no stream. A copy on a separate
+    stream hung, it seems because that stream shared a hardware queue with a kernel that waits.
     """
 
     def __init__(self, world: World) -> None:
@@ -211,7 +212,7 @@ class Gate:
         return self.times(work, 1)[0]
 
     def times(self, work: Callable[[], Any], count: int) -> list[float]:
-        """Time the work `count` times in a row; the ranks start together."""
+        """Time the work `count` times in a row. The ranks start together."""
         world = self._world
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         world.barrier()
@@ -233,7 +234,7 @@ class Gate:
 
 @triton.jit(do_not_specialize=["distance", "epoch"])
 def _gate(distance, flags, epoch, ctx, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    # The host writes this word, so the kernel must not: a load, not an atomic as in `wait`.
+    # The host writes this word, so the kernel must not: it polls by a load, not by an atomic.
     go = tl.load(ctx + distance, volatile=True)
     polls = tl.load(ctx + _POLLS)
     while (go < epoch) & (polls > 0):

@@ -78,7 +78,7 @@ def _run_suite(options: BenchOptions) -> int:
 def print_rows(rows: list[Row], size: int) -> None:
     """Print, per problem, the op's own variants, then the baselines; times of the slowest rank.
 
-    "Over stored": the time over the one that `auto` knows of this config, where it knows one.
+    "Over stored" is the time divided by the one that `auto` knows for this config, if any.
     """
     table = Table(title=f"{size} ranks; time of the slowest")
     columns = ("problem", "variant", "median", "20 %", "80 %", "skew", "GB/s", "TFLOP/s", "limit")
@@ -113,7 +113,7 @@ def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
 
 
 def _measured_ranks(options: BenchOptions) -> int:
-    """Return the ranks that count: over a link only rank 0 is measured."""
+    """Return the ranks that count. Over a link only rank 0 is measured."""
     return 1 if options.link else options.world
 
 
@@ -197,18 +197,18 @@ def _figures(row: Row, size: int) -> list[str]:
 
 
 def problem_text(problem: str) -> str:
-    """Write a row's problem for people."""
+    """Return a row's problem as text for people."""
     return problem.removeprefix("Problem(").removesuffix(")").replace("torch.", "")
 
 
 # pictures, with matplotlib, which is an extra: bytes per second, or over a link the time
 
 
-_PRODUCT = 8  # operations per byte, from which it is a product and no sum
+_PRODUCT = 8  # operations per byte, from which it is a product, not a sum
 
 
 def draw(path: str, rows: list[Row], size: int) -> None:
-    """Draw over the number of programs, a panel per problem; over bytes where that is fixed."""
+    """Draw over the number of programs, a panel per problem, or over bytes where that is fixed."""
     import matplotlib.pyplot as plt
 
     timed = [row for row in rows if row.times is not None]
@@ -253,13 +253,13 @@ def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
         best: dict[int, float] = {}
         for row in mine:
             best[row.programs] = max(best.get(row.programs, 0.0), _rate(row, size))
-        color = f"C{number}"  # the same in every panel, also where another one is missing
+        color = f"C{number}"  # the same in every panel, even if another one is missing
         if mine and mine[0].config:
             rates = [best[programs] for programs in sorted(best)]
             panel.plot(sorted(best), rates, "o-", label=name, color=color)
         elif mine:
             panel.axhline(best[0], label=name, linestyle="--", color=color)
-    if rows[0].limit:  # else there is nothing to move
+    if rows[0].limit:  # otherwise there is nothing to move
         limit = rows[0].cost.hbm_bytes * size / rows[0].limit / 1e9
         panel.axhline(limit, label="limit", linestyle=":", color="black")
     panel.set_ylim(bottom=0)
@@ -339,7 +339,7 @@ Bar = tuple[str, float, float, float]  # label, measured, expected and least mic
 
 
 def bars_of(rows: list[Row]) -> dict[str, list[Bar]]:
-    """Give the bars of every problem: of each variant the fastest config; 0: not known."""
+    """Return the bars of every problem, with each variant's fastest config. 0 means unknown."""
     panels: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row.times is None:

@@ -1,8 +1,8 @@
-"""What the GPU can do at most, measured in the same run as what is compared with it.
+"""The GPU's limits, measured in the same run as what is compared with them.
 
-The formula, in one place: a copy moves min(read, written) bytes at the copy rate, what is left is
-read or written at the rate of a kernel that only does that; floating-point work goes at the rate
-of a large matrix product. Memory and arithmetic overlap, so the larger of the two is the limit.
+The formula: min(read, written) bytes move at the rate of a copy, and the rest is read or written at
+the rate of a kernel that only does that. Floating-point work goes at the rate of a large matrix
+product. Memory and arithmetic overlap, so the larger of the two times is the limit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Rates:
     fill: float
     read: float
     gemm: float  # bfloat16
-    link: float = 0.0  # from host memory, where peers are behind a link
+    link: float = 0.0  # from host memory, where peers are across a link
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
 
 
 def seconds(cost: Cost, ranks: int, rates: Rates) -> float:
-    """Compute the least time for `ranks` ranks that share one GPU; `cost` is that of each."""
+    """Compute the least time for `ranks` ranks that share one GPU. `cost` is that of one rank."""
     both = min(cost.read_bytes, cost.written_bytes)
     memory = 2 * both / rates.copy
     memory += (cost.read_bytes - both) / rates.read + (cost.written_bytes - both) / rates.fill
@@ -77,7 +77,7 @@ def link_rate(device: torch.device) -> float:
 def measure_pairs(
     world: World, nbytes: int = _PAIR_BYTES, timer: Callable[..., float] | None = None
 ) -> list[PairRates]:
-    """Let each rank read, write and copy each peer's memory, while nobody else does anything."""
+    """Let each rank read, write and copy each peer's memory while all others are idle."""
     shared = world.empty(nbytes // 4, torch.int32, "pairs")
     mine, found = torch.empty_like(shared), []
     shared.zero_()
@@ -106,7 +106,7 @@ def _pair(
 
 
 def time_of(work: Callable[[], object]) -> float:
-    """Return the median seconds of one call. It is large and alone, so events are enough."""
+    """Return the median seconds of one call, which is large and alone, so that events suffice."""
     work()
     torch.cuda.synchronize()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_SAMPLES)]

@@ -1,9 +1,10 @@
 """`sundog bench OP`: time any op against the limit, and against what a user would call instead.
 
-Results are compared on whole numbers, bit by bit, and times are taken on normal ones, of ours and
-of every baseline: a product of small whole numbers takes up to an eighth less. A result that is not
-the reference's is reported as wrong and never timed. A variant whose wait runs out, or that ends
-the world otherwise, costs its row alone: its problem is run once more in a new world, without it.
+Results are compared on whole numbers, bit by bit. Times are taken on normally distributed ones, of
+ours and of every baseline, since a product of small whole numbers takes up to an eighth less. A
+result that is not the reference's is reported as wrong and never timed. A variant whose wait
+expires, or that ends the world otherwise, costs only its row: its problem is run once more in a new
+world, without it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ..timing import Times, Variant, blame, measure
 from . import limits
 
 _MOST_SETS = 8
-_SAMPLE_SECONDS = 5e-3  # of large problems fewer calls are a sample
+_SAMPLE_SECONDS = 5e-3  # for large problems fewer calls are a sample
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ class BenchOptions:
     warmup: int = 2  # samples before those that are reported
     problems: Sequence[str] = ()  # fields to change, name=value,...; with `axes` too
     preset: str = ""  # named shapes and a number of ranks, besides `problems`
-    suite: str = ""  # of ops: the name after `bench suite`
+    suite: str = ""  # a suite of ops: the name after `bench suite`
 
 
 @dataclass(frozen=True)
 class Row:
     """One variant on one problem."""
 
-    variant: str  # an algorithm, or what it is compared with
+    variant: str  # an algorithm, or a baseline
     problem: str
     config: str  # of an algorithm
     cost: Cost
@@ -76,14 +77,14 @@ class Row:
     programs: int = 0
     wrong: str = ""  # why it was not timed
     times: Times | None = None
-    entry: Entry | None = None  # for `choice`, of an algorithm; without its time
-    stored: float = 0.0  # seconds, which `choice` has of the same; 0: nothing
-    expected: float = 0.0  # seconds by the time model; 0: it has none
+    entry: Entry | None = None  # of an algorithm, for `ops/select.py`; without its time
+    stored: float = 0.0  # seconds, as `ops/select.py` knows them; 0: unknown
+    expected: float = 0.0  # seconds by the time model; 0: no model
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What worlds have found so far; problems are its keys."""
+    """What worlds have found so far, by problem."""
 
     rates: limits.Rates | None
     rows: dict[Any, list[Row]]
@@ -95,12 +96,12 @@ class _Ready:
     row: Row
     variant: Variant
     wrong: Callable[..., int] = Baseline.wrong  # elements that differ from the answer
-    make: Callable[[], list[Callable[[], Any]]] | None = None  # its calls, once more on other data
+    make: Callable[[], list[Callable[[], Any]]] | None = None  # its calls, again, on other data
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """What all problems of one run share; the last three, what they share in one world."""
+    """What all problems of one run share; the last three are shared within one world."""
 
     options: BenchOptions
     algorithms: dict[str, Algorithm]  # by the algorithm's short name
@@ -113,7 +114,7 @@ class _Bench:
 
     @property
     def op(self) -> ModuleType:
-        """Any of the algorithms, for what is the same in all of them."""
+        """One of the algorithms, for what is the same in all of them."""
         return next(iter(self.algorithms.values())).module
 
 
@@ -145,13 +146,13 @@ def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
     found = _Found(None, {}, {})
     while any(problem not in found.rows for problem in problems):
         found = _in_a_world(common, found)
-        gc.collect()  # after a failure: free the old world's heaps before the next one allocates
+        gc.collect()  # after a failure, to free the old world's heaps before the next one allocates
     assert found.rates is not None
     return [row for problem in problems for row in found.rows[problem]], found.rates
 
 
 def _in_a_world(common: _Bench, found: _Found) -> _Found:
-    """Time the problems that are left, up to a variant that fails; keep what was found before."""
+    """Time the remaining problems, up to a variant that fails. Keep what was found before."""
     most = max(common.op.cost(problem).hbm_bytes for problem in common.problems)
     options = common.options
     more: dict[str, Any] = {"heap_size": _heap_size(most), "link": options.link}
@@ -172,7 +173,7 @@ def _problems(world: World, common: _Bench, found: _Found) -> _Found:
     left = [problem for problem in common.problems if problem not in now.rows]
     per_problem = len(common.choices) + len(common.baselines)
     total = len(left) * per_problem * common.options.samples
-    # Rank 0 shows how far all are.
+    # Rank 0 shows the progress of all.
     with progress(threaded=False) if world.rank == 0 else nullcontext(_show_nothing) as show:
         done = itertools.count(1)
         here = dataclasses.replace(
@@ -187,7 +188,7 @@ def _problems(world: World, common: _Bench, found: _Found) -> _Found:
                     now.rows[problem] = _problem(world, here, problem)
             except VariantFailed as error:
                 key = problem, error.variant
-                assert key not in now.failed  # it would not have been run
+                assert key not in now.failed  # it would not have run
                 now.failed[key] = error.reason.partition("\n")[0]
                 raise VariantFailed(error.variant, error.reason, now) from error
     return now
@@ -208,7 +209,7 @@ def _rates(world: World, link: str) -> limits.Rates | None:
 
 
 def _heap_size(nbytes: int) -> int:
-    """Return a rank's heap for two sets of that many bytes and plans; 0, the default, if larger."""
+    """Return the heap size for two sets of that many bytes and plans; 0, the default, if larger."""
     needed = nbytes * 5 // 2 + (1 << 30)
     return 0 if knobs.heap_size.get() or needed <= target.GPU_HEAP else needed
 
@@ -232,8 +233,8 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     good = [each for each, wrong in checked if not wrong]
     at_least = min(max(int(_SAMPLE_SECONDS / max(blank.limit, 1e-9)), 3), 20)  # 0 if empty
     if rates.link:
-        # A graph of hundreds of copies can hold the host that launches it until they are done,
-        # and with it the hosts of the peers that they wait for (seen with 4 calls of 64).
+        # A graph of hundreds of copies can hold up the host that launches it until they are done,
+        # and so the hosts of the peers that they wait for (seen with 4 calls of 64).
         at_least = 2
     _draw_normal(world, op, problem, sets)
     variants = [_on_new_data(each) for each in good]
@@ -241,7 +242,7 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     timed = measure(
         world, variants, options.samples, at_least=at_least, step=common.step, warmup=options.warmup
     )
-    if rates.link:  # the passive ranks' times mean nothing
+    if rates.link:  # passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}
     rows = [
@@ -258,7 +259,7 @@ def _baseline_calls(
 
 
 def _draw_normal(world: World, op: ModuleType, problem: Any, sets: list[Any]) -> None:
-    """Overwrite the inputs with normal data, where they are: calls keep their tensors."""
+    """Overwrite the inputs with normal data in place, since calls keep their tensors."""
     for seed, (inputs, _, _) in enumerate(sets):
         with world.scope():
             drawn = normal_inputs(world, op, problem, seed)
@@ -269,7 +270,7 @@ def _draw_normal(world: World, op: ModuleType, problem: Any, sets: list[Any]) ->
 
 
 def _on_new_data(ready: _Ready) -> Variant:
-    """Make a baseline's calls again: some have gathered their data when they were made."""
+    """Make a baseline's calls again, since some gather their data when they are made."""
     if ready.make is None:
         return ready.variant
     with blame(ready.variant.name):
@@ -277,10 +278,10 @@ def _on_new_data(ready: _Ready) -> Variant:
 
 
 def _limited_by_link(rows: list[Row], rates: limits.Rates) -> list[Row]:
-    """Give one problem's rows the limit over a link: the larger of two times that could overlap.
+    """Set the limit of one problem's rows over a link: the larger of two times that could overlap.
 
-    They are the bytes that must cross, at the rate of one large copy in the same run, and the
-    matrix product by cuBLAS on data that is already there.
+    One is for the bytes that must cross, at the rate of one large copy in the same run. The other
+    is for the matrix product by cuBLAS on data that is already there.
     """
     alone = [row.times.median for row in rows if row.variant == GEMM_ALONE and row.times]
     return [
@@ -292,7 +293,7 @@ def _limited_by_link(rows: list[Row], rates: limits.Rates) -> list[Row]:
 def _own(
     world: World, common: _Bench, problem: Any, choice: Choice, sets: list[Any], blank: Row
 ) -> _Ready | None:
-    """Plan one of ours; None, with a note on stderr, if the config does not fit problem or GPU."""
+    """Plan one of ours. Return None, with a note on stderr, if the config does not fit."""
     algo, change = choice
     name, _, module = common.algorithms[algo]
     kind = target.of(world.device).key
@@ -330,13 +331,13 @@ def _expected(world: World, name: str, problem: Any, config: Any, kind: str) -> 
 def _calls(
     world: World, module: ModuleType, problem: Any, config: Any, sets: list[Any], called: str
 ) -> list[Callable[[], Any]] | None:
-    """Make a plan's calls, on each set; the first ran once, unless its programs don't fit: None."""
+    """Make a plan's calls on each set, and run the first. Return None if its programs don't fit."""
     with blame(called):
         plan = module.plan(world, problem, config)
         calls: list[Callable[[], Any]] = [functools.partial(plan, *g, out) for g, out, _ in sets]
         try:
             calls[0]()
-        except NotResident as error:  # on every rank alike
+        except NotResident as error:  # on all ranks
             if world.rank == 0:
                 print(f"not run: {called}: {error}".partition("\n")[0], file=sys.stderr)
             return None
@@ -345,7 +346,7 @@ def _calls(
 
 
 def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
-    """Make sets of inputs, output and answer, enough for one set to leave the L2 cache."""
+    """Make enough sets of inputs, output and answer for a set to leave the L2 cache."""
     l2 = target.of(world.device).l2_bytes
     count = min(max(-(-2 * l2 // max(cost.hbm_bytes * world.size, 1)), 2), _MOST_SETS)
     sets = []
@@ -359,7 +360,7 @@ def _sets(world: World, op: ModuleType, problem: Any, cost: Cost) -> list[Any]:
 
 
 def _wrong(world: World, ready: _Ready, sets: list[Any], problem: Any) -> str:
-    """Run every call on poisoned outputs and compare; the answer of all ranks."""
+    """Run every call on poisoned outputs and compare. Return the verdict of all ranks."""
     bad, failed = 0, ""
     for call, (_, out, expected) in zip(ready.variant.calls, sets, strict=True):
         out.view(torch.uint8).fill_(0x7B)
@@ -388,10 +389,11 @@ Choice = tuple[str, dict[str, Any]]  # an algorithm, and fields of its config to
 def parse_axes(
     algorithms: Sequence[Algorithm], axes: Sequence[str], size: int
 ) -> tuple[list[Any], list[Choice]]:
-    """Combine the axes: return all problems, and all algorithms with changes to their configs.
+    """Combine the axes. Return all problems, and all algorithms with changes to their configs.
 
-    'numel=1024,4096' is of the problem; 'algo=push,pull' names algorithms (without it: all that run
-    without being named); others, as 'programs=8,16', are of those configs that have them.
+    'numel=1024,4096' is an axis of the problem. 'algo=push,pull' names algorithms (default: all
+    that run without being named). Others, such as 'programs=8,16', belong to the configs with that
+    field.
     """
     modules = {each.algo: each.module for each in algorithms}
     op = algorithms[0].module
@@ -421,7 +423,7 @@ def parse_axes(
 
 
 def _choices(fields: dict[str, dict[str, str]], changes: Sequence[dict[str, Any]]) -> list[Choice]:
-    """Pair each algorithm with those changes that its config has a field for."""
+    """Pair each algorithm with the changes for which its config has fields."""
     found: list[Choice] = []
     for algo, own in fields.items():
         for change in changes:

@@ -1,6 +1,6 @@
 """`sundog predict OP`: print and draw how long its algorithms should take, on several machines.
 
-A function of a file, and an op with --simulate, is simulated instead (simulated.py).
+A function of a file, or an op with --simulate, is simulated instead (simulated.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PredictOptions:
 
     @property
     def is_simulated(self) -> bool:
-        """A function has no model, only a simulation."""
+        """Whether the target is simulated: a function has no model."""
         return self.simulate or ":" in self.op or self.op.endswith(".py")
 
 
@@ -114,7 +114,7 @@ def _table(asked: Asked, found: Sequence[Point]) -> Table:
 
 
 def _parts_table(asked: Asked, found: Sequence[Point]) -> Table:
-    """Show why one machine is faster: what the fastest algorithm's time is made of on each."""
+    """Show why one machine is faster: the parts of the fastest algorithm's time on each."""
     title = f"{asked.op}, {asked.axis[0]}={found[0].at}: of what the fastest one's time is made, us"
     heads = [f"{point.hardware.name}: {point.best}" for point in found]
     table = Table("part", *heads, title=title)
@@ -165,12 +165,12 @@ def _draw(path: str, asked: Asked, found: Sequence[Sequence[Point]]) -> None:
     plt.close(figure)
 
 
-# what the algorithms should take, over one axis of the problem
+# the algorithms' expected times, over one axis of the problem
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An op, and where it is asked about."""
+    """An op, and the machines and problems that it is predicted for."""
 
     op: str
     size: int  # ranks
@@ -212,7 +212,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
 
 
 def usual_axis(first: Any) -> str:
-    """Return the axis if none is given: sizes of the tensors, which all ranks can share."""
+    """Return the default axis: sizes of the tensors that all ranks can share."""
     size = first.size
     usual = {
         "numel": "1024..16777216", "m": f"{8 * size}..{2048 * size}", "tokens": "1..8192",
@@ -255,7 +255,7 @@ def points(asked: Asked, hardware: Hardware) -> list[Point]:
 
 
 def crossings(found: Sequence[Point]) -> list[str]:
-    """Say in sentences where another algorithm becomes the fastest."""
+    """Return sentences that say where another algorithm becomes the fastest."""
     lines = []
     for before, after in itertools.pairwise(found):
         if before.best != after.best:

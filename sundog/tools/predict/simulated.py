@@ -1,4 +1,4 @@
-"""`sundog predict TARGET.py:fn`: simulate a function, and print what its time is made of.
+"""`sundog predict TARGET.py:fn`: simulate a function, and print the parts of its time.
 
 A timeline is for ui.perfetto.dev: ranks are processes, programs are tracks.
 """
@@ -39,7 +39,7 @@ class Launched(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A piece of the critical path: a program that worked, or a flag on its way."""
+    """A piece of the critical path: a program that works, or a flag in flight."""
 
     what: str
     begin: float
@@ -62,7 +62,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a run took on the machine that was described."""
+    """The times of a run on the described machine."""
 
     ranks: Ranks
     seconds: float
@@ -75,7 +75,7 @@ class Simulated:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """What the critical path consists of."""
+        """The parts of the critical path."""
         found = dict.fromkeys(BOUNDS, 0.0)
         for step in self.path:
             for bound, seconds in step.bounds.items():
@@ -84,7 +84,7 @@ class Simulated:
 
 
 def simulated(subject: Simulation) -> Simulated:
-    """Run a rank's function on all ranks; raises what a rank or a kernel raises."""
+    """Run a rank's function on all ranks. Raises what a rank or a kernel raises."""
     ranks = Ranks.on(subject.hardware, subject.size, subject.num_sms)
     machine = TimedMachine(ranks, subject.late or {}, subject.with_data)
     began = time.monotonic()
@@ -109,7 +109,7 @@ def call_of(module: ModuleType, problem: Any, config: Any) -> Callable[[World], 
         plan = module.plan(world, problem, config or module.default(problem, world.num_sms))
         given = module.inputs(world, problem, 0)
         out = room(world, module, problem, given)
-        world.barrier()  # all ranks have planned: they start at the same time
+        world.barrier()  # all ranks have planned, so they start at the same time
         plan(*given, out)
         world.synchronize()
         plan.free()
@@ -118,7 +118,7 @@ def call_of(module: ModuleType, problem: Any, config: Any) -> Callable[[World], 
 
 
 def _kernels(machine: TimedMachine, start: float) -> list[Launched]:
-    """Return launches in the order of time; those of one kernel on several ranks are one."""
+    """Return launches in the order of time. Those of one kernel on several ranks are one."""
     ends: dict[Any, float] = {}
     for program, track in machine.tracks.items():
         ends[program.launch] = max(ends.get(program.launch, 0.0), track.now)
@@ -136,7 +136,7 @@ def _kernels(machine: TimedMachine, start: float) -> list[Launched]:
 
 
 def _path(last: Track, start: float) -> list[Step]:
-    """Go back from the last end: to who wrote the flag, or freed the SM, that was waited for."""
+    """Go back from the last end, each time to what wrote the flag or freed the SM waited for."""
     steps: list[Step] = []
     track: Track | None = last
     at, sums = last.now, tuple(last.sums)
@@ -226,7 +226,7 @@ def _with_data(options: SimulationOptions) -> bool:
 
 
 def check_reduction(op: str, problem: Any) -> None:
-    """Raise ValueError where the op would: for a dtype that it does not reduce.
+    """Raise ValueError, as the op would, for a dtype that it does not reduce.
 
     Complex numbers are reduced as two.
     """
@@ -235,7 +235,7 @@ def check_reduction(op: str, problem: Any) -> None:
 
 
 def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[World], Any]]:
-    """Return a function as it is; for an op, a call of each algorithm with its default config."""
+    """Return a function itself, or a call of each algorithm of an op with its default config."""
     resolved = resolve(options.target)
     if not resolved.algorithms:
         return {options.target: function_of(options.target, options.world)}
@@ -283,7 +283,7 @@ def _path_table(made: Simulated) -> Table:
 
 
 def _waits_table(made: Simulated) -> Table:
-    """Print what part of its programs' time each rank waited, and for whom most."""
+    """Print the part of its programs' time that each rank waited, and for whom most."""
     table = Table("rank", "waited", "most of it for", title="waits, of program time")
     for rank, busy in sorted(made.busy.items()):
         waited = made.waited.get(rank, {})

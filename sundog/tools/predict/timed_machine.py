@@ -1,12 +1,12 @@
-"""A simulated machine that keeps time: its programs go on in the order of their clocks.
+"""A simulated machine that keeps time and runs its programs in the order of their clocks.
 
-The programs run as always, with real addresses, flags and control flow, and every access advances
+The programs run as usual, with real addresses, flags and control flow, and every access advances
 the clock of its program (`predict.clock`). Tiles of floats are neither moved nor multiplied, so a
-large problem takes no longer than its addresses. A kernel whose branches depend on such tiles needs
-`with_data`.
+large problem takes only the time of its addresses. A kernel whose branches depend on such tiles
+needs `with_data`.
 
-Hosts take no time, nor do their torch operations: a kernel begins when the one before it on its
-stream has ended and its host has come to it, plus the time of a start.
+Hosts and their torch operations take no time. A kernel begins when the one before it on its stream
+has ended and its host has reached it, plus the time of a start.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ...machine.tasks import Host, Launch, Program, Task
 from ...predict.clock import Clock, Track
 from ...predict.parts import Ranks
 
-_AHEAD = 1e-7  # seconds that a program may be ahead of the next one before it gives way
-_FLAGS = 16  # a store of up to this many elements may be flags that somebody polls
+_AHEAD = 1e-7  # seconds that a program may be ahead of the next one before it yields
+_FLAGS = 16  # a store of up to this many elements may be flags that are polled
 _WORD = 8
-_TRANSACTION = 32  # bytes, the least that a load moves
+_TRANSACTION = 32  # the fewest bytes that a load moves
 
 
 class Begin(NamedTuple):
@@ -41,8 +41,8 @@ class Begin(NamedTuple):
 
 
 class TimedMachine(Machine):
-    """All ranks of a world, on a machine that is described. `late`: seconds, by rank,
-    by which its first kernel starts later."""
+    """All ranks of a world, on a described machine. `late` has the seconds, by rank, by which its
+    first kernel starts later."""
 
     def __init__(self, ranks: Ranks, late: dict[int, float], with_data: bool = False) -> None:
         self.clock = Clock(ranks)
@@ -55,7 +55,7 @@ class TimedMachine(Machine):
         self.tracks: dict[Program, Track] = {}
         self.launches: dict[Launch, Begin] = {}
         self._last: Track | None = None  # the program that ended last
-        # The SMs of each rank: since when they are free, and after whom.
+        # The SMs of each rank: since when they are free, and after which program.
         self._slots = {
             rank: [(0.0, n, None) for n in range(ranks.num_sms)] for rank in range(ranks.size)
         }  # type: dict[int, list[tuple[float, int, Track | None]]]
@@ -65,7 +65,7 @@ class TimedMachine(Machine):
         return self.track_of(self.program)
 
     def track_of(self, program: Program) -> Track:
-        """Return the program's clock; a new program takes the SM that was free first."""
+        """Return the program's clock. A new program takes the SM that was free first."""
         if program not in self.tracks:
             launch, rank = program.launch, program.rank
             if launch not in self.launches:
@@ -83,7 +83,7 @@ class TimedMachine(Machine):
         return self.tracks[program]
 
     def end(self, program: Program) -> None:
-        """Free its SM, at the time that its clock shows."""
+        """Free its SM at the time of its clock."""
         track = self.track_of(program)
         self.order.now = self.clock.ended(track)
         self._last = track
@@ -108,7 +108,7 @@ class TimedStreams(Streams):
 
 
 class _ByTime:
-    """A schedule: who is the furthest back in time goes on. Its queue is in that order."""
+    """A schedule that runs whatever is furthest back in time. Its queue is in that order."""
 
     def __init__(self) -> None:
         self.token, self.step, self.residents, self.is_fair = "time", 0, 0, True
@@ -120,7 +120,7 @@ class _ByTime:
         return 0  # the first of the queue
 
     def woke(self, host: Host) -> None:
-        """Let a host go on now at the earliest: what it waited for has just happened."""
+        """Let a host continue now at the earliest, since what it waited for has just happened."""
         self.hosts[host.rank] = max(self.hosts.get(host.rank, 0.0), self.now)
 
     def pick(self, count: int) -> int:
@@ -185,7 +185,7 @@ class TimedAccesses(Accesses):
             place = addresses.item()
             region = self._region(place)
             if region.is_context:
-                return  # the same words for all programs: in the cache closest to them
+                return  # the same words for all programs, in the cache closest to them
             clock.saw(track, [(region.rank, place)])
         for owner, count in self._owners(addresses):
             tile = addresses.flat[0], addresses.flat[-1], addresses.size

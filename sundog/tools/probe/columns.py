@@ -20,7 +20,7 @@ from ...world.tensors import poison_tensor
 from ...world.world import World
 from .fresh_data import Observed, Seen, Subject, Tensors, as_tuple, judge, rounds
 
-_BLOCKS = (256, 256, 512, 1024, 1024, 2048, 4096, 16384, 65536)  # likely to be what was freed
+_BLOCKS = (256, 256, 512, 1024, 1024, 2048, 4096, 16384, 65536)  # likely to include what was freed
 _DELAY = {"cpu": 500, "cuda": 20_000}  # atomics: some microseconds to some milliseconds
 
 
@@ -42,7 +42,7 @@ class Bench:
                 return graph, self.run(inputs)
         except CaptureError:
             raise
-        except Exception as error:  # whatever is raised there is why it can't be captured
+        except Exception as error:  # the reason why it can't be captured
             reason = f"it raised {type(error).__name__}"
             raise refusal("this call", reason, str(error), raised_at(error)) from error
 
@@ -72,7 +72,7 @@ class Bench:
 
 
 def run_column(column: str, replays: int, world: World, subject: Subject) -> Observed:
-    """Run a column; every rank calls this."""
+    """Run a column. Every rank calls this."""
     numbers = 2 * replays if column in ("two graphs", "eager between") else replays
     bench = Bench(
         world,
@@ -82,7 +82,7 @@ def run_column(column: str, replays: int, world: World, subject: Subject) -> Obs
         rounds(world, subject, numbers + 2),
     )
     world.barrier()
-    for number in (numbers, numbers + 1):  # kernels are loaded, plans are made
+    for number in (numbers, numbers + 1):  # this loads kernels and makes plans
         bench.eager(bench.inputs, number)
     world.barrier()
     COLUMNS[column](bench, replays)
@@ -102,7 +102,7 @@ def _many(bench: Bench, replays: int) -> None:
 def _two_graphs(bench: Bench, replays: int) -> None:
     """Replay two graphs of the same function, on their own tensors, in changing order."""
     both = [bench.inputs, bench.subject.make_inputs(bench.world, 0)]
-    bench.world.barrier()  # peers may be touched
+    bench.world.barrier()  # peers' memory may be touched now
     bench.eager(both[1], 1)
     graphs = [bench.capture(inputs) for inputs in both]
     for number in range(replays):
@@ -122,7 +122,7 @@ def _eager_between(bench: Bench, replays: int) -> None:
 
 
 def _second_stream(bench: Bench, replays: int) -> None:
-    """Replay on stream 1 while another one runs on stream 0, if the subject allows it."""
+    """Replay on stream 1 while another graph runs on stream 0, if the subject allows it."""
     world, subject = bench.world, bench.subject
     beside = None
     if subject.beside:

@@ -1,4 +1,4 @@
-"""What the probe gives to a function, what it expects, and what it makes of what came out."""
+"""The probe's inputs, the answers that it expects, and its judgement of the results."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Seen = tuple[int, int, Tensors]  # replay (0: without a graph), round, outputs
 
 @dataclass(frozen=True)
 class Subject:
-    """What is probed. `prepare(world)` gives the function of the inputs that is captured.
+    """What is probed. `prepare(world)` returns the function of the inputs that is captured.
 
-    `make_inputs(world, seed)`: a rank's tensors, random, the same for the same seed.
-    `reference(rank, *parts)`: the answer on a rank, from every rank's first, second, ... input.
-    A function that returns nothing is judged by what it leaves in its inputs.
+    `make_inputs(world, seed)` returns a rank's tensors: random, the same for the same seed.
+    `reference(rank, *parts)` returns the answer on a rank, from every rank's first, second, ...
+    input. A function that returns nothing is judged by what it leaves in its inputs.
     """
 
     name: str
     prepare: Callable[[World], Callable[..., Any]]
     make_inputs: Callable[[World, int], Tensors]
     reference: Callable[..., Any]
-    tolerance: float = 0.0  # of the largest element; 0: every bit
+    tolerance: float = 0.0  # relative to the largest element; 0 compares bits
     expected: str = "CAPTURABLE"
-    beside: bool = False  # another one, prepared for itself, may run on another stream meanwhile
-    case: str = ""  # which of several under one name
+    beside: bool = False  # another one, prepared separately, may run on another stream meanwhile
+    case: str = ""  # which of several with one name
     columns: tuple[str, ...] = ()  # default: all
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What one rank saw: the first replay that went wrong, if one did, and how."""
+    """What one rank saw: the first replay that went wrong, if any, and how."""
 
     replay: int = -1  # 0: the call without a graph
     stale: bool = False
@@ -45,7 +45,7 @@ class Observed:
 
 
 def rounds(world: World, subject: Subject, count: int) -> list[tuple[Tensors, Tensors]]:
-    """Make inputs, on the device, and answers that differ from the previous round's everywhere."""
+    """Make inputs on the device, whose answers differ from the previous round's on all ranks."""
     found: list[tuple[Tensors, Tensors]] = []
     before: list[Tensors] = []
     for mine, answers in _candidates(world, subject, count):
@@ -76,12 +76,12 @@ def _candidates(
 
 
 def to_host(many: list[Tensors]) -> Tensors:
-    """Stack the first, second, ... of each: one copy to the host for all of them."""
+    """Stack the first, second, ... tensor of each, for one copy to the host each."""
     return tuple(torch.stack(each).cpu() for each in zip(*many, strict=True))
 
 
 def _old(new: Tensors, old: Tensors) -> bool:
-    """Return whether one may be taken for the other. A rank that gets nothing isn't deceived."""
+    """Return whether one may be mistaken for the other. A rank without a result can't be misled."""
     return _same(new, old) and any(each.numel() for each in new)
 
 
@@ -103,13 +103,13 @@ def _same(a: Tensors, b: Tensors, tolerance: float = 0.0) -> bool:
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Return the largest finite element: beside an infinite one every error would be small."""
+    """Return the largest finite element, since relative to an infinite one every error is small."""
     sizes = tensor.double().abs()
     return float(sizes[sizes.isfinite()].max()) if sizes.isfinite().any() else 0.0
 
 
 def judge(rank: int, subject: Subject, answers: list[Tensors], seen: list[Seen]) -> Observed:
-    """Say which replay went wrong first, and whether it shows an old result or a wrong one."""
+    """Find which replay went wrong first, and whether it shows an old result or a wrong one."""
     tolerance = subject.tolerance
     wants = [
         tuple(w.reshape(o.shape) for w, o in zip(want, seen[0][2], strict=True)) for want in answers

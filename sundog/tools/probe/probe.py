@@ -1,12 +1,12 @@
-"""`probe`: can a function be captured in a graph, and do its replays compute what they should?
+"""`probe` tests whether a function can be captured in a graph and its replays are correct.
 
     row = sundog.probe(fn, make_inputs=make_inputs, reference=reference, world=2)
     assert row.verdict == "CAPTURABLE", row
 
 `fn(world, *inputs)` runs on every rank. It is warmed up, captured, and replayed with fresh random
 inputs into poisoned outputs, in several ways (the columns), each in a fresh world. Where ranks are
-processes, which take seconds to start on a GPU, all are tried in one world first. On the simulator
-the race checker watches, so a replay that is right by luck is found too.
+processes, which take seconds to start on a GPU, all columns are first tried in one world. On the
+simulator the race checker watches, so a replay that is right by luck is found too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CAPTURABLE, NOT_CAPTURABLE, STALE, WRONG, HANGS, ERROR = VERDICTS = (
 )  # fmt: skip
 _HEAP = 16 << 20
 _GPU_HEAP = 64 << 20  # several rows at once; SUNDOG_HEAP_SIZE for an op that needs more
-_SECONDS = 10.0  # until a wait in a kernel gives up, where waits take time
+_SECONDS = 10.0  # until a wait in a kernel expires, where waits take time
 _SIM_REPLAYS, _GPU_REPLAYS = 12, 100
 
 
@@ -44,15 +44,15 @@ class Cell:
     """One column of a row."""
 
     verdict: str
-    detail: str = ""  # in words, with the line or the wait
+    detail: str = ""  # a text with the line or the wait
     replay: int = -1  # the first one that went wrong; 0: without a graph
-    reason: str = ""  # of what can't be captured
+    reason: str = ""  # why it can't be captured
     where: str = ""  # the line that did it
 
 
 @dataclass
 class ProbeRow:
-    """All that was found out about one subject."""
+    """The verdicts on one subject."""
 
     name: str
     expected: str = CAPTURABLE
@@ -60,7 +60,7 @@ class ProbeRow:
 
     @property
     def worst(self) -> tuple[str, Cell]:
-        """The first column that is not as it should be, or the first one."""
+        """The first column that is not CAPTURABLE, or the first one."""
         bad = [item for item in self.cells.items() if item[1].verdict != CAPTURABLE]
         return (bad or list(self.cells.items()))[0]
 
@@ -69,7 +69,7 @@ class ProbeRow:
         return self.worst[1].verdict
 
     def add(self, other: ProbeRow, case: str) -> None:
-        """Add another case of the same subject: what went wrong there counts for both."""
+        """Add another case of the same subject, whose failures count for the subject."""
         for column, cell in other.cells.items():
             if column not in self.cells or self.cells[column].verdict == CAPTURABLE:
                 self.cells[column] = replace(cell, detail=f"{case}: {cell.detail}")
@@ -92,9 +92,9 @@ def probe(
 ) -> ProbeRow:
     """Probe `fn(world, *inputs)` on `world` ranks.
 
-    `make_inputs(world, seed)`: a rank's tensors, random, the same for the same seed; symmetric ones
-    if `fn` needs them. `reference(rank, *parts)`: the answer, from all ranks' first, second, ...
-    input. `tolerance` is relative to the largest element; 0 compares bits.
+    `make_inputs(world, seed)` returns a rank's tensors: random, the same for the same seed, and
+    symmetric if `fn` needs that. `reference(rank, *parts)` returns the answer, from all ranks'
+    first, second, ... input. `tolerance` is relative to the largest element; 0 compares bits.
     """
     name = getattr(fn, "__name__", "function")
 
@@ -127,7 +127,7 @@ def probe_subject(
 
 
 def _all_right(subject: Subject, counts: dict[str, int], size: int, backend: str) -> bool:
-    """Run all columns in one world. If one goes wrong, each is asked again in its own."""
+    """Run all columns in one world. If one goes wrong, run each again in its own world."""
 
     def rank(world: World) -> bool:
         return all(
@@ -142,7 +142,7 @@ def _all_right(subject: Subject, counts: dict[str, int], size: int, backend: str
 
 
 def defaults(backend: str, replays: int) -> tuple[str, int]:
-    """Return where to probe, and how many replays, if nothing was asked for."""
+    """Return the default backend and number of replays."""
     name = backend or knobs.backend.get() or ("virtual" if has_gpu() else "sim")
     return name, replays or (_GPU_REPLAYS if name in ("virtual", "symm") else _SIM_REPLAYS)
 
@@ -174,7 +174,7 @@ def _simulated(rank: Callable[[World], Observed], size: int, schedule: str) -> C
     cell = _judged([host.result for host in machine.hosts])
     checker.ask_compiler()
     findings = list(checker.findings.values())
-    if findings:  # whatever came out of it, another schedule may give something else
+    if findings:  # whatever the result was, another schedule may give another one
         findings[0].token = schedule
         return Cell(WRONG, str(findings[0]), cell.replay)
     return cell

@@ -79,7 +79,7 @@ def run(options: ProbeOptions) -> int:
 
 
 def _checked_names(options: ProbeOptions) -> list[str]:
-    """List the rows to probe; a ValueError, before anything runs, if one does not exist."""
+    """List the rows to probe. Raise ValueError, before anything runs, if one does not exist."""
     if options.world < 1 or options.replays < 0:
         raise ValueError("--world must be at least 1, and --replays not negative")
     check_writable(options.json, options.html)
@@ -92,16 +92,16 @@ def _checked_names(options: ProbeOptions) -> list[str]:
     return names
 
 
-# What torch itself offers on `symm`, where ranks are processes: baselines of all_reduce.
+# Torch's own ops on `symm`, where ranks are processes: baselines of all_reduce.
 _OF_TORCH = {
     f"torch.{name}": name for name in ("nccl", "gloo", "symm_mem.one_shot", "symm_mem.two_shot")
 }
 
 
 def all_names(backend: str = "", size: int = 0) -> list[str]:
-    """List what is probed where nothing is named: algorithms, primitives, on `symm` torch's own.
+    """List what is probed by default: algorithms, primitives, and on `symm` torch's own ops.
 
-    Without NCCL, and what needs a GPU for each rank, where `size` ranks have fewer.
+    Where `size` ranks have fewer GPUs, leave out NCCL and what needs a GPU for each rank.
     """
     of_torch, there = list(_OF_TORCH) if backend == "symm" else [], list(ops.OPS)
     if backend in ("virtual", "symm") and torch.cuda.device_count() < size:
@@ -117,7 +117,7 @@ def rows(target: str) -> list[str]:
 
 
 def subjects(target: str, size: int) -> Iterator[Subject]:
-    """Give what a target names, ready to be probed. An algorithm has several cases."""
+    """Return what a target names, ready to be probed. An algorithm has several cases."""
     if target in _OF_TORCH:
         yield _all_reduce_of_torch(target, size)
     elif target in PRIMITIVES:
@@ -136,7 +136,7 @@ def _of_primitive(name: str, primitive: Primitive) -> Subject:
 
 
 def _of_op(name: str, op: ModuleType, size: int) -> Iterator[Subject]:
-    """Give a subject for each case of an op; only the first goes through all columns."""
+    """Return a subject for each case of an op, of which only the first goes through all columns."""
     for place, problem in enumerate(op.cases(size)):
         yield Subject(
             name,
@@ -173,7 +173,7 @@ def _short(problem: Any) -> str:
 
 
 def _of_user(resolved: Resolved) -> Subject:
-    """Take a `Subject`, or a function with `make_inputs` and `reference` in its module."""
+    """Return a `Subject`, or make one of a function, `make_inputs` and `reference`."""
     found, target = resolved.found, resolved.target
     if isinstance(found, Subject):
         return found
@@ -198,7 +198,7 @@ def _all_reduce_of_torch(target: str, size: int) -> Subject:
 
     baseline = BASELINES["all_reduce"][_OF_TORCH[target]]
     op = loading.find("all_reduce")
-    problem = op.Problem(4096, torch.bfloat16, size)  # not any size: it must be aligned
+    problem = op.Problem(4096, torch.bfloat16, size)  # an aligned size, as torch's ops require
 
     def prepare(world: World) -> Callable[..., Any]:
         calls: dict[tuple, tuple] = {}
@@ -245,10 +245,11 @@ def _probe_all(names: list[str], options: ProbeOptions) -> list[ProbeRow]:
 
 
 def _at_once(backend: str, world: int) -> int:
-    """Say how many rows are probed at a time.
+    """Return how many rows are probed at a time.
 
-    A GPU lets processes take turns, and most of a row is the host's work. Ranks of `symm` are
-    processes that must run side by side: only as many rows as their shares of MPS allow.
+    Processes alternate on a GPU, and most of a row is the host's work. Ranks of `symm` are
+    processes that must run side by side, so there are only as many rows as their shares of MPS
+    allow.
     """
     if backend == "virtual":
         return max((os.cpu_count() or 1) // 2, 1)

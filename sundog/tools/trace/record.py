@@ -1,8 +1,8 @@
-"""Ranks' clocks on one scale. Ranks on one GPU, or in one simulator, read the same clock.
+"""Put ranks' clocks on one scale. Ranks on one GPU, or in one simulator, read the same clock.
 
-Otherwise all ranks meet in device barriers and read their clocks after each: nobody leaves a
-barrier before everybody has come, so the clocks' differences there are their shift, give or take
-the time that a signal travels. The median of several meetings is taken out.
+Otherwise all ranks meet in device barriers and read their clocks after each. No rank leaves a
+barrier before all have come, so the clocks' differences there are their shift, up to the time that
+a signal travels. The median over several barriers is subtracted.
 
 One rank's side of a trace: the buffer that its kernels write, and reading it back.
 """
@@ -29,7 +29,7 @@ _MEETINGS = 32
 
 
 def shift(world: World) -> tuple[int, str]:
-    """Return what to subtract from this rank's times, and in words how they were aligned."""
+    """Return what to subtract from this rank's times, and a text on how they were aligned."""
     place = world.backend
     if world.device.type == "cuda":
         place = str(torch.cuda.get_device_properties(world.device).uuid)
@@ -47,14 +47,14 @@ def _meet_kernel(
     flags, times, ctx, MEETINGS: tl.constexpr, LANES: tl.constexpr, TRACE: tl.constexpr
 ):
     for epoch in range(1, MEETINGS + 1):
-        signal.barrier_ranks(flags, epoch, ctx, LANES)  # orders nothing but the clocks' readings
+        signal.barrier_ranks(flags, epoch, ctx, LANES)  # only orders the readings of the clocks
         tl.store(times + epoch - 1, now(TRACE))
 
 
 def _meet(world: World) -> list[int]:
     flags = world.signals(world.size, "trace.meet")
     times = torch.zeros(_MEETINGS, dtype=torch.int64, device=world.device)
-    world.barrier()  # everybody's flags are zero
+    world.barrier()  # every rank's flags are zero
     lanes = triton.next_power_of_2(world.size)
     _meet_kernel[(1,)](
         flags, times, world.ctx, MEETINGS=_MEETINGS, LANES=lanes, TRACE=world.kernel_mode
@@ -72,16 +72,16 @@ class Raw:
     """What one rank recorded. `words` has a row of EVENT_WORDS per event."""
 
     rank: int
-    base: int  # where the rank's flags start: a flag's distance from it is the same on every rank
+    base: int  # where the rank's flags start; a flag's offset is the same on every rank
     programs: np.ndarray  # of each event
     words: np.ndarray
-    dropped: int  # events that found no room
+    dropped: int  # events for which there was no room
     unit: str  # of time
     clock: str  # how ranks' clocks compare
 
 
 class TraceRecording:
-    """While it is open, ops of this world are launched with their trace points compiled in."""
+    """While it is open, ops of this world are compiled with their trace points."""
 
     def __init__(self, world: World, programs: int = 256, events: int = 1024) -> None:
         if not 1 <= programs <= points.MOST_PROGRAMS.value or events < 2:
@@ -91,7 +91,7 @@ class TraceRecording:
             )
         self._world, self._programs, self._events = world, programs, events
         slots = programs * events * points.EVENT_WORDS.value
-        # Where flags are: on the device also if this rank's data is not.
+        # Where flags are: on the device, even if this rank's data is not.
         self._buffer = world.signals(points.MOST_PROGRAMS.value + slots, "trace")
         distance = (self._buffer.data_ptr() - world.ctx.data_ptr()) // 8
         for word, value in (
@@ -105,7 +105,7 @@ class TraceRecording:
         self._shift, self._clock = shift(world)
 
     def reset(self) -> None:
-        """Forget what was recorded so far."""
+        """Discard what was recorded so far."""
         self._buffer.zero_()
 
     def read(self) -> Raw:
@@ -136,19 +136,19 @@ def record_call(world: World, launch: Callable[[], Any], programs: int, events: 
     recording = TraceRecording(world, programs, events)
     start, done = _together(world)
     try:
-        launch()  # compiles and loads: not after a gate, where a kernel spins
+        launch()  # compiles and loads, which must not follow a gate, where a kernel spins
         world.barrier()
         for _ in range(_WARM_CALLS if world.device.type == "cuda" else 0):
             start(launch)
         recording.reset()
-        world.barrier()  # no rank records before all have forgotten
+        world.barrier()  # no rank records before all have reset
         start(launch)
         raw = recording.read()
         world.barrier()
     finally:
         done()
         recording.close()
-    # Not on every rank: one that only plays a peer's part has a kernel of its own.
+    # Not on every rank, since one that plays a peer's part has its own kernel.
     if not any(world.exchange(len(raw.words) + raw.dropped, "events")):
         raise SundogError(
             "this op has no trace points: its kernels record nothing. sundog.device.trace says "
@@ -170,5 +170,5 @@ def _together(world: World) -> tuple[Callable[[Callable[[], Any]], Any], Callabl
 
 
 def _flag_base(world: World) -> int:
-    """Return any address that has the same place among the flags of every rank."""
+    """Return an address that has the same place among the flags of every rank."""
     return int(world.ctx.data_ptr())

@@ -3,8 +3,8 @@
 A timeline is written for ui.perfetto.dev, where ranks are processes and programs are tracks, and
 drawn for one rank, with its waits in the colour of the rank waited for.
 
-A wait is ended by the latest of the signals that it needs. That signal's rank is the one that was
-waited for, and the arrow goes from it to the wait's end.
+A wait is ended by the latest of the signals that it needs. The rank of that signal was waited for,
+and the arrow goes from the signal to the wait's end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ARROW = np.dtype([("source", _ENDS), ("target", _ENDS)])
 
 @dataclass(frozen=True)
 class Timeline:
-    """All ranks' spans and the arrows between them; times count from the first event."""
+    """All ranks' spans and the arrows between them. Times count from the first event."""
 
     spans: np.ndarray  # of SPAN; a signal's begin is its end
     arrows: np.ndarray  # of ARROW
@@ -58,8 +58,8 @@ class Summary:
     length: int  # from the rank's first event to its last
     busy: int  # program time: from each program's first event to its last, added up
     waited: int
-    waited_for: dict[int, int]  # by the rank whose signal ended the wait; itself: it came last
-    hidden: float | None  # what part of the time in which it fetched it also computed
+    waited_for: dict[int, int]  # by the rank whose signal ended the wait; itself if it came last
+    hidden: float | None  # the part of its fetching time in which it also computed
 
     def cells(self) -> list[str]:
         """Return a table's cells: rank, length, part of program time waited, for whom, hidden."""
@@ -92,7 +92,7 @@ def summarise(timeline: Timeline) -> list[Summary]:
 
 
 def _spans(raw: Raw, start: int) -> np.ndarray:
-    """Pair begins with ends: of one program and kind they alternate. The rest never ended."""
+    """Pair begins with ends, which alternate for one program and kind. The rest never ended."""
     time, tag, what, value = (raw.words[:, k] for k in range(4))
     kind, is_end, peer = tag % 8, tag // 8 % 2 == 1, tag // 16 - 1
     order = np.lexsort((np.arange(len(tag)), kind, raw.programs))  # stable, by program and kind
@@ -118,11 +118,11 @@ def _spans(raw: Raw, start: int) -> np.ndarray:
 
 
 def _connect(spans: np.ndarray, size: int) -> np.ndarray:
-    """Give every wait the signal that ended it; returns the arrows between different programs."""
+    """Find the signal that ended each wait. Return the arrows between different programs."""
     rank, program, kind, begin, end, flag, value, peer, _ = (spans[n].tolist() for n in _FIELDS)
     sent = _Sent()
     signals = np.flatnonzero(np.isin(kind, (SIGNAL.value, BARRIER.value)))
-    # In the order of time: of programs that count together the last one completes the value.
+    # In the order of time: of programs that count together, the last one completes the value.
     for at in signals[np.argsort(spans["begin"][signals], kind="stable")].tolist():
         sent.add(at, rank[at], flag[at], value[at], peer[at])
     arrows = []
@@ -141,7 +141,7 @@ def _connect(spans: np.ndarray, size: int) -> np.ndarray:
 
 
 class _Sent:
-    """Which span set a flag to a value. One that signals all ranks is kept once, not per rank."""
+    """Which span set a flag to a value. A signal to all ranks is kept once, not per rank."""
 
     def __init__(self) -> None:
         self._one: dict[tuple[int, int, int], int] = {}  # rank, flag, value
@@ -170,7 +170,7 @@ def _extent(spans: np.ndarray) -> int:
 
 
 def _hidden(spans: np.ndarray) -> float | None:
-    """Compute the part of the fetching time in which something was computed too."""
+    """Compute the part of the fetching time in which something was also computed."""
     fetched = _union(spans[spans["kind"] == FETCH.value])
     computed = _union(spans[spans["kind"] == COMPUTE.value])
     if not len(fetched) or not len(computed):
@@ -191,7 +191,7 @@ def _union(spans: np.ndarray) -> np.ndarray:
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> int:
-    """Return how long two lists of disjoint intervals overlap: between edges nothing changes."""
+    """Return how long two lists of disjoint intervals overlap."""
     edges = np.unique(np.concatenate([a.ravel(), b.ravel()]))
     middles = (edges[:-1] + edges[1:]) / 2
     in_a, in_b = (

@@ -44,13 +44,13 @@ class TraceOptions:
     plot: str = ""
     json: str = ""
     html: str = ""
-    programs: int = 256  # of a rank that have room for their events
-    events: int = 1024  # that a program has room for
+    programs: int = 256  # of a rank, that have room for events
+    events: int = 1024  # of a program, that have room
 
 
 @dataclass(frozen=True)
 class TracedOp:
-    """An op, or one algorithm of it, on one problem, as a call would run it.
+    """An op, or one of its algorithms, on one problem, as a call would run it.
 
     `name`: all_gather, all_gather.push or a module's path. `problem`: m=4096,... or "".
     """
@@ -59,7 +59,7 @@ class TracedOp:
     problem: str = ""
 
     def call(self, world: World) -> tuple[str, Callable[[], Any]]:
-        """Plan it: return a title, and one call on random inputs. A collective on the host."""
+        """Plan it. Return a title, and one call on random inputs. A collective on the host."""
         algorithms = algorithms_of(self.name)
         problem = self._problem(algorithms[0], world.size)
         algorithm, config = _choose(world, algorithms, problem)
@@ -71,7 +71,7 @@ class TracedOp:
         return f"{algorithm.name} {_text(problem)}", lambda: plan(*inputs, out)
 
     def _problem(self, algorithm: Algorithm, size: int) -> Any:
-        """Return the problem that was asked for, else the largest of the op's cases."""
+        """Return the requested problem, or the largest of the op's cases."""
         module = algorithm.module
         if self.problem:
             return problem_of(module, self.problem, size)
@@ -79,7 +79,7 @@ class TracedOp:
 
 
 def _choose(world: World, algorithms: tuple[Algorithm, ...], problem: Any) -> tuple[Algorithm, Any]:
-    """Take the only algorithm, or the one that a call would choose here; and its config."""
+    """Return the only algorithm, or the one that a call would choose here, and its config."""
     kind = target.key_of(world.device)
     first = algorithms[0]
     if len(algorithms) == 1:
@@ -90,7 +90,7 @@ def _choose(world: World, algorithms: tuple[Algorithm, ...], problem: Any) -> tu
 
 
 def _text(problem: Any) -> str:
-    """Write its fields, without the world's size and those that have their default value."""
+    """Return its fields as text, without the world's size and default values."""
     shown = [
         f"{field.name}={getattr(problem, field.name)}".replace("torch.", "")
         for field in dataclasses.fields(problem)
@@ -135,7 +135,7 @@ def trace_op(options: TraceOptions) -> Timeline:
 
 
 def _shown(timeline: Timeline, link: str) -> int:
-    """Choose the rank to draw: the slowest, but over a link rank 0, the only one measured."""
+    """Choose the rank to draw: the slowest, or over a link rank 0, the only one measured."""
     return 0 if link else max(summarise(timeline), key=lambda each: each.length).rank
 
 
