@@ -28,7 +28,7 @@ from .torch_state import (
     set_compiler_stance,
     uncompiled,
 )
-from .touched import Accessed, accessed, is_view, tell, words_held
+from .touched import Accessed, accessed, is_view, tell, tensors_in, words_held
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -150,7 +150,7 @@ class HostOperators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_in_python(func):  # its kernel's operations are seen, as in a plain call
+        if _is_in_python(func, args):  # its kernel's operations are seen, as in a plain call
             before, self.is_inside = self.is_inside, True
             try:
                 with self:
@@ -182,9 +182,11 @@ def _is_our_op(func: Any) -> bool:
     return name.startswith("sundog::")
 
 
-def _is_in_python(func: Any) -> bool:
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return func.namespace in _IN_PYTHON and has_kernel(func.name(), "CPU")
+def _is_in_python(func: Any, args: tuple) -> bool:
+    """Return whether Python code does this; a compiler's fake tensors have another kernel."""
+    if func.namespace not in _IN_PYTHON or not tensors_in(args):
+        return func.namespace == "sundog"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -46,14 +46,14 @@ def accessed(func: Any, args: tuple, kwargs: dict, result: Any) -> Accessed:
         return found
     for place, name, reads, writes in _arguments(func):
         value = args[place] if place < len(args) else kwargs.get(name)
-        tensors = _tensors(value)
+        tensors = tensors_in(value)
         if writes:
             found.writes += tensors
         if reads:
             found.reads += tensors
     if not func._schema.is_mutable:
         tensors = found.unwritten if "empty" in func._opname else found.made
-        tensors += _tensors(result)
+        tensors += tensors_in(result)
     return found
 
 
@@ -107,7 +107,7 @@ def tell(
                     checker.host_access(stream, _touch(tensor, storage), verb, at, was)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors with their own memory: no wrappers, and no fake tensors of a compiler."""
     if value is None:
         return []

@@ -256,8 +256,11 @@ def test_views_of_peers_and_fake_tensors_access_nothing() -> None:
         group: Any = dist.group.WORLD
         theirs = torch.ops.symm_mem.get_remote_tensors(x, group.group_name)
         assert len(theirs) == 2
-        with FakeTensorMode():
+        with FakeTensorMode() as mode:
             assert (torch.empty(2) + 1).shape == (2,)
+            fake = mode.from_tensor(x)
+            imagined = torch.ops.symm_mem.get_remote_tensors(fake, group.group_name)
+            assert [type(each) for each in imagined] == [type(fake)] * 2
 
     report = check(as_rank(main), 2, schedules=2)
     assert not report.findings + report.remarks, report
